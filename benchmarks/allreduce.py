@@ -28,7 +28,7 @@ from arguments import Help, above_zero, positive
 from ran_on import machine
 
 from mizzen.parallel.cuda_collectives import KIB, CudaCollectives
-from mizzen.parallel.process_group import Group, Place
+from mizzen.parallel.process_group import RankConfig, RankGroup
 
 SIZES = [KIB << power for power in range(3, 17)]
 REPEATS = 40
@@ -55,7 +55,7 @@ def graph_of(work: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def microseconds(group: Group, work: Callable[[], object], rounds: int) -> float:
+def microseconds(group: RankGroup, work: Callable[[], object], rounds: int) -> float:
     """Return the microseconds of an operation: the median of the rounds, of the slowest rank."""
     graph = graph_of(work, REPEATS)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -71,24 +71,24 @@ def microseconds(group: Group, work: Callable[[], object], rounds: int) -> float
     return max(float(word) for word in group.exchange("time", str(mine)))
 
 
-def collectives_of(group: Group, method: str) -> CudaCollectives:
+def collectives_of(group: RankGroup, method: str) -> CudaCollectives:
     """Return collectives of the group's ranks that use one all-reduce method."""
     existing = group.collectives
     if not isinstance(existing, CudaCollectives):
         raise TypeError("the ranks have no GPUs")
-    return CudaCollectives(existing.group, group.place.device, method)
+    return CudaCollectives(existing.group, group.config.device, method)
 
 
-def log_progress(group: Group, work: str) -> None:
+def log_progress(group: RankGroup, work: str) -> None:
     """Log to standard error what is being measured, so that a hanging collective is the last one logged."""
     if not group.rank:
         print(f"{time.perf_counter():.1f} s: measuring {work}", file=sys.stderr, flush=True)
 
 
-def sweep(group: Group, rounds: int) -> Times:
+def sweep(group: RankGroup, rounds: int) -> Times:
     """Time every method at every size."""
     results: Times = {}
-    device = group.place.device
+    device = group.config.device
     for method in ("nccl", "one-shot", "two-shot"):
         collectives = collectives_of(group, method)
         for size in SIZES:
@@ -101,12 +101,12 @@ def sweep(group: Group, rounds: int) -> Times:
     return results
 
 
-def fused(group: Group, rounds: int) -> Times:
+def fused(group: RankGroup, rounds: int) -> Times:
     """Time all-reduce, residual addition and norm: fused in one kernel by each method, and as two kernels."""
     from mizzen.kernels.norm import add_rms_norm
 
     results: Times = {}
-    device = group.place.device
+    device = group.config.device
     fusing = {method: collectives_of(group, method) for method in FUSED}
     plain = {method: collectives_of(group, method) for method in ("one-shot", "two-shot")}
     for columns in COLUMNS:
@@ -119,7 +119,9 @@ def fused(group: Group, rounds: int) -> Times:
             for method, one in fusing.items():
                 if one.all_reduce_add_norm(x, residual, weight, 1e-6) is not None:
                     mine[method] = microseconds(
-                        group, lambda c=one, r=residual, x=x, w=weight: c.all_reduce_add_norm(x, r, w, 1e-6), rounds
+                        group,
+                        lambda c=one, r=residual, x=x, w=weight: c.all_reduce_add_norm(x, r, w, 1e-6),
+                        rounds,
                     )
             for method, two in plain.items():
                 if two.serves(x):
@@ -132,9 +134,9 @@ def fused(group: Group, rounds: int) -> Times:
     return results
 
 
-def check(group: Group) -> None:
+def check(group: RankGroup) -> None:
     """Compare the fused kernels with plain operations, so that no incorrect kernel is timed."""
-    device = group.place.device
+    device = group.config.device
     for method, columns in itertools.product(FUSED, COLUMNS):
         collectives = collectives_of(group, method)
         for rows in ROWS:
@@ -156,14 +158,14 @@ def check(group: Group) -> None:
 
 def run_rank(args: argparse.Namespace) -> None:
     """Measure as one rank; rank 0 prints the results."""
-    place = Place(
+    place = RankConfig(
         rank=args.rank,
         size=args.ranks,
         rendezvous=args.rendezvous,
         device=torch.device("cuda", args.rank),
         all_reduce="nccl",
     )
-    group = Group(place)
+    group = RankGroup(place)
     with torch.inference_mode():
         check(group)
         sums = sweep(group, args.rounds) if args.part in ("all", "sums") else {}

@@ -36,7 +36,7 @@ from tables import Table
 
 from gpu import need_device
 from mizzen.attention.base import Geometry, LengthSplitDecode
-from mizzen.attention.registry import FACTORIES, choose
+from mizzen.attention.registry import FACTORIES, select_backend
 from mizzen.core.request import Int32
 from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL
 
@@ -98,7 +98,9 @@ def graph_variant(auto: str, bench: Bench, lengths: Int32) -> str:
     """Return the variant of the backend `auto` that captured graphs use for a batch of these lengths."""
     backend = FACTORIES[auto](bench.geometry, bench.kv)
     supported = isinstance(backend, LengthSplitDecode) and backend.concurrent_splits
-    return auto + BY_LENGTHS if supported and backend.uneven(len(lengths), lengths) else auto
+    return (
+        auto + BY_LENGTHS if supported and backend.length_splits_are_faster(len(lengths), lengths) else auto
+    )
 
 
 def decode_limit(args: argparse.Namespace, geometry: Geometry, lengths: Int32) -> float:
@@ -125,7 +127,9 @@ def measure(
             lengths = lengths_of(args, batch, context)
             bench = Bench.make(args.device, args.kv_cache_dtype, args.page_size, geometry, lengths)
             least = decode_limit(args, geometry, lengths)
-            auto = graph_variant(choose("auto", bench.geometry, bench.kv, decode=True), bench, lengths)
+            auto = graph_variant(
+                select_backend("auto", bench.geometry, bench.kv, decode=True), bench, lengths
+            )
 
             def decode(name: str, bench: Bench = bench, lengths: Int32 = lengths) -> float:
                 base = name.removesuffix(BY_LENGTHS)
@@ -138,7 +142,7 @@ def measure(
         lengths = np.array([args.prefix + count], np.int32)
         bench = Bench.make(args.device, args.kv_cache_dtype, args.page_size, geometry, lengths)
         least = chunk_limit(args, geometry, count)
-        auto = choose("auto", bench.geometry, bench.kv, decode=False)
+        auto = select_backend("auto", bench.geometry, bench.kv, decode=False)
 
         def prefill(name: str, bench: Bench = bench, count: int = count) -> float:
             backend = FACTORIES[name](bench.geometry, bench.kv)

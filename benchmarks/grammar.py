@@ -38,11 +38,11 @@ from gpu import benchmark_parser, fail, loaded, median, need_device, started
 from mizzen import LLM, Grammar, GrammarKind, SamplingParams
 from mizzen.core.outputs import GrammarCounts
 from mizzen.core.request import Request
-from mizzen.engine.uploader import Uploader
 from mizzen.engine.grammar.compiled import CompiledGrammar
 from mizzen.engine.grammar.matchers import GrammarMasks
 from mizzen.engine.grammar.vocabulary import byte_alphabet
-from mizzen.engine.grammar.xgrammar_backend import Builder, Target
+from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
+from mizzen.engine.uploader import Uploader
 
 PROMPT, FIRST, LAST = 100, 16, 112
 LEAST_VOCABULARY = 128_256
@@ -189,12 +189,14 @@ def host_step(vocab_size: int, grammar: Grammar, batch: int, steps: int, threads
     """Return the host time of a step in microseconds while every row uses the grammar."""
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(Path(folder), vocab_size)
-        target = Target(folder=folder, vocab_size=vocab_size, end_token_ids=(vocab_size - 1,))
-        compiled = Builder(target, threads=2, nesting=64).compile(grammar)
+        target = GrammarTarget(folder=folder, vocab_size=vocab_size, end_token_ids=(vocab_size - 1,))
+        compiled = GrammarBuilder(target, threads=2, nesting=64).compile(grammar)
     counts, rng, slots = GrammarCounts(), np.random.default_rng(0), np.arange(batch)
     masks = GrammarMasks(vocab_size, Uploader(torch.device("cpu")), counts, threads=threads)
     for slot in range(batch):
-        masks.start_slot(slot, CompiledGrammar(grammar.kind, grammar.text, compiled, slot), np.empty(0, np.int32))
+        masks.start_slot(
+            slot, CompiledGrammar(grammar.kind, grammar.text, compiled, slot), np.empty(0, np.int32)
+        )
     wall, spent = [], []
     for _ in range(steps):
         began, used = time.perf_counter(), time.process_time()

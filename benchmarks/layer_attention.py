@@ -12,17 +12,17 @@ import torch
 
 from gpu import median
 from mizzen.attention.base import (
-    Attend,
     AttentionBackend,
-    Chunk,
     DecodeRows,
     DevicePlannedDecode,
     Geometry,
-    PagedKV,
-    Pages,
     HostPlannedDecode,
-    Run,
     LengthSplitDecode,
+    PagedKV,
+    PageTable,
+    PlannedAttention,
+    QueryChunk,
+    StepAttention,
 )
 from mizzen.core.request import Int32
 
@@ -38,7 +38,7 @@ class Bench:
 
     geometry: Geometry
     kv: PagedKV
-    pages: Pages
+    pages: PageTable
     device: torch.device
 
     @classmethod
@@ -66,7 +66,7 @@ class Bench:
         return cls(
             geometry=all_layers,
             kv=PagedKV(keys=keys, values=values, page_size=page_size),
-            pages=Pages(host=table, device=torch.from_numpy(table).to(device)),
+            pages=PageTable(host=table, device=torch.from_numpy(table).to(device)),
             device=device,
         )
 
@@ -131,13 +131,16 @@ class Decodes:
         self.graph_inputs: tuple[torch.Tensor, ...] = ()
         """Tensors that the captured graph reads; they must stay alive."""
 
-    def run_layers(self, run: Run) -> None:
-        """Run all layers of a planned batch."""
-        bench, attend = self.bench, Attend(self.bench.kv, self.slot_mapping, len(self.slots), run, None)
+    def run_layers(self, run: PlannedAttention) -> None:
+        """PlannedAttention all layers of a planned batch."""
+        bench, attend = (
+            self.bench,
+            StepAttention(self.bench.kv, self.slot_mapping, len(self.slots), run, None),
+        )
         flat = self.qkv.view(len(self.qkv), -1)
         for layer in range(bench.layers):
-            if attend.projected is not None:
-                attend.projected(layer, flat, self.norms, 1e-6, self.cos, self.sin, self.out)
+            if attend.fused_decode is not None:
+                attend.fused_decode(layer, flat, self.norms, 1e-6, self.cos, self.sin, self.out)
             elif bench.device.type == "cuda":
                 from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 
@@ -150,7 +153,7 @@ class Decodes:
                 attend(layer, q, k, v)
 
     def run_eagerly(self) -> None:
-        """Run all layers kernel by kernel."""
+        """PlannedAttention all layers kernel by kernel."""
         rows = DecodeRows(slots=self.slots, lengths=self.lengths, pages=self.bench.pages)
         self.run_layers(self.backend.plan_decode(rows))
 
@@ -174,7 +177,9 @@ class Decodes:
 
     def seconds(self, rounds: int) -> float:
         """Return the seconds of one layer."""
-        step = self.capture(self.backend) if isinstance(self.backend, DevicePlannedDecode) else self.run_eagerly
+        step = (
+            self.capture(self.backend) if isinstance(self.backend, DevicePlannedDecode) else self.run_eagerly
+        )
         return seconds_of(step, self.bench.device, rounds) / self.bench.layers
 
 
@@ -183,7 +188,7 @@ def chunk_seconds(bench: Bench, backend: AttentionBackend, count: int, prefix: i
     geometry = bench.geometry
     q = bench.random(count, geometry.heads)
     k, v = bench.random(count, geometry.kv_heads), bench.random(count, geometry.kv_heads)
-    out, chunks = torch.empty_like(q), (Chunk(slot=0, start=prefix, count=count),)
+    out, chunks = torch.empty_like(q), (QueryChunk(slot=0, start=prefix, count=count),)
 
     def step() -> None:
         run = backend.plan_prefill(chunks, bench.pages)

@@ -163,7 +163,11 @@ def engines(args: argparse.Namespace) -> Iterator[list[str]]:
 async def gateway(endpoints: list[str], router: Router, name: str) -> AsyncIterator[tuple[EngineTable, Any]]:
     """Run one gateway's routing table and dispatcher, connected to all engines."""
     table = EngineTable(
-        gateway=name, keys=None, timeout_seconds=30, lost_seconds=60, on_change=lambda: admission.poke()
+        gateway=name,
+        keys=None,
+        timeout_seconds=30,
+        lost_seconds=60,
+        on_change=lambda: admission.admit_waiting(),
     )
     admission = Admission(table.capacity, max_in_flight=10_000, queue_size=10_000)
     table.sync(DiscoveredEngine(name=f"engine-{i}", uid="", endpoint=one) for i, one in enumerate(endpoints))
@@ -193,7 +197,7 @@ async def one_turn(dispatcher: Dispatcher, prompt: list[int], most: int, counts:
             _, finish = await running.next_tokens()
     finally:
         running.close()
-        dispatcher.leave(routed)
+        dispatcher.finish(routed)
     counts.prompt += len(prompt)
     counts.cached += finish.cached_tokens
     return list(routed.generated)
@@ -224,7 +228,7 @@ async def sample_loads(tables: list[EngineTable], counts: RunCounts) -> AsyncIte
         while True:
             for table in tables:
                 for engine in table:
-                    counts.loads[engine.name] = counts.loads.get(engine.name, 0.0) + engine.tokens
+                    counts.loads[engine.name] = counts.loads.get(engine.name, 0.0) + engine.tokens_in_flight
             counts.samples += 1
             await asyncio.sleep(SAMPLE_SECONDS)
 

@@ -32,7 +32,7 @@ from shapes import SHAPES, shape_folder
 from tables import Table
 
 from gpu import benchmark_parser, check_engine, median, run
-from mizzen.layers.context import Build
+from mizzen.layers.context import BuildContext
 from mizzen.models.base import Decoder
 from mizzen.models.registry import read_config
 
@@ -70,12 +70,12 @@ class Start:
 def write_checkpoint(folder: Path, shape: str, device: str) -> int:
     """Write a model folder with random weights; return the bytes of the weights."""
     (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
-    model = Decoder(Build(device=torch.device("meta"), dtype=torch.bfloat16), read_config(folder))
+    model = Decoder(BuildContext(device=torch.device("meta"), dtype=torch.bfloat16), read_config(folder))
     tensors = {}
     for target in model.targets():
-        scale = 1.0 if target.ones else target.shape[-1] ** -0.5
+        scale = 1.0 if target.is_scale else target.shape[-1] ** -0.5
         values = torch.randn(target.shape, dtype=torch.bfloat16, device=device) * scale
-        tensors[target.name] = (values.fill_(1) if target.ones else values).cpu()
+        tensors[target.name] = (values.fill_(1) if target.is_scale else values).cpu()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return sum(tensor.nbytes for tensor in tensors.values())
 

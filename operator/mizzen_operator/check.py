@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 
 from mizzen_operator.api import labels
-from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.kube.transport import load_configuration
 from mizzen_operator.metrics import Metrics
 
@@ -52,14 +52,14 @@ async def _check(name: str, namespace: str, port: int, seconds: float) -> list[s
     Raises:
         CheckError, KubeError: it is not by the deadline; says what is not.
     """
-    kube, deadline = Kube(await load_configuration(), Metrics()), time.monotonic() + seconds
+    kube, deadline = KubeClient(await load_configuration(), Metrics()), time.monotonic() + seconds
     try:
         while True:
             try:
                 return [
                     await _served(kube, namespace),
-                    await _leads(kube, Ref("Lease", namespace, name)),
-                    await _ready(kube, Ref("Service", namespace, name), port),
+                    await _leads(kube, ObjectRef("Lease", namespace, name)),
+                    await _ready(kube, ObjectRef("Service", namespace, name), port),
                 ]
             except (CheckError, KubeError):
                 if time.monotonic() + RETRY_SECONDS > deadline:
@@ -69,9 +69,9 @@ async def _check(name: str, namespace: str, port: int, seconds: float) -> list[s
         await kube.close()
 
 
-async def _served(kube: Kube, namespace: str) -> str:
+async def _served(kube: KubeClient, namespace: str) -> str:
     try:
-        await kube.list(Ref("InferenceService", namespace))
+        await kube.list(ObjectRef("InferenceService", namespace))
     except KubeError as error:
         if error.code != 404:
             raise
@@ -80,7 +80,7 @@ async def _served(kube: Kube, namespace: str) -> str:
     return f"{labels.GROUP}/{labels.VERSION} is served"
 
 
-async def _leads(kube: Kube, ref: Ref) -> str:
+async def _leads(kube: KubeClient, ref: ObjectRef) -> str:
     lease = await kube.get(ref)
     holder = (lease or {}).get("spec", {}).get("holderIdentity")
     if not holder:
@@ -88,7 +88,7 @@ async def _leads(kube: Kube, ref: Ref) -> str:
     return f"{holder} leads"
 
 
-async def _ready(kube: Kube, ref: Ref, port: int) -> str:
+async def _ready(kube: KubeClient, ref: ObjectRef, port: int) -> str:
     service = await kube.get(ref)
     if service is None:
         raise CheckError(f"there is no Service {ref.namespace}/{ref.name}: is this the release's name?")

@@ -17,13 +17,13 @@ from mizzen_operator import check
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.autoscaling.autoscaler import Autoscaler
 from mizzen_operator.config import OperatorConfig, parse_config
-from mizzen_operator.gateway_client.watch import GatewayListener
+from mizzen_operator.gateway_client.watch import GatewayWatch
 from mizzen_operator.informers.informer import Caches, settings
 from mizzen_operator.informers.metadata_poll import Sweep
 from mizzen_operator.informers.watch_health import Watches
-from mizzen_operator.kube.client import Kube
-from mizzen_operator.kube.errors import KubeError, brief
-from mizzen_operator.kube.last_applied import Children
+from mizzen_operator.kube.client import KubeClient
+from mizzen_operator.kube.errors import KubeError, describe_error
+from mizzen_operator.kube.last_applied import UnwatchedChildren
 from mizzen_operator.kube.rate_limiter import TokenBucket
 from mizzen_operator.kube.store import ObjectName
 from mizzen_operator.kube.transport import load_configuration
@@ -32,6 +32,7 @@ from mizzen_operator.manager.controller import Loop
 from mizzen_operator.manager.leader_election import Elector, LeadershipLost
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.readiness.golden_prompts import Verifier
+from mizzen_operator.reconciler.collaborators import build_collaborators
 from mizzen_operator.reconciler.reconciler import Reconciler
 from mizzen_operator.status.service_metrics import ServiceMetrics
 
@@ -91,21 +92,29 @@ class _Replica:
         self._config = config
         self._metrics = metrics = Metrics()
         self._watches = Watches(metrics)
-        self._live = Kube(configuration, metrics)
+        self._live = KubeClient(configuration, metrics)
         self._elector = Elector(self._live, config)
-        self._listener = GatewayListener(metrics)
+        self._listener = GatewayWatch(metrics)
         self._caches = Caches(config.namespace, self._watches, lambda *change: self._loop.changed(*change))
         bucket = TokenBucket(config.requests_per_second, config.request_burst)
-        self._kube = Kube(configuration, metrics, bucket, self._caches.get)
+        self._kube = KubeClient(configuration, metrics, bucket, self._caches.get)
         autoscaler = Autoscaler(self._kube, self._listener, metrics, lambda key: self._loop.enqueue(key))
         self._verifier = Verifier(self._listener, metrics, lambda key: self._loop.enqueue(key))
-        children = Children()
-        fleet = ServiceMetrics(metrics.registry)
-        self._reconciler = reconciler = Reconciler(
-            self._kube, self._listener, config, metrics, autoscaler, self._verifier, children, fleet
+        children = UnwatchedChildren()
+        self._reconciler = Reconciler(
+            build_collaborators(
+                self._kube,
+                config,
+                metrics=metrics,
+                service_metrics=ServiceMetrics(metrics.registry),
+                autoscaler=autoscaler,
+                gateway_watch=self._listener,
+                verifier=self._verifier,
+                children=children,
+            )
         )
         sweep = Sweep(self._kube, config, children, self._edited)
-        self._loop = Loop(self._kube, reconciler, config, metrics, [autoscaler.run, sweep.run])
+        self._loop = Loop(self._kube, self._reconciler, config, metrics, [autoscaler.run, sweep.run])
 
         def heard(key: ServiceKey) -> None:
             self._loop.enqueue(key)
@@ -202,7 +211,7 @@ class _Replica:
                 await self._caches.catch_up(self._live)
                 break
             except KubeError as error:
-                logger.warning("cannot learn what is there: %s; again soon", brief(error))
+                logger.warning("cannot learn what is there: %s; again soon", describe_error(error))
                 await asyncio.sleep(CATCH_UP_AGAIN_SECONDS)
         await self._loop.run(stopped)
 

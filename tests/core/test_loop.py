@@ -15,13 +15,13 @@ from mizzen.core.request import Finished, FinishReason
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import PrefillChunk, StepPlan
 from mizzen.engine.overlap_loop import OverlapLoop, StepFailed
-from mizzen.engine.simulated.engine import Script, Speed, echo, ends_after, fixed, simulated_runner
+from mizzen.engine.simulated.engine import Script, StepDuration, echo, ends_after, fixed, make_simulated_runner
 
 
 def make_loop(
     script: Script = SCRIPT,
     delay: Callable[[StepPlan], float] | None = None,
-    speed: Speed | None = None,
+    speed: StepDuration | None = None,
     depth: int = 2,
 ) -> OverlapLoop:
     config = SchedulerConfig(
@@ -33,8 +33,8 @@ def make_loop(
         end_token_ids=(END_TOKEN,),
         steps_in_flight=depth,
     )
-    runner = simulated_runner(
-        slots=4, pages=64, page_size=4, context_length=128, script=script, delay=delay, speed=speed
+    runner = make_simulated_runner(
+        slots=4, pages=64, page_size=4, context_length=128, script=script, delay=delay, duration=speed
     )
     return OverlapLoop(Scheduler(config), runner)
 
@@ -107,7 +107,7 @@ def test_scripted_replies_are_generated() -> None:
 
 
 def test_abort_from_another_thread() -> None:
-    loop = make_loop(fixed((9,) * 120, END_TOKEN), speed=Speed(step=0.005))
+    loop = make_loop(fixed((9,) * 120, END_TOKEN), speed=StepDuration(step_seconds=0.005))
     loop.submit(request(1, [4, 5, 6]))
     timer = threading.Timer(0.05, loop.abort, (1,))
     timer.start()
@@ -132,7 +132,7 @@ def test_error_of_a_failing_step_names_the_step() -> None:
 
 
 def test_simulated_device_detects_an_invalid_plan() -> None:
-    runner = simulated_runner(slots=2, pages=8, page_size=4, context_length=16, script=SCRIPT)
+    runner = make_simulated_runner(slots=2, pages=8, page_size=4, context_length=16, script=SCRIPT)
     chunk = PrefillChunk(slot=0, start=0, tokens=np.array([1, 2], np.int32), last=True)
     loop = make_loop()
     loop.submit(request(1, [1, 2]))

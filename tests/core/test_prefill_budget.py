@@ -17,7 +17,7 @@ from mizzen.core.request import Request
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.overlap_loop import OverlapLoop
-from mizzen.engine.simulated.engine import Speed, fixed, simulated_runner
+from mizzen.engine.simulated.engine import StepDuration, fixed, make_simulated_runner
 
 LONG = 8192
 CONFIG = SchedulerConfig(
@@ -55,8 +55,8 @@ def beside_streams(line: Timeline) -> list[int]:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_time_between_tokens_stays_near_the_limit_while_long_prompts_arrive(depth: int) -> None:
-    speed = Speed(step=0.004, prefill_token=50e-6)
-    line = simulate(speed.seconds, dataclasses.replace(CONFIG, steps_in_flight=depth))
+    speed = StepDuration(step_seconds=0.004, seconds_per_prefill_token=50e-6)
+    line = simulate(speed.plan_seconds, dataclasses.replace(CONFIG, steps_in_flight=depth))
     assert line.longest_gap(1) <= 0.021
     work = 3 * LONG * 50e-6
     first = line.tokens_at[102][0] - 0.5
@@ -65,19 +65,19 @@ def test_time_between_tokens_stays_near_the_limit_while_long_prompts_arrive(dept
 
 def test_without_a_limit_a_long_prompt_delays_decodes() -> None:
     unbounded = dataclasses.replace(CONFIG, max_step_milliseconds=None)
-    line = simulate(Speed(step=0.004, prefill_token=50e-6).seconds, unbounded)
+    line = simulate(StepDuration(step_seconds=0.004, seconds_per_prefill_token=50e-6).plan_seconds, unbounded)
     assert line.longest_gap(1) >= LONG * 50e-6
 
 
 def test_prefill_uses_full_chunks_when_nothing_decodes() -> None:
-    line = Timeline(CONFIG, Speed(step=0.004, prefill_token=50e-6).seconds)
+    line = Timeline(CONFIG, StepDuration(step_seconds=0.004, seconds_per_prefill_token=50e-6).plan_seconds)
     line.run([(0.0, stream(30)), *long_prompts(2, at=2.0, every=5.0)])
     alone = [prompt_tokens(plan) for _, plan in line.plans if plan.prefill and not len(plan.decode)]
     assert alone == [64, LONG, LONG]
 
 
 def test_prefill_progresses_when_decode_only_steps_exceed_the_limit() -> None:
-    line = simulate(Speed(step=0.05, prefill_token=100e-6).seconds)
+    line = simulate(StepDuration(step_seconds=0.05, seconds_per_prefill_token=100e-6).plan_seconds)
     assert line.longest_gap(1) <= 0.05 * 1.26
     assert min(beside_streams(line)) >= 16
     assert len(line.tokens_at[102]) == 2
@@ -167,7 +167,7 @@ def test_limit_is_kept_again_when_decodes_speed_up_under_constant_prefill() -> N
 
 
 def test_decode_only_probe_steps_cost_prefill_little_on_a_slow_device() -> None:
-    line = Timeline(CONFIG, Speed(step=0.08, prefill_token=2e-3).seconds)
+    line = Timeline(CONFIG, StepDuration(step_seconds=0.08, seconds_per_prefill_token=2e-3).plan_seconds)
     line.run([(0.0, stream(1500)), *long_prompts(3, at=0.5, every=0.1)])
     begin = next(at for at, (_, plan) in enumerate(line.plans) if plan.prefill and len(plan.decode))
     without = [plan for _, plan in line.plans[begin : begin + 1200] if not plan.prefill]
@@ -188,7 +188,7 @@ def test_budget_is_a_positive_multiple_of_the_page_size() -> None:
 
 def test_equal_step_times_give_equal_plans() -> None:
     def plans() -> list[tuple[int, int]]:
-        line = simulate(Speed(step=0.004, prefill_token=50e-6, decode=1e-4).seconds, tokens=200)
+        line = simulate(StepDuration(step_seconds=0.004, seconds_per_prefill_token=50e-6, seconds_per_decode=1e-4).plan_seconds, tokens=200)
         return [(len(plan.decode), prompt_tokens(plan)) for _, plan in line.plans]
 
     assert plans() == plans()
@@ -199,13 +199,13 @@ def test_overlap_loop_records_step_completion_times() -> None:
 
     def longest_gap(limit: float | None) -> float:
         config = dataclasses.replace(CONFIG, max_step_milliseconds=limit)
-        runner = simulated_runner(
+        runner = make_simulated_runner(
             slots=config.max_running_requests,
             pages=config.pages_total,
             page_size=config.page_size,
             context_length=config.capacity_tokens,
             script=fixed((9,) * 500, 9),
-            speed=Speed(step=0.005, prefill_token=400e-6),
+            duration=StepDuration(step_seconds=0.005, seconds_per_prefill_token=400e-6),
         )
         loop = OverlapLoop(Scheduler(config), runner)
         loop.submit(stream(90))

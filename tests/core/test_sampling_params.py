@@ -21,10 +21,10 @@ from mizzen.gateway.requests.engine_request import engine_sampling
 from mizzen.gateway.responses.schemas import CHAT_FIELDS, ResponsesRequest
 from mizzen.wire.codec import encode, engine_decoder
 from mizzen.wire.messages import Generate, Sampling
-from mizzen.wire.server.request_validation import Intake, InvalidRequest
+from mizzen.wire.server.request_validation import MessageValidator, InvalidRequest
 
 WORKER = Path(__file__).parents[2] / "worker/mizzen"
-VALIDATION = Intake(vocab_size=1000, context_length=100)
+VALIDATION = MessageValidator(vocab_size=1000, context_length=100)
 PROMPT = np.array([1, 2, 3], "<i4").tobytes()
 NUMBERS = [parameter for parameter in PARAMETERS if parameter.bounds is not None]
 FIELDS = [parameter for parameter in PARAMETERS if parameter.request_field]
@@ -67,7 +67,7 @@ def in_engine(**fields: Any) -> SamplingParams:
     sampling = engine_sampling(generation, None, np.empty(0, np.int32))  # type: ignore[arg-type]
     message = engine_decoder()(encode(Generate(1, PROMPT, sampling)))
     assert isinstance(message, Generate)
-    return VALIDATION.request(message, 0.0).sampling
+    return VALIDATION.to_request(message, 0.0).sampling
 
 
 def names(parameters: list[Parameter]) -> list[str]:
@@ -133,7 +133,7 @@ def test_the_engine_refuses_numbers_outside_the_bounds(parameter: Parameter) -> 
             continue  # cut to the vocabulary and to the context
         rule = re.escape(f"{parameter.name} must be {parameter.bounds.rule}, not ")
         with pytest.raises(InvalidRequest, match=rule):
-            VALIDATION.request(Generate(1, PROMPT, Sampling(**{parameter.name: wrong})), 0.0)
+            VALIDATION.to_request(Generate(1, PROMPT, Sampling(**{parameter.name: wrong})), 0.0)
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda p: p.name)

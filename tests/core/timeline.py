@@ -11,12 +11,12 @@ from mizzen.core.events import Arrive
 from mizzen.core.request import Request
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import StepPlan
-from mizzen.engine.simulated.engine import Context, SimulatedDevice
+from mizzen.engine.simulated.engine import ScriptContext, SimulatedDevice
 
 Seconds = Callable[[StepPlan], float]
 
 
-def same_token(context: Context) -> int:
+def same_token(context: ScriptContext) -> int:
     return 1
 
 

@@ -14,7 +14,7 @@ from mizzen.core.request import Finished, FinishReason, Pooling, Request
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import StepPlan
-from mizzen.engine.simulated.engine import Context, FenceGuard, SimulatedDevice, hashed
+from mizzen.engine.simulated.engine import ScriptContext, InflightUseGuard, SimulatedDevice, hashed
 from mizzen.engine.simulated.side_outputs import hidden_states
 
 VOCABULARY = 12
@@ -47,7 +47,7 @@ def run_alone(asked: Request, capacity: int) -> tuple[list[int], FinishReason]:
     first = len(tokens) - asked.generated
     limit = min(first + (params.max_tokens or capacity), capacity)
     while len(tokens) < limit:
-        token = SCRIPT(Context(np.array(tokens, np.int32), first, params, asked.seed))
+        token = SCRIPT(ScriptContext(np.array(tokens, np.int32), first, params, asked.seed))
         while token in stops and len(tokens) - first < params.min_tokens:
             token = (token + 1) % VOCABULARY
         tokens.append(token)
@@ -68,7 +68,7 @@ class World:
             "context_length": config.capacity_tokens,
         }
         self.device = SimulatedDevice(**sizes, pages=config.pages_total, script=SCRIPT, vocab_size=VOCABULARY)
-        self.guard = FenceGuard(**sizes)
+        self.guard = InflightUseGuard(**sizes)
         self.flying: deque[StepPlan] = deque()
         self.events: list[Event] = []
         self.requests: dict[int, Request] = {}
@@ -106,7 +106,7 @@ class World:
             assert rid in self.finished, f"the abort of {rid} is not answered"
         if plan is not None:
             self.flying.append(plan)
-            self.guard.launch(plan)
+            self.guard.check_launch(plan)
             self.plans.append(plan)
         self.check()
         return plan
@@ -116,7 +116,7 @@ class World:
             return None
         plan = self.flying.popleft()
         tokens = self.device.execute(plan)
-        self.guard.land()
+        self.guard.complete_step()
         self.now += self.tick
         output = self.scheduler.complete(tokens, self.now)
         self._take_reports(output)

@@ -1,4 +1,4 @@
-"""Small random models, made by Transformers, and the parts of an engine around them."""
+"""Small random models made by Transformers, and hand-driven engine parts around them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.forward_batch import BatchLayout
 from mizzen.engine.execution.slot_state import SlotState
 from mizzen.engine.execution.step import StepExecutor
-from mizzen.engine.loading.model_setup import make_kv, make_model
+from mizzen.engine.loading.model_setup import make_attention_with_kv, make_model
 from mizzen.engine.uploader import Uploader
 from mizzen.models.registry import read_config
 
@@ -50,7 +50,7 @@ SMALL: dict[str, Any] = {
 
 
 def save_model(folder: Path, family: str, *, shard: str = "1GB", seed: int = 0, **changes: Any) -> Any:
-    """Save a seeded random model of a family to a folder; return Transformers' own, in float32."""
+    """Save a seeded random model of a family to a folder; return the Transformers model, in float32."""
     config_class, model_class = FAMILIES[family]
     values = {**SMALL, **changes}
     if family == "mistral":
@@ -66,7 +66,7 @@ def save_model(folder: Path, family: str, *, shard: str = "1GB", seed: int = 0, 
 
 
 class Bench:
-    """A model with its paged KV, driven by hand: pages are given to slots in a scrambled order."""
+    """A model with its paged KV cache, driven by hand: slots get pages in a scrambled order."""
 
     def __init__(
         self, folder: Path, backend: str = "reference", page_size: int = 4, pages: int = 256
@@ -75,7 +75,7 @@ class Bench:
         config = read_config(folder)
         self.page_size = page_size
         self.model = make_model(options, config, lambda done, total: None)
-        self.attention: MixedAttention = make_kv(
+        self.attention: MixedAttention = make_attention_with_kv(
             self.model, page_size, pages, prefill=backend, decode=backend
         )
         self.upload = Uploader(torch.device("cpu"))
@@ -86,7 +86,7 @@ class Bench:
         self.steps = 0
 
     def reserve(self, slot: int, tokens: int) -> PageWrites:
-        """Give a slot the pages that it lacks for `tokens` tokens."""
+        """Allocate a slot's missing pages for `tokens` tokens."""
         held = self.held.setdefault(slot, [])
         first = len(held)
         while len(held) * self.page_size < tokens:
@@ -95,7 +95,7 @@ class Bench:
         return PageWrites(np.full(len(columns), slot, np.int32), columns, np.array(held[first:], np.int32))
 
     def share(self, source: int, slot: int, tokens: int) -> PageWrites:
-        """Let a slot begin with another's pages, as the prefix cache does; whole pages only."""
+        """Start a slot with the pages of another, as the prefix cache does; full pages only."""
         pages = self.held[source][: tokens // self.page_size]
         self.held[slot] = list(pages)
         count = len(pages)
@@ -110,7 +110,7 @@ class Bench:
         starts: tuple[SlotStart, ...] = (),
         shared: tuple[PageWrites, ...] = (),
     ) -> StepPlan:
-        """Make a plan; pages are reserved as needed."""
+        """Return a plan; pages are reserved as needed."""
         self.steps += 1
         writes = [*shared]
         writes += [self.reserve(slot, int(self.state.lengths[slot]) + 1) for slot in decode]
@@ -141,12 +141,12 @@ class Bench:
 
 
 def greedy(slot: int, length: int = 0) -> SlotStart:
-    """Start a slot that samples greedily."""
+    """Return the start of a slot that samples greedily."""
     return SlotStart(slot=slot, length=length, sampling=SamplingParams(temperature=0), seed=0)
 
 
 def tokens(count: int, seed: int = 0, vocab: int = 160) -> Int32:
-    """Draw a prompt."""
+    """Return a seeded random prompt."""
     return np.random.default_rng(seed).integers(3, vocab, count).astype(np.int32)
 
 
@@ -158,7 +158,7 @@ def oracle(model: Any, prompt: Int32) -> torch.Tensor:
 
 @pytest.fixture
 def kit() -> SimpleNamespace:
-    """Return this file's helpers, for tests cannot import a conftest."""
+    """Return this file's helpers, because tests cannot import a conftest."""
     return SimpleNamespace(
         save_model=save_model,
         Bench=Bench,

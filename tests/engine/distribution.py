@@ -1,4 +1,4 @@
-"""What sampling should draw, computed token by token, and whether what was drawn follows it."""
+"""Reference distribution of sampling, computed token by token, and a chi-square test against it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from mizzen.core.sampling_params import SamplingParams
 
-LEAST = 5.0
-"""Draws of a class of tokens that chi-square needs."""
+MIN_CLASS_COUNT = 5.0
+"""Minimum expected count of a chi-square class."""
 KINDS = [
     SamplingParams(),
     SamplingParams(temperature=0.5),
@@ -23,7 +23,7 @@ KINDS = [
 
 
 def filtered(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
-    """Compute the distribution token by token, as the parameters' documentation says."""
+    """Return the distribution after filters, computed token by token as the parameters' documentation says."""
     scaled = (logits.double() / params.temperature).tolist()
     top = max(scaled)
     weights = {i: math.exp(value - top) for i, value in enumerate(scaled)}
@@ -43,12 +43,12 @@ def filtered(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
 
 
 def check_counts(counts: np.ndarray, expected: np.ndarray) -> None:
-    """Compare how often each token was drawn with its probability, by chi-square; rare ones are one."""
+    """Check by chi-square that token counts follow the expected probabilities; rare tokens form one class."""
     count = counts.sum()
     assert counts[expected == 0].sum() == 0
     got, wanted = [0.0], [0.0]
     for token in np.argsort(expected):
-        if wanted[-1] >= LEAST:
+        if wanted[-1] >= MIN_CLASS_COUNT:
             got.append(0.0)
             wanted.append(0.0)
         got[-1] += counts[token]

@@ -15,7 +15,7 @@ from mizzen.core.request import Finished, Request
 from mizzen.core.sampling_params import Grammar, SamplingParams
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
-from mizzen.engine.grammar.compile_service import GrammarCompiler, Outcome
+from mizzen.engine.grammar.compile_service import GrammarCompiler, CompileResult
 from mizzen.engine.grammar.limits import GrammarLimits
 from mizzen.engine.grammar.vocabulary import byte_alphabet, read_vocabulary
 from mizzen.engine.loading.loader import load_engine
@@ -28,7 +28,7 @@ EOS, CALL = 2, 3
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Write a tokenizer.json: special tokens, all bytes, and some longer pieces."""
+    """Write a tokenizer.json: special tokens, all bytes, and some longer tokens."""
     alphabet = {value: character for character, value in byte_alphabet().items()}
     words = [*SPECIAL, *(alphabet[byte] for byte in range(256))]
     words += ["".join(alphabet[byte] for byte in piece.encode()) for piece in PIECES]
@@ -40,19 +40,19 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def compiler(folder: Path, **limits: Any) -> GrammarCompiler:
-    """Make a compiler for the folder's vocabulary."""
+    """Return a compiler for the folder's vocabulary."""
     return GrammarCompiler(str(folder), VOCABULARY, (EOS,), GrammarLimits(**limits))
 
 
 def make(folder: Path, compiler: GrammarCompiler, delay: Any = None, **options: Any) -> Engine:
-    """Load an engine, on the CPU unless told otherwise."""
+    """Load an engine, on the CPU by default."""
     settings = {"page_size": 4, "kv_cache_tokens": 8192, "threads": 1, "check_integrity": True}
     given = EngineOptions(model=str(folder), **(settings | {"device": "cpu"} | options))
     return load_engine(given, delay=delay, compiler=compiler)
 
 
 def texts(folder: Path, outputs: dict[int, list[int]]) -> dict[int, bytes]:
-    """Return what tokens stand for; end tokens for nothing."""
+    """Return the text of tokens; end tokens have none."""
     tokens = read_vocabulary(folder, VOCABULARY)
     return {rid: b"".join(tokens[t] for t in ids if t != EOS) for rid, ids in outputs.items()}
 
@@ -95,7 +95,7 @@ def run(
 
 
 def wait(condition: Callable[[], Any], seconds: float = 180) -> Any:
-    """Wait until a condition gives something; return that."""
+    """Wait until a condition returns a true value; return that value."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "the condition did not come true"
@@ -103,13 +103,13 @@ def wait(condition: Callable[[], Any], seconds: float = 180) -> Any:
     return found
 
 
-def outcome(compiler: GrammarCompiler, grammar: Grammar) -> Outcome:
-    """Compile a grammar, waiting for it."""
-    return wait(lambda: compiler.find(grammar))
+def outcome(compiler: GrammarCompiler, grammar: Grammar) -> CompileResult:
+    """Compile a grammar and wait for its result."""
+    return wait(lambda: compiler.find_or_compile(grammar))
 
 
 def watch_retractions(engine: Engine) -> list[int]:
-    """Return a list that gets the ids of the requests that the scheduler retracts."""
+    """Return a list to which the scheduler's preemptions append request ids."""
     scheduler, retracted = engine._loop._scheduler, []
     retract = scheduler._retract
 

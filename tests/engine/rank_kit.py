@@ -1,4 +1,4 @@
-"""The ranks of a model as threads of this process, with gloo between them and plans as bytes."""
+"""Tensor parallel ranks as threads of this process, with gloo between them and plans sent as bytes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from mizzen.engine.engine import Engine
 from mizzen.engine.execution.tp_worker import FollowerRanks
 from mizzen.engine.loading.loader import load_engine, load_follower
 from mizzen.parallel.collectives import GlooCollectives
-from mizzen.parallel.process_group import Group, Place
+from mizzen.parallel.process_group import RankConfig, RankGroup
 from mizzen.wire.ranks.plan_encoding import decode_plan, encode_plan
 
 SECONDS = 120.0
 
 
-class ThreadGroup(Group):
-    """A rank whose others are threads."""
+class ThreadGroup(RankGroup):
+    """The process group of a rank whose other ranks are threads."""
 
     def __init__(self, rank: int, size: int, store: dist.Store) -> None:
-        self.place = Place(
+        self.place = RankConfig(
             rank=rank, size=size, rendezvous="", device=torch.device("cpu"), timeout_seconds=SECONDS
         )
         self.rank, self.size = rank, size
@@ -44,7 +44,7 @@ class ThreadGroup(Group):
 
 
 class Plans:
-    """A channel of bytes to each other rank."""
+    """A byte channel to each other rank."""
 
     def __init__(self, readers: int) -> None:
         self.queues: list[queue.Queue[bytes]] = [queue.Queue() for _ in range(readers)]
@@ -84,7 +84,7 @@ class Pulse:
 
 @contextmanager
 def thread_ranks(folder: Path, size: int, **settings: Any) -> Iterator[Engine]:
-    """Load a model on so many ranks; yields rank 0's engine."""
+    """Load a model on `size` ranks; yield rank 0's engine."""
     options = EngineOptions(
         model=str(folder), device="cpu", threads=1, tensor=size, page_size=4, kv_cache_tokens=2048, **settings
     )
@@ -103,7 +103,7 @@ def thread_ranks(folder: Path, size: int, **settings: Any) -> Iterator[Engine]:
     for thread in threads:
         thread.start()
     lead = FollowerRanks(join_group=lambda: ThreadGroup(0, size, store), plans=plans, heartbeat=Pulse()) if size > 1 else None
-    engine = load_engine(options, lead=lead)
+    engine = load_engine(options, followers=lead)
     try:
         yield engine
     finally:

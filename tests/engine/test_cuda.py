@@ -1,4 +1,4 @@
-"""The engine on a GPU: the same tokens as on the CPU, where precision allows to tell."""
+"""The engine on a GPU samples the same tokens as on the CPU, in float32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_float32_equals_the_cpu(family: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_float32_answers_equal_the_cpus(family: str, kit: SimpleNamespace, tmp_path: Path) -> None:
     changes = {"sliding_window": 20} if family == "mistral" else {}
     kit.save_model(tmp_path, family, **changes)
     prompts = [kit.tokens(n, seed=n).tolist() for n in (1, 9, 70, 33, 70, 100)]
@@ -45,7 +45,7 @@ def test_float32_equals_the_cpu(family: str, kit: SimpleNamespace, tmp_path: Pat
     assert answers[0] == answers[1]
 
 
-def test_bfloat16_and_memory(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_bfloat16_kv_cache_fills_the_memory_fraction(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "qwen3")
     with LLM(tmp_path, device="cuda", dtype="bfloat16", skip_tokenizer=True, memory_fraction=0.5) as llm:
         info = llm.engine.info

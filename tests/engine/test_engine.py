@@ -1,4 +1,4 @@
-"""The whole engine: outputs equal Transformers' and do not depend on timing, batching or the cache."""
+"""The whole engine: outputs equal Transformers' and do not depend on timing, batching or the prefix cache."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def requests_of(prompts: list[np.ndarray], params: list[SamplingParams]) -> list
     return [Request(rid=i, prompt=p, sampling=s, seed=1000 + i) for i, (p, s) in pairs]
 
 
-def answer(
+def run_requests(
     engine: Engine, requests: list[Request], arrivals: list[int] | None = None
 ) -> tuple[dict[int, list[int]], dict[int, Finished]]:
-    """Run requests; `arrivals` gives the step before which each is submitted. The engine is closed."""
+    """Run requests and close the engine; `arrivals` gives the step before which each is submitted."""
     due = sorted(zip(arrivals or [0] * len(requests), requests, strict=True), key=lambda pair: pair[0])
     tokens: dict[int, list[int]] = {request.rid: [] for request in requests}
     ends: dict[int, Finished] = {}
@@ -86,7 +86,7 @@ def test_greedy_answers_equal_transformers(family: str, kit: SimpleNamespace, tm
     prompts.append(np.concatenate([prompts[4][:48], prompts[2][:9]]))  # shares a prefix
     requests = requests_of(prompts, [GREEDY] * len(prompts))
     engine = make(tmp_path, prefill_chunk_tokens=24, max_running_requests=5)
-    tokens, ends = answer(engine, requests, [0, 0, 1, 2, 2, 7, 8, 20])
+    tokens, ends = run_requests(engine, requests, [0, 0, 1, 2, 2, 7, 8, 20])
     assert tokens == {r.rid: expected(model, r.prompt, 12) for r in requests}
     assert {end.reason for end in ends.values()} == {FinishReason.LENGTH}
     assert ends[7].cached_tokens == 48
@@ -103,7 +103,7 @@ def mixed_params(count: int) -> list[SamplingParams]:
 
 
 def traffic(kit: SimpleNamespace) -> tuple[list[Request], list[int]]:
-    """Make requests of many kinds, some of which share prefixes, that arrive over time."""
+    """Return requests of many kinds, some with shared prefixes, that arrive over time."""
     rng = random.Random(3)
     base = kit.tokens(60, seed=99)
     prompts = []
@@ -115,7 +115,7 @@ def traffic(kit: SimpleNamespace) -> tuple[list[Request], list[int]]:
 
 def test_overlap_cache_batching_and_delays_change_no_token(kit: SimpleNamespace, folder: Path) -> None:
     requests, arrivals = traffic(kit)
-    plain, plain_ends = answer(
+    plain, plain_ends = run_requests(
         make(folder, steps_in_flight=1, prefix_cache="none", max_running_requests=1), requests
     )
     assert len({end.reason for end in plain_ends.values()}) == 2
@@ -130,36 +130,36 @@ def test_overlap_cache_batching_and_delays_change_no_token(kit: SimpleNamespace,
         {"steps_in_flight": 2, "page_size": 1, "max_running_requests": 3},
         {"steps_in_flight": 3, "attention_prefill": "reference", "attention_decode": "reference"},
     ):
-        tokens, ends = answer(make(folder, delay, **options), requests, arrivals)
+        tokens, ends = run_requests(make(folder, delay, **options), requests, arrivals)
         assert tokens == plain, options
         assert {r: e.reason for r, e in ends.items()} == {r: e.reason for r, e in plain_ends.items()}
 
 
-def test_retraction_changes_no_token(kit: SimpleNamespace, folder: Path) -> None:
+def test_preemption_changes_no_token(kit: SimpleNamespace, folder: Path) -> None:
     requests, _ = traffic(kit)
-    roomy, _ = answer(make(folder), requests)
-    tight, ends = answer(make(folder, kv_cache_tokens=160), requests)
+    roomy, _ = run_requests(make(folder), requests)
+    tight, ends = run_requests(make(folder, kv_cache_tokens=160), requests)
     assert tight == roomy
     assert all(end.reason is not FinishReason.ERROR for end in ends.values())
 
 
 def test_end_tokens_stop_unless_ignored(kit: SimpleNamespace, folder: Path) -> None:
     prompt = kit.tokens(8, seed=1)
-    free, _ = answer(make(folder), requests_of([prompt], [GREEDY]))
+    free, _ = run_requests(make(folder), requests_of([prompt], [GREEDY]))
     end = free[0][4]
     first = free[0].index(end)
     (folder / "generation_config.json").write_text(f'{{"eos_token_id": [{end}]}}')
     plain = SamplingParams(temperature=0, max_tokens=12)
-    tokens, ends = answer(make(folder), requests_of([prompt] * 2, [plain, GREEDY]))
+    tokens, ends = run_requests(make(folder), requests_of([prompt] * 2, [plain, GREEDY]))
     assert tokens == {0: free[0][: first + 1], 1: free[0]}
     assert ends[0].reason is FinishReason.STOP
     assert ends[0].stop_token == end
     assert ends[1].reason is FinishReason.LENGTH
 
 
-def test_aborts_leave_others_alone(kit: SimpleNamespace, folder: Path) -> None:
+def test_an_abort_does_not_affect_other_requests(kit: SimpleNamespace, folder: Path) -> None:
     requests, _ = traffic(kit)
-    calm, _ = answer(make(folder), requests)
+    calm, _ = run_requests(make(folder), requests)
     engine = make(folder, lambda plan: 0.001, max_running_requests=6)
     for request in requests:
         engine.submit(request)
@@ -185,16 +185,16 @@ def test_aborts_leave_others_alone(kit: SimpleNamespace, folder: Path) -> None:
         assert end.reason is FinishReason.ABORT or tokens[rid] == calm[rid]
 
 
-def test_a_failed_step_surfaces(kit: SimpleNamespace, folder: Path) -> None:
+def test_a_failed_step_raises_step_failed(kit: SimpleNamespace, folder: Path) -> None:
     def fail(plan: StepPlan) -> float:
         if plan.step == 3:
             raise OSError("the device is gone")
         return 0.0
 
     with pytest.raises(StepFailed, match="step 3 failed: the device is gone"):
-        answer(make(folder, fail), requests_of([kit.tokens(5)], [GREEDY]))
+        run_requests(make(folder, fail), requests_of([kit.tokens(5)], [GREEDY]))
 
 
 def test_half_precision_runs_on_the_cpu(kit: SimpleNamespace, folder: Path) -> None:
-    tokens, _ = answer(make(folder, dtype="bfloat16"), traffic(kit)[0])
+    tokens, _ = run_requests(make(folder, dtype="bfloat16"), traffic(kit)[0])
     assert all(tokens.values())

@@ -1,4 +1,4 @@
-"""The offline class."""
+"""`LLM`, the offline class: generation, chat, embeddings, errors and options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def llm():
         yield made
 
 
-def test_texts_and_ids_in_order(llm: LLM) -> None:
+def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     texts = ["A pod", "What is a gateway, and why is it there?", "x"]
     ids = [llm.tokenizer.encode(text) for text in texts]
     by_text, by_ids = llm.generate(texts, GREEDY), llm.generate(ids, GREEDY)
@@ -49,14 +49,14 @@ def test_stop_strings_cut_the_text(llm: LLM) -> None:
     assert not llm.engine.busy
 
 
-def test_parameters_one_for_each(llm: LLM) -> None:
+def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 7)]
     assert [len(a.token_ids) for a in llm.generate(["a", "b"], params)] == [3, 7]
     with pytest.raises(ValueError, match="2 for 1 prompts"):
         llm.generate(["a"], params)
 
 
-def test_seeds_reproduce(llm: LLM) -> None:
+def test_a_seed_reproduces_the_answer(llm: LLM) -> None:
     seeded = SamplingParams(temperature=1.5, seed=-7, max_tokens=12)
     one, two = llm.generate(["Kubernetes"] * 2, seeded)
     assert one.token_ids == two.token_ids
@@ -64,13 +64,13 @@ def test_seeds_reproduce(llm: LLM) -> None:
     assert len({tuple(answer.token_ids) for answer in free}) > 1
 
 
-def test_cached_tokens_are_told(llm: LLM) -> None:
+def test_answers_report_cached_tokens(llm: LLM) -> None:
     prompt = [[7 + i % 90 for i in range(100)]]
     assert llm.generate(prompt, GREEDY)[0].cached_tokens == 0
     assert llm.generate(prompt, GREEDY)[0].cached_tokens == 96
 
 
-def test_more_prompts_than_may_wait(tmp_path: Path) -> None:
+def test_more_prompts_than_the_waiting_queue_holds_are_answered(tmp_path: Path) -> None:
     with LLM(DEMO, device="cpu", threads=1, kv_cache_tokens=4096, max_waiting_requests=3) as llm:
         answers = llm.generate(["a"] * 11, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
     assert [len(answer.token_ids) for answer in answers] == [2] * 11
@@ -85,13 +85,13 @@ def test_more_prompts_than_may_wait(tmp_path: Path) -> None:
         ([[3, 99999]], GREEDY, "prompt 0 holds ids outside the vocabulary"),
     ],
 )
-def test_prompts_that_cannot_be_answered(llm: LLM, prompts, params, message: str) -> None:
+def test_invalid_prompts_raise_value_error(llm: LLM, prompts, params, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.generate(prompts, params)
     assert not llm.engine.busy
 
 
-def test_without_a_tokenizer(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_token_ids_work_without_a_tokenizer(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "llama")
     with LLM(tmp_path, device="cpu", threads=1, skip_tokenizer=True, kv_cache_tokens=512) as llm:
         answer = llm.generate([[5, 6, 7]], GREEDY)[0]
@@ -103,7 +103,7 @@ def test_without_a_tokenizer(kit: SimpleNamespace, tmp_path: Path) -> None:
             llm.generate([[5]], SamplingParams(stop=("x",)))
 
 
-def test_unknown_options_are_named() -> None:
+def test_errors_name_unknown_options() -> None:
     with pytest.raises(TypeError, match=r"unknown options: chunk; .*prefill_chunk_tokens"):
         LLM(DEMO, device="cpu", chunk=3)
 
@@ -116,7 +116,7 @@ def test_progress_bar_is_shown_on_request(llm: LLM, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == ""
 
 
-def test_logprobs_stay_with_their_tokens_where_a_string_stops(llm: LLM) -> None:
+def test_logprobs_match_their_tokens_after_a_stop_string(llm: LLM) -> None:
     cut = SamplingParams(temperature=0, stop=("dels on Kub",), logprobs=2, prompt_logprobs=1)
     answer = llm.chat(QUESTION, cut)[0]
     assert [entry.token for entry in answer.logprobs or []] == answer.token_ids
@@ -124,7 +124,7 @@ def test_logprobs_stay_with_their_tokens_where_a_string_stops(llm: LLM) -> None:
     assert len(answer.prompt_logprobs or []) > 5
 
 
-def test_vectors_of_texts(llm: LLM) -> None:
+def test_embed_returns_one_vector_per_text(llm: LLM) -> None:
     texts = ["A pod", "A pod", "What is a gateway, and why is it there?"]
     for pooling in ("last", "mean"):
         one, same, other = llm.embed(texts, pooling=pooling)
@@ -139,13 +139,13 @@ def test_vectors_of_texts(llm: LLM) -> None:
     assert not llm.engine.busy
 
 
-def test_parameters_name_tokens_of_the_vocabulary(llm: LLM) -> None:
+def test_parameters_reject_tokens_outside_the_vocabulary(llm: LLM) -> None:
     with pytest.raises(ValueError, match="logit_bias holds 99999; token ids go from 0"):
         llm.generate(["a"], SamplingParams(logit_bias=((99999, 1.0),)))
     assert not llm.engine.busy
 
 
-def test_what_a_step_failed_of_is_told_then_and_ever_after(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_failure_is_raised_by_every_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
     def collect(*given: object) -> None:
         raise OSError("the device is gone")
 
@@ -168,7 +168,7 @@ def test_what_a_step_failed_of_is_told_then_and_ever_after(monkeypatch: pytest.M
         ({"prefill_chunk_tokens": 500}, 80 << 30, 500),
     ],
 )
-def test_a_large_gpu_takes_larger_chunks(
+def test_large_gpus_use_larger_prefill_chunks(
     options: dict[str, Any], memory: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offline, "has_gpu", lambda: memory > 0)

@@ -1,4 +1,4 @@
-"""Objects that the operator makes of a few sample services, without what is random in them."""
+"""Render the child objects of a few sample services, without their random values."""
 
 from __future__ import annotations
 
@@ -66,47 +66,48 @@ SAMPLES: dict[str, dict[str, Any]] = {
 Make = Callable[[dict[str, Any], dict[str, Any]], Any]
 
 
-def children(make: Make) -> dict[str, Any]:
+def render_children(make: Make) -> dict[str, Any]:
     """Return the child objects of each sample service, and those of a gateway that two services share.
 
     Args:
-        make: turns a spec's special part and metadata into a service.
+        make: builds a service from the fields of its spec that differ from the minimal one, and its metadata.
     """
     found = {
-        name: _objects(make(spec, {"name": name, "uid": f"uid-{name}"})) for name, spec in SAMPLES.items()
+        name: _render_objects(make(spec, {"name": name, "uid": f"uid-{name}"}))
+        for name, spec in SAMPLES.items()
     }
     both = [
         make({"gateway": {"mode": "Shared"}}, {"name": name, "uid": f"uid-{name}"})
         for name in ("first", "second")
     ]
-    found["shared"] = [*_objects(both[0]), *_shared(both)]
+    found["shared"] = [*_render_objects(both[0]), *_render_shared(both)]
     return {
         name: {f"{one['kind']}/{one['metadata']['name']}": one for one in made}
         for name, made in found.items()
     }
 
 
-def _objects(service: Any) -> list[dict[str, Any]]:
+def _render_objects(service: Any) -> list[dict[str, Any]]:
     made = engine_pod.engine_pods(service, CONFIG, revision=REVISION, group=2, incarnation=1)
     made += [engine_pod.ranks_service(service), pod_disruption_budget.engine_budget(service)]
     made += network_policy.policies(service, CONFIG)
     made.append(controller_revision(service, CONFIG, REVISION, 4))
     root = key_secrets.root_keys(service)
-    made.append(_without_values(root))
+    made.append(_hide_values(root))
     if not service.shared:
         own = gateway_spec.dedicated(service)
         made += [
             *gateway_deployment.gateway_manifests(own, CONFIG),
             pod_disruption_budget.gateway_budget(own),
         ]
-        made += map(_without_values, key_secrets.mounted_keys(service, root))
+        made += map(_hide_values, key_secrets.mounted_keys(service, root))
     if service.access.cached:
         made += [fetch_job.fetch_job(service, CONFIG), network_policy.fetch_policy(service, CONFIG)]
         made += [claim for claim in [fetch_job.cache_claim(service)] if claim is not None]
     return made
 
 
-def _shared(services: list[Any]) -> list[dict[str, Any]]:
+def _render_shared(services: list[Any]) -> list[dict[str, Any]]:
     together = sharing.resolve_sharing(services)
     assert together is not None
     own = shared_gateway.shared(together)
@@ -115,10 +116,10 @@ def _shared(services: list[Any]) -> list[dict[str, Any]]:
         *gateway_deployment.gateway_manifests(own, CONFIG),
         pod_disruption_budget.gateway_budget(own),
         shared_gateway.services_config_map(together, own, keys),
-        _without_values(shared_gateway.shared_keys(own, asked="now")),
+        _hide_values(shared_gateway.shared_keys(own, asked="now")),
         {"kind": "Names", "metadata": {"name": child_names.SHARED_GATEWAY}},
     ]
 
 
-def _without_values(secret: dict[str, Any]) -> dict[str, Any]:
+def _hide_values(secret: dict[str, Any]) -> dict[str, Any]:
     return {**secret, "data": sorted(secret["data"])}

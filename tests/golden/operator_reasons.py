@@ -1,7 +1,7 @@
-"""Words that the operator writes into statuses, Events and metrics, found in its source.
+"""Collect the words that the operator writes into statuses, Events and metrics from its source.
 
-Nothing here depends on where the code lies or what its classes are called: whatever takes an argument named
-`reason` gives a reason. Names are resolved in the module that uses them, so a literal may become a constant.
+Nothing here depends on module or class names: every argument named `reason` is a reason. Names are resolved
+in the module that uses them, so a literal may become a constant.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ TYPED = {"cast", "TypeVar", "NewType"}
 """Calls whose first argument names a type."""
 
 
-def modules() -> Iterator[tuple[ModuleType, ast.Module]]:
+def load_modules() -> Iterator[tuple[ModuleType, ast.Module]]:
     """Yield every module of the operator, with its syntax tree."""
     for info in pkgutil.walk_packages(mizzen_operator.__path__, "mizzen_operator."):
         module = importlib.import_module(info.name)
         yield module, ast.parse(inspect.getsource(module))
 
 
-def reasons() -> dict[str, Any]:
-    """Return the reasons of each type of condition, and all others."""
+def collect_reasons() -> dict[str, Any]:
+    """Return the reasons by type of condition, and the other reasons: of Events, errors and actions.
+
+    `collect_literals` covers the reasons of readiness gates, whose types are such as `mizzen.dev/routable`.
+    """
     conditions: defaultdict[str, set[str]] = defaultdict(set)
     others: set[str] = set()
-    for module, tree in modules():
-        for call, scopes in calls(tree, ()):
+    for module, tree in load_modules():
+        for call, scopes in walk_calls(tree, ()):
             place = _Place(module, tree, scopes)
             found = place.argument(call, "reason")
             given = {text for one in found for text in place.texts(one)}
@@ -47,16 +50,17 @@ def reasons() -> dict[str, Any]:
                     conditions[kind] |= given
             else:
                 others |= given
-    return {"conditions": {k: sorted(v) for k, v in conditions.items()}, "others": sorted(others - {""})}
+    of_services = {kind: sorted(found) for kind, found in conditions.items() if "/" not in kind}
+    return {"conditions": of_services, "others": sorted(others - {""})}
 
 
-def literals() -> list[str]:
-    """Return every text in the code that is one word in upper camel case, or a part of an f-string that is.
+def collect_literals() -> list[str]:
+    """Return every string literal in the code, or part of an f-string, that is one CamelCase word.
 
-    Among them are all reasons, types, kinds, enumerations of the CRD and results in metrics.
+    These include all reasons, condition types, kinds, enumeration values of the CRD and metric label values.
     """
     found: set[str] = set()
-    for _, tree in modules():
+    for _, tree in load_modules():
         skipped = {id(part) for node in ast.walk(tree) for part in _types(node)}
         found |= {
             node.value
@@ -68,7 +72,7 @@ def literals() -> list[str]:
 
 
 def _types(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of annotations, and of calls that name a type."""
+    """Yield the nodes of annotations, and of arguments that name a type."""
     annotations = [getattr(node, name, None) for name in ("annotation", "returns")]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TYPED:
         annotations.append(node.args[0])
@@ -77,23 +81,25 @@ def _types(node: ast.AST) -> Iterator[ast.AST]:
             yield from ast.walk(one)
 
 
-def calls(node: ast.AST, scopes: tuple[Function, ...]) -> Iterator[tuple[ast.Call, tuple[Function, ...]]]:
-    """Yield all calls below a node, each with the functions that it is in, the innermost first."""
+def walk_calls(
+    node: ast.AST, scopes: tuple[Function, ...]
+) -> Iterator[tuple[ast.Call, tuple[Function, ...]]]:
+    """Yield all calls below a node, each with its enclosing functions, the innermost first."""
     if isinstance(node, ast.Call):
         yield node, scopes
     inner = (node, *scopes) if isinstance(node, Function) else scopes
     for child in ast.iter_child_nodes(node):
-        yield from calls(child, inner)
+        yield from walk_calls(child, inner)
 
 
 class _Place:
-    """A place in a module, from which names are resolved."""
+    """A position in a module, from which names are resolved."""
 
     def __init__(self, module: ModuleType, tree: ast.Module, scopes: tuple[Function, ...]) -> None:
         self._module, self._tree, self._scopes = module, tree, scopes
 
     def argument(self, call: ast.Call, name: str) -> list[ast.expr]:
-        """Return the argument of a call that is called so, by keyword or by what the callee takes."""
+        """Return the argument of a call for a parameter, passed by keyword or by position."""
         named = [one.value for one in call.keywords if one.arg == name]
         callee = self._value(call.func)
         if named or not isinstance(callee, type):
@@ -105,7 +111,7 @@ class _Place:
         return call.args[names.index(name) :][:1] if name in names else []
 
     def texts(self, node: ast.expr, depth: int = 0) -> set[str]:
-        """Return the texts that an expression may have, as far as the source says."""
+        """Return the string values that an expression may have, as far as the source shows."""
         if depth > 8:
             return set()
         if isinstance(node, ast.IfExp):
@@ -123,10 +129,10 @@ class _Place:
         return {value} if isinstance(value, str) else set()
 
     def _passed(self, function: Function, name: str) -> list[ast.expr]:
-        """Return what the module's calls of a function pass as one of its parameters."""
+        """Return the arguments that calls within the module pass for a parameter of a function."""
         names = [one.arg for one in (*function.args.posonlyargs, *function.args.args) if one.arg != "self"]
         found: list[ast.expr] = []
-        for call, _ in calls(self._tree, ()) if name in names else ():
+        for call, _ in walk_calls(self._tree, ()) if name in names else ():
             called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             if called == function.name:
                 found += call.args[names.index(name) :][:1]
@@ -134,7 +140,7 @@ class _Place:
         return found
 
     def _value(self, node: ast.expr) -> Any:
-        """Return what a dotted name stands for in the module, or None."""
+        """Return the value of a dotted name in the module; None if it has none."""
         parts = ast.unparse(node).split(".")
         if not all(part.isidentifier() for part in parts):
             return None

@@ -1,4 +1,4 @@
-"""The chart's rendering: every object for the default values and for values that change much. No cluster."""
+"""The objects that the chart renders, for the default values and for others. No cluster."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ VALUES: dict[str, dict[str, Any]] = {
 }
 
 
-def template(folder: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
+def render_chart(folder: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
     """Render the chart as release `sail` in namespace `harbour`, away from the user's own configuration."""
     file = folder / "values.yaml"
     file.write_text(yaml.safe_dump(values))
@@ -102,29 +102,29 @@ def template(folder: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(run.stdout) if document]
 
 
-def without_prose(value: Any, keys: set[str]) -> Any:
-    """Replace the texts of these keys; of a text with placeholders those stay."""
+def replace_prose(value: Any, keys: set[str]) -> Any:
+    """Replace the texts under these keys, but keep their template placeholders."""
     if isinstance(value, list):
-        return [without_prose(item, keys) for item in value]
+        return [replace_prose(item, keys) for item in value]
     if not isinstance(value, dict):
         return value
     return {
         key: " ".join([PROSE, *PLACEHOLDER.findall(item)])
         if key in keys and isinstance(item, str)
-        else without_prose(item, keys)
+        else replace_prose(item, keys)
         for key, item in value.items()
     }
 
 
-def normalised(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return an object without words for readers; a dashboard becomes a digest, for it is huge."""
+def normalise(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return an object without prose; a dashboard becomes a digest, because it is huge."""
     if manifest["kind"] == "CustomResourceDefinition":
-        return without_prose(manifest, {"description", "message"})
+        return replace_prose(manifest, {"description", "message"})
     if manifest["kind"] == "PrometheusRule":
-        return without_prose(manifest, {"summary", "description"})
+        return replace_prose(manifest, {"summary", "description"})
     if "grafana_dashboard" in manifest["metadata"].get("labels", {}):
         boards = {
-            name: without_prose(json.loads(text), DASHBOARD_PROSE) for name, text in manifest["data"].items()
+            name: replace_prose(json.loads(text), DASHBOARD_PROSE) for name, text in manifest["data"].items()
         }
         return {**manifest, "data": {name: _digest(board) for name, board in boards.items()}}
     return manifest
@@ -134,16 +134,16 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def objects(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+def render_objects(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     return {
-        f"{one['kind']} {one['metadata'].get('namespace', '-')}/{one['metadata']['name']}": normalised(one)
-        for one in template(folder, values)
+        f"{one['kind']} {one['metadata'].get('namespace', '-')}/{one['metadata']['name']}": normalise(one)
+        for one in render_chart(folder, values)
     }
 
 
 @pytest.fixture(scope="module")
 def default(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return objects(tmp_path_factory.mktemp("default"), {})
+    return render_objects(tmp_path_factory.mktemp("default"), {})
 
 
 def test_the_crd_of_the_chart_is_the_same(default: dict[str, Any]) -> None:
@@ -152,16 +152,16 @@ def test_the_crd_of_the_chart_is_the_same(default: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_the_chart_renders_the_same_objects(name: str, default: dict[str, Any], tmp_path: Path) -> None:
-    """Only what differs from the default values' rendering is written out; the CRD has a file of its own."""
-    found = objects(tmp_path, VALUES[name])
+    """The data hold only differences from the default rendering; the CRD has a file of its own."""
+    found = render_objects(tmp_path, VALUES[name])
     below = (
         default if name != "default" else {key: one for key, one in default.items() if "/inference" in key}
     )
-    check(f"chart_{name}", {key: differing(one, below.get(key, {})) for key, one in found.items()})
+    check(f"chart_{name}", {key: show_differences(one, below.get(key, {})) for key, one in found.items()})
 
 
-def differing(manifest: dict[str, Any], default: dict[str, Any]) -> Any:
-    """Name what is as by default: the whole object, or parts of it."""
+def show_differences(manifest: dict[str, Any], default: dict[str, Any]) -> Any:
+    """Replace the object, or the parts of it, that equal the default rendering by a placeholder."""
     if manifest == default:
         return DEFAULT
     return {key: DEFAULT if default.get(key) == part else part for key, part in manifest.items()}

@@ -18,21 +18,22 @@ import pytest
 import typer.main
 import yaml
 from golden_files import check, load
-from operator_children import children
-from operator_reasons import literals, reasons
+from operator_children import render_children
+from operator_reasons import collect_literals, collect_reasons
 
 from mizzen_local.cli import app
-from mizzen_operator.api.parse import parse
+from mizzen_operator.api.parse import parse_service
 from mizzen_operator.config import VERSION, OperatorConfig
 from mizzen_operator.main import main
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources import revision_hash as revisions
+from mizzen_operator.status.service_metrics import ServiceMetrics
 
 ROOT = Path(__file__).parents[2]
 CRD = yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SPECS: dict[str, dict[str, Any]] = load("operator_revision_specs")
-"""The corpus, by a word for what is special; each is laid over `MINIMAL`. A new case is a new line there."""
+"""The corpus: for each name the fields of a spec that differ from `MINIMAL`."""
 MINIMAL: dict[str, Any] = {"model": {"source": "file:///models/demo"}}
 IMAGES = ("engine:1", "engine:2", "registry.example/engine@sha256:" + "0" * 64)
 META = {"name": "demo", "namespace": "llm", "uid": "u", "generation": 1}
@@ -40,10 +41,10 @@ MIN_SPECS = 50
 LABEL = re.compile(r"mizzen\.dev/[a-z][a-z-]*")
 
 
-def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Lay one object over another; values that are not objects replace those below."""
+def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Overlay one object on another; values that are not objects replace the ones below."""
     both = {
-        key: merged(below[key], value)
+        key: overlay(below[key], value)
         if isinstance(below.get(key), dict) and isinstance(value, dict)
         else value
         for key, value in above.items()
@@ -51,7 +52,7 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return {**below, **both}
 
 
-def defaulted(schema: dict[str, Any], value: Any) -> Any:
+def apply_defaults(schema: dict[str, Any], value: Any) -> Any:
     """Fill in a schema's defaults as the API server does when an object is stored."""
     if isinstance(value, dict):
         known = schema.get("properties", {})
@@ -59,45 +60,45 @@ def defaulted(schema: dict[str, Any], value: Any) -> Any:
             key: part["default"] for key, part in known.items() if "default" in part and key not in value
         }
         return {
-            key: defaulted(known.get(key, {}), item)
+            key: apply_defaults(known.get(key, {}), item)
             for key, item in json.loads(json.dumps({**missing, **value})).items()
         }
     if isinstance(value, list):
-        return [defaulted(schema.get("items", {}), item) for item in value]
+        return [apply_defaults(schema.get("items", {}), item) for item in value]
     return value
 
 
-def stored(spec: dict[str, Any], **meta: Any) -> dict[str, Any]:
-    """Return an InferenceService as the API server holds it, from the part of its spec that is special."""
+def stored_service(spec: dict[str, Any], **meta: Any) -> dict[str, Any]:
+    """Return an InferenceService as the API server holds it, given the fields that differ from `MINIMAL`."""
     return {
         "metadata": {**META, **meta},
-        "spec": defaulted(SCHEMA["properties"]["spec"], merged(MINIMAL, spec)),
+        "spec": apply_defaults(SCHEMA["properties"]["spec"], overlay(MINIMAL, spec)),
     }
 
 
-def leaves(schema: dict[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the paths of all fields of a schema that have no fields of their own."""
+def leaf_paths(schema: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the paths of all fields of a schema that hold no further fields."""
     inner = schema.get("items", schema)
     if not inner.get("properties"):
         yield path
     for key, part in inner.get("properties", {}).items():
-        yield from leaves(part, f"{path}.{key}" if path else key)
+        yield from leaf_paths(part, f"{path}.{key}" if path else key)
 
 
-def given(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of all fields that an object sets, also of those that hold others."""
+def set_paths(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of all fields that an object sets, including those that hold further fields."""
     if isinstance(value, list):
         for item in value:
-            yield from given(item, path)
+            yield from set_paths(item, path)
         return
     yield path
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from given(item, f"{path}.{key}" if path else key)
+            yield from set_paths(item, f"{path}.{key}" if path else key)
 
 
 def revision(spec: dict[str, Any], image: str = IMAGES[0]) -> str:
-    return revisions.revision(parse(stored(spec)), OperatorConfig(engine_image=image))
+    return revisions.revision(parse_service(stored_service(spec)), OperatorConfig(engine_image=image))
 
 
 def test_revision_hashes_are_those_of_earlier_releases() -> None:
@@ -109,13 +110,13 @@ def test_the_corpus_of_specs_is_valid_and_sets_every_field_of_the_crd() -> None:
     assert len(SPECS) >= MIN_SPECS
     validator = jsonschema.Draft202012Validator(SCHEMA["properties"]["spec"])
     for name, spec in SPECS.items():
-        validator.validate(merged(MINIMAL, spec))
-        unknown = {p for p in given(spec) if p} - set(known_paths(SCHEMA["properties"]["spec"]))
+        validator.validate(overlay(MINIMAL, spec))
+        unknown = {p for p in set_paths(spec) if p} - set(known_paths(SCHEMA["properties"]["spec"]))
         opaque = ("podTemplate.affinity.", "podTemplate.volumes.", "podTemplate.topologySpreadConstraints.")
         maps = ("nodeSelector.", "labels.", "annotations.", "requests.", "limits.")
         assert not {p for p in unknown if not p.startswith(opaque) and not any(m in p for m in maps)}, name
-    covered = {path for spec in SPECS.values() for path in given(merged(MINIMAL, spec))}
-    assert set(leaves(SCHEMA["properties"]["spec"])) - covered == set()
+    covered = {path for spec in SPECS.values() for path in set_paths(overlay(MINIMAL, spec))}
+    assert set(leaf_paths(SCHEMA["properties"]["spec"])) - covered == set()
 
 
 def known_paths(schema: dict[str, Any], path: str = "") -> Iterator[str]:
@@ -127,7 +128,9 @@ def known_paths(schema: dict[str, Any], path: str = "") -> Iterator[str]:
 
 def test_metrics_keep_their_names_types_labels_and_buckets() -> None:
     found: dict[str, Any] = {}
-    for collector in Metrics().registry._collector_to_names:
+    metrics = Metrics()
+    ServiceMetrics(metrics.registry)
+    for collector in metrics.registry._collector_to_names:
         if hasattr(collector, "_labelnames"):
             found[collector._name] = {
                 "type": collector._type,
@@ -146,33 +149,33 @@ def _bounds(collector: Any) -> list[float]:
 
 
 def test_conditions_events_and_actions_keep_their_types_and_reasons() -> None:
-    check("operator_reasons", reasons())
+    check("operator_reasons", collect_reasons())
 
 
-def test_words_that_the_cluster_sees_are_the_same() -> None:
-    check("operator_literals", literals())
+def test_words_visible_in_the_cluster_are_the_same() -> None:
+    check("operator_literals", collect_literals())
 
 
-class _Parsed(Exception):
-    """Raised in place of reading the command line."""
+class _ParserCaptured(Exception):
+    """Raised instead of parsing the command line."""
 
 
-def parser_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> argparse.ArgumentParser:
-    """Return the parser that `mizzen-operator` makes for its command line."""
+def capture_parser(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> argparse.ArgumentParser:
+    """Return the parser that `mizzen-operator` builds for its command line."""
     made: list[argparse.ArgumentParser] = []
 
     def stop(self: argparse.ArgumentParser, *_: Any, **__: Any) -> Any:
         made.append(self)
-        raise _Parsed
+        raise _ParserCaptured
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
     monkeypatch.setattr(sys, "argv", ["mizzen-operator", *arguments])
-    with pytest.raises(_Parsed):
+    with pytest.raises(_ParserCaptured):
         main()
     return made[0]
 
 
-def options(parser: argparse.ArgumentParser) -> dict[str, Any]:
+def describe_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
     return {
         " ".join(action.option_strings) or action.dest: {
             "default": str(action.default).replace(VERSION, "<version>"),
@@ -189,12 +192,14 @@ def options(parser: argparse.ArgumentParser) -> dict[str, Any]:
 def test_options_of_mizzen_operator_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [name for name in os.environ if name.startswith("MIZZEN_OPERATOR_")]:
         monkeypatch.delenv(variable)
-    pinned = {"mizzen-operator": options(parser_of(monkeypatch))}
-    pinned["mizzen-operator check"] = options(parser_of(monkeypatch, "check"))
+    pinned = {"mizzen-operator": describe_options(capture_parser(monkeypatch))}
+    pinned["mizzen-operator check"] = describe_options(capture_parser(monkeypatch, "check"))
     for name, option in pinned["mizzen-operator"].items():
         variable = "MIZZEN_OPERATOR_" + name.removeprefix("--").upper().replace("-", "_")
         monkeypatch.setenv(variable, "7")
-        changed = options(parser_of(monkeypatch)).get(name, {}).get("default") != option["default"]
+        changed = (
+            describe_options(capture_parser(monkeypatch)).get(name, {}).get("default") != option["default"]
+        )
         option["variable"] = variable if changed else None
         monkeypatch.delenv(variable)
     check("operator_options", pinned)
@@ -208,10 +213,10 @@ def test_limits_of_options_are_the_same() -> None:
     )
 
 
-def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+def walk_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     yield name, command
     for child, inner in getattr(command, "commands", {}).items():
-        yield from commands(inner, f"{name} {child}")
+        yield from walk_commands(inner, f"{name} {child}")
 
 
 def test_commands_and_options_of_mizzen_local_are_the_same() -> None:
@@ -228,7 +233,7 @@ def test_commands_and_options_of_mizzen_local_are_the_same() -> None:
         "envvar",
     )
     names = (*names, "is_flag", "min", "max")
-    for name, command in commands(typer.main.get_command(app), "mizzen-local"):
+    for name, command in walk_commands(typer.main.get_command(app), "mizzen-local"):
         pinned[name] = {
             "hidden": command.hidden,
             "settings": command.context_settings,
@@ -255,6 +260,5 @@ def test_names_of_labels_and_annotations_are_the_same() -> None:
 
 
 def test_child_objects_of_sample_services_are_the_same() -> None:
-    check(
-        "operator_children", json.loads(json.dumps(children(lambda spec, meta: parse(stored(spec, **meta)))))
-    )
+    made = render_children(lambda spec, meta: parse_service(stored_service(spec, **meta)))
+    check("operator_children", json.loads(json.dumps(made)))

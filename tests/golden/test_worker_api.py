@@ -35,7 +35,7 @@ from mizzen.gateway.openai.schemas import SamplingFields
 from mizzen.gateway.requests.answer import AnswerPiece
 from mizzen.gateway.requests.output import OutputDelta
 from mizzen.gateway.responses.parse import ToolsAlone
-from mizzen.gateway.telemetry.request_record import SCOPE_KEY
+from mizzen.gateway.telemetry.request_record import RECORD_KEY
 from mizzen.server.simulate import SimulateConfig, SimulatedEngine
 from ports import free_ports
 
@@ -141,7 +141,7 @@ def test_members_of_the_admin_api(tmp_path: Path) -> None:
     )
     with SimulatedEngine(config) as engine:
         found = asyncio.run(admin_answers(engine.endpoint, tmp_path))
-    found["POST /admin/verify"] = function_keys(verify.answer)
+    found["POST /admin/verify"] = function_keys(verify.verify_engine)
     check("worker_admin_api", found)
 
 
@@ -237,7 +237,7 @@ def test_names_of_headers_and_events() -> None:
             "headers that pages may read": sorted(EXPOSED_HEADERS),
             "events of responses": literals(r"response(\.[a-z_]+)+", WORKER / "gateway"),
             "members of spans": [
-                name for name in literals(SPAN_MEMBER, WORKER / "gateway/telemetry") if name != SCOPE_KEY
+                name for name in literals(SPAN_MEMBER, WORKER / "gateway/telemetry") if name != RECORD_KEY
             ],
         },
     )

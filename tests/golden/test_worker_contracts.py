@@ -19,7 +19,7 @@ from worker_source import ROOT, calls, literals, log_fields
 
 from mizzen.cli import app
 from mizzen.commands import complete
-from mizzen.common.json_log import JsonLines
+from mizzen.common.json_log import JsonLines, set_up_logging
 from mizzen.common.options import flag
 from mizzen.engine.grammar import sandbox_worker
 from mizzen.gateway.gateway import ENGINE_STATES
@@ -74,8 +74,8 @@ def test_metrics_of_the_gateway() -> None:
     record = RequestRecord(request_id="r", method="POST", path="/v1/completions")
     record.model, record.status, record.ended, record.error = "demo", 429, record.began + 1.0, "some_cause"
     record.first_token = record.began + 0.5
-    metrics.ended(record, "/v1/completions")
-    shown = families(text_string_to_metric_families(metrics.text().decode()))
+    metrics.count_request(record, "/v1/completions")
+    shown = families(text_string_to_metric_families(generate_latest(metrics.registry).decode()))
     declared = {
         metric._name: labelled(metric) for metric in vars(metrics).values() if hasattr(metric, "_labelnames")
     }
@@ -218,7 +218,7 @@ def test_members_of_log_lines() -> None:
         def getMessage(self) -> str:
             return "event"
 
-    fixed = {key for _, _, keywords in calls("set_up_logging") for key in keywords}
+    fixed = {key for _, _, keywords in calls(set_up_logging.__name__) for key in keywords}
     check(
         "worker_logs",
         {

@@ -224,7 +224,7 @@ def tcp_frames() -> dict[str, Any]:
     rank = context.socket(zmq.DEALER)
     try:
         rank.linger = 0
-        rank.identity = plan_tcp.name_of(1)
+        rank.identity = plan_tcp.rank_identity(1)
         rank.connect(server.endpoint)
         rank.send(plan_tcp.HERE)
         server.wait(30)
@@ -235,7 +235,7 @@ def tcp_frames() -> dict[str, Any]:
         rank.close()
         context.term()
         server.close()
-    return {"name": plan_tcp.name_of(12).decode(), "greeting": plan_tcp.HERE.decode(), "frames": frames}
+    return {"name": plan_tcp.rank_identity(12).decode(), "greeting": plan_tcp.HERE.decode(), "frames": frames}
 
 
 def test_the_bytes_of_plans() -> None:
@@ -300,7 +300,7 @@ def test_the_packed_columns_of_outputs() -> None:
         tokens=np.array([7, 8, 9], "<i4").tobytes(),
         counts=np.array([1, 2], "<u2").tobytes(),
     )
-    assert columns.unpack(message) == ([1, 2**31], [3, 4], [1, 2], [7, 8, 9])
+    assert columns.unpack_columns(message) == ([1, 2**31], [3, 4], [1, 2], [7, 8, 9])
     table = RequestTable()
     rids = [table.add(owner=1, handle=handle, now=0.0) for handle in (1, 2**31)]
     output = StepOutput(
@@ -311,7 +311,7 @@ def test_the_packed_columns_of_outputs() -> None:
         counts=np.array([1, 2], np.int32),
         finished=(),
     )
-    ((owner, packed),) = columns.split(output, table)
+    ((owner, packed),) = columns.pack_by_peer(output, table)
     assert owner == 1
     assert (packed.rids, packed.offsets, packed.tokens, packed.counts) == (
         message.rids,

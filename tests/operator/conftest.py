@@ -19,9 +19,9 @@ import yaml
 
 from live_service import Service
 from mizzen_local.controlplane import ControlPlane, start_control_plane
-from mizzen_operator.api.parse import parse
+from mizzen_operator.api.parse import parse_service
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 from pod_security import RESTRICTED
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ class Api:
         return answer.json()
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
-        return self.request("GET", Ref(kind, namespace, name).path())
+        return self.request("GET", ObjectRef(kind, namespace, name).path())
 
     def find(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         try:
@@ -81,21 +81,21 @@ class Api:
 
     def list(self, kind: str, namespace: str = "", selector: str = "") -> list[dict[str, Any]]:
         params = {"labelSelector": selector} if selector else {}
-        return self.request("GET", Ref(kind, namespace).path(), params=params)["items"]
+        return self.request("GET", ObjectRef(kind, namespace).path(), params=params)["items"]
 
     def create(self, body: dict[str, Any], **params: str) -> dict[str, Any]:
-        path = Ref(body["kind"], body["metadata"]["namespace"]).path()
+        path = ObjectRef(body["kind"], body["metadata"]["namespace"]).path()
         return self.request("POST", path, body, params=params)
 
     def patch(
         self, kind: str, namespace: str, name: str, body: Any, subresource: str = "", **options: Any
     ) -> dict[str, Any]:
         options.setdefault("content_type", "application/merge-patch+json")
-        return self.request("PATCH", Ref(kind, namespace, name, subresource).path(), body, **options)
+        return self.request("PATCH", ObjectRef(kind, namespace, name, subresource).path(), body, **options)
 
     def delete(self, kind: str, namespace: str, name: str, **options: Any) -> None:
         try:
-            self.request("DELETE", Ref(kind, namespace, name).path(), options or None)
+            self.request("DELETE", ObjectRef(kind, namespace, name).path(), options or None)
         except Refused as error:
             if error.code != 404:
                 raise
@@ -225,7 +225,7 @@ def service(api: Any, minimal: Callable[..., dict[str, Any]]) -> Callable[..., I
     def make(**spec: Any) -> InferenceService:
         body = minimal(**spec)
         body["metadata"]["namespace"] = "default"
-        return parse(api.create(body, dryRun="All"))
+        return parse_service(api.create(body, dryRun="All"))
 
     return make
 

@@ -11,25 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mizzen_operator.api import labels
-from mizzen_operator.kube.apply import Applier, name_taken
-from mizzen_operator.kube.drift import correction, covers
+from mizzen_operator.kube.apply import Applier, name_taken_error
+from mizzen_operator.kube.drift import drift_patch, covers
 from mizzen_operator.kube.errors import KubeError, Refused
-from mizzen_operator.kube.last_applied import Children
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.last_applied import UnwatchedChildren
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from one_object import OneObject
 
 BUDGET: dict[str, Any] = {
     "kind": "PodDisruptionBudget",
-    "metadata": {"name": "x", "namespace": "a", "annotations": {labels.APPLIED: "1"}},
+    "metadata": {"name": "x", "namespace": "a", "annotations": {labels.APPLIED_HASH: "1"}},
     "spec": {"maxUnavailable": 1},
 }
 
 
 async def unwanted(server: OneObject, digests: dict[tuple[str, str], str], *, fresh: bool) -> list[str]:
-    applier = Applier(server, Metrics(), Children())  # pyright: ignore[reportArgumentType]
+    applier = Applier(server, Metrics(), UnwatchedChildren())  # pyright: ignore[reportArgumentType]
     server.asked.clear()
-    await applier.keep([BUDGET], digests, lambda live: None, wanted=False, fresh=fresh)
+    await applier.apply_or_delete([BUDGET], digests, lambda live: None, wanted=False, assume_absent=fresh)
     return list(server.asked)
 
 
@@ -51,11 +51,11 @@ async def test_a_service_of_which_nothing_was_made_yet_has_nothing_to_remove() -
 async def wanted(server: OneObject, *, fresh: bool) -> list[str]:
     def require(live: Mapping[str, Any]) -> None:
         if live["metadata"].get("uid") != "u":
-            raise name_taken(live)
+            raise name_taken_error(live)
 
-    applier = Applier(server, Metrics(), Children())  # pyright: ignore[reportArgumentType]
+    applier = Applier(server, Metrics(), UnwatchedChildren())  # pyright: ignore[reportArgumentType]
     server.asked.clear()
-    await applier.keep([BUDGET], {}, require, wanted=True, fresh=fresh)
+    await applier.apply_or_delete([BUDGET], {}, require, wanted=True, assume_absent=fresh)
     return list(server.asked)
 
 
@@ -85,13 +85,13 @@ async def test_what_has_the_name_of_a_new_services_child_is_not_taken_over() -> 
 
 def binding(role: str, **meta: Any) -> dict[str, Any]:
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
-    own = {"name": "x", "namespace": "a", "annotations": {labels.APPLIED: role}, **meta}
+    own = {"name": "x", "namespace": "a", "annotations": {labels.APPLIED_HASH: role}, **meta}
     return {"kind": "RoleBinding", "metadata": own, "roleRef": reference, "subjects": []}
 
 
 async def bound(server: OneObject) -> list[str]:
     """Have the role `new` bound where `old` is."""
-    applier = Applier(server, Metrics(), Children())  # pyright: ignore[reportArgumentType]
+    applier = Applier(server, Metrics(), UnwatchedChildren())  # pyright: ignore[reportArgumentType]
     await applier.apply([binding("new")], {}, {}, lambda live: None)
     return server.asked
 
@@ -136,7 +136,7 @@ def test_more_fields_and_another_order_are_no_drift(wanted: Any, data: st.DataOb
 
 def policy(*rules: Any, **more: Any) -> dict[str, Any]:
     meta = {"name": "x", "namespace": "a", "resourceVersion": "7", "uid": "u", "generation": 1}
-    annotated = {**meta, "annotations": {labels.APPLIED: "1"}}
+    annotated = {**meta, "annotations": {labels.APPLIED_HASH: "1"}}
     return {"kind": "NetworkPolicy", "metadata": annotated, "spec": {"ingress": list(rules), **more}}
 
 
@@ -145,7 +145,7 @@ ANYONE = {"ports": [{"port": 2}]}
 
 
 def test_what_is_as_it_was_applied_needs_no_correction() -> None:
-    assert correction(policy(WIRE, ANYONE), policy(WIRE, ANYONE)) is None
+    assert drift_patch(policy(WIRE, ANYONE), policy(WIRE, ANYONE)) is None
     assert not covers({"args": ["--a", "1", "--b", "2"]}, {"args": ["--a", "2", "--b", "1"]})
 
 
@@ -182,7 +182,7 @@ def test_amounts_are_the_same_however_they_are_written(live: Any, wanted: Any, s
     ],
 )
 def test_a_policy_is_ours_whole(live: dict[str, Any]) -> None:
-    patch = correction(live, policy(WIRE, ANYONE))
+    patch = drift_patch(live, policy(WIRE, ANYONE))
     assert patch is not None
     assert patch["metadata"] == {"resourceVersion": "7"}
     assert patch["spec"]["ingress"] == [WIRE, ANYONE]
@@ -204,28 +204,28 @@ def test_of_a_pod_template_only_what_the_api_server_fills_in_may_be_more() -> No
         "serviceAccount": "x",
         "restartPolicy": "Always",
     }
-    assert correction(deployment(filled_in, restarted="now"), wanted) is None
-    patch = correction(deployment({**filled_in, "nodeSelector": {"a": "b"}}, restarted="now"), wanted)
+    assert drift_patch(deployment(filled_in, restarted="now"), wanted) is None
+    patch = drift_patch(deployment({**filled_in, "nodeSelector": {"a": "b"}}, restarted="now"), wanted)
     assert patch is not None
     assert patch["spec"]["template"] == {
         "spec": {"containers": [container], "serviceAccountName": "x", "nodeSelector": None}
     }
     other = {**container, "env": [{"name": "A", "value": "2"}, {"name": "B", "value": "1"}]}
-    assert correction(deployment({"containers": [other]}), wanted) is not None
+    assert drift_patch(deployment({"containers": [other]}), wanted) is not None
     changed = {**container, "image": "other"}
-    assert correction(deployment({"containers": [changed]}), wanted) is None  # is applied again
+    assert drift_patch(deployment({"containers": [changed]}), wanted) is None  # is applied again
 
 
 class Stubborn(OneObject):
     """An API server whose admission adds a rule to every policy."""
 
-    async def patch(self, ref: Ref, patch: dict[str, Any]) -> None:
+    async def patch(self, ref: ObjectRef, patch: dict[str, Any]) -> None:
         self.asked.append("patch")
 
 
 async def test_what_admission_adds_again_at_once_is_left() -> None:
     server = Stubborn(policy(WIRE, ANYONE))
-    applier = Applier(server, Metrics(), Children())  # pyright: ignore[reportArgumentType]
+    applier = Applier(server, Metrics(), UnwatchedChildren())  # pyright: ignore[reportArgumentType]
     digests: dict[tuple[str, str], str] = {}
     for _ in range(3):
         digests.pop(("NetworkPolicy", "x"), None)  # in doubt
@@ -234,21 +234,21 @@ async def test_what_admission_adds_again_at_once_is_left() -> None:
 
 
 def test_a_child_that_strayed_is_named_once() -> None:
-    children, one = Children(), policy(WIRE)
+    children, one = UnwatchedChildren(), policy(WIRE)
     meta = {**one["metadata"], "labels": {labels.SERVICE: "demo"}}
     one = {**one, "metadata": meta}
 
-    def strayed(*there: dict[str, Any]) -> list[tuple[str, str, str]]:
+    def drifted(*there: dict[str, Any]) -> list[tuple[str, str, str]]:
         page = json.dumps({"items": [{"metadata": meta} for meta in there] or None}).encode()
-        return [(*name, child.service) for name, child in children.strayed("NetworkPolicy", [page])]
+        return [(*name, child.service) for name, child in children.pop_drifted("NetworkPolicy", [page])]
 
-    children.compared(one)
-    assert strayed({**meta, "resourceVersion": "8"}) == []  # its status alone
+    children.record_applied(one)
+    assert drifted({**meta, "resourceVersion": "8"}) == []  # its status alone
     edited = {**meta, "generation": 2}
-    assert strayed(edited) == [("a", "x", "demo")]
-    assert strayed(edited) == []
-    children.compared({**one, "metadata": edited})
-    assert strayed() == [("a", "x", "demo")]
-    children.compared(one)
-    children.removed("NetworkPolicy", "a", "x")
-    assert strayed() == []
+    assert drifted(edited) == [("a", "x", "demo")]
+    assert drifted(edited) == []
+    children.record_applied({**one, "metadata": edited})
+    assert drifted() == [("a", "x", "demo")]
+    children.record_applied(one)
+    children.record_deleted("NetworkPolicy", "a", "x")
+    assert drifted() == []

@@ -10,9 +10,9 @@ from kubernetes.aio.config import load_kube_config
 
 from marks import CONTROL_PLANE
 from mizzen_local.controlplane import ControlPlane
-from mizzen_operator.kube.client import Kube
-from mizzen_operator.kube.refs import Ref
-from mizzen_operator.kube.store import Cache, ObjectName
+from mizzen_operator.kube.client import KubeClient
+from mizzen_operator.kube.refs import ObjectRef
+from mizzen_operator.kube.store import ObjectStore, ObjectName
 from mizzen_operator.metrics import Metrics
 
 pytestmark = CONTROL_PLANE
@@ -33,16 +33,16 @@ async def test_a_pod_that_another_deletes_at_once_is_gone_for_both(
     """The API server answers such a deletion with what it had read of the pod, without its version."""
     configuration = Configuration()
     await load_kube_config(str(control_plane.kubeconfig), client_configuration=configuration)
-    cache = Cache("Pod", lambda kind, name, labels: None)
-    cache.listed({}, 0)
-    ours = Kube(configuration, Metrics(), caches=lambda kind: cache)
-    others = [Kube(configuration, Metrics()) for _ in range(2)]
+    cache = ObjectStore("Pod", lambda kind, name, labels: None)
+    cache.apply_list({}, 0)
+    ours = KubeClient(configuration, Metrics(), stores=lambda kind: cache)
+    others = [KubeClient(configuration, Metrics()) for _ in range(2)]
     for race in range(RACES):
-        ref = Ref("Pod", namespace, f"pod-{race}")
+        ref = ObjectRef("Pod", namespace, f"pod-{race}")
         spec = {"containers": [CONTAINER], "securityContext": SECURITY}
         meta = {"name": ref.name, "namespace": namespace}
         made = api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
-        cache.put(made)
+        cache.put_event(made)
         deleting = [client.delete(ref, made["metadata"]["uid"]) for client in (ours, *others)]
         assert any(await asyncio.gather(*deleting))
         assert await ours.get(ref, live=True) is None

@@ -10,7 +10,7 @@ import pytest
 
 from live_service import Service
 from marks import CONTROL_PLANE
-from mizzen_operator.api.labels import ACCOUNT
+from mizzen_operator.api.labels import SERVICE_ACCOUNT_UID
 
 pytestmark = CONTROL_PLANE
 
@@ -19,7 +19,7 @@ SECONDS = 20.0
 """The operator of these tests looks for what no watch tells of once a second."""
 
 
-class Child:
+class AppliedVersion:
     """A service that serves, with its own gateway and NetworkPolicies, and its children."""
 
     def __init__(self, api: Any, namespace: str, eventually: Callable[..., Any]) -> None:
@@ -41,9 +41,9 @@ class Child:
 
 
 @pytest.fixture
-def child(live_service: Callable[..., Service]) -> Child:
+def child(live_service: Callable[..., Service]) -> AppliedVersion:
     demo = live_service(networkPolicy="Enabled")
-    made = Child(demo.api, demo.namespace, demo.eventually)
+    made = AppliedVersion(demo.api, demo.namespace, demo.eventually)
     made.eventually(made.settled, 90, "it serves")
     return made
 
@@ -60,13 +60,13 @@ ADDED: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "name", "patch"), ADDED)
-def test_what_somebody_adds_goes_again(child: Child, kind: str, name: str, patch: Any) -> None:
+def test_what_somebody_adds_goes_again(child: AppliedVersion, kind: str, name: str, patch: Any) -> None:
     before = child.spec(kind, name)
     child.edit(kind, name, patch)
     child.is_again(kind, name, before)
 
 
-def test_what_somebody_adds_to_a_list_goes_again(child: Child) -> None:
+def test_what_somebody_adds_to_a_list_goes_again(child: AppliedVersion) -> None:
     strategic = "application/strategic-merge-patch+json"
     before = child.spec("Service", "demo-gateway")
     more = {"spec": {"ports": [{"name": "more", "port": 9, "targetPort": 9}]}}
@@ -80,13 +80,13 @@ def test_what_somebody_adds_to_a_list_goes_again(child: Child) -> None:
     child.is_again("Deployment", "demo-gateway", before)
 
 
-def test_a_policy_that_lets_everybody_in_is_put_back(child: Child) -> None:
+def test_a_policy_that_lets_everybody_in_is_put_back(child: AppliedVersion) -> None:
     before = child.spec("NetworkPolicy", "demo-engine")
     child.edit("NetworkPolicy", "demo-engine", {"spec": {"ingress": [*before["ingress"], {}]}})
     child.is_again("NetworkPolicy", "demo-engine", before)
 
 
-def test_a_binding_that_names_another_subject_is_put_back(child: Child) -> None:
+def test_a_binding_that_names_another_subject_is_put_back(child: AppliedVersion) -> None:
     def subjects() -> Any:
         return child.api.get("RoleBinding", child.namespace, "demo-gateway")["subjects"]
 
@@ -96,7 +96,7 @@ def test_a_binding_that_names_another_subject_is_put_back(child: Child) -> None:
     child.eventually(lambda: subjects() == before, SECONDS, "the gateway alone is bound")
 
 
-def test_a_binding_of_another_role_is_made_anew(child: Child) -> None:
+def test_a_binding_of_another_role_is_made_anew(child: AppliedVersion) -> None:
     """As after an upgrade that gives the gateways' role another name: a binding cannot change its role."""
     before = child.api.get("RoleBinding", child.namespace, "demo-gateway")
     kept = {key: before["metadata"][key] for key in META}
@@ -122,19 +122,19 @@ def test_a_binding_of_another_role_is_made_anew(child: Child) -> None:
         ("ServiceAccount", "demo-gateway"),
     ],
 )
-def test_what_no_watch_tells_of_comes_back_while_all_runs(child: Child, kind: str, name: str) -> None:
+def test_what_no_watch_tells_of_comes_back_while_all_runs(child: AppliedVersion, kind: str, name: str) -> None:
     child.api.delete(kind, child.namespace, name)
     child.eventually(lambda: child.api.find(kind, child.namespace, name), SECONDS, "it is there again")
 
 
-def test_pods_of_a_gateway_are_replaced_whose_account_was_made_anew(child: Child) -> None:
+def test_pods_of_a_gateway_are_replaced_whose_account_was_made_anew(child: AppliedVersion) -> None:
     """Their tokens are bound to the account that was deleted: the API server takes them no more."""
 
     def accounts() -> tuple[str, list[str]]:
         account = child.api.find("ServiceAccount", child.namespace, "demo-gateway") or {"metadata": {}}
         pods = child.api.list("Pod", child.namespace, "mizzen.dev/component=gateway")
         metas = [pod["metadata"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-        return account["metadata"].get("uid", ""), [meta["annotations"][ACCOUNT] for meta in metas]
+        return account["metadata"].get("uid", ""), [meta["annotations"][SERVICE_ACCOUNT_UID] for meta in metas]
 
     first, bound = accounts()
     assert bound == [first]
@@ -152,7 +152,7 @@ def test_pods_of_a_gateway_are_replaced_whose_account_was_made_anew(child: Child
     assert gateway["metadata"]["generation"] == generation, "once is enough"
 
 
-def test_a_restart_and_what_users_note_on_a_child_stay(child: Child) -> None:
+def test_a_restart_and_what_users_note_on_a_child_stay(child: AppliedVersion) -> None:
     """`kubectl rollout restart`, a label of their own, and what the API server fills in are no drift."""
     restarted = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
     child.edit(
@@ -169,7 +169,7 @@ def test_a_restart_and_what_users_note_on_a_child_stay(child: Child) -> None:
     child.eventually(lambda: child.spec("Deployment", "demo-gateway")["replicas"] == 1)
     found = child.api.get("Deployment", child.namespace, "demo-gateway")
     noted = found["spec"]["template"]["metadata"]["annotations"]
-    assert {name: value for name, value in noted.items() if name != ACCOUNT} == restarted
+    assert {name: value for name, value in noted.items() if name != SERVICE_ACCOUNT_UID} == restarted
     assert found["metadata"]["labels"]["team"] == "a"
     service = child.api.get("Service", child.namespace, "demo-gateway")
     assert service["metadata"]["annotations"]["team"] == "a"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marks import in_cluster
-from mizzen_operator.api.gpu_memory_check import fit
+from mizzen_operator.api.gpu_memory_check import check_gpu_memory
 
 
 @in_cluster
@@ -34,20 +34,20 @@ def test_the_least_need_is_compared_with_what_may_be_taken(
         parallelism={"tensor": tensor},
         accelerator={"memory": memory},
     )
-    found = fit(made)
+    found = check_gpu_memory(made)
     assert found is not None
     assert found.fits == fits
-    assert f"0.90 of {memory}" in found.words
-    assert ("raise spec.parallelism.tensor" in found.words) == (not fits)
+    assert f"0.90 of {memory}" in found.message
+    assert ("raise spec.parallelism.tensor" in found.message) == (not fits)
 
 
 @in_cluster
 def test_nothing_is_said_without_both_numbers(service: Any) -> None:
-    assert fit(service()) is None
-    assert fit(service(model={"parameters": "900T"})) is None
-    assert fit(service(accelerator={"memory": "1Mi"})) is None
+    assert check_gpu_memory(service()) is None
+    assert check_gpu_memory(service(model={"parameters": "900T"})) is None
+    assert check_gpu_memory(service(accelerator={"memory": "1Mi"})) is None
     numbers = {"model": {"parameters": "900B"}, "accelerator": {"memory": "1Gi"}}
-    assert fit(service(engine={"device": "CPU"}, **numbers)) is None
+    assert check_gpu_memory(service(engine={"device": "CPU"}, **numbers)) is None
 
 
 @in_cluster
@@ -99,7 +99,7 @@ def test_more_gpus_never_make_it_worse(count: int, unit: str, size: int, scale: 
             model=SimpleNamespace(dtype="Auto"),
             engine=SimpleNamespace(device="CUDA", memory_fraction="0.90"),
         )
-        found = fit(service)
+        found = check_gpu_memory(service)
         assert found is not None
         return found.fits
 

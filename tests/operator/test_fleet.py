@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from mizzen_operator.api.key import ServiceKey
-from mizzen_operator.kube.objects import stamp
+from mizzen_operator.kube.objects import timestamp
 from mizzen_operator.pods.group import Group
 from mizzen_operator.pods.termination_cause import CAUSES, MESSAGE_PREFIXES
 from mizzen_operator.status.service_metrics import ServiceMetrics
@@ -55,7 +55,7 @@ def status(
 
 def progress(serving: int, time: datetime, groups: int = 2) -> dict[str, Any]:
     """What a status remembers of how far a revision of so many groups came, and when it came further last."""
-    return {"revision": "a", "groups": groups, "serving": serving, "old": 0, "time": stamp(time), "stay": 0}
+    return {"revision": "a", "groups": groups, "serving": serving, "old": 0, "time": timestamp(time), "stay": 0}
 
 
 class World:
@@ -159,9 +159,9 @@ OVERDUE = "ProgressDeadlineExceeded"
 
 def test_a_rollout_that_stands_still_is_not_complete() -> None:
     world = World()
-    world.look(NEW, progressing=True, since=stamp(NOW))
+    world.look(NEW, progressing=True, since=timestamp(NOW))
     world.now += timedelta(seconds=700)
-    world.look(NEW, reason=OVERDUE, since=stamp(world.now), progress=progress(1, NOW))
+    world.look(NEW, reason=OVERDUE, since=timestamp(world.now), progress=progress(1, NOW))
     assert world.total("rollout_duration_seconds_count", result="complete") == 0
     assert (world.value("rollout_age_seconds") or 0) > 0
     world.now += timedelta(seconds=100)
@@ -209,7 +209,7 @@ def test_what_gets_no_further_is_overdue_by_the_specs_own_deadline(
 
     world = World()
     known = progress(serving, ago(further)) if further is not None else None
-    world.look(NEW, since=stamp(ago(since)), progress=known, **state)
+    world.look(NEW, since=timestamp(ago(since)), progress=known, **state)
     value = world.value("rollout_overdue_seconds")
     assert value is not None
     assert overdue <= value <= (overdue + 60 if overdue else 0)

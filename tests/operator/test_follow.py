@@ -24,10 +24,10 @@ from mizzen_local.controlplane import ControlPlane
 from mizzen_operator.informers import informer
 from mizzen_operator.informers.informer import CACHED, Caches, settings
 from mizzen_operator.informers.watch_health import Watches
-from mizzen_operator.kube.client import Kube
-from mizzen_operator.kube.paged_list import Listing
-from mizzen_operator.kube.refs import Ref
-from mizzen_operator.kube.store import Cache, ObjectName, Version
+from mizzen_operator.kube.client import KubeClient
+from mizzen_operator.kube.paged_list import ObjectList
+from mizzen_operator.kube.refs import ObjectRef
+from mizzen_operator.kube.store import ObjectStore, ObjectName, ObjectVersion
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources.metadata import CONTAINER_SECURITY, POD_SECURITY
 
@@ -110,12 +110,12 @@ class Proxy:
 class Follower:
     """The caches as they are in a replica, and what the API server really has."""
 
-    def __init__(self, proxy: Proxy, caches: Caches, kube: Kube, namespace: str) -> None:
+    def __init__(self, proxy: Proxy, caches: Caches, kube: KubeClient, namespace: str) -> None:
         self.proxy, self.caches, self.kube, self._namespace = proxy, caches, kube, namespace
         self.ended: asyncio.Task[None] | None = None
 
     @property
-    def pods(self) -> Cache:
+    def pods(self) -> ObjectStore:
         cache = self.caches.get("Pod")
         assert cache is not None
         return cache
@@ -137,8 +137,8 @@ class Follower:
         for kind, selector in CACHED.items():
             cache = self.caches.get(kind)
             assert cache is not None
-            there = await self.kube.versions(Ref(kind, self._namespace), selector)
-            await self.until(lambda cache=cache, there=there: cache.reflects(there.objects, there.version))
+            there = await self.kube.list_versions(ObjectRef(kind, self._namespace), selector)
+            await self.until(lambda cache=cache, there=there: cache.is_up_to_date(there.objects, there.version))
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def following(
         async with proxy.running() as server:
             configuration = Configuration(host=server, api_key={"BearerToken": "Bearer none"})
             monkeypatch.setattr(informer, "load_configuration", AsyncMock(return_value=configuration))
-            kube = Kube(direct(control_plane), metrics)
+            kube = KubeClient(direct(control_plane), metrics)
             caches = Caches(namespace, Watches(metrics), lambda *change: None)
             follower = Follower(proxy, caches, kube, namespace)
             registry, chosen, stop = kopf.OperatorRegistry(), settings(), asyncio.Event()
@@ -214,7 +214,7 @@ def change_everything(api: Any, namespace: str) -> None:
     api.create(pod(namespace, "three"))
 
 
-def names(cache: Cache) -> list[str]:
+def names(cache: ObjectStore) -> list[str]:
     return [body["metadata"]["name"] for body in cache.list()]
 
 
@@ -252,12 +252,12 @@ def test_what_was_deleted_is_gone_when_all_has_to_be_listed_again(
             return web.Response(text=json.dumps(GONE) + "\n", content_type="application/json")
 
         changed = asyncio.Event()
-        before = follower.pods.listings
+        before = follower.pods.list_count
         follower.proxy.fault = forget
         follower.proxy.cut()
         await asyncio.to_thread(change_everything, api, namespace)
         changed.set()
-        await follower.until(lambda: follower.pods.listings > before and follower.pods.synced)
+        await follower.until(lambda: follower.pods.list_count > before and follower.pods.synced)
         assert names(follower.pods) == ["four", "three", "two"]
         await follower.settled()
         api.delete("Pod", namespace, "four", gracePeriodSeconds=0)
@@ -331,15 +331,15 @@ def test_who_takes_over_waits_for_nothing_that_has_gone_meanwhile(
     monkeypatch.setattr(informer, "CATCH_UP_SECONDS", 0.5)
 
     async def scenario(follower: Follower) -> None:
-        gone = Listing({ObjectName(namespace, "gone"): Version("uid of gone", 1)}, 1)
-        versions, asked = follower.kube.versions, list[str]()
+        gone = ObjectList({ObjectName(namespace, "gone"): ObjectVersion("uid of gone", 1)}, 1)
+        versions, asked = follower.kube.list_versions, list[str]()
 
-        async def first_with_one_more(ref: Ref, selector: str) -> Listing:
+        async def first_with_one_more(ref: ObjectRef, selector: str) -> ObjectList:
             there = await versions(ref, selector)
             if ref.kind != "Pod" or ref.kind in asked:
                 return there
             asked.append(ref.kind)
-            return Listing({**there.objects, **gone.objects}, there.version)
+            return ObjectList({**there.objects, **gone.objects}, there.version)
 
         monkeypatch.setattr(follower.kube, "versions", first_with_one_more)
         async with asyncio.timeout(SECONDS):

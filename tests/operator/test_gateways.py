@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from mizzen_operator.gateway_client.routing_table import (
-    NO_ANSWER,
-    Acknowledgements,
-    Answer,
-    acknowledged,
-    read_answer,
+    NO_REPORT,
+    RoutingState,
+    GatewayReport,
+    merge_reports,
+    parse_report,
 )
 from mizzen_operator.pods.observe import ObservedState
 
@@ -22,39 +22,39 @@ def answer(**states: str) -> Any:
         {"uid": uid, "state": "broken" if state == "foreign" else state, "otherProtocol": state == "foreign"}
         for uid, state in states.items()
     ]
-    return read_answer({"engines": engines})
+    return parse_report({"engines": engines})
 
 
 def test_the_worst_that_a_gateway_says_of_its_api_keys_counts() -> None:
-    def told(body: Any) -> Answer:
-        return read_answer({"engines": [], "apiKeys": body})
+    def told(body: Any) -> GatewayReport:
+        return parse_report({"engines": [], "apiKeys": body})
 
     good, few = told({"inForce": 2, "problem": ""}), told({"inForce": 0, "problem": ""})
     bad = told({"inForce": 2, "problem": "keys.yaml: this is no YAML"})
     assert told(None).api_keys is None
-    assert read_answer({"engines": []}).api_keys is None, "a gateway of a release before"
-    assert acknowledged([good, few, bad]).api_keys == bad.api_keys
-    assert acknowledged([good, few, told(None)]).api_keys == few.api_keys
-    assert acknowledged([told(None)]).api_keys is None
+    assert parse_report({"engines": []}).api_keys is None, "a gateway of a release before"
+    assert merge_reports([good, few, bad]).api_keys == bad.api_keys
+    assert merge_reports([good, few, told(None)]).api_keys == few.api_keys
+    assert merge_reports([told(None)]).api_keys is None
 
 
 def test_a_stranger_is_one_to_every_ready_gateway() -> None:
     one = answer(a="foreign", b="foreign", c="foreign", d="serving")
     other = answer(a="foreign", b="connecting", c="serving")
-    assert acknowledged([one]).strangers == {"a", "b", "c"}
-    assert acknowledged([one, other]).strangers == acknowledged([other, one]).strangers == {"a"}
-    assert acknowledged([one, NO_ANSWER]).strangers == frozenset(), "it may route to them"
-    assert acknowledged([]) == Acknowledgements()
+    assert merge_reports([one]).protocol_mismatches == {"a", "b", "c"}
+    assert merge_reports([one, other]).protocol_mismatches == merge_reports([other, one]).protocol_mismatches == {"a"}
+    assert merge_reports([one, NO_REPORT]).protocol_mismatches == frozenset(), "it may route to them"
+    assert merge_reports([]) == RoutingState()
 
 
 def test_what_a_gateway_routes_to_is_none_to_any() -> None:
     engines = [{"uid": "a", "state": "serving", "otherProtocol": True}]
-    assert acknowledged([read_answer({"engines": engines})]).strangers == frozenset()
+    assert merge_reports([parse_report({"engines": engines})]).protocol_mismatches == frozenset()
 
 
 def test_a_gateway_of_an_earlier_release_says_nothing_of_protocols() -> None:
-    old = read_answer({"engines": [{"uid": "a", "state": "broken", "problem": "speaks protocol 1"}]})
-    assert acknowledged([answer(a="foreign"), old]).strangers == frozenset()
+    old = parse_report({"engines": [{"uid": "a", "state": "broken", "problem": "speaks protocol 1"}]})
+    assert merge_reports([answer(a="foreign"), old]).protocol_mismatches == frozenset()
 
 
 @pytest.mark.parametrize(

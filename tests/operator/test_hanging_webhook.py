@@ -11,9 +11,9 @@ from kubernetes.aio.client import Configuration
 
 from mizzen_local.controlplane import ControlPlane
 from mizzen_operator.kube import client as kube
-from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from webhooks import BOUND_SECONDS, hanging, is_asked
 
@@ -33,16 +33,16 @@ async def test_only_what_fails_quickly_is_sent_again_in_a_look(
 ) -> None:
     sent: list[str] = []
 
-    async def send(_: Kube, verb: str, *__: Any) -> tuple[int, bytes]:
+    async def send(_: KubeClient, verb: str, *__: Any) -> tuple[int, bytes]:
         sent.append(verb)
         return 500, data
 
     monkeypatch.setattr(kube, "PAUSES_SECONDS", (0.0, 0.0, 0.0))
     monkeypatch.setattr(kube, "QUICK_SECONDS", quick_seconds)
-    monkeypatch.setattr(Kube, "_send", send)
-    client = Kube(Configuration(), Metrics())
+    monkeypatch.setattr(KubeClient, "_send", send)
+    client = KubeClient(Configuration(), Metrics())
     with pytest.raises(KubeError):
-        await client.patch(Ref("Pod", "n", "p"), {})
+        await client.patch(ObjectRef("Pod", "n", "p"), {})
     await client.close()
     assert sent == ["PATCH"] * tries
 

@@ -16,9 +16,9 @@ import pytest
 from mizzen.gateway.telemetry.ping import PingProtocol
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.labels import ADMIN_PORT
-from mizzen_operator.gateway_client.heartbeat import Heartbeats
-from mizzen_operator.gateway_client.routing_table import Acknowledgements
-from mizzen_operator.gateway_client.watch import GatewayListener
+from mizzen_operator.gateway_client.heartbeat import HeartbeatMonitor
+from mizzen_operator.gateway_client.routing_table import RoutingState
+from mizzen_operator.gateway_client.watch import GatewayWatch
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.observe import GatewayPod
 from ports import free_ports
@@ -34,7 +34,7 @@ class Watched:
         self.lives = False
         self.doubts = 0
         self.changes: asyncio.Queue[str] = asyncio.Queue()
-        self.beats = Heartbeats(0, self._confirm, self.changes.put_nowait)
+        self.beats = HeartbeatMonitor(0, self._confirm, self.changes.put_nowait)
         self.transport: Any = None
 
     async def _confirm(self, address: str) -> bool:
@@ -64,20 +64,20 @@ async def watched() -> AsyncIterator[Watched]:
 
 async def heard(watched: Watched) -> None:
     async with asyncio.timeout(60):
-        while not watched.beats._beats[ADDRESS].heard:  # noqa: ASYNC110
+        while not watched.beats._gateways[ADDRESS].replied_at:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 async def test_one_that_stops_answering_is_silent_until_it_answers_again(watched: Watched) -> None:
     watched.beats.add(ADDRESS)
     await heard(watched)
-    assert not watched.beats.silent(ADDRESS)
+    assert not watched.beats.is_hung(ADDRESS)
     watched.transport.close()
     assert await watched.next() == ADDRESS
-    assert watched.beats.silent(ADDRESS) and watched.doubts >= 1
+    assert watched.beats.is_hung(ADDRESS) and watched.doubts >= 1
     await watched.answer()
     assert await watched.next() == ADDRESS
-    assert not watched.beats.silent(ADDRESS)
+    assert not watched.beats.is_hung(ADDRESS)
 
 
 async def test_lost_datagrams_alone_make_nobody_silent(watched: Watched) -> None:
@@ -89,9 +89,9 @@ async def test_lost_datagrams_alone_make_nobody_silent(watched: Watched) -> None
         while not watched.doubts:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     watched.lives = False  # it counts no more: datagrams have to come back first
-    assert not watched.beats.silent(ADDRESS)
+    assert not watched.beats.is_hung(ADDRESS)
     await asyncio.sleep(0)
-    assert watched.beats._beats[ADDRESS].heard == 0
+    assert watched.beats._gateways[ADDRESS].replied_at == 0
 
 
 async def test_one_is_asked_as_soon_as_it_is_known(watched: Watched) -> None:
@@ -105,7 +105,7 @@ async def test_one_that_never_answered_is_not_judged(watched: Watched) -> None:
     watched.transport.close()
     watched.beats.add(ADDRESS)
     await asyncio.sleep(2.5)
-    assert watched.doubts == 0 and not watched.beats.silent(ADDRESS)
+    assert watched.doubts == 0 and not watched.beats.is_hung(ADDRESS)
 
 
 async def test_an_address_is_asked_as_long_as_anybody_uses_it(watched: Watched) -> None:
@@ -114,7 +114,7 @@ async def test_an_address_is_asked_as_long_as_anybody_uses_it(watched: Watched) 
     watched.beats.remove(ADDRESS)
     await heard(watched)
     watched.beats.remove(ADDRESS)
-    assert not watched.beats.silent(ADDRESS) and not watched.beats._beats
+    assert not watched.beats.is_hung(ADDRESS) and not watched.beats._gateways
 
 
 @pytest.fixture
@@ -142,15 +142,15 @@ def gateway(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 async def test_a_stopped_gateway_is_noticed_though_its_connection_stands(
     gateway: subprocess.Popen[bytes],
 ) -> None:
-    listener = GatewayListener(Metrics())
+    listener = GatewayWatch(Metrics())
     pod = GatewayPod("gateway", ADDRESS, ready=True)
 
-    async def until(stalled: bool) -> Acknowledgements:
+    async def until(stalled: bool) -> RoutingState:
         async with asyncio.timeout(120):
             while True:
-                said = await listener.ask([pod], "token", KEY)
-                known = listener._beats._beats[ADDRESS].heard > 0
-                if known and (said.silent == {ADDRESS}) == stalled and bool(said.answered) != stalled:
+                said = await listener.routing_state([pod], "token", KEY)
+                known = listener._heartbeats._gateways[ADDRESS].replied_at > 0
+                if known and (said.hung == {ADDRESS}) == stalled and bool(said.reporting_gateways) != stalled:
                     return said
                 await asyncio.sleep(0.05)
 
@@ -161,7 +161,7 @@ async def test_a_stopped_gateway_is_noticed_though_its_connection_stands(
         os.kill(gateway.pid, signal.SIGSTOP)
         assert await asyncio.wait_for(told.get(), 60) == KEY
         said = await until(stalled=True)
-        assert (said.asked, said.answered, said.by_all) == (1, 0, frozenset())
+        assert (said.ready_gateways, said.reporting_gateways, said.routed_by_all) == (1, 0, frozenset())
         os.kill(gateway.pid, signal.SIGCONT)
         await until(stalled=False)
     finally:

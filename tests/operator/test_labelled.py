@@ -21,10 +21,10 @@ from mizzen_local.controlplane import ControlPlane
 from mizzen_local.pki import write_token_kubeconfig
 from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import Admission, Gateway
-from mizzen_operator.gateway.api_key_secrets import MOST, LabelledSecrets, Where, chosen
-from mizzen_operator.kube.client import Kube
+from mizzen_operator.gateway.api_key_secrets import MAX_SECRETS, ApiKeySecrets, GatewayKey, select_secrets
+from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import Refused
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources.gateway_spec import Front
 
@@ -35,21 +35,21 @@ def secret(name: str, second: int = 0, **more: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "creationTimestamp": f"2026-01-01T00:00:{second:02d}Z", **more}}
 
 
-@given(st.lists(st.integers(0, 59), max_size=2 * MOST), st.randoms())
+@given(st.lists(st.integers(0, 59), max_size=2 * MAX_SECRETS), st.randoms())
 def test_the_oldest_are_taken_in_whatever_order_they_are_listed(seconds: list[int], draw: Any) -> None:
     secrets = [secret(f"s{index:03d}", second) for index, second in enumerate(seconds)]
-    names = chosen(secrets)
+    names = select_secrets(secrets)
     assert list(names) == sorted(names)
-    assert len(names) == min(MOST, len(secrets))
+    assert len(names) == min(MAX_SECRETS, len(secrets))
     age = {one["metadata"]["name"]: one["metadata"]["creationTimestamp"] for one in secrets}
     left_out = set(age) - set(names)
     assert all(age[new] >= age[old] for new in left_out for old in names)
     draw.shuffle(secrets)
-    assert chosen(secrets) == names
+    assert select_secrets(secrets) == names
 
 
 def test_a_secret_that_is_being_deleted_is_not_taken() -> None:
-    assert chosen([secret("a"), secret("b", deletionTimestamp="2026-01-02T00:00:00Z")]) == ("a",)
+    assert select_secrets([secret("a"), secret("b", deletionTimestamp="2026-01-02T00:00:00Z")]) == ("a",)
 
 
 @pytest.mark.parametrize("service", ["demo", "shared", "mizzen", "a-gateway"])
@@ -61,10 +61,10 @@ def test_a_gateways_name_says_whose_it_is(service: str) -> None:
 
 def test_an_empty_folder_of_keys_lets_nobody_in(tmp_path: Path) -> None:
     tenants = TenantRegistry([str(tmp_path)])
-    assert not tenants.open
+    assert not tenants.keyless
     for headers in ([], [(b"authorization", b"Bearer "), (b"authorization", b"Bearer sk-guessed")]):
         with pytest.raises(ApiError) as refused:
-            tenants.find({"type": "http", "headers": headers})
+            tenants.authenticate({"type": "http", "headers": headers})
         assert refused.value.status == 401
 
 
@@ -207,10 +207,10 @@ def front(namespace: str, *, asks: bool = True) -> Front:
     )
 
 
-async def client(kubeconfig: Path) -> Kube:
+async def client(kubeconfig: Path) -> KubeClient:
     configuration = Configuration()
     await load_kube_config(str(kubeconfig), client_configuration=configuration)
-    return Kube(configuration, Metrics())
+    return KubeClient(configuration, Metrics())
 
 
 @in_cluster
@@ -221,30 +221,30 @@ async def test_news_is_what_differs_from_the_last_look_and_no_value_is_read(
     api.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": {"k": "sk-hidden"}})
     kube = await client(control_plane.kubeconfig)
     try:
-        [listed] = await kube.list_metadata(Ref("Secret", namespace), LABEL)
+        [listed] = await kube.list_metadata(ObjectRef("Secret", namespace), LABEL)
         assert set(listed) <= {"kind", "apiVersion", "metadata"}
-        secrets = LabelledSecrets(kube, "")
+        secrets = ApiKeySecrets(kube, "")
         assert await secrets.find(front(namespace)) == ("team",)
         assert await _news(secrets, []) == []
         meta["name"] = "other"
         api.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta})
-        assert await _news(secrets, where := [Where(namespace, "demo-gateway")]) == where
+        assert await _news(secrets, where := [GatewayKey(namespace, "demo-gateway")]) == where
         assert await secrets.find(front(namespace)) == ("other", "team")
         assert await _news(secrets, []) == []
         assert await secrets.find(front(namespace, asks=False)) == ()
         api.delete("Secret", namespace, "other")
-        assert await secrets.news() == []  # nobody asks
+        assert await secrets.changed_gateways() == []  # nobody asks
     finally:
         await kube.close()
 
 
-async def _news(secrets: LabelledSecrets, wanted: list[Where]) -> list[Where]:
+async def _news(secrets: ApiKeySecrets, wanted: list[GatewayKey]) -> list[GatewayKey]:
     """News once the API server's memory has caught up with what is wanted, or what they are after 30 s."""
-    news = await secrets.news()
+    news = await secrets.changed_gateways()
     deadline = time.monotonic() + 30
     while news != wanted and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
-        news = await secrets.news()
+        news = await secrets.changed_gateways()
     return news
 
 
@@ -268,8 +268,8 @@ async def test_without_the_right_the_failure_says_which(
     kube = await client(kubeconfig)
     try:
         with pytest.raises(Refused, match="needs an operator that may list Secrets") as refused:
-            await LabelledSecrets(kube, "").find(front(namespace))
+            await ApiKeySecrets(kube, "").find(front(namespace))
         assert refused.value.reason == "SecretsForbidden"
-        assert await LabelledSecrets(kube, "").find(front(namespace, asks=False)) == ()
+        assert await ApiKeySecrets(kube, "").find(front(namespace, asks=False)) == ()
     finally:
         await kube.close()

@@ -8,7 +8,7 @@ import pytest
 
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube.errors import KubeError
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.manager.leader_election import Elector
 
 OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "mizzen-operator", "uid": "u1"}
@@ -21,7 +21,7 @@ class Server:
         self.objects = objects
         self._forbidden = forbidden
 
-    async def get(self, ref: Ref) -> dict[str, Any] | None:
+    async def get(self, ref: ObjectRef) -> dict[str, Any] | None:
         if ref.kind == "Deployment" and self._forbidden:
             raise KubeError(403, "Forbidden", "deployments are forbidden")
         return self.objects.get(ref.kind)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.labels import ADMIN_PORT
-from mizzen_operator.gateway_client.watch import GatewayListener
+from mizzen_operator.gateway_client.watch import GatewayWatch
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.observe import GatewayPod
 
@@ -73,49 +73,49 @@ async def gateways() -> AsyncIterator[list[Gateway]]:
 
 
 @pytest.fixture
-async def listener() -> AsyncIterator[GatewayListener]:
-    one = GatewayListener(Metrics())
+async def listener() -> AsyncIterator[GatewayWatch]:
+    one = GatewayWatch(Metrics())
     yield one
     await one.close()
 
 
-async def heard(listener: GatewayListener) -> asyncio.Queue[ServiceKey]:
+async def heard(listener: GatewayWatch) -> asyncio.Queue[ServiceKey]:
     news: asyncio.Queue[ServiceKey] = asyncio.Queue()
     listener.on_change = news.put_nowait
     return news
 
 
-async def ask(listener: GatewayListener, gateways: list[Gateway], token: str = "token") -> Any:
+async def ask(listener: GatewayWatch, gateways: list[Gateway], token: str = "token") -> Any:
     async with asyncio.timeout(60):
-        return await listener.ask([one.pod for one in gateways], token, KEY)
+        return await listener.routing_state([one.pod for one in gateways], token, KEY)
 
 
 async def test_a_change_is_heard_at_once_and_asked_for_once(
-    gateways: list[Gateway], listener: GatewayListener
+    gateways: list[Gateway], listener: GatewayWatch
 ) -> None:
     news = await heard(listener)
     for one in gateways:
         await one.say("a", "b")
     first = await ask(listener, gateways)
-    assert (first.asked, first.answered, first.by_all) == (2, 2, {"a", "b"})
+    assert (first.ready_gateways, first.reporting_gateways, first.routed_by_all) == (2, 2, {"a", "b"})
     assert news.empty()
     await gateways[1].say("a")
     assert await asyncio.wait_for(news.get(), 60) == KEY
     second = await ask(listener, gateways)
-    assert (second.by_all, second.by_some) == ({"a"}, {"a", "b"})
-    assert not listener.waiting(KEY)
+    assert (second.routed_by_all, second.routed_by_some) == ({"a"}, {"a", "b"})
+    assert not listener.holds_requests(KEY)
     await gateways[0].say("a", "b", waiting=2)
     await asyncio.wait_for(news.get(), 60)
-    assert listener.waiting(KEY)
+    assert listener.holds_requests(KEY)
     for _ in range(20):
         await ask(listener, gateways)
     assert sum(one.asked for one in gateways) <= 6  # two at first, one kept at each, one after each change
-    tables = await listener.look(KEY)
+    tables = await listener.fetch_tables(KEY)
     assert tables is not None and [table["waiting"] for table in tables] == [2, 0]
 
 
 async def test_why_a_gateway_does_not_route_is_heard(
-    gateways: list[Gateway], listener: GatewayListener
+    gateways: list[Gateway], listener: GatewayWatch
 ) -> None:
     news = await heard(listener)
     await gateways[0].say("a")
@@ -131,30 +131,30 @@ async def test_why_a_gateway_does_not_route_is_heard(
 
 
 async def test_a_gateway_that_is_gone_acknowledges_nothing(
-    gateways: list[Gateway], listener: GatewayListener
+    gateways: list[Gateway], listener: GatewayWatch
 ) -> None:
     news = await heard(listener)
     for one in gateways:
         await one.say("a")
-    assert (await ask(listener, gateways)).by_all == {"a"}
+    assert (await ask(listener, gateways)).routed_by_all == {"a"}
     await gateways[1].stop()
     await asyncio.wait_for(news.get(), 60)
     gone = await ask(listener, gateways)
-    assert (gone.asked, gone.answered, gone.by_all, gone.by_some) == (2, 1, frozenset(), {"a"})
-    assert await listener.look(KEY) is None
-    assert (await ask(listener, gateways[:1])).by_all == {"a"}  # its pod is no longer ready
+    assert (gone.ready_gateways, gone.reporting_gateways, gone.routed_by_all, gone.routed_by_some) == (2, 1, frozenset(), {"a"})
+    assert await listener.fetch_tables(KEY) is None
+    assert (await ask(listener, gateways[:1])).routed_by_all == {"a"}  # its pod is no longer ready
 
 
-async def test_a_token_that_is_refused_is_told(gateways: list[Gateway], listener: GatewayListener) -> None:
+async def test_a_token_that_is_refused_is_told(gateways: list[Gateway], listener: GatewayWatch) -> None:
     answer = await ask(listener, gateways, "wrong")
-    assert (answer.refused, answer.answered, answer.by_some) == (True, 0, frozenset())
+    assert (answer.token_refused, answer.reporting_gateways, answer.routed_by_some) == (True, 0, frozenset())
 
 
-async def test_who_is_forgotten_is_asked_no_more(gateways: list[Gateway], listener: GatewayListener) -> None:
+async def test_who_is_forgotten_is_asked_no_more(gateways: list[Gateway], listener: GatewayWatch) -> None:
     news = await heard(listener)
     await ask(listener, gateways)
     listener.forget(KEY)
     await asyncio.sleep(0)
     await gateways[0].say("a")
-    assert await listener.look(KEY) == []
+    assert await listener.fetch_tables(KEY) == []
     assert news.empty()

@@ -230,7 +230,7 @@ def test_no_limit_gives_nothing_up() -> None:
     ],
 )
 def test_shares_round_for_the_better(given: Rollout, groups: int, surge: int, unavailable: int) -> None:
-    assert (given.surge(groups), given.unavailable(groups)) == (surge, unavailable)
+    assert (given.surge_groups(groups), given.unavailable_groups(groups)) == (surge, unavailable)
 
 
 @pytest.mark.parametrize(

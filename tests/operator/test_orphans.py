@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marks import CONTROL_PLANE
-from mizzen_operator.kube.go_json import go_json, in_order
+from mizzen_operator.kube.go_json import go_json, has_sorted_keys
 
 pytestmark = CONTROL_PLANE
 
@@ -30,8 +30,8 @@ def test_json_is_written_as_go_writes_it(value: Any, written: str) -> None:
 
 
 def test_what_is_out_of_order_is_seen() -> None:
-    assert in_order({"a": [{"b": 1, "c": 2}], "d": {}})
-    assert not in_order({"a": [{"c": 1, "b": 2}]})
+    assert has_sorted_keys({"a": [{"b": 1, "c": 2}], "d": {}})
+    assert not has_sorted_keys({"a": [{"c": 1, "b": 2}]})
 
 
 class Orphans:

@@ -116,11 +116,11 @@ async def test_the_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
     began = time.monotonic()
     slow = TokenBucket(0.01, 10)
     for _ in range(10):
-        await slow.take()
+        await slow.acquire()
     assert time.monotonic() - began < 60, "a burst waits for nothing; its rate would take minutes"
     bucket, began = TokenBucket(100, 10), time.monotonic()
     for _ in range(30):
-        await bucket.take()
+        await bucket.acquire()
     assert time.monotonic() - began > 0.19
 
 

@@ -13,7 +13,7 @@ from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube import apply_cache
 from mizzen_operator.kube.apply import Applier
 from mizzen_operator.kube.apply_cache import ApplyCache
-from mizzen_operator.kube.last_applied import Children
+from mizzen_operator.kube.last_applied import UnwatchedChildren
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.observe import ObservedState
 from mizzen_operator.rollout.pod_policies import PodPolicies
@@ -53,7 +53,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     kube: Any = server
     config = OperatorConfig(recheck_seconds=RECHECK, resync_seconds=RESYNC)
     applied = ApplyCache(config)
-    policies = PodPolicies(config, Applier(kube, metrics, Children()), applied)
+    policies = PodPolicies(config, Applier(kube, metrics, UnwatchedChildren()), applied)
     made = Bench(applied, policies, server, replace(rolling(), status={}), clock)
     await made.reads(0, 0)
     return made

@@ -12,7 +12,7 @@ from marks import CONTROL_PLANE
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube.errors import KubeError, Refused
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.model_cache import fetch
 from mizzen_operator.model_cache.fetch import ModelFetcher
@@ -59,17 +59,17 @@ class Cluster:
         self.pods: list[dict[str, Any]] = []
         self.deleted: list[str] = []
 
-    async def get(self, ref: Ref) -> dict[str, Any]:
+    async def get(self, ref: ObjectRef) -> dict[str, Any]:
         return self.job if ref.kind == "Job" else {}
 
-    async def list(self, ref: Ref, selector: str) -> list[dict[str, Any]]:
+    async def list(self, ref: ObjectRef, selector: str) -> list[dict[str, Any]]:
         return self.pods if ref.kind == "Pod" else []
 
-    async def delete(self, ref: Ref, uid: str, propagation: str) -> bool:
+    async def delete(self, ref: ObjectRef, uid: str, propagation: str) -> bool:
         self.deleted.append(uid)
         return True
 
-    async def check(self, manifest: dict[str, Any]) -> None:
+    async def dry_run_create(self, manifest: dict[str, Any]) -> None:
         self.asked.append(manifest)
         if self.refusal is not None:
             raise self.refusal

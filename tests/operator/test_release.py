@@ -9,7 +9,7 @@ import pytest
 
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube.errors import KubeError
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.manager.leader_election import Elector
 
 
@@ -22,7 +22,7 @@ class Server:
         self.renewals = 0
         """How many renewals of the holder are written behind the next reads."""
 
-    async def get(self, ref: Ref) -> dict[str, Any]:
+    async def get(self, ref: ObjectRef) -> dict[str, Any]:
         read = {"metadata": {"resourceVersion": str(self.version)}, "spec": dict(self.spec)}
         if self.renewals:
             self.renewals -= 1
@@ -58,7 +58,7 @@ async def test_it_is_tried_for_a_while_alone(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("mizzen_operator.manager.leader_election.RELEASE_SECONDS", 0.05)
     server = Server("one")
 
-    async def hang(ref: Ref) -> None:
+    async def hang(ref: ObjectRef) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(server, "get", hang)

@@ -16,7 +16,7 @@ import pytest
 from marks import CONTROL_PLANE
 from mizzen.gateway.services import parse_services
 from mizzen_operator.api.gateway_sharing import resolve_sharing
-from mizzen_operator.api.parse import ApiError, parse
+from mizzen_operator.api.parse import InvalidServiceError, parse_service
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube.drift import covers
@@ -330,8 +330,8 @@ def test_the_root_of_the_keys_can_be_made_anew_of_both_sides(service: Make) -> N
 
 def test_a_foreign_crd_is_named() -> None:
     meta = {"name": "a", "namespace": "b", "uid": "c", "generation": 1}
-    with pytest.raises(ApiError, match=r"spec\.engine is missing; the CRD of the cluster is older or newer"):
-        parse({"metadata": meta, "spec": {"model": {"source": "x"}}})
+    with pytest.raises(InvalidServiceError, match=r"spec\.engine is missing; the CRD of the cluster is older or newer"):
+        parse_service({"metadata": meta, "spec": {"model": {"source": "x"}}})
 
 
 def test_covers_forgives_defaults_and_sees_drift() -> None:

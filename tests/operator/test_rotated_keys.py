@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from marks import in_cluster
 from mizzen.wire import curve_keys as wire
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.gateway_client.routing_table import Acknowledgements
-from mizzen_operator.keys.rotation import KeyKeeper, due, rotation
+from mizzen_operator.gateway_client.routing_table import RoutingState
+from mizzen_operator.keys.rotation import KeyRotator, is_rotation_due, rotation_progress
 from mizzen_operator.kube.errors import KubeError
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.group import Group
 from mizzen_operator.resources.key_secrets import name_of
@@ -132,13 +132,13 @@ def test_a_shared_gateways_keys_are_rotated_with_the_oldest_services(
 
     def done() -> bool:
         after = {name: port.secret(name) for name in names}
-        shared = after["mizzen-shared"]
+        gateway_public = after["mizzen-shared"]
         return (
-            shared["gateway.secret"] != before["mizzen-shared"]["gateway.secret"]
-            and shared["admin.token"] != before["mizzen-shared"]["admin.token"]
+            gateway_public["gateway.secret"] != before["mizzen-shared"]["gateway.secret"]
+            and gateway_public["admin.token"] != before["mizzen-shared"]["admin.token"]
             and after["first-engine-keys"]["engine.secret"] != before["first-engine-keys"]["engine.secret"]
             and after["second-engine-keys"]["engine.secret"] == before["second-engine-keys"]["engine.secret"]
-            and all(one["gateway.public"] == shared["gateway.public"] for one in after.values())
+            and all(one["gateway.public"] == gateway_public["gateway.public"] for one in after.values())
             and not [name for one in after.values() for name in one if name.startswith("next.")]
         )
 
@@ -163,7 +163,7 @@ class Store:
         self.loses = 0
         self._version = 0
 
-    async def get(self, ref: Ref, *, live: bool = False) -> dict[str, Any] | None:
+    async def get(self, ref: ObjectRef, *, live: bool = False) -> dict[str, Any] | None:
         found = self.secrets.get(ref.name)
         if self.loses:
             self.loses -= 1
@@ -178,7 +178,7 @@ class Store:
         self._write(name, manifest)
         return True
 
-    async def patch(self, ref: Ref, patch: Mapping[str, Any], content_type: str = "") -> None:
+    async def patch(self, ref: ObjectRef, patch: Mapping[str, Any], content_type: str = "") -> None:
         if (live := self.secrets.get(ref.name)) is None:
             raise KubeError(404, "NotFound", "it is gone")
         if patch["metadata"].get("resourceVersion") != live["metadata"]["resourceVersion"]:
@@ -210,7 +210,7 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 class World:
     """Pods of one service that find new keys in their own time."""
 
-    keeper: KeyKeeper
+    keeper: KeyRotator
     store: Store
     service: Any
     gateways: list[dict[str, str]] = field(default_factory=list)
@@ -226,7 +226,7 @@ class World:
         else:
             self.engines[which - 2] = self.store.mounted("demo-engine-keys")
 
-    def heard(self) -> Acknowledgements:
+    def heard(self) -> RoutingState:
         known = [self._names(gateway) for gateway in self.gateways]
         used: dict[str, set[str]] = {}
         for gateway in known:
@@ -234,11 +234,11 @@ class World:
                 common = [name for name in gateway if name in self._names(engine)]
                 assert common, "a gateway and an engine have no key in common"
                 used.setdefault(f"e{index}", set()).add(common[0])
-        return Acknowledgements(
-            asked=2,
-            answered=2,
-            known=frozenset.intersection(*(frozenset(names) for names in known)),
-            keys={uid: frozenset(names) for uid, names in used.items()},
+        return RoutingState(
+            ready_gateways=2,
+            reporting_gateways=2,
+            key_names=frozenset.intersection(*(frozenset(names) for names in known)),
+            engine_key_names={uid: frozenset(names) for uid, names in used.items()},
         )
 
     @staticmethod
@@ -259,8 +259,8 @@ class World:
             groups = [
                 Group(f"e{i}", f"e{i}", i, "r", 0, containers_ready=True) for i in range(len(self.engines))
             ]
-            if keys.rotating and not rotation(keys, groups, self.heard()).waits:
-                await self.keeper.finish(self.service)
+            if keys.rotating and not rotation_progress(keys, groups, self.heard()).waiting_for:
+                await self.keeper.drop_previous(self.service)
             return not keys.rotating
         except KubeError:
             return False
@@ -287,7 +287,7 @@ def test_a_crash_between_any_two_steps_leaves_nobody_out(
 async def _crashes(steps: list[Any], fails: list[str], generations: int) -> None:
     store = Store()
     kube: Any = store
-    keeper = KeyKeeper(kube, OperatorConfig(), Metrics(), lambda key, made: None)
+    keeper = KeyRotator(kube, OperatorConfig(), Metrics(), lambda key, made: None)
     world = World(keeper, store, _service(""))
     assert await world.look()
     world.start()
@@ -318,7 +318,7 @@ async def _crashes(steps: list[Any], fails: list[str], generations: int) -> None
     assert not {name for name in last if name.startswith("next.")}
     assert first["engine.secret"] != last["engine.secret"]
     assert int(last["generation"]) >= generations
-    assert world.heard().known == frozenset(
+    assert world.heard().key_names == frozenset(
         [name_of(world.engines[0]["engine.public"], world.engines[0]["gateway.public"])]
     )
 
@@ -329,7 +329,7 @@ def _service(wish: str) -> Any:
         name: str = "demo"
         namespace: str = "llm"
         uid: str = "u"
-        shared: bool = False
+        gateway_public: bool = False
         status: Mapping[str, Any] = field(default_factory=lambda: {"replicas": 0})
         rotate_keys: str = wish
 
@@ -340,14 +340,14 @@ def test_keys_are_due_by_wish_or_age() -> None:
     now = datetime(2026, 3, 1, tzinfo=UTC)
     old = (now - timedelta(days=91)).strftime("%Y-%m-%dT%H:%M:%SZ")
     young = (now - timedelta(days=89)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    assert due("", "", old, 90, now)
-    assert not due("", "", young, 90, now)
-    assert not due("", "", old, 0, now)
-    assert due("again", "once", young, 0, now)
-    assert not due("once", "once", young, 0, now)
-    assert not due("", "once", "", 90, now)
+    assert is_rotation_due("", "", old, 90, now)
+    assert not is_rotation_due("", "", young, 90, now)
+    assert not is_rotation_due("", "", old, 0, now)
+    assert is_rotation_due("again", "once", young, 0, now)
+    assert not is_rotation_due("once", "once", young, 0, now)
+    assert not is_rotation_due("", "once", "", 90, now)
 
 
 def test_both_programs_give_keys_one_name() -> None:
     one, two = "a" * 40, "b" * 40
-    assert name_of(one, two) == wire.name_of(one.encode(), two.encode())
+    assert name_of(one, two) == wire.key_pair_name(one.encode(), two.encode())

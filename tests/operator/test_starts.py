@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen_operator.kube.objects import stamp
+from mizzen_operator.kube.objects import timestamp
 from mizzen_operator.pods.cold_start import NOT_STARTED, StartupTimings, cold_start_entry, read_startup_timings, merge_startup_timings
 from mizzen_operator.status import builder
 from service_kit import GOOD, NOW
@@ -20,7 +20,7 @@ PARTS = ("pendingSeconds", "imagePullSeconds", "downloadSeconds", "loadSeconds",
 
 
 def at(seconds: float) -> str:
-    return stamp(BEGAN + timedelta(seconds=seconds))
+    return timestamp(BEGAN + timedelta(seconds=seconds))
 
 
 def pod(scheduled: float, fetch: tuple[float, float] | None, began: float, ready: float) -> dict[str, Any]:

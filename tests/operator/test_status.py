@@ -13,7 +13,7 @@ from mizzen_operator.pods.group import read_single_pod_group
 from mizzen_operator.pods.observe import GatewayPod, read_gateway_pod
 from mizzen_operator.status import builder
 from mizzen_operator.status.conditions import build_conditions as every_condition
-from mizzen_operator.status.inputs import StatusInputs, Failure
+from mizzen_operator.status.inputs import StatusInputs, BlockingReason
 from service_kit import DEPLOYED, GATEWAY, GOOD, NOW, OLD, SERVING, SPEC, service
 
 
@@ -70,8 +70,8 @@ CRASHED = replace(
             "GatewayReady",
             (False, "GatewayFailing"),
         ),
-        (replace(GOOD, failure=Failure("NameTaken", "x")), "Ready", (False, "NameTaken")),
-        (replace(GOOD, failure=Failure("NameTaken", "x")), "Available", (True, "Serving")),
+        (replace(GOOD, failure=BlockingReason("NameTaken", "x")), "Ready", (False, "NameTaken")),
+        (replace(GOOD, failure=BlockingReason("NameTaken", "x")), "Available", (True, "Serving")),
         (
             replace(GOOD, groups=[replace(SERVING, node="", unschedulable="0/1 nodes", routable=False)]),
             "Scheduled",
@@ -138,7 +138,7 @@ def test_groups_are_cut_to_64_worst_first() -> None:
 
 
 def test_a_long_message_is_cut() -> None:
-    built = builder.build_status(replace(GOOD, failure=Failure("PodRejected", "x" * 9999)), NOW)
+    built = builder.build_status(replace(GOOD, failure=BlockingReason("PodRejected", "x" * 9999)), NOW)
     assert all(len(c["message"]) <= 1024 for c in built["conditions"])
 
 

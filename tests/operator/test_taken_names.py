@@ -12,7 +12,7 @@ from kubernetes.aio.config import load_kube_config
 from live_service import Service
 from marks import CONTROL_PLANE
 from mizzen_local.controlplane import ControlPlane
-from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError
 from mizzen_operator.metrics import Metrics
 
@@ -45,17 +45,17 @@ def other(namespace: str, kind: str, version: str, name: str, content: dict[str,
 
 
 @pytest.fixture
-async def kube(control_plane: ControlPlane) -> AsyncIterator[Kube]:
+async def kube(control_plane: ControlPlane) -> AsyncIterator[KubeClient]:
     configuration = Configuration()
     await load_kube_config(str(control_plane.kubeconfig), client_configuration=configuration)
-    client = Kube(configuration, Metrics())
+    client = KubeClient(configuration, Metrics())
     yield client
     await client.close()
 
 
 @pytest.mark.parametrize("one", OTHERS, ids=lambda one: f"{one[0]} {one[2]}")
 async def test_what_is_there_is_left_by_what_makes_new_objects_alone(
-    api: Any, kube: Kube, namespace: str, one: tuple[str, str, str, dict[str, Any]]
+    api: Any, kube: KubeClient, namespace: str, one: tuple[str, str, str, dict[str, Any]]
 ) -> None:
     body = other(namespace, *one)
     made = await kube.apply(body, new=True)

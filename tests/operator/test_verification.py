@@ -57,7 +57,7 @@ class Scripted:
     def __init__(self, *answers: tuple[int, str]) -> None:
         self.answers, self.asked = list(answers), list[str]()
 
-    async def question(
+    async def ask_prompt(
         self, key: ServiceKey, uid: str, prompt: str, max_tokens: int, seconds: float
     ) -> tuple[int, dict[str, Any]]:
         self.asked.append(prompt)

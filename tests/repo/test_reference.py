@@ -18,7 +18,7 @@ from mizzen.gateway.config import GatewayConfig
 from mizzen.models.registry import HEADLESS_READERS, READERS
 from mizzen.server.config import EngineConfig
 from mizzen_operator.api.gateway_sharing import resolve_sharing
-from mizzen_operator.api.parse import parse
+from mizzen_operator.api.parse import parse_service
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.resources import engine_args, gateway_spec
 from mizzen_operator.resources import gateway_deployment as gateway_render
@@ -132,7 +132,7 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
         "suspend": True,
     }
     meta = {"name": "s", "namespace": "n", "uid": "u", "generation": 1}
-    return parse({"metadata": meta, "spec": spec})
+    return parse_service({"metadata": meta, "spec": spec})
 
 
 def test_the_operators_engine_arguments_are_options_of_the_engine() -> None:

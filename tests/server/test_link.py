@@ -13,10 +13,10 @@ import pytest
 import zmq.asyncio
 
 from mizzen.core.request import FinishReason
-from mizzen.engine.simulated.side_outputs import hidden_states, rows
+from mizzen.engine.simulated.side_outputs import hidden_states, logprob_entries
 from mizzen.server.simulate import SimulateConfig, SimulatedEngine
-from mizzen.wire.client.engine_client import Link
-from mizzen.wire.client.stream import EngineRefused, EngineStream, StreamLost, TokenLogprobs, entries
+from mizzen.wire.client.engine_client import EngineLink
+from mizzen.wire.client.stream import EngineRefused, EngineStream, StreamLost, TokenLogprobs, logprob_entries
 from mizzen.wire.messages import RefusalCode, Sampling
 
 WAIT = 60.0
@@ -30,11 +30,11 @@ def packed(prompt: list[int]) -> bytes:
 
 
 def expected(tokens: list[int], top: int, by_id: tuple[int, ...] = ()) -> list[TokenLogprobs]:
-    return entries(*rows(np.array(tokens, np.int32), top, by_id, VOCAB), len(by_id))
+    return logprob_entries(*logprob_entries(np.array(tokens, np.int32), top, by_id, VOCAB), len(by_id))
 
 
 @asynccontextmanager
-async def linked(model: Path, **options: Any) -> AsyncIterator[tuple[Link, SimulatedEngine]]:
+async def linked(model: Path, **options: Any) -> AsyncIterator[tuple[EngineLink, SimulatedEngine]]:
     config = SimulateConfig(
         model=str(model),
         wire_bind="tcp://127.0.0.1:*",
@@ -42,7 +42,7 @@ async def linked(model: Path, **options: Any) -> AsyncIterator[tuple[Link, Simul
     )
     with SimulatedEngine(config) as engine:
         context = zmq.asyncio.Context()
-        link = Link(engine.endpoint, gateway="test", context=context)
+        link = EngineLink(engine.endpoint, gateway="test", context=context)
         task = asyncio.create_task(link.run())
         try:
             await until(lambda: link.welcome is not None)
@@ -68,8 +68,8 @@ async def read(stream: EngineStream) -> tuple[list[int], list[TokenLogprobs], An
             if more and not tokens and stream.prompt_logprobs is not None:
                 stream.prompt_logprobs.append(MARK)  # nothing may come behind the first token
             tokens += more
-            logprobs += stream.take_logprobs()
-            assert not stream.take_logprobs()
+            logprobs += stream.drain_logprobs()
+            assert not stream.drain_logprobs()
             if finish is not None:
                 return tokens, logprobs, finish
 

@@ -20,7 +20,7 @@ from mizzen.server.nodes.leader_node import Leader
 from mizzen.server.ranks.plan_memory import plan_room
 from mizzen.wire.curve_keys import KeyFolder, find_pair, write_keys
 from mizzen.wire.endpoint import UnsafeEndpoint
-from mizzen.wire.ranks.node_messages import PROTOCOL, Join, NodeClient, RankReport, Refused
+from mizzen.wire.ranks.node_messages import PROTOCOL, Join, NodeClient, RankReport, NodeRefused
 from mizzen.wire.ranks.plan_ring import CAPACITY
 from ports import free_ports
 
@@ -135,7 +135,7 @@ def test_another_release_and_another_node_are_refused(meeting: Meeting) -> None:
         client.send(Join(protocol, "life", node, {}))
         found: list[Any] = []
         meeting.until(lambda: found.extend(client.receive()) or found, leader)  # noqa: B023 - called here alone
-        assert isinstance(found[0], Refused)
+        assert isinstance(found[0], NodeRefused)
         assert said in found[0].reason
         client.close()
 

@@ -156,8 +156,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, Change]]:
             yield "drop not", node, _with("operand", ast.UnaryOp(ast.Not(), node.operand))
         case ast.Constant(value=bool()):
             yield "other constant", node, _with("value", not node.value)
-        case ast.Constant(value=int()):
-            yield "other constant", node, _with("value", node.value + 1)
+        case ast.Constant(value=int(number)):
+            yield "other constant", node, _with("value", number + 1)
         case ast.IfExp():
             yield "always", node.test, _with("test", ast.Constant(True))
             yield "never", node.test, _with("test", ast.Constant(False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mizzen_operator.kube.errors import KubeError
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 
 MADE = {"uid": "u", "resourceVersion": "2", "generation": 1}
 
@@ -23,7 +23,7 @@ class OneObject:
         self.there = there
         self.asked: list[str] = []
 
-    async def get(self, ref: Ref, *, live: bool = False) -> dict[str, Any] | None:
+    async def get(self, ref: ObjectRef, *, live: bool = False) -> dict[str, Any] | None:
         """Read the object."""
         self.asked.append("get")
         return self.there
@@ -38,7 +38,7 @@ class OneObject:
         self.there = {**manifest, "metadata": {**manifest["metadata"], **MADE}}
         return self.there
 
-    async def check(self, manifest: dict[str, Any]) -> None:
+    async def dry_run_create(self, manifest: dict[str, Any]) -> None:
         """Ask whether the object would be taken."""
         self.asked.append("check")
         if self.forbids:
@@ -46,7 +46,7 @@ class OneObject:
         if self.there is not None:
             raise KubeError(409, "AlreadyExists", "the object is there already")
 
-    async def delete(self, ref: Ref, uid: str) -> bool:
+    async def delete(self, ref: ObjectRef, uid: str) -> bool:
         """Delete the object."""
         self.asked.append(f"delete {uid}")
         self.there = None

@@ -15,7 +15,7 @@ from mizzen_operator.api.types import (
     Lifecycle,
     Model,
 )
-from mizzen_operator.kube.objects import stamp
+from mizzen_operator.kube.objects import timestamp
 from mizzen_operator.pods.group import Group, GroupPod
 from mizzen_operator.rollout.actions import CreateGroup, DeleteGroup
 from mizzen_operator.rollout.spec_identity import has_failed_verification, verification_id
@@ -188,7 +188,7 @@ class Cluster:
                     attempt=action.attempt,
                     size=size,
                     awaiting_verification=bool(self.verification_id) and action.revision == self.revision,
-                    created=stamp(self.now),
+                    created=timestamp(self.now),
                 )
                 one = self.simulated[action.name] = SimulatedGroup(group, {})
             if rank in one.pods:

@@ -151,14 +151,14 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             self.cluster.service = replace(self.cluster.service, spec={"revision": revision, "edit": edit})
 
         @rule(
-            surge=st.integers(0, 2),
-            unavailable=st.integers(0, 2),
+            max_surge=st.integers(0, 2),
+            max_unavailable=st.integers(0, 2),
             partition=st.sampled_from([0, 0, 0, 1, 2]),
             paused=st.sampled_from([False, False, False, True]),
         )
-        def change_rollout(self, surge: int, unavailable: int, partition: int, paused: bool) -> None:
+        def change_rollout(self, max_surge: int, max_unavailable: int, partition: int, paused: bool) -> None:
             verification = self.cluster.service.rollout.verification
-            rollout = Rollout(surge, unavailable, partition, paused, verification=verification)
+            rollout = Rollout(max_surge, max_unavailable, partition, paused, verification=verification)
             self.cluster.service = replace(self.cluster.service, rollout=rollout)
 
         @rule(expected=st.sampled_from(["", "a", "b"]), on_failure=st.sampled_from(["Rollback", "Pause"]))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from mizzen_operator.api.parse import parse
+from mizzen_operator.api.parse import parse_service
 from mizzen_operator.api.types import InferenceService, Rollout
 from mizzen_operator.pods.group import Group
 from mizzen_operator.pods.observe import GatewayPod
@@ -88,7 +88,7 @@ GATEWAY = GatewayPod("demo-gateway-x", "10.0.0.1", True)
 
 def service(**spec: Any) -> InferenceService:
     """A service with all defaults but what is given."""
-    return parse({"metadata": META, "spec": {**SPEC, **spec}})
+    return parse_service({"metadata": META, "spec": {**SPEC, **spec}})
 
 
 GOOD = StatusInputs(service(), "a", "engine:1", [SERVING], [GATEWAY], DEPLOYED)

@@ -14,7 +14,7 @@ from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.wire.codec import encode, gateway_decoder
 from mizzen.wire.curve_keys import WireKeys
-from mizzen.wire.endpoint import heartbeats, secure_client
+from mizzen.wire.endpoint import enable_heartbeats, secure_client
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import PROTOCOL, Abort, Generate, Hello, Message, Sampling, Welcome
 from mizzen.wire.server.engine_server import Arrivals, WireServer
@@ -34,7 +34,7 @@ class Gateway:
         self.socket.linger = 0
         if keys:
             secure_client(self.socket, keys)
-        heartbeats(self.socket, 1, 5)
+        enable_heartbeats(self.socket, 1, 5)
         self.socket.connect(endpoint)
         self._decode = gateway_decoder()
         self.inbox: list[Message] = []

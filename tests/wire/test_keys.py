@@ -81,11 +81,11 @@ def test_a_gateway_keeps_its_keys_too(folder: Path) -> None:
     for name in ("next.engine.public", "engine.public", "gateway.secret"):
         good = (folder / name).read_bytes() if (folder / name).exists() else None
         write(folder, {name: NO_NUMBER})
-        assert not keys.look()
+        assert not keys.refresh()
         assert keys.ring == before
         (folder / name).unlink() if good is None else write(folder, {name: good})
     write(folder, {"gateway.public": stranger()})
-    assert not keys.look()
+    assert not keys.refresh()
     assert keys.ring == before
 
 
@@ -105,7 +105,7 @@ def test_a_folder_that_may_not_be_looked_into_changes_nothing(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "stat", stat)
-    assert not keys.look()
+    assert not keys.refresh()
     with pytest.raises(KeyFileError, match=r"cannot look into the folder of keys .*: Permission denied"):
         load_ring(folder, "engine")
 

@@ -9,7 +9,7 @@ import zmq
 import zmq.asyncio
 
 from mizzen.core.request import FinishReason
-from mizzen.wire.client.engine_client import Link
+from mizzen.wire.client.engine_client import EngineLink
 from mizzen.wire.codec import encode, engine_decoder
 from mizzen.wire.messages import PROTOCOL, Finish, Generate, Outputs, Sampling, Stats, Welcome
 
@@ -53,7 +53,7 @@ async def test_the_last_tokens_of_a_draining_engine_arrive() -> None:
             endpoint: asyncio.Future[str] = loop.create_future()
             engine = loop.run_in_executor(None, serve, endpoint, loop)
             connected = asyncio.Event()
-            link = Link(await endpoint, gateway="g", context=context, on_change=connected.set)
+            link = EngineLink(await endpoint, gateway="g", context=context, on_change=connected.set)
             running = asyncio.create_task(link.run())
             async with asyncio.timeout(60):
                 while link.welcome is None:

@@ -16,12 +16,12 @@ from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
 from mizzen.wire.ranks.plan_encoding import MalformedPlan, encode_plan
 from mizzen.wire.ranks.plan_ring import (
     PlanChannelStalled,
-    RingHandles,
+    RingDescriptors,
     RingReader,
     RingWriter,
-    _Ring,
+    _RingMemory,
     create_ring,
-    padded,
+    frame_size,
 )
 
 SECONDS = 60.0
@@ -39,7 +39,7 @@ def plan(step: int, tokens: int = 0) -> StepPlan:
 
 
 @pytest.fixture
-def ring() -> Iterator[RingHandles]:
+def ring() -> Iterator[RingDescriptors]:
     handles = create_ring(2, capacity=4096)
     yield handles
     handles.close()
@@ -69,7 +69,7 @@ def test_every_reader_gets_every_plan_in_order(sizes: list[int], ahead: int) -> 
         handles.close()
 
 
-def test_nothing_is_overwritten_before_all_have_it(ring: RingHandles) -> None:
+def test_nothing_is_overwritten_before_all_have_it(ring: RingDescriptors) -> None:
     writer = RingWriter(ring, timeout_seconds=0.2)
     fast, slow = RingReader(ring, 0), RingReader(ring, 1)
     sent = 0
@@ -86,7 +86,7 @@ def test_nothing_is_overwritten_before_all_have_it(ring: RingHandles) -> None:
     writer.send(plan(sent + 1, 100))
 
 
-def test_a_reader_that_sleeps_is_woken(ring: RingHandles) -> None:
+def test_a_reader_that_sleeps_is_woken(ring: RingDescriptors) -> None:
     reader, found = RingReader(ring, 0), []
     thread = threading.Thread(target=lambda: found.append(reader.receive(SECONDS)))
     thread.start()
@@ -95,29 +95,29 @@ def test_a_reader_that_sleeps_is_woken(ring: RingHandles) -> None:
     assert [got.step for got in found] == [5]
 
 
-def test_none_comes_back_when_no_plan_does(ring: RingHandles) -> None:
+def test_none_comes_back_when_no_plan_does(ring: RingDescriptors) -> None:
     reader = RingReader(ring, 0)
     assert reader.receive(0.01) is None
     assert not reader.ended
 
 
-def test_a_plan_that_cannot_fit_names_the_option(ring: RingHandles) -> None:
+def test_a_plan_that_cannot_fit_names_the_option(ring: RingDescriptors) -> None:
     with pytest.raises(ValueError, match="lower --prefill-chunk-tokens"):
         RingWriter(ring).send(plan(1, 2000))
 
 
-def test_what_is_no_plan_is_refused(ring: RingHandles) -> None:
+def test_what_is_no_plan_is_refused(ring: RingDescriptors) -> None:
     RingWriter(ring)._write(b"x" * 80)
     with pytest.raises(MalformedPlan):
         RingReader(ring, 0).receive(SECONDS)
 
 
-def written_but_late(handles: RingHandles, writer: RingWriter, frame: StepPlan | None) -> tuple[int, bytes]:
+def written_but_late(handles: RingDescriptors, writer: RingWriter, frame: StepPlan | None) -> tuple[int, bytes]:
     """Let a frame count as written while its bytes do not show; return where they belong, and them.
 
     So a reader on a processor that orders stores weakly may find it: the place is as it was before.
     """
-    ring = _Ring(handles)
+    ring = _RingMemory(handles)
     at, before = int(ring.written[0]), bytes(ring.data)
     writer.end() if frame is None else writer.send(frame)
     size = int(ring.written[0]) - at
@@ -134,7 +134,7 @@ def test_a_frame_that_shows_late_is_waited_for(
     """In its place is nothing, or what was there a lap ago: frames of one size, each sound by itself."""
     monkeypatch.setattr("mizzen.wire.ranks.plan_ring.REREAD_SECONDS", SECONDS)
     frames = 4
-    size = padded(len(encode_plan(plan(7, 50))))
+    size = frame_size(len(encode_plan(plan(7, 50))))
     handles = create_ring(1, capacity=frames * size)
     try:
         writer, reader, step = RingWriter(handles), RingReader(handles, 0), 0
@@ -142,7 +142,7 @@ def test_a_frame_that_shows_late_is_waited_for(
             writer.send(plan(7 * step, 50))
             assert reader.receive(SECONDS) is not None
         at, shown = written_but_late(handles, writer, None if last else plan(7 * (step + 1), 50))
-        shows = threading.Timer(0.2, lambda: _Ring(handles).put(at, shown))
+        shows = threading.Timer(0.2, lambda: _RingMemory(handles).put(at, shown))
         shows.start()
         found = reader.receive(SECONDS)
         shows.join()
@@ -152,7 +152,7 @@ def test_a_frame_that_shows_late_is_waited_for(
         handles.close()
 
 
-def test_another_process_reads(ring: RingHandles) -> None:
+def test_another_process_reads(ring: RingDescriptors) -> None:
     code = (
         "import sys; from mizzen.wire.ranks.plan_ring import RingHandles, RingReader\n"
         "memory, *wake = map(int, sys.argv[1:])\n"

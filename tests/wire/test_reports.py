@@ -11,7 +11,7 @@ import pytest
 
 from mizzen.core.outputs import RequestSideOutputs, RequestLogprobs, RequestVector, StepOutput
 from mizzen.core.request import FinishReason, Pooling
-from mizzen.wire.client.stream import EngineStream, StreamLost, TokenLogprobs, unpack
+from mizzen.wire.client.stream import EngineStream, StreamLost, TokenLogprobs, unpack_logprobs
 from mizzen.wire.messages import Abort, Embed, Embedding, Logprobs, Outputs, Refused, Sampling
 
 
@@ -52,13 +52,13 @@ def test_everyone_gets_their_own(bench: Any) -> None:
     got = bench.expect(one, Outputs)
     assert np.frombuffer(got.rids, "<u4").tolist() == [4, 5]
     assert [(part.rid, part.width, part.prompt) for part in got.logprobs] == [(5, 2, False), (4, 2, False)]
-    assert unpack(got.logprobs[0], 0) == [TokenLogprobs(10, -1.25, ((11, -1.375),), ())]
-    assert unpack(got.logprobs[0], 1) == [TokenLogprobs(10, -1.25, (), (-1.375,))]
+    assert unpack_logprobs(got.logprobs[0], 0) == [TokenLogprobs(10, -1.25, ((11, -1.375),), ())]
+    assert unpack_logprobs(got.logprobs[0], 1) == [TokenLogprobs(10, -1.25, (), (-1.375,))]
     got = bench.expect(other, Outputs)
     assert (got.rids, got.tokens, got.finished) == (b"", b"", ())
     (part,) = got.logprobs
     assert (part.rid, part.prompt) == (4, True)
-    assert [entry.token for entry in unpack(part, 0)] == [40, 43, 46]
+    assert [entry.token for entry in unpack_logprobs(part, 0)] == [40, 43, 46]
 
 
 def test_an_embedding_frees_its_handle_and_ends_its_wait(bench: Any) -> None:
@@ -129,26 +129,26 @@ def make_stream() -> Callable[..., EngineStream]:
 async def test_a_stream_gives_logprobs_of_what_was_read(make_stream: Callable[..., EngineStream]) -> None:
     stream = make_stream(logprobs=0, prompt_logprobs=True)
     for tokens in ([1, 2], [3]):
-        stream.report(message(tokens, prompt=True))
-    stream.report(message([5, 6]))
-    stream.feed(0, [5, 6])
+        stream.add_logprobs(message(tokens, prompt=True))
+    stream.add_logprobs(message([5, 6]))
+    stream.add_tokens(0, [5, 6])
     assert (await stream.next())[0] == [5, 6]
-    stream.report(message([7]))
-    stream.feed(2, [7])
-    assert [entry.token for entry in stream.take_logprobs()] == [5, 6]
-    assert stream.take_logprobs() == []
+    stream.add_logprobs(message([7]))
+    stream.add_tokens(2, [7])
+    assert [entry.token for entry in stream.drain_logprobs()] == [5, 6]
+    assert stream.drain_logprobs() == []
     assert (await stream.next())[0] == [7]
-    stream.report(message([8]))
-    stream.feed(3, [8])
+    stream.add_logprobs(message([8]))
+    stream.add_tokens(3, [8])
     assert (await stream.next())[0] == [8]
-    assert [entry.token for entry in stream.take_logprobs()] == [7, 8]
+    assert [entry.token for entry in stream.drain_logprobs()] == [7, 8]
     assert [entry.token for entry in stream.prompt_logprobs or []] == [1, 2, 3]
 
 
 async def test_tokens_without_their_logprobs_fail_a_stream(make_stream: Callable[..., EngineStream]) -> None:
     stream = make_stream(logprobs=0)
-    stream.report(message([5]))
-    stream.feed(0, [5, 6])
+    stream.add_logprobs(message([5]))
+    stream.add_tokens(0, [5, 6])
     with pytest.raises(StreamLost, match="2 tokens came, 1 log probabilities") as lost:
         await asyncio.wait_for(stream.next(), 60)
     assert lost.value.cause == "gap"
@@ -158,11 +158,11 @@ async def test_a_stream_that_did_not_ask_passes_reports_over(
     make_stream: Callable[..., EngineStream],
 ) -> None:
     stream = make_stream(generated=4)
-    stream.report(message([5]))
-    stream.report(message([5], prompt=True))
-    stream.feed(4, [5])
+    stream.add_logprobs(message([5]))
+    stream.add_logprobs(message([5], prompt=True))
+    stream.add_tokens(4, [5])
     assert (await stream.next())[0] == [5]
-    assert stream.take_logprobs() == []
+    assert stream.drain_logprobs() == []
     assert stream.prompt_logprobs is None
 
 
@@ -170,4 +170,4 @@ async def test_a_stream_that_did_not_ask_passes_reports_over(
 def test_malformed_widths_are_refused(width: int, asked: int) -> None:
     good = message([1, 2], 2)
     with pytest.raises(ValueError, match="are no rows of"):
-        unpack(Logprobs(1, width, good.ids, good.values), asked)
+        unpack_logprobs(Logprobs(1, width, good.ids, good.values), asked)

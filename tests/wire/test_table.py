@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mizzen.core.outputs import StepOutput
-from mizzen.wire.columns import split
-from mizzen.wire.server.request_table import NOBODY, RequestTable
+from mizzen.wire.columns import pack_by_peer
+from mizzen.wire.server.request_table import NO_OWNER, RequestTable
 
 
 @settings(max_examples=200)
 @given(data=st.data())
 def test_columns_equal_row_by_row_splitting(data: st.DataObject) -> None:
     table = RequestTable(4)
-    owners = data.draw(st.lists(st.integers(NOBODY, 4), min_size=1, max_size=40))
+    owners = data.draw(st.lists(st.integers(NO_OWNER, 4), min_size=1, max_size=40))
     rids = [table.add(owner, 1000 + i, 0.0) for i, owner in enumerate(owners)]
     order = data.draw(st.permutations(rids))
     rows = order[: data.draw(st.integers(0, len(order)))]
@@ -38,11 +38,11 @@ def test_columns_equal_row_by_row_splitting(data: st.DataObject) -> None:
     start = 0
     for rid, size, offset in zip(rows, sizes, offsets.tolist(), strict=True):
         owner = int(table.owner[rid])
-        if owner != NOBODY:
+        if owner != NO_OWNER:
             expected[owner].append((int(table.handle[rid]), offset, list(range(start, start + size))))
         start += size
     got = {}
-    for owner, columns in split(output, table):
+    for owner, columns in pack_by_peer(output, table):
         handles = np.frombuffer(columns.rids, "<u4").tolist()
         counts = np.frombuffer(columns.counts, "<u2").tolist() if columns.counts else [1] * len(handles)
         flat = np.frombuffer(columns.tokens, "<i4").tolist()
@@ -86,9 +86,9 @@ class TableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def disown(self, data: st.DataObject) -> None:
         rid = data.draw(st.sampled_from(sorted(self.model)))
-        if self.model[rid][0] != NOBODY:
+        if self.model[rid][0] != NO_OWNER:
             self.table.disown(rid)
-            self.model[rid][0] = NOBODY
+            self.model[rid][0] = NO_OWNER
 
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:

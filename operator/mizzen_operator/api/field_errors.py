@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-class _Missing(Exception):
+class _MissingField(Exception):
     """A field is not there; its path is the text."""
 
 
-class _Noted(dict[str, Any]):
+class _RecordingDict(dict[str, Any]):
     """A mapping that notes the path of whatever is read of it."""
 
     def __init__(self, of: Mapping[str, Any], path: str, last: list[str]) -> None:
@@ -21,8 +21,8 @@ class _Noted(dict[str, Any]):
         path = f"{self._path}.{name}" if self._path else name
         self._last[:] = [path]
         if name not in self:
-            raise _Missing(path)
-        return _noted(super().__getitem__(name), path, self._last)
+            raise _MissingField(path)
+        return _record_reads(super().__getitem__(name), path, self._last)
 
     def get(self, name: str, default: Any = None) -> Any:
         if name not in self:
@@ -30,21 +30,21 @@ class _Noted(dict[str, Any]):
         return self[name]
 
 
-def _noted(value: Any, path: str, last: list[str]) -> Any:
+def _record_reads(value: Any, path: str, last: list[str]) -> Any:
     if isinstance(value, dict):
-        return _Noted(value, path, last)  # pyright: ignore[reportUnknownArgumentType]
+        return _RecordingDict(value, path, last)  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, list):
         items: list[Any] = value
-        return [_noted(item, f"{path}[{number}]", last) for number, item in enumerate(items)]
+        return [_record_reads(item, f"{path}[{number}]", last) for number, item in enumerate(items)]
     return value
 
 
-def blame(read: Callable[[Mapping[str, Any]], object], body: Mapping[str, Any]) -> str:
+def describe_field_error(read: Callable[[Mapping[str, Any]], object], body: Mapping[str, Any]) -> str:
     """Say which field keeps an object from being read, and what is wrong with it, once `read` has failed."""
     last = ["the object"]
     try:
-        read(_Noted(body, "", last))
-    except _Missing as error:
+        read(_RecordingDict(body, "", last))
+    except _MissingField as error:
         return f"{error} is missing"
     except ValueError as error:
         return f"{last[0]}: {error}"

@@ -38,7 +38,7 @@ class GatewaySharing:
 
     def overridden_fields(self, service: InferenceService) -> list[str]:
         """Fields of a service's `spec.gateway` that differ from those in force."""
-        return _differences(service.gateway, self.oldest.gateway)
+        return _differing_fields(service.gateway, self.oldest.gateway)
 
 
 def resolve_sharing(services: Sequence[InferenceService]) -> GatewaySharing | None:
@@ -82,7 +82,7 @@ _FIELDS = {
 }
 
 
-def _differences(mine: Gateway, theirs: Gateway) -> list[str]:
+def _differing_fields(mine: Gateway, theirs: Gateway) -> list[str]:
     names = [field.name for field in fields(Gateway)]
     return list(
         dict.fromkeys(_FIELDS[name] for name in names if getattr(mine, name) != getattr(theirs, name))

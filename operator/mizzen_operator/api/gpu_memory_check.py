@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from mizzen_operator.api.types import InferenceService
 
-UNITS = {"M": 10**6, "B": 10**9, "T": 10**12}
-SIZES = {"Mi": 2**20, "Gi": 2**30}
-BYTES = {"Auto": 2, "BFloat16": 2, "Float16": 2, "Float32": 4}
+PARAMETER_UNITS = {"M": 10**6, "B": 10**9, "T": 10**12}
+MEMORY_UNITS = {"Mi": 2**20, "Gi": 2**30}
+BYTES_PER_PARAMETER = {"Auto": 2, "BFloat16": 2, "Float16": 2, "Float32": 4}
 """Of a parameter; a model whose own precision is higher needs more than is counted."""
-RESERVE = 256 * 2**20
+RESERVED_BYTES = 256 * 2**20
 """Bytes beside the weights without which no rank runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MemoryCheck:
     """What is known of the memory that a rank needs.
 
     Attributes:
@@ -29,27 +29,27 @@ class Fit:
     """
 
     fits: bool
-    words: str
+    message: str
 
 
-def fit(service: InferenceService) -> Fit | None:
+def check_gpu_memory(service: InferenceService) -> MemoryCheck | None:
     """Compare what a rank needs at least with what it may take; None where a number is not given."""
     if not (service.parameters and service.gpu_memory) or service.engine.device == "CPU":
         return None
-    parameters = float(service.parameters[:-1]) * UNITS[service.parameters[-1]]
-    memory = int(service.gpu_memory[:-2]) * SIZES[service.gpu_memory[-2:]]
-    weights = parameters * BYTES[service.model.dtype] / service.tensor
+    parameters = float(service.parameters[:-1]) * PARAMETER_UNITS[service.parameters[-1]]
+    memory = int(service.gpu_memory[:-2]) * MEMORY_UNITS[service.gpu_memory[-2:]]
+    weights = parameters * BYTES_PER_PARAMETER[service.model.dtype] / service.tensor
     room = memory * float(service.engine.memory_fraction)
-    need = weights + RESERVE
+    need = weights + RESERVED_BYTES
     words = (
-        f"{service.parameters} parameters on {service.tensor} GPUs need {_gib(need)} of each at least, and "
-        f"may take {_gib(room)}: {service.engine.memory_fraction} of {service.gpu_memory}"
+        f"{service.parameters} parameters on {service.tensor} GPUs need {_format_gib(need)} of each at least, and "
+        f"may take {_format_gib(room)}: {service.engine.memory_fraction} of {service.gpu_memory}"
     )
     if need <= room:
-        return Fit(True, words)
+        return MemoryCheck(True, words)
     advice = "raise spec.parallelism.tensor, or correct spec.model.parameters or spec.accelerator.memory"
-    return Fit(False, f"{words}; {advice}")
+    return MemoryCheck(False, f"{words}; {advice}")
 
 
-def _gib(size: float) -> str:
+def _format_gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"

@@ -27,10 +27,10 @@ ROUTABLE = "mizzen.dev/routable"
 """The readiness gate of engine pods: the gateways have acknowledged the group."""
 VERIFIED = "mizzen.dev/verified"
 """A further gate, of groups that must answer golden prompts right: gateways hold such a pod back."""
-APPLIED = "mizzen.dev/applied"
+APPLIED_HASH = "mizzen.dev/applied"
 """Annotation of a child: hash of the manifest that was applied last."""
 
-ACCOUNT = "mizzen.dev/service-account-uid"
+SERVICE_ACCOUNT_UID = "mizzen.dev/service-account-uid"
 """Annotation of gateway pods: the very ServiceAccount that their tokens are bound to."""
 
 ROTATE_KEYS = "mizzen.dev/rotate-keys"
@@ -49,7 +49,7 @@ NO_API_KEYS_FOLDER = "/var/run/mizzen/no-api-keys"
 TLS_FOLDER = "/var/run/mizzen/tls"
 JOB_NAME = "batch.kubernetes.io/job-name"
 """Given by Kubernetes to the pods of a Job."""
-MOST_DIGITS = 9
+MAX_DIGITS = 9
 """Of a number in a label or a Secret: so it fits into the 32 bits that `status.groups[].group` has."""
 TERMINATION_MESSAGE = "/dev/termination-log"
 ADMIN_TOKEN = "admin.token"
@@ -60,6 +60,6 @@ RANKS_PORT = 5560
 """Of a group's leading pod, for its other pods; they use the two ports after it, too."""
 
 
-def is_number(text: str) -> bool:
+def is_valid_number(text: str) -> bool:
     """Whether a text is a number as the operator writes it; somebody may have edited it."""
-    return text.isdecimal() and len(text) <= MOST_DIGITS
+    return text.isdecimal() and len(text) <= MAX_DIGITS

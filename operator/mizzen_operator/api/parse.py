@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mizzen_operator.api import labels
-from mizzen_operator.api.field_errors import blame
+from mizzen_operator.api.field_errors import describe_field_error
 from mizzen_operator.api.types import (
     Accelerator,
     Admission,
@@ -27,24 +27,24 @@ from mizzen_operator.api.types import (
 )
 
 
-class ApiError(ValueError):
+class InvalidServiceError(ValueError):
     """An object is not as this release's CRD has objects; names the field, and says what to do."""
 
 
-def parse(body: Mapping[str, Any]) -> InferenceService:
+def parse_service(body: Mapping[str, Any]) -> InferenceService:
     """Read an object of the API server.
 
     Raises:
-        ApiError: a field that the CRD requires or defaults is missing, or has a value that the CRD refuses,
+        InvalidServiceError: a field that the CRD requires or defaults is missing, or has a value that the CRD refuses,
             so the CRD that the object was read under is not ours.
     """
     try:
         return _parse(body)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ApiError(f"{blame(_parse, body)}; {_WAY_OUT}") from error
+        raise InvalidServiceError(f"{describe_field_error(_parse, body)}; {_REMEDY}") from error
 
 
-_WAY_OUT = (
+_REMEDY = (
     "the CRD of the cluster is older or newer than the operator: upgrade both together (helm upgrade, or "
     "kubectl apply --server-side -f crds/inferenceservices.yaml), and apply the service again if it stays"
 )
@@ -140,8 +140,8 @@ def _autoscaling(given: Mapping[str, Any] | None) -> Autoscaling | None:
 def _rollout(given: Mapping[str, Any]) -> Rollout:
     verification = given.get("verification")
     return Rollout(
-        max_surge=_number_or_share(given["maxSurge"]),
-        max_unavailable=_number_or_share(given["maxUnavailable"]),
+        max_surge=_int_or_percent(given["maxSurge"]),
+        max_unavailable=_int_or_percent(given["maxUnavailable"]),
         partition=given["partition"],
         paused=given["paused"],
         progress_deadline=given["progressDeadlineSeconds"],
@@ -149,7 +149,7 @@ def _rollout(given: Mapping[str, Any]) -> Rollout:
     )
 
 
-def _number_or_share(given: int | str) -> int | str:
+def _int_or_percent(given: int | str) -> int | str:
     if isinstance(given, str) and not (given.endswith("%") and given[:-1].isdecimal()):
         raise ValueError(f"{given[:64]!r} is no share such as '25%'")
     return given

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 
-class Subject(Protocol):
+class ServiceRef(Protocol):
     """A service by its names, and the status that was written last."""
 
     @property

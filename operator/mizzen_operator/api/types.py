@@ -177,17 +177,17 @@ class Rollout:
     progress_deadline: int = 3600
     verification: Verification | None = None
 
-    def surge(self, groups: int) -> int:
+    def surge_groups(self, groups: int) -> int:
         """Groups beyond `groups` that may be there while groups are replaced."""
-        return _share(self.max_surge, groups, up=True)
+        return _resolve_percent(self.max_surge, groups, up=True)
 
-    def unavailable(self, groups: int) -> int:
+    def unavailable_groups(self, groups: int) -> int:
         """Groups that may be missing while groups are replaced; 1 where nothing could be replaced else."""
-        rounded = min(groups, _share(self.max_unavailable, groups, up=False))
-        return rounded or (1 if self.surge(groups) == 0 else 0)
+        rounded = min(groups, _resolve_percent(self.max_unavailable, groups, up=False))
+        return rounded or (1 if self.surge_groups(groups) == 0 else 0)
 
 
-def _share(value: int | str, groups: int, *, up: bool) -> int:
+def _resolve_percent(value: int | str, groups: int, *, up: bool) -> int:
     if isinstance(value, int):
         return value
     exact = int(value.removesuffix("%")) * groups
@@ -283,5 +283,5 @@ class InferenceService:
         return 0 if self.suspend else self.replicas
 
 
-MAX_SCALES = 8
+MAX_SCALE_HISTORY = 8
 """Changes of spec.replicas by the operator that are told."""

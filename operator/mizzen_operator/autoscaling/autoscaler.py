@@ -19,14 +19,14 @@ from typing import Any
 
 from mizzen_operator.api import labels
 from mizzen_operator.api.key import ServiceKey
-from mizzen_operator.api.parse import ApiError, parse
-from mizzen_operator.api.types import MAX_SCALES, Autoscaling
+from mizzen_operator.api.parse import InvalidServiceError, parse_service
+from mizzen_operator.api.types import MAX_SCALE_HISTORY, Autoscaling
 from mizzen_operator.autoscaling.policy import EngineLoad, Memory, Sample, Scale, decide
-from mizzen_operator.gateway_client.watch import GatewayListener
-from mizzen_operator.kube.client import Kube
+from mizzen_operator.gateway_client.watch import GatewayWatch
+from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError
-from mizzen_operator.kube.objects import stamp
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.objects import timestamp
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,11 @@ class Autoscaler:
     """All services with `spec.autoscaling`; looks at a service tell it which these are."""
 
     def __init__(
-        self, kube: Kube, listener: GatewayListener, metrics: Metrics, tell: Callable[[ServiceKey], None]
+        self,
+        kube: KubeClient,
+        listener: GatewayWatch,
+        metrics: Metrics,
+        tell: Callable[[ServiceKey], None],
     ) -> None:
         """Scale by what gateways say; `tell` gets services whose status has to say something else."""
         self._kube = kube
@@ -91,7 +95,7 @@ class Autoscaler:
 
     def poke(self, key: ServiceKey) -> None:
         """Decide on a service now: its gateways have news, perhaps a request that waits."""
-        if key in self._services and self._listener.waiting(key):
+        if key in self._services and self._listener.holds_requests(key):
             self._urgent[key.namespace].add(key)
             self._wake.set()
 
@@ -132,13 +136,13 @@ class Autoscaler:
 
     async def _decide(self, key: ServiceKey) -> None:
         scaled = self._services.get(key)
-        body = await self._kube.get(Ref(labels.KIND, *key))
+        body = await self._kube.get(ObjectRef(labels.KIND, *key))
         if scaled is None or body is None or "deletionTimestamp" in body["metadata"]:
             self._services.pop(key, None)
             return
         try:
-            service = parse(body)
-        except ApiError:
+            service = parse_service(body)
+        except InvalidServiceError:
             return  # the look at it says so
         if service.autoscaling is None or service.suspend:
             return
@@ -148,7 +152,7 @@ class Autoscaler:
         memory = scaled.memory
         if not memory.recommended:  # so it knows of no lull, and goes down no sooner than if there was none
             memory = replace(memory, recommended=((now, service.replicas),))
-        sample = read(await self._listener.look(key))
+        sample = read(await self._listener.fetch_tables(key))
         scale, scaled.memory = decide(service.autoscaling, service.replicas, sample, memory, now)
         if scale is not None and not await self._has_rival(key, scaled, older_than=0.0):
             await self._write(key, scaled, scale, body["metadata"]["resourceVersion"])
@@ -156,18 +160,18 @@ class Autoscaler:
     async def _write(self, key: ServiceKey, scaled: _Scaled, scale: Scale, version: str) -> None:
         patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": scale.after}}
         scaled.memory = replace(scaled.memory, recommended=())
-        await self._kube.patch(Ref(labels.KIND, *key, "scale"), patch)
+        await self._kube.patch(ObjectRef(labels.KIND, *key, "scale"), patch)
         logger.info("%s/%s: from %d to %d groups (%s)", *key, scale.before, scale.after, scale.reason)
         self._metrics.actions.labels("Scale").inc()
         done = {"from": scale.before, "to": scale.after, "reason": scale.reason}
-        scaled.scales.append({"time": stamp(datetime.now(UTC)), **done})
-        del scaled.scales[:-MAX_SCALES]
+        scaled.scales.append({"time": timestamp(datetime.now(UTC)), **done})
+        del scaled.scales[:-MAX_SCALE_HISTORY]
         self._tell(key)
 
     async def _has_rival(self, key: ServiceKey, scaled: _Scaled, older_than: float = RIVALS_SECONDS) -> bool:
         """Whether somebody else scales a service, by a look that is no older."""
         if time.monotonic() - scaled.looked_for_rivals > older_than:
-            others = await self._kube.list(Ref("HorizontalPodAutoscaler", key.namespace))
+            others = await self._kube.list(ObjectRef("HorizontalPodAutoscaler", key.namespace))
             before, scaled.rival = scaled.rival, rival(others, key.name)
             scaled.looked_for_rivals = time.monotonic()
             if scaled.rival != before:

@@ -8,36 +8,36 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from mizzen_operator.api import labels
-from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError, Refused
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.resources.gateway_spec import Front
 
 logger = logging.getLogger(__name__)
 
-MOST = 64
+MAX_SECRETS = 64
 """Secrets that a gateway finds by their label; the newest beyond are left out."""
 
 
-class Where(NamedTuple):
+class GatewayKey(NamedTuple):
     """A gateway: its namespace and name."""
 
     namespace: str
     gateway: str
 
 
-class LabelledSecrets:
+class ApiKeySecrets:
     """Finds the Secrets that carry the name of a gateway in the label `mizzen.dev/api-keys`.
 
     They are listed at each look at a gateway that asks for them, and `news` compares all at once in between:
     so the right to list is all that is needed, and no watch has to be kept alive.
     """
 
-    def __init__(self, kube: Kube, namespace: str) -> None:
+    def __init__(self, kube: KubeClient, namespace: str) -> None:
         """Find Secrets of `namespace`, or of all namespaces when it is empty."""
         self._kube = kube
         self._namespace = namespace
-        self._found: dict[Where, tuple[str, ...]] = {}
+        self._selected: dict[GatewayKey, tuple[str, ...]] = {}
 
     async def find(self, front: Front) -> tuple[str, ...]:
         """Names of the Secrets that a gateway is to mount, beside those that its spec names.
@@ -46,13 +46,13 @@ class LabelledSecrets:
             Refused: the operator may not list Secrets.
             KubeError: the API server failed.
         """
-        where = Where(front.namespace, front.name)
+        gateway_key = GatewayKey(front.namespace, front.name)
         if not front.gateway.keys_from_label:
-            self.forget(where)
+            self.forget(gateway_key)
             return ()
         try:
             listed = await self._kube.list_metadata(
-                Ref("Secret", front.namespace), f"{labels.API_KEYS}={front.name}"
+                ObjectRef("Secret", front.namespace), f"{labels.API_KEYS}={front.name}"
             )
         except KubeError as error:
             if error.code != 403:
@@ -62,38 +62,38 @@ class LabelledSecrets:
                 "spec.gateway.apiKeys.fromLabel needs an operator that may list Secrets (the chart's "
                 f"rbac.listSecrets): {error}",
             ) from error
-        names = chosen(listed)
-        if self._found.get(where) != names and len(names) < len(listed):
+        names = select_secrets(listed)
+        if self._selected.get(gateway_key) != names and len(names) < len(listed):
             logger.warning(
-                "%s/%s: more than %d Secrets of API keys: only the oldest are mounted", *where, MOST
+                "%s/%s: more than %d Secrets of API keys: only the oldest are mounted", *gateway_key, MAX_SECRETS
             )
-        self._found[where] = names
+        self._selected[gateway_key] = names
         return names
 
-    def forget(self, where: Where) -> None:
+    def forget(self, gateway_key: GatewayKey) -> None:
         """Look for a gateway's Secrets no more."""
-        self._found.pop(where, None)
+        self._selected.pop(gateway_key, None)
 
-    async def news(self) -> list[Where]:
+    async def changed_gateways(self) -> list[GatewayKey]:
         """Gateways whose Secrets are others than when they were looked at.
 
         Raises:
             KubeError: the API server failed.
         """
-        if not self._found:
+        if not self._selected:
             return []
         listed = await self._kube.list_metadata(
-            Ref("Secret", self._namespace), labels.API_KEYS, from_cache=True
+            ObjectRef("Secret", self._namespace), labels.API_KEYS, from_cache=True
         )
-        by_gateway: defaultdict[Where, list[Mapping[str, Any]]] = defaultdict(list)
+        by_gateway: defaultdict[GatewayKey, list[Mapping[str, Any]]] = defaultdict(list)
         for body in listed:
             meta = body["metadata"]
-            by_gateway[Where(meta["namespace"], meta["labels"][labels.API_KEYS])].append(body)
-        return [where for where, names in self._found.items() if chosen(by_gateway[where]) != names]
+            by_gateway[GatewayKey(meta["namespace"], meta["labels"][labels.API_KEYS])].append(body)
+        return [gateway_key for gateway_key, names in self._selected.items() if select_secrets(by_gateway[gateway_key]) != names]
 
 
-def chosen(secrets: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Names of the oldest `MOST` of Secrets, in their own order; without those that are being deleted."""
+def select_secrets(secrets: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Names of the oldest `MAX_SECRETS` of Secrets, in their own order; without those that are being deleted."""
     metas = [body["metadata"] for body in secrets if "deletionTimestamp" not in body["metadata"]]
     metas.sort(key=lambda meta: (meta["creationTimestamp"], meta["name"]))
-    return tuple(sorted(meta["name"] for meta in metas[:MOST]))
+    return tuple(sorted(meta["name"] for meta in metas[:MAX_SECRETS]))

@@ -9,8 +9,8 @@ from typing import Any
 
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.gateway.api_key_secrets import LabelledSecrets
-from mizzen_operator.keys.rotation import require_ours
+from mizzen_operator.gateway.api_key_secrets import ApiKeySecrets
+from mizzen_operator.keys.rotation import require_owned
 from mizzen_operator.kube.apply import Applier
 from mizzen_operator.kube.apply_cache import ApplyCache
 from mizzen_operator.pods.observe import ObservedState
@@ -23,10 +23,10 @@ class DedicatedGateways:
     """Gateways of services that do not share one."""
 
     def __init__(
-        self, config: OperatorConfig, labelled: LabelledSecrets, applier: Applier, applied: ApplyCache
+        self, config: OperatorConfig, labelled: ApiKeySecrets, applier: Applier, applied: ApplyCache
     ) -> None:
         self._config = config
-        self._labelled = labelled
+        self._api_key_secrets = labelled
         self._applier = applier
         self._applied = applied
 
@@ -39,11 +39,15 @@ class DedicatedGateways:
         """
         seen = {"Deployment": observed.deployment, "Service": observed.gateway_service}
         front = dedicated(service)
-        front = replace(front, labelled=await self._labelled.find(front))
-        digests, require = self._applied.record(service).digests, partial(require_ours, service)
+        front = replace(front, api_key_secrets=await self._api_key_secrets.find(front))
+        digests, require = self._applied.record(service).digests, partial(require_owned, service)
         wanted, fresh = front.disruption_budgets, not service.status
-        account = await self._applier.identity(gateway_account(front), digests, require, fresh=fresh)
+        account = await self._applier.apply_and_get_uid(
+            gateway_account(front), digests, require, assume_absent=fresh
+        )
         manifests = gateway_manifests(replace(front, account=account), self._config)
-        live = await self._applier.apply(manifests, seen, digests, require, fresh=fresh)
-        await self._applier.keep([gateway_budget(front)], digests, require, wanted=wanted, fresh=fresh)
+        live = await self._applier.apply(manifests, seen, digests, require, assume_absent=fresh)
+        await self._applier.apply_or_delete(
+            [gateway_budget(front)], digests, require, wanted=wanted, assume_absent=fresh
+        )
         return live

@@ -12,17 +12,17 @@ from typing import Any
 
 from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.gateway_sharing import GatewaySharing, resolve_sharing
-from mizzen_operator.api.parse import ApiError, parse
+from mizzen_operator.api.parse import InvalidServiceError, parse_service
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.gateway.api_key_secrets import LabelledSecrets
-from mizzen_operator.gateway.shared_readonly import SharedGateway, Standing, owners
-from mizzen_operator.keys.rotation import change_secret, due
-from mizzen_operator.kube.apply import Applier, name_taken
-from mizzen_operator.kube.client import Kube
+from mizzen_operator.gateway.api_key_secrets import ApiKeySecrets
+from mizzen_operator.gateway.shared_readonly import SharedGateway, SharedGatewayReader, live_owner_names
+from mizzen_operator.keys.rotation import patch_secret, is_rotation_due
+from mizzen_operator.kube.apply import Applier, name_taken_error
+from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError, Refused, rejection
-from mizzen_operator.kube.objects import stamp
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.objects import timestamp
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources.gateway_deployment import gateway_account, gateway_manifests
 from mizzen_operator.resources.gateway_spec import Front
@@ -47,7 +47,7 @@ from mizzen_operator.resources.shared_gateway import (
 
 
 @dataclass(slots=True)
-class _Namespace:
+class _SharedState:
     """What is known of one namespace's shared gateway."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -81,53 +81,53 @@ class SharedGateways:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubeClient,
         config: OperatorConfig,
         metrics: Metrics,
-        labelled: LabelledSecrets,
+        labelled: ApiKeySecrets,
         applier: Applier,
     ) -> None:
         self._kube = kube
         self._config = config
         self._metrics = metrics
-        self._labelled = labelled
+        self._api_key_secrets = labelled
         self._applier = applier
-        self._standing = Standing(kube)
-        self._namespaces: defaultdict[str, _Namespace] = defaultdict(_Namespace)
+        self._reader = SharedGatewayReader(kube)
+        self._states: defaultdict[str, _SharedState] = defaultdict(_SharedState)
 
-    def refresh(self, namespace: str, *, settled: bool) -> None:
+    def expire(self, namespace: str, *, settled: bool) -> None:
         """Drop what is remembered of what no watch tells of, when it is too old for how the gateway is."""
         limit = self._config.resync_seconds if settled else self._config.recheck_seconds
-        memory = self._namespaces[namespace]
-        if time.monotonic() - memory.checked > limit:
+        state = self._states[namespace]
+        if time.monotonic() - state.checked > limit:
             self.forget(namespace)
 
-    def doubt(self, namespace: str, kind: str, name: str) -> None:
+    def invalidate(self, namespace: str, kind: str, name: str) -> None:
         """Compare one of a gateway's objects anew at the next look."""
-        if namespace in self._namespaces:
-            self._namespaces[namespace].digests.pop((kind, name), None)
+        if namespace in self._states:
+            self._states[namespace].digests.pop((kind, name), None)
 
     def forget(self, namespace: str) -> None:
         """Drop what is remembered of a gateway's objects."""
-        memory = self._namespaces[namespace]
-        memory.checked = time.monotonic()
-        memory.digests.clear()
-        memory.public, memory.token = (), ""
+        state = self._states[namespace]
+        state.checked = time.monotonic()
+        state.digests.clear()
+        state.public, state.token = (), ""
 
     def drop(self, namespace: str) -> None:
         """Drop all that is remembered of a namespace whose gateway no service shares any more."""
-        self._namespaces.pop(namespace, None)
+        self._states.pop(namespace, None)
 
-    def confirm(self, service: InferenceService, public: str) -> bool:
+    def confirm_rotation(self, service: InferenceService, public: str) -> bool:
         """Note that a service's engines take a key of the gateway; tell whether that is news."""
-        confirmed = self._namespaces[service.namespace].confirmed
+        confirmed = self._states[service.namespace].confirmed
         news = confirmed.get(service.uid) != public
         confirmed[service.uid] = public
         return news
 
-    def learn(self, service: InferenceService, public: EngineKeys) -> bool:
+    def record_engine_keys(self, service: InferenceService, public: EngineKeys) -> bool:
         """Remember the CURVE keys of a service's engines; tell whether they are news."""
-        known = self._namespaces[service.namespace].public_keys
+        known = self._states[service.namespace].public_keys
         news = known.get(service.name) != (service.uid, public)
         known[service.name] = (service.uid, public)
         return news
@@ -149,68 +149,70 @@ class SharedGateways:
             Refused: an object of one of the names belongs to something else.
             KubeError: the API server failed or found a manifest invalid.
         """
-        memory = self._namespaces[namespace]
-        async with memory.lock:
-            services, unread = await self._services(namespace)
+        state = self._states[namespace]
+        async with state.lock:
+            services, invalid = await self._list_services(namespace)
             sharing = resolve_sharing(services)
             if sharing is None:
                 # The garbage collector removes what its last owner leaves. Another look may have been first.
-                self._namespaces.pop(namespace, None)
+                self._states.pop(namespace, None)
                 return None
-            if co_owned := owners(deployment, unread):
+            if co_owned := live_owner_names(deployment, invalid):
                 # Without one of those whom it serves, it would stop serving it, or take another's settings.
-                return await self._standing.gateway(namespace, deployment or {}, sharing, co_owned)
-            front, public = shared(sharing), memory.public
-            front = replace(front, labelled=await self._labelled.find(front))
-            await self._keys(front, memory, sharing)
+                return await self._reader.read(namespace, deployment or {}, sharing, co_owned)
+            front, public = shared(sharing), state.public
+            front = replace(front, api_key_secrets=await self._api_key_secrets.find(front))
+            await self._sync_secret(front, state, sharing)
             public_keys = {
-                service.name: memory.public_keys[service.name][1]
+                service.name: state.public_keys[service.name][1]
                 for service in sharing.services
-                if memory.public_keys.get(service.name, ("",))[0] == service.uid
+                if state.public_keys.get(service.name, ("",))[0] == service.uid
             }
             for service in sharing.services:
-                if service.name not in public_keys and (key := await self._engine_key(service)):
+                if service.name not in public_keys and (key := await self._read_engine_keys(service)):
                     public_keys[service.name] = key
-                    self.learn(service, key)
+                    self.record_engine_keys(service, key)
             listed = services_config_map(sharing, front, public_keys)
             seen = {"Deployment": deployment, "Service": endpoint}
             budgets, wanted = [gateway_budget(front)], front.disruption_budgets
             failure, live = None, deployment or {}
             try:
-                account = await self._applier.identity(gateway_account(front), memory.digests, require_shared)
+                account = await self._applier.apply_and_get_uid(
+                    gateway_account(front), state.digests, require_shared_gateway
+                )
                 manifests = [listed, *gateway_manifests(replace(front, account=account), self._config)]
-                live = await self._applier.apply(manifests, seen, memory.digests, require_shared)
-                await self._applier.keep(budgets, memory.digests, require_shared, wanted=wanted)
+                live = await self._applier.apply(manifests, seen, state.digests, require_shared_gateway)
+                await self._applier.apply_or_delete(budgets, state.digests, require_shared_gateway, wanted=wanted)
             except (Refused, KubeError) as error:
                 failure = rejection(error)
                 if failure is None or deployment is None:
                     raise
-                require_shared(deployment)
+                require_shared_gateway(deployment)
             uids = {service.name: service.uid for service in sharing.services}
-            changed = uids != memory.uids or memory.last != memory.digests or memory.public != public
-            memory.uids, memory.last = uids, dict(memory.digests)
-            memory.forget_others(uids)
-            return SharedGateway(sharing, live, memory.public, memory.token, changed, failure)
+            changed = uids != state.uids or state.last != state.digests or state.public != public
+            state.uids, state.last = uids, dict(state.digests)
+            state.forget_others(uids)
+            return SharedGateway(sharing, live, state.public, state.token, changed, failure)
 
-    async def _services(self, namespace: str) -> tuple[list[InferenceService], list[Mapping[str, Any]]]:
+    async def _list_services(self, namespace: str) -> tuple[list[InferenceService], list[Mapping[str, Any]]]:
         """The services of a namespace, and those whose spec cannot be read as they are."""
         found: list[InferenceService] = []
-        unread: list[Mapping[str, Any]] = []
-        for body in await self._kube.list(Ref("InferenceService", namespace)):
+        invalid: list[Mapping[str, Any]] = []
+        for body in await self._kube.list(ObjectRef("InferenceService", namespace)):
             try:
-                found.append(parse(body))
-            except ApiError:  # its own look says so
-                unread.append(body)
-        return found, unread
+                found.append(parse_service(body))
+            except InvalidServiceError:  # its own look says so
+                invalid.append(body)
+        return found, invalid
 
-    async def _keys(self, front: Front, memory: _Namespace, sharing: GatewaySharing) -> None:
+    async def _sync_secret(self, front: Front, state: _SharedState, sharing: GatewaySharing) -> None:
         """Make the gateway's Secret where it is missing, keep its owners up to date, and rotate its keys."""
-        owners = {one["name"]: one["uid"] for one in front.metadata()["ownerReferences"]}
+        live_owner_names = {one["name"]: one["uid"] for one in front.metadata()["ownerReferences"]}
         wish, days, now = sharing.oldest.rotate_keys, self._config.rotate_keys_days, datetime.now(UTC)
-        rotate = not memory.frozen and due(wish, memory.asked, memory.made, days, now)
-        if memory.token and owners == memory.uids and len(memory.public) == 1 and not rotate:
+        rotate = not state.frozen and is_rotation_due(wish, state.asked, state.made, days, now)
+        if state.token and live_owner_names == state.uids and len(state.public) == 1 and not rotate:
             return
-        ref = Ref("Secret", front.namespace, front.keys)
+        ref = ObjectRef("Secret", front.namespace, front.keys)
         live = await self._kube.get(ref)
         if live is None:
             manifest = shared_keys(front, wish)
@@ -219,38 +221,38 @@ class SharedGateways:
                 live = manifest
             else:
                 live = await self._kube.get(ref) or manifest
-        require_shared(live)
+        require_shared_gateway(live)
         if "resourceVersion" in live["metadata"] and (patch := owners_patch(live, front)) is not None:
-            live = await change_secret(self._kube, self._metrics, live, patch)
+            live = await patch_secret(self._kube, self._metrics, live, patch)
         try:
-            live = await self._rotated(live, memory, sharing)
-            memory.public, memory.token = public_keys(live, labels.GATEWAY), read(live, labels.ADMIN_TOKEN)
+            live = await self._advance_rotation(live, state, sharing)
+            state.public, state.token = public_keys(live, labels.GATEWAY), read(live, labels.ADMIN_TOKEN)
         except ValueError as error:
             raise Refused("KeysUnusable", str(error)) from error
-        memory.made, memory.asked = made(live), annotation(live, labels.ROTATE_KEYS)
-        memory.frozen = bool(live.get("immutable"))
+        state.made, state.asked = made(live), annotation(live, labels.ROTATE_KEYS)
+        state.frozen = bool(live.get("immutable"))
 
-    async def _rotated(
-        self, live: Mapping[str, Any], memory: _Namespace, sharing: GatewaySharing
+    async def _advance_rotation(
+        self, live: Mapping[str, Any], state: _SharedState, sharing: GatewaySharing
     ) -> Mapping[str, Any]:
         """Begin or end a rotation of the gateway's own keys where it is time to; the Secret as it is then."""
         if live.get("immutable"):
             return live
         if rotating(live):
             newest = public_keys(live, labels.GATEWAY)[-1]
-            if all(memory.confirmed.get(one.uid) == newest for one in sharing.services):
-                return await change_secret(self._kube, self._metrics, live, finish(live))
+            if all(state.confirmed.get(one.uid) == newest for one in sharing.services):
+                return await patch_secret(self._kube, self._metrics, live, finish(live))
             return live
         wish, now = sharing.oldest.rotate_keys, datetime.now(UTC)
         obeyed, days = annotation(live, labels.ROTATE_KEYS), self._config.rotate_keys_days
-        if due(wish, obeyed, made(live), days, now):
-            patch = begin(live, fresh_shared_keys(), wish, stamp(now))
-            return await change_secret(self._kube, self._metrics, live, patch)
+        if is_rotation_due(wish, obeyed, made(live), days, now):
+            patch = begin(live, fresh_shared_keys(), wish, timestamp(now))
+            return await patch_secret(self._kube, self._metrics, live, patch)
         return live
 
-    async def _engine_key(self, service: InferenceService) -> EngineKeys | None:
+    async def _read_engine_keys(self, service: InferenceService) -> EngineKeys | None:
         """The public keys of a service's engines; None before the service has them."""
-        ref = Ref("Secret", service.namespace, child_names.engine_keys_secret(service.name))
+        ref = ObjectRef("Secret", service.namespace, child_names.engine_keys_secret(service.name))
         live = await self._kube.get(ref)
         if live is None:
             return None
@@ -260,11 +262,11 @@ class SharedGateways:
             return None  # the service's own look says so
 
 
-def require_shared(live: Mapping[str, Any]) -> None:
+def require_shared_gateway(live: Mapping[str, Any]) -> None:
     """Check that an object is the shared gateway's.
 
     Raises:
         Refused: it is not.
     """
     if live["metadata"].get("labels", {}).get(labels.GATEWAY_LABEL) != labels.SHARED:
-        raise name_taken(live)
+        raise name_taken_error(live)

@@ -9,9 +9,9 @@ from typing import Any
 
 from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.gateway_sharing import GatewaySharing
-from mizzen_operator.kube.client import Kube
-from mizzen_operator.kube.errors import Failure, Refused
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.client import KubeClient
+from mizzen_operator.kube.errors import BlockingReason, Refused
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.resources.key_secrets import public_keys
 from mizzen_operator.resources.secret_data import read
 
@@ -32,25 +32,25 @@ class SharedGateway:
 
     sharing: GatewaySharing
     deployment: Mapping[str, Any]
-    public: tuple[str, ...]
+    public_keys: tuple[str, ...]
     token: str
     changed: bool
-    failure: Failure | None = None
-    left_out: frozenset[str] | None = None
+    failure: BlockingReason | None = None
+    affected: frozenset[str] | None = None
 
-    def failure_of(self, service: str) -> Failure | None:
+    def failure_for(self, service: str) -> BlockingReason | None:
         """Why the gateway is not as a service asks for; None when it is."""
-        return self.failure if self.left_out is None or service in self.left_out else None
+        return self.failure if self.affected is None or service in self.affected else None
 
 
-class Standing:
+class SharedGatewayReader:
     """Reads shared gateways without changing them."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: KubeClient) -> None:
         self._kube = kube
 
-    async def gateway(
-        self, namespace: str, deployment: Mapping[str, Any], sharing: GatewaySharing, unread: Sequence[str]
+    async def read(
+        self, namespace: str, deployment: Mapping[str, Any], sharing: GatewaySharing, invalid_names: Sequence[str]
     ) -> SharedGateway:
         """A namespace's gateway as it is.
 
@@ -58,31 +58,31 @@ class Standing:
             namespace: whose gateway it is.
             deployment: its Deployment.
             sharing: the services that can be read.
-            unread: names of those that cannot, and that it serves.
+            invalid_names: names of those that cannot, and that it serves.
 
         Raises:
             Refused: its Secret is gone, or lacks something.
             KubeError: the API server failed.
         """
-        secret = await self._kube.get(Ref("Secret", namespace, child_names.SHARED_GATEWAY))
-        config = await self._kube.get(Ref("ConfigMap", namespace, child_names.SHARED_GATEWAY))
+        secret = await self._kube.get(ObjectRef("Secret", namespace, child_names.SHARED_GATEWAY))
+        config = await self._kube.get(ObjectRef("ConfigMap", namespace, child_names.SHARED_GATEWAY))
         try:
             there = secret or {"metadata": {"name": child_names.SHARED_GATEWAY}, "data": {}}
             public, token = public_keys(there, labels.GATEWAY), read(there, labels.ADMIN_TOKEN)
         except ValueError as error:
             raise Refused("KeysUnusable", str(error)) from error
-        served = _served(config or {})
+        served = _served_models(config or {})
         wanted = {one.name: (list(sharing.model_names[one.name]), one.suspend) for one in sharing.services}
-        failure = Failure(
+        failure = BlockingReason(
             "NeighbourInvalid",
-            f"InferenceService {', '.join(unread)}, which has the same gateway, cannot be read; until "
+            f"InferenceService {', '.join(invalid_names)}, which has the same gateway, cannot be read; until "
             "it can, the gateway stays as it is: see its condition Failed, or delete it",
         )
         left_out = frozenset(name for name, entry in wanted.items() if served.get(name) != entry)
         return SharedGateway(sharing, deployment, public, token, False, failure, left_out)
 
 
-def owners(live: Mapping[str, Any] | None, services: Sequence[Mapping[str, Any]]) -> list[str]:
+def live_owner_names(live: Mapping[str, Any] | None, services: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of those among services who own an object with others, and are not about to go."""
     references = live["metadata"].get("ownerReferences", []) if live is not None else []
     uids = {reference["uid"] for reference in references}
@@ -90,7 +90,7 @@ def owners(live: Mapping[str, Any] | None, services: Sequence[Mapping[str, Any]]
     return [meta["name"] for meta in metas if meta["uid"] in uids and "deletionTimestamp" not in meta]
 
 
-def _served(config: Mapping[str, Any]) -> dict[str, tuple[list[str], bool]]:
+def _served_models(config: Mapping[str, Any]) -> dict[str, tuple[list[str], bool]]:
     """Names of the model, and whether it is suspended, of each service that a gateway is told to serve."""
     content = config.get("data", {}).get(labels.SERVICES_FILE)
     entries: list[dict[str, Any]] = json.loads(content)["services"] if content else []

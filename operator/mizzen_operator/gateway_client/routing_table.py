@@ -21,7 +21,7 @@ class ApiKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GatewayReport:
     """What a gateway said last.
 
     Attributes:
@@ -37,21 +37,21 @@ class Answer:
     """
 
     serving: frozenset[str] | None
-    waiting: bool = False
-    refused: bool = False
-    known: frozenset[str] = frozenset()
-    keys: frozenset[tuple[str, str]] = frozenset()
+    holds_requests: bool = False
+    token_refused: bool = False
+    key_names: frozenset[str] = frozenset()
+    engine_key_names: frozenset[tuple[str, str]] = frozenset()
     verifying: frozenset[str] = frozenset()
     problems: frozenset[tuple[str, str]] = frozenset()
-    strangers: frozenset[str] = frozenset()
+    protocol_mismatches: frozenset[str] = frozenset()
     api_keys: ApiKeys | None = None
 
 
-NO_ANSWER = Answer(None)
+NO_REPORT = GatewayReport(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledgements:
+class RoutingState:
     """What the ready gateways say.
 
     Attributes:
@@ -61,7 +61,7 @@ class Acknowledgements:
         by_some: uids of pods that at least one routes to.
         verifying: uids of pods that at least one could ask golden prompts.
         refused: a gateway did not accept the token.
-        silent: addresses of ready gateways that hang.
+        hung: addresses of ready gateways that hang.
         known: names of the keys that every ready gateway has.
         keys: names of the keys with which any of them reaches a pod, by its uid.
         problems: what is wrong with a pod, by its uid; the first in order where several say.
@@ -69,77 +69,77 @@ class Acknowledgements:
         api_keys: of the gateway that has the most trouble with them; None where none says anything.
     """
 
-    asked: int = 0
-    answered: int = 0
-    by_all: frozenset[str] = frozenset()
-    by_some: frozenset[str] = frozenset()
+    ready_gateways: int = 0
+    reporting_gateways: int = 0
+    routed_by_all: frozenset[str] = frozenset()
+    routed_by_some: frozenset[str] = frozenset()
     verifying: frozenset[str] = frozenset()
-    refused: bool = False
-    silent: frozenset[str] = frozenset()
-    known: frozenset[str] = frozenset()
-    keys: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    token_refused: bool = False
+    hung: frozenset[str] = frozenset()
+    key_names: frozenset[str] = frozenset()
+    engine_key_names: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     problems: Mapping[str, str] = field(default_factory=dict[str, str])
-    strangers: frozenset[str] = frozenset()
+    protocol_mismatches: frozenset[str] = frozenset()
     api_keys: ApiKeys | None = None
 
 
-def read_answer(body: Any) -> Answer:
+def parse_report(body: Any) -> GatewayReport:
     """Read a gateway's routing table.
 
     Raises:
         KeyError, TypeError: it is none.
     """
-    engines, told = body["engines"], body.get("apiKeys")
+    engines, entry = body["engines"], body.get("apiKeys")
 
-    def those(state: str) -> frozenset[str]:
+    def uids_in_state(state: str) -> frozenset[str]:
         return frozenset(engine["uid"] for engine in engines if engine["state"] == state)
 
-    return Answer(
-        those("serving"),
+    return GatewayReport(
+        uids_in_state("serving"),
         bool(body.get("waiting")),
-        verifying=those("verifying"),
-        known=frozenset(body.get("keys", ())),
-        keys=frozenset((engine["uid"], name) for engine in engines for name in engine.get("keys", ())),
+        verifying=uids_in_state("verifying"),
+        key_names=frozenset(body.get("keys", ())),
+        engine_key_names=frozenset((engine["uid"], name) for engine in engines for name in engine.get("keys", ())),
         problems=frozenset((one["uid"], str(one["problem"])) for one in engines if one.get("problem")),
-        strangers=frozenset(engine["uid"] for engine in engines if engine.get("otherProtocol") is True),
-        api_keys=ApiKeys(int(told["inForce"]), str(told["problem"])) if told else None,
+        protocol_mismatches=frozenset(engine["uid"] for engine in engines if engine.get("otherProtocol") is True),
+        api_keys=ApiKeys(int(entry["inForce"]), str(entry["problem"])) if entry else None,
     )
 
 
-def acknowledged(answers: Sequence[Answer], silent: frozenset[str] = frozenset()) -> Acknowledgements:
+def merge_reports(reports: Sequence[GatewayReport], hung: frozenset[str] = frozenset()) -> RoutingState:
     """What all ready gateways say together.
 
     Args:
-        answers: of each of them.
-        silent: addresses of those that hang.
+        reports: of each of them.
+        hung: addresses of those that hang.
     """
-    usable = [answer.serving for answer in answers if answer.serving is not None]
-    everyone = bool(answers) and len(usable) == len(answers)
-    keys: dict[str, frozenset[str]] = {}
-    for uid, name in (pair for answer in answers for pair in answer.keys):
-        keys[uid] = keys.get(uid, frozenset()) | {name}
-    by_some = frozenset[str]().union(*usable)
-    strangers = _in_all([answer.strangers for answer in answers]) if everyone else frozenset[str]()
-    return Acknowledgements(
-        asked=len(answers),
-        answered=len(usable),
-        by_all=_in_all(usable) if everyone else frozenset(),
-        by_some=by_some,
-        verifying=frozenset().union(*(answer.verifying for answer in answers)),
-        silent=silent,
-        refused=any(answer.refused for answer in answers),
-        known=_in_all([answer.known for answer in answers]),
-        keys=keys,
-        problems=dict(sorted((pair for answer in answers for pair in answer.problems), reverse=True)),
-        strangers=strangers - by_some,
+    routed_sets = [report.serving for report in reports if report.serving is not None]
+    all_reported = bool(reports) and len(routed_sets) == len(reports)
+    engine_key_names: dict[str, frozenset[str]] = {}
+    for uid, name in (pair for report in reports for pair in report.engine_key_names):
+        engine_key_names[uid] = engine_key_names.get(uid, frozenset()) | {name}
+    by_some = frozenset[str]().union(*routed_sets)
+    strangers = _intersection([report.protocol_mismatches for report in reports]) if all_reported else frozenset[str]()
+    return RoutingState(
+        ready_gateways=len(reports),
+        reporting_gateways=len(routed_sets),
+        routed_by_all=_intersection(routed_sets) if all_reported else frozenset(),
+        routed_by_some=by_some,
+        verifying=frozenset().union(*(report.verifying for report in reports)),
+        hung=hung,
+        token_refused=any(report.token_refused for report in reports),
+        key_names=_intersection([report.key_names for report in reports]),
+        engine_key_names=engine_key_names,
+        problems=dict(sorted((pair for report in reports for pair in report.problems), reverse=True)),
+        protocol_mismatches=strangers - by_some,
         api_keys=min(
-            (answer.api_keys for answer in answers if answer.api_keys is not None),
-            key=lambda told: (not told.problem, told.in_force, told.problem),
+            (report.api_keys for report in reports if report.api_keys is not None),
+            key=lambda entry: (not entry.problem, entry.in_force, entry.problem),
             default=None,
         ),
     )
 
 
-def _in_all(sets: Sequence[frozenset[str]]) -> frozenset[str]:
+def _intersection(sets: Sequence[frozenset[str]]) -> frozenset[str]:
     """What each of the sets has; nothing where there are none."""
     return frozenset.intersection(*sets) if sets else frozenset()

@@ -15,13 +15,13 @@ import aiohttp
 
 from mizzen_operator.api import labels
 from mizzen_operator.api.key import ServiceKey
-from mizzen_operator.gateway_client.heartbeat import Heartbeats
+from mizzen_operator.gateway_client.heartbeat import HeartbeatMonitor
 from mizzen_operator.gateway_client.routing_table import (
-    NO_ANSWER,
-    Acknowledgements,
-    Answer,
-    acknowledged,
-    read_answer,
+    NO_REPORT,
+    RoutingState,
+    GatewayReport,
+    merge_reports,
+    parse_report,
 )
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.observe import GatewayPod
@@ -33,11 +33,11 @@ WAIT_SECONDS = 300
 POLL_SECONDS = 5.0
 """How often a gateway is asked that does not keep requests."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
-REFUSED_SECONDS = 5.0
+TOKEN_REFUSED_RETRY_SECONDS = 5.0
 """How soon a token that was refused is tried again."""
 
 
-class _Source(NamedTuple):
+class _Endpoint(NamedTuple):
     """Who is heard: a gateway's address, and the token that it takes."""
 
     address: str
@@ -45,17 +45,17 @@ class _Source(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Ear:
+class _WatchState:
     """One gateway that is listened to for one service."""
 
-    heard: asyncio.Event = field(default_factory=asyncio.Event)
-    answer: Answer = NO_ANSWER
-    late: bool = False
+    synced: asyncio.Event = field(default_factory=asyncio.Event)
+    report: GatewayReport = NO_REPORT
+    skipped: bool = False
     """Somebody has gone on without its first answer."""
     task: asyncio.Task[None] | None = None
 
 
-class GatewayListener:
+class GatewayWatch:
     """Follows what all ready gateways say of each service.
 
     `ask` says what is known. Whenever that becomes another, `on_change` is told the service.
@@ -64,8 +64,8 @@ class GatewayListener:
     def __init__(self, metrics: Metrics, on_change: Callable[[ServiceKey], None] = lambda key: None) -> None:
         self.on_change = on_change
         self._metrics = metrics
-        self._ears: dict[ServiceKey, dict[_Source, _Ear]] = {}
-        self._beats = Heartbeats(labels.ADMIN_PORT, self._answers, self._silence)
+        self._watches: dict[ServiceKey, dict[_Endpoint, _WatchState]] = {}
+        self._heartbeats = HeartbeatMonitor(labels.ADMIN_PORT, self._is_alive, self._on_hung_changed)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -75,45 +75,45 @@ class GatewayListener:
 
     async def close(self) -> None:
         """Listen to nobody any more."""
-        for key in list(self._ears):
+        for key in list(self._watches):
             self.forget(key)
-        await self._beats.close()
+        await self._heartbeats.close()
         await self._session.close()
 
-    async def ask(self, pods: Sequence[GatewayPod], token: str, key: ServiceKey) -> Acknowledgements:
+    async def routing_state(self, pods: Sequence[GatewayPod], token: str, key: ServiceKey) -> RoutingState:
         """What the ready gateways among `pods` say of a service.
 
         One that has not been heard yet is waited for, up to QUERY_SECONDS; one that fails to answer
         acknowledges nothing.
         """
-        sources = [_Source(pod.address, token) for pod in pods if pod.ready and pod.address]
-        ears = self._listen(key, sources)
-        if not all(ear.heard.is_set() for ear in ears):
+        endpoints = [_Endpoint(pod.address, token) for pod in pods if pod.ready and pod.address]
+        watches = self._sync_watches(key, endpoints)
+        if not all(watch.synced.is_set() for watch in watches):
             try:
                 async with asyncio.timeout(QUERY_SECONDS):
-                    await asyncio.gather(*(ear.heard.wait() for ear in ears))
+                    await asyncio.gather(*(watch.synced.wait() for watch in watches))
             except TimeoutError:
-                for ear in ears:
-                    ear.late = not ear.heard.is_set()
-        silent = frozenset(one.address for one in sources if self._beats.silent(one.address))
-        there = self._ears.get(key, {})
-        answers = [
-            there[source].answer if source in there and source.address not in silent else NO_ANSWER
-            for source in sources
+                for watch in watches:
+                    watch.skipped = not watch.synced.is_set()
+        hung = frozenset(one.address for one in endpoints if self._heartbeats.is_hung(one.address))
+        current = self._watches.get(key, {})
+        reports = [
+            current[endpoint].report if endpoint in current and endpoint.address not in hung else NO_REPORT
+            for endpoint in endpoints
         ]
-        return acknowledged(answers, silent)
+        return merge_reports(reports, hung)
 
-    def waiting(self, key: ServiceKey) -> bool:
+    def holds_requests(self, key: ServiceKey) -> bool:
         """Whether a gateway holds requests of a service because no engine serves."""
-        return any(ear.answer.waiting for ear in self._ears.get(key, {}).values())
+        return any(watch.report.holds_requests for watch in self._watches.get(key, {}).values())
 
-    async def look(self, key: ServiceKey) -> list[dict[str, Any]] | None:
+    async def fetch_tables(self, key: ServiceKey) -> list[dict[str, Any]] | None:
         """The routing tables of all gateways that are listened to, as they are now; None when one fails."""
-        sources = list(self._ears.get(key, {}))
-        tables = await asyncio.gather(*(self._table(key, source) for source in sources))
+        endpoints = list(self._watches.get(key, {}))
+        tables = await asyncio.gather(*(self._fetch_table(key, endpoint) for endpoint in endpoints))
         return None if None in tables else [table for table in tables if table is not None]
 
-    async def question(
+    async def ask_prompt(
         self, key: ServiceKey, uid: str, prompt: str, max_tokens: int, seconds: float
     ) -> tuple[int, dict[str, Any]]:
         """Have an engine that is not verified yet continue a prompt; returns HTTP status and answer.
@@ -127,14 +127,14 @@ class GatewayListener:
             max_tokens: length of the continuation at most.
             seconds: time for the whole answer.
         """
-        ears = self._ears.get(key, {})
-        source = next((source for source, ear in ears.items() if uid in ear.answer.verifying), None)
-        if source is None:
+        watches = self._watches.get(key, {})
+        endpoint = next((endpoint for endpoint, watch in watches.items() if uid in watch.report.verifying), None)
+        if endpoint is None:
             return 0, {}
         body = {"service": key.name, "uid": uid, "prompt": prompt}
         body |= {"maxTokens": max_tokens, "timeoutSeconds": seconds}
         timeout = aiohttp.ClientTimeout(total=seconds + QUERY_SECONDS, sock_connect=QUERY_SECONDS)
-        url, headers = _url(source, "/admin/verify"), _headers(source)
+        url, headers = _url(endpoint, "/admin/verify"), _headers(endpoint)
         try:
             async with self._session.post(url, json=body, headers=headers, timeout=timeout) as response:
                 if (response.content_length or 0) > MAX_ANSWER_BYTES:
@@ -143,41 +143,41 @@ class GatewayListener:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError):
             return 0, {}
 
-    async def _table(self, key: ServiceKey, source: _Source) -> dict[str, Any] | None:
+    async def _fetch_table(self, key: ServiceKey, endpoint: _Endpoint) -> dict[str, Any] | None:
         try:
-            async with self._session.get(_engines_url(key, source), headers=_headers(source)) as response:
+            async with self._session.get(_engines_url(key, endpoint), headers=_headers(endpoint)) as response:
                 return await response.json() if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
 
     def forget(self, key: ServiceKey) -> None:
         """Listen for a service no more."""
-        for source, ear in self._ears.pop(key, {}).items():
-            self._beats.remove(source.address)
-            _end(ear)
+        for endpoint, watch in self._watches.pop(key, {}).items():
+            self._heartbeats.remove(endpoint.address)
+            _cancel(watch)
 
-    def _listen(self, key: ServiceKey, sources: Sequence[_Source]) -> list[_Ear]:
+    def _sync_watches(self, key: ServiceKey, endpoints: Sequence[_Endpoint]) -> list[_WatchState]:
         """The ears for exactly these gateways."""
-        ears = self._ears.setdefault(key, {})
-        for source in [source for source in ears if source not in sources]:
-            self._beats.remove(source.address)
-            _end(ears.pop(source))
-        for source in sources:
-            if source not in ears:
-                ear = ears[source] = _Ear()
-                self._beats.add(source.address)
-                ear.task = asyncio.create_task(self._hear(key, source, ear))
-        if not ears:
-            del self._ears[key]
-        return list(ears.values())
+        watches = self._watches.setdefault(key, {})
+        for endpoint in [endpoint for endpoint in watches if endpoint not in endpoints]:
+            self._heartbeats.remove(endpoint.address)
+            _cancel(watches.pop(endpoint))
+        for endpoint in endpoints:
+            if endpoint not in watches:
+                watch = watches[endpoint] = _WatchState()
+                self._heartbeats.add(endpoint.address)
+                watch.task = asyncio.create_task(self._run_watch(key, endpoint, watch))
+        if not watches:
+            del self._watches[key]
+        return list(watches.values())
 
-    def _silence(self, address: str) -> None:
+    def _on_hung_changed(self, address: str) -> None:
         """Tell of all services whose gateway hangs, or does no longer."""
-        for key, ears in list(self._ears.items()):
-            if any(source.address == address for source in ears):
+        for key, watches in list(self._watches.items()):
+            if any(endpoint.address == address for endpoint in watches):
                 self.on_change(key)
 
-    async def _answers(self, address: str) -> bool:
+    async def _is_alive(self, address: str) -> bool:
         """Whether a gateway answers over HTTP."""
         host = f"[{address}]" if ":" in address else address
         try:
@@ -186,35 +186,35 @@ class GatewayListener:
         except (aiohttp.ClientError, OSError):
             return False
 
-    async def _hear(self, key: ServiceKey, source: _Source, ear: _Ear) -> None:
+    async def _run_watch(self, key: ServiceKey, endpoint: _Endpoint, watch: _WatchState) -> None:
         backoff, version = FIRST_BACKOFF_SECONDS, ""
         while True:
             began = time.monotonic()
-            answer, said = await self._ask(key, source, version)
+            answer, new_version = await self._fetch_report(key, endpoint, version)
             if answer is not None:
-                self._take(key, ear, answer)
+                self._update(key, watch, answer)
             if answer is not None and answer.serving is None:
                 version = ""
-                await asyncio.sleep(REFUSED_SECONDS if answer.refused else backoff)
+                await asyncio.sleep(TOKEN_REFUSED_RETRY_SECONDS if answer.token_refused else backoff)
                 backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
                 continue
             backoff = FIRST_BACKOFF_SECONDS
-            if not said:
+            if not new_version:
                 await asyncio.sleep(POLL_SECONDS)
-            elif said == version and time.monotonic() - began < 1:
+            elif new_version == version and time.monotonic() - began < 1:
                 await asyncio.sleep(1)  # it keeps no request just now: it may be ending
-            version = said
+            version = new_version
 
-    def _take(self, key: ServiceKey, ear: _Ear, answer: Answer) -> None:
-        news = ear.late or (ear.heard.is_set() and answer != ear.answer)
-        ear.answer, ear.late = answer, False
-        ear.heard.set()
-        if news:
+    def _update(self, key: ServiceKey, watch: _WatchState, answer: GatewayReport) -> None:
+        notify = watch.skipped or (watch.synced.is_set() and answer != watch.report)
+        watch.report, watch.skipped = answer, False
+        watch.synced.set()
+        if notify:
             self.on_change(key)
 
-    async def _ask(self, key: ServiceKey, source: _Source, version: str) -> tuple[Answer | None, str]:
+    async def _fetch_report(self, key: ServiceKey, endpoint: _Endpoint, version: str) -> tuple[GatewayReport | None, str]:
         """The gateway's answer, None when it is as before; and the version that the answer has."""
-        url = _engines_url(key, source)
+        url = _engines_url(key, endpoint)
         total = QUERY_SECONDS
         if version:
             url += f"&version={version}&wait={WAIT_SECONDS}"
@@ -222,35 +222,35 @@ class GatewayListener:
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=QUERY_SECONDS)
         result = "error"
         try:
-            async with self._session.get(url, headers=_headers(source), timeout=timeout) as response:
+            async with self._session.get(url, headers=_headers(endpoint), timeout=timeout) as response:
                 result = str(response.status) if response.status not in (200, 304) else "ok"
                 if response.status == 304:
                     return None, version
                 if response.status != 200:
-                    return Answer(None, refused=response.status in (401, 403)), ""
+                    return GatewayReport(None, token_refused=response.status in (401, 403)), ""
                 if (response.content_length or 0) > MAX_ANSWER_BYTES:
-                    return NO_ANSWER, ""
+                    return NO_REPORT, ""
                 body = await response.json()
-                return read_answer(body), str(body.get("version", ""))
+                return parse_report(body), str(body.get("version", ""))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
-            return NO_ANSWER, ""
+            return NO_REPORT, ""
         finally:
             self._metrics.gateway_queries.labels(result).inc()
 
 
-def _engines_url(key: ServiceKey, source: _Source) -> str:
-    return _url(source, f"/admin/engines?service={key.name}")
+def _engines_url(key: ServiceKey, endpoint: _Endpoint) -> str:
+    return _url(endpoint, f"/admin/engines?service={key.name}")
 
 
-def _url(source: _Source, path: str) -> str:
-    host = f"[{source.address}]" if ":" in source.address else source.address
+def _url(endpoint: _Endpoint, path: str) -> str:
+    host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
     return f"http://{host}:{labels.ADMIN_PORT}{path}"
 
 
-def _headers(source: _Source) -> dict[str, str]:
-    return {"Authorization": f"Bearer {source.token}"}
+def _headers(endpoint: _Endpoint) -> dict[str, str]:
+    return {"Authorization": f"Bearer {endpoint.token}"}
 
 
-def _end(ear: _Ear) -> None:
-    if ear.task is not None:
-        ear.task.cancel()
+def _cancel(watch: _WatchState) -> None:
+    if watch.task is not None:
+        watch.task.cancel()

@@ -13,10 +13,10 @@ import kopf
 from mizzen_operator.api import labels
 from mizzen_operator.informers.relist import CONNECT_SECONDS, Traffic
 from mizzen_operator.informers.watch_health import INACTIVITY_SECONDS, SERVER_SECONDS, Watches
-from mizzen_operator.kube.client import Kube
-from mizzen_operator.kube.paged_list import Listing
-from mizzen_operator.kube.refs import Ref
-from mizzen_operator.kube.store import Cache, Changed, ObjectName
+from mizzen_operator.kube.client import KubeClient
+from mizzen_operator.kube.paged_list import ObjectList
+from mizzen_operator.kube.refs import ObjectRef
+from mizzen_operator.kube.store import ObjectName, ObjectStore, OnChange
 from mizzen_operator.kube.transport import REQUEST_SECONDS, load_configuration
 
 logger = logging.getLogger(__name__)
@@ -48,18 +48,18 @@ STOP_SECONDS = 18
 class Caches:
     """The caches of all kinds that are followed, and what feeds them."""
 
-    def __init__(self, namespace: str, watches: Watches, on_change: Changed) -> None:
+    def __init__(self, namespace: str, watches: Watches, on_change: OnChange) -> None:
         """Follow the kinds in a namespace, or in all when it is empty."""
         self._namespace = namespace
         self._watches = watches
         self._on_change = on_change
         self._known: set[str] = set()
         """Kinds of which all that was there at first is held."""
-        self._caches = {kind: Cache(kind, self._tell) for kind in CACHED}
+        self._caches = {kind: ObjectStore(kind, self._tell) for kind in CACHED}
         listed = {RESOURCES[kind][2]: partial(_listed, cache) for kind, cache in self._caches.items()}
         self._traffic = Traffic(watches, listed)
 
-    def get(self, kind: str) -> Cache | None:
+    def get(self, kind: str) -> ObjectStore | None:
         """The cache of a kind; None for one that is not followed."""
         return self._caches.get(kind)
 
@@ -73,7 +73,7 @@ class Caches:
         """Break the connections that kopf watched by."""
         await self._traffic.close()
 
-    async def catch_up(self, kube: Kube) -> None:
+    async def catch_up(self, kube: KubeClient) -> None:
         """Wait until everything is held that the API server has now.
 
         A replica that takes over must not act on a state from before its predecessor's last writes. A watch
@@ -109,26 +109,26 @@ class Caches:
         cache = self._caches[param]
         self._watches.event(RESOURCES[param][2])
         if event["type"] == "DELETED":
-            cache.remove(event["object"])
+            cache.remove_deleted(event["object"])
         else:
-            cache.put(event["object"])
+            cache.put_event(event["object"])
 
-    async def _catch_up(self, cache: Cache, kube: Kube) -> None:
-        await cache.until(lambda: cache.synced)
+    async def _catch_up(self, cache: ObjectStore, kube: KubeClient) -> None:
+        await cache.wait_until(lambda: cache.synced)
         while True:
             # Asked anew each time: what is gone by the time that the watch is back is told by no event.
-            there = await kube.versions(Ref(cache.kind, self._namespace), CACHED[cache.kind])
+            there = await kube.list_versions(ObjectRef(cache.kind, self._namespace), CACHED[cache.kind])
             try:
                 async with asyncio.timeout(CATCH_UP_SECONDS):
-                    await cache.until(partial(cache.reflects, there.objects, there.version))
+                    await cache.wait_until(partial(cache.is_up_to_date, there.objects, there.version))
                 return
             except TimeoutError:
                 logger.info("events of %s are late: the watch begins anew", cache.kind)
                 self._traffic.watch_anew(RESOURCES[cache.kind][2])
 
 
-def _listed(cache: Cache, listing: Listing) -> None:
-    cache.listed(listing.objects, listing.version)
+def _listed(cache: ObjectStore, listing: ObjectList) -> None:
+    cache.apply_list(listing.objects, listing.version)
 
 
 def settings() -> kopf.OperatorSettings:

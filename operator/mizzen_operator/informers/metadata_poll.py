@@ -12,11 +12,11 @@ import logging
 import random
 
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError
-from mizzen_operator.kube.last_applied import UNWATCHED, Children
-from mizzen_operator.kube.refs import Ref
-from mizzen_operator.kube.store import Changed
+from mizzen_operator.kube.last_applied import UNWATCHED, UnwatchedChildren
+from mizzen_operator.kube.refs import ObjectRef
+from mizzen_operator.kube.store import OnChange
 from mizzen_operator.resources.metadata import MANAGED_BY
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,9 @@ _SELECTOR = ",".join(f"{key}={value}" for key, value in MANAGED_BY.items())
 class Sweep:
     """Compares what is there with what it was when it was compared last."""
 
-    def __init__(self, kube: Kube, config: OperatorConfig, children: Children, on_change: Changed) -> None:
+    def __init__(
+        self, kube: KubeClient, config: OperatorConfig, children: UnwatchedChildren, on_change: OnChange
+    ) -> None:
         """Sweep the namespace that is served, or all; `on_change` hears of what is another one or gone."""
         self._kube = kube
         self._namespace = config.namespace
@@ -57,6 +59,8 @@ class Sweep:
         Raises:
             KubeError: the API server failed, or does not let the operator list them.
         """
-        pages = [page async for page in self._kube.metadata_pages(Ref(kind, self._namespace), _SELECTOR)]
-        for name, child in self._children.strayed(kind, pages):
+        pages = [
+            page async for page in self._kube.metadata_pages(ObjectRef(kind, self._namespace), _SELECTOR)
+        ]
+        for name, child in self._children.pop_drifted(kind, pages):
             self._on_change(kind, name, child.labels)

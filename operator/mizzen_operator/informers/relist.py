@@ -19,8 +19,8 @@ import msgspec
 from kubernetes.aio.client import Configuration
 
 from mizzen_operator.informers.watch_health import Watches
-from mizzen_operator.kube.errors import brief
-from mizzen_operator.kube.paged_list import Listing
+from mizzen_operator.kube.errors import describe_error
+from mizzen_operator.kube.paged_list import ObjectList
 from mizzen_operator.kube.transport import authorization, open_session
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ END_SECONDS = 5.0
 class _Collection:
     """What passes between kopf and the API server about one kind."""
 
-    on_list: Callable[[Listing], None]
-    listing: Listing = field(default_factory=Listing)
+    on_list: Callable[[ObjectList], None]
+    listing: ObjectList = field(default_factory=ObjectList)
     watch: aiohttp.ClientResponse | None = None
     watcher: asyncio.Task[object] | None = None
     """kopf's task that lists and watches."""
@@ -53,7 +53,7 @@ class _Collection:
 class Traffic:
     """All that passes between kopf and the API server."""
 
-    def __init__(self, watches: Watches, on_list: Mapping[str, Callable[[Listing], None]]) -> None:
+    def __init__(self, watches: Watches, on_list: Mapping[str, Callable[[ObjectList], None]]) -> None:
         """Notes answers.
 
         Args:
@@ -143,7 +143,7 @@ class Traffic:
             what = f"{'watch' if watching else 'list'} {plural}"
             pause = collection.pause * random.uniform(0.75, 1.25)
             collection.pause = min(2 * collection.pause, MAX_PAUSE_SECONDS)
-            logger.warning("cannot %s: %s; again in %.1f s", what, brief(error), pause)
+            logger.warning("cannot %s: %s; again in %.1f s", what, describe_error(error), pause)
             await asyncio.sleep(pause)
             raise aiohttp.ClientPayloadError(str(error)) from error
         collection.pause = FIRST_PAUSE_SECONDS
@@ -159,11 +159,11 @@ async def _rest(collection: _Collection) -> None:
 
 def _read(collection: _Collection, page: bytes, goes_on: bool) -> None:
     if not goes_on:
-        collection.listing = Listing()
-    collection.listing.add(page)
-    if not collection.listing.more:
+        collection.listing = ObjectList()
+    collection.listing.add_page(page)
+    if not collection.listing.continue_token:
         collection.on_list(collection.listing)
-        collection.listing = Listing()
+        collection.listing = ObjectList()
 
 
 async def _reason(response: aiohttp.ClientResponse) -> str:

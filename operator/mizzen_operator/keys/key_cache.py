@@ -7,12 +7,12 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.keys.rotation import KeyKeeper, Keys
+from mizzen_operator.keys.rotation import KeyRotator, ServiceKeys
 from mizzen_operator.kube.apply_cache import AppliedChildren, ApplyCache
 
 
 class _SyncedKeys(NamedTuple):
-    keys: Keys
+    keys: ServiceKeys
     gateway_public: tuple[str, ...]
     """Public keys of the shared gateway that the Secrets were written for."""
 
@@ -20,12 +20,12 @@ class _SyncedKeys(NamedTuple):
 class KeyCache:
     """Keys of all services; an entry lives as long as the service's record in the apply cache."""
 
-    def __init__(self, keeper: KeyKeeper, applied: ApplyCache) -> None:
-        self._keeper = keeper
+    def __init__(self, rotator: KeyRotator, applied: ApplyCache) -> None:
+        self._rotator = rotator
         self._applied = applied
         self._synced: WeakKeyDictionary[AppliedChildren, _SyncedKeys] = WeakKeyDictionary()
 
-    async def sync(self, service: InferenceService, gateway_public: tuple[str, ...] = ()) -> Keys:
+    async def sync(self, service: InferenceService, gateway_public: tuple[str, ...] = ()) -> ServiceKeys:
         """Create missing Secrets of a service, and rotate its keys if a rotation is due.
 
         Args:
@@ -42,12 +42,12 @@ class KeyCache:
         if synced is not None and synced.gateway_public == gateway_public and self._current(service, synced):
             self._synced[record] = synced
             return synced.keys
-        keys = await self._keeper.sync(service, gateway_public)
+        keys = await self._rotator.sync(service, gateway_public)
         self._synced[record] = _SyncedKeys(keys, gateway_public)
         return keys
 
     def _current(self, service: InferenceService, synced: _SyncedKeys) -> bool:
-        return not (synced.keys.rotating or self._keeper.due(service, synced.keys, datetime.now(UTC)))
+        return not (synced.keys.rotating or self._rotator.is_rotation_due(service, synced.keys, datetime.now(UTC)))
 
     async def drop_previous(self, service: InferenceService) -> None:
         """Drop the previous generation of keys once nothing uses it any more.
@@ -56,5 +56,5 @@ class KeyCache:
             Refused: a Secret of the name belongs to something else.
             KubeError: the API server failed.
         """
-        await self._keeper.finish(service)
+        await self._rotator.drop_previous(service)
         self._synced.pop(self._applied.record(service), None)

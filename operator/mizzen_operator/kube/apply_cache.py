@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 from mizzen_operator.api.key import ServiceKey
-from mizzen_operator.api.service_ref import Subject
+from mizzen_operator.api.service_ref import ServiceRef
 from mizzen_operator.config import OperatorConfig
 
 Digests = dict[tuple[str, str], str]
@@ -45,7 +45,7 @@ class ApplyCache:
         self._config = config
         self._records: dict[ServiceKey, AppliedChildren] = {}
 
-    def record(self, service: Subject) -> AppliedChildren:
+    def record(self, service: ServiceRef) -> AppliedChildren:
         """Return the record of a service; a new one if there is none for its uid."""
         key = ServiceKey(service.namespace, service.name)
         record = self._records.get(key)
@@ -62,7 +62,7 @@ class ApplyCache:
         if key in self._records:
             self._records[key].digests.pop((kind, name), None)
 
-    def expire(self, service: Subject, progress: tuple[object, ...], *, settled: bool) -> bool:
+    def expire(self, service: ServiceRef, progress: tuple[object, ...], *, settled: bool) -> bool:
         """Drop the record of a service if it is too old; return whether it was dropped.
 
         A service that has progressed since the last reconcile is not missing a child, however late this

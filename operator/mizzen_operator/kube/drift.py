@@ -13,7 +13,7 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
-_WHOLE: Mapping[str, tuple[tuple[str, ...], ...]] = {
+_OWNED_PATHS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "ConfigMap": (("data",),),
     "Deployment": (("spec",),),
     "NetworkPolicy": (("spec",),),
@@ -23,13 +23,13 @@ _WHOLE: Mapping[str, tuple[tuple[str, ...], ...]] = {
 }
 """Parts of a kind's objects that are ours alone. Clouds and their users complete a Service otherwise."""
 
-_LEFT: Mapping[str, frozenset[str]] = {
+_SHARED_FIELDS: Mapping[str, frozenset[str]] = {
     "Deployment": frozenset({"metadata", "serviceAccount"}),  # a restart's note; a copy of another field
     "Service": frozenset({"nodePort", "appProtocol"}),
 }
 """Fields within them that others set too."""
 
-_FILLED_IN: Mapping[str, Any] = {
+_API_DEFAULTS: Mapping[str, Any] = {
     "creationTimestamp": None,
     "dnsPolicy": "ClusterFirst",
     "progressDeadlineSeconds": 600,
@@ -41,7 +41,7 @@ _FILLED_IN: Mapping[str, Any] = {
 }
 """What the API server fills in. What it fills in besides comes back at once, and is left then."""
 
-_AMOUNTS = frozenset({"limits", "requests"})
+_QUANTITY_FIELDS = frozenset({"limits", "requests"})
 """Fields that hold amounts by resource. The API server stores 1000m as 1, and 1024Mi as 1Gi."""
 
 
@@ -49,11 +49,14 @@ def covers(live: Any, wanted: Any) -> bool:
     """Whether everything in `wanted` is also in `live`; the API server's defaults may be more."""
     if isinstance(wanted, Mapping):
         return isinstance(live, Mapping) and all(
-            key in live and (covers(live[key], value) or (key in _AMOUNTS and _hold(live[key], value)))
+            key in live
+            and (
+                covers(live[key], value) or (key in _QUANTITY_FIELDS and _quantities_match(live[key], value))
+            )
             for key, value in wanted.items()
         )
     if isinstance(wanted, (list, tuple)):
-        if wanted and not _of_objects(wanted):
+        if wanted and not _contains_objects(wanted):
             return live == list(wanted)  # the order of arguments counts
         return isinstance(live, list) and all(
             any(covers(item, value) for item in (*live[place : place + 1], *live))
@@ -62,25 +65,25 @@ def covers(live: Any, wanted: Any) -> bool:
     return live == wanted
 
 
-def _hold(live: Any, wanted: Any) -> bool:
+def _quantities_match(live: Any, wanted: Any) -> bool:
     """Whether amounts by resource are among those that are there, however each is written."""
     if not (isinstance(live, Mapping) and isinstance(wanted, Mapping)):
         return False
     try:
         return all(
-            resource in live and _stored(live[resource]) == _stored(amount)
+            resource in live and _stored_thousandths(live[resource]) == _stored_thousandths(amount)
             for resource, amount in wanted.items()
         )
     except (ValueError, ArithmeticError):
         return False
 
 
-def _stored(amount: str | int | float) -> int:
+def _stored_thousandths(amount: str | int | float) -> int:
     """An amount as the API server keeps it, in thousandths: it rounds up what is finer."""
     return math.ceil(parse_quantity(amount) * 1000)
 
 
-def correction(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+def drift_patch(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any] | None:
     """The merge patch that takes away what an object has too much; None when it has nothing.
 
     Args:
@@ -88,30 +91,32 @@ def correction(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str
         manifest: as it was applied, or is about to be.
     """
     patch: dict[str, Any] = {}
-    for path in _WHOLE.get(manifest["kind"], ()):
-        there, wanted = _at(live, path), _at(manifest, path)
-        left = _LEFT.get(manifest["kind"], frozenset())
-        if there is not None and _exceeds(there, wanted, left):
-            _put(patch, path, _merge(there, wanted, left))
+    for path in _OWNED_PATHS.get(manifest["kind"], ()):
+        there, wanted = _get_path(live, path), _get_path(manifest, path)
+        shared_fields = _SHARED_FIELDS.get(manifest["kind"], frozenset())
+        if there is not None and _has_extra(there, wanted, shared_fields):
+            _set_path(patch, path, _merge_value(there, wanted, shared_fields))
     if not patch:
         return None
     return {**patch, "metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
 
 
-def _exceeds(live: Any, wanted: Any, left: frozenset[str]) -> bool:
+def _has_extra(live: Any, wanted: Any, shared_fields: frozenset[str]) -> bool:
     if isinstance(wanted, Mapping) and isinstance(live, Mapping):
-        return any(_is_extra(key, value, wanted, left) for key, value in live.items()) or any(
-            _exceeds(live[key], value, left)
+        return any(_is_extra(key, value, wanted, shared_fields) for key, value in live.items()) or any(
+            _has_extra(live[key], value, shared_fields)
             for key, value in wanted.items()
-            if key in live and key not in left
+            if key in live and key not in shared_fields
         )
-    if isinstance(wanted, list) and isinstance(live, list) and (_of_objects(wanted) or not wanted):
-        pairs = _pairs(live, wanted)
-        return len(pairs) < len(live) or any(_exceeds(live[at], value, left) for at, value in pairs.items())
+    if isinstance(wanted, list) and isinstance(live, list) and (_contains_objects(wanted) or not wanted):
+        pairs = _match_items(live, wanted)
+        return len(pairs) < len(live) or any(
+            _has_extra(live[at], value, shared_fields) for at, value in pairs.items()
+        )
     return False
 
 
-def _pairs(live: Sequence[Any], wanted: Sequence[Any]) -> dict[int, Any]:
+def _match_items(live: Sequence[Any], wanted: Sequence[Any]) -> dict[int, Any]:
     """What is wanted of a list's items, by their place: the item of its name, or one that holds it all."""
     pairs: dict[int, Any] = {}
     for place, value in enumerate(wanted):
@@ -129,32 +134,36 @@ def _same_name(one: Any, other: Any) -> bool:
     return one.get("name") == other["name"] and one.get("mountPath") == other.get("mountPath")
 
 
-def _merge(live: Any, wanted: Any, left: frozenset[str]) -> Any:
+def _merge_value(live: Any, wanted: Any, shared_fields: frozenset[str]) -> Any:
     """A merge patch's value for what exceeds; lists are given whole."""
     if not (isinstance(wanted, Mapping) and isinstance(live, Mapping)):
         return wanted
-    extra = {key: None for key, value in live.items() if _is_extra(key, value, wanted, left)}
-    ours = {key: _merge(live.get(key), value, left) for key, value in wanted.items() if key not in left}
+    extra = {key: None for key, value in live.items() if _is_extra(key, value, wanted, shared_fields)}
+    ours = {
+        key: _merge_value(live.get(key), value, shared_fields)
+        for key, value in wanted.items()
+        if key not in shared_fields
+    }
     return {**ours, **extra}
 
 
-def _is_extra(key: str, value: Any, wanted: Mapping[str, Any], left: frozenset[str]) -> bool:
-    filled_in = key in _FILLED_IN and _FILLED_IN[key] == value
-    return key not in wanted and key not in left and not filled_in
+def _is_extra(key: str, value: Any, wanted: Mapping[str, Any], shared_fields: frozenset[str]) -> bool:
+    filled_in = key in _API_DEFAULTS and _API_DEFAULTS[key] == value
+    return key not in wanted and key not in shared_fields and not filled_in
 
 
-def _of_objects(value: Sequence[Any]) -> bool:
+def _contains_objects(value: Sequence[Any]) -> bool:
     return any(isinstance(item, (Mapping, list)) for item in value)
 
 
-def _at(body: Mapping[str, Any], path: Sequence[str]) -> Any:
+def _get_path(body: Mapping[str, Any], path: Sequence[str]) -> Any:
     value: Any = body
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
-def _put(patch: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def _set_path(patch: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for key in path[:-1]:
         patch = patch.setdefault(key, {})
     patch[path[-1]] = value

@@ -19,11 +19,11 @@ def go_json(value: Any) -> bytes:
     return encoded
 
 
-def in_order(value: Any) -> bool:
+def has_sorted_keys(value: Any) -> bool:
     """Whether all keys of a decoded value are in the order in which Go writes them."""
     if isinstance(value, dict):
-        return list(value) == sorted(value) and all(map(in_order, value.values()))
-    return not isinstance(value, list) or all(map(in_order, value))
+        return list(value) == sorted(value) and all(map(has_sorted_keys, value.values()))
+    return not isinstance(value, list) or all(map(has_sorted_keys, value))
 
 
 def _with_go_numbers(value: Any) -> Any:

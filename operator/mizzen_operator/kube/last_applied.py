@@ -14,11 +14,11 @@ UNWATCHED = ("PodDisruptionBudget", "NetworkPolicy", "RoleBinding", "ServiceAcco
 """Of Secrets and ConfigMaps the operator may list nothing."""
 
 
-class Child(NamedTuple):
-    """One child; `edition` is another one once it has been edited."""
+class AppliedVersion(NamedTuple):
+    """One child; `version` is another one once it has been edited."""
 
     uid: str
-    edition: str
+    version: str
     service: str
     """Whose it is; empty for what belongs to services that share a gateway."""
 
@@ -40,10 +40,10 @@ class _Metadata(msgspec.Struct, rename="camel"):
     generation: int = 0
     labels: _Labels = msgspec.field(default_factory=_Labels)
 
-    def read(self) -> tuple[ObjectName, Child]:
+    def read(self) -> tuple[ObjectName, AppliedVersion]:
         """Whose metadata it is; an object whose status changes alone has a generation."""
-        edition = str(self.generation) if self.generation else self.resource_version
-        return ObjectName(self.namespace, self.name), Child(self.uid, edition, self.labels.service)
+        version = str(self.generation) if self.generation else self.resource_version
+        return ObjectName(self.namespace, self.name), AppliedVersion(self.uid, version, self.labels.service)
 
 
 class _Item(msgspec.Struct):
@@ -57,28 +57,28 @@ class _Page(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Page).decode  # a quarter of what it costs to decode all of it
 
 
-class Children:
+class UnwatchedChildren:
     """All of them, by kind and name: about 200 bytes each."""
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[ObjectName, Child]] = {kind: {} for kind in UNWATCHED}
+        self._applied: dict[str, dict[ObjectName, AppliedVersion]] = {kind: {} for kind in UNWATCHED}
 
-    def compared(self, body: Mapping[str, Any]) -> None:
+    def record_applied(self, body: Mapping[str, Any]) -> None:
         """Note that an object is as it should be."""
-        if body["kind"] in self._known:
+        if body["kind"] in self._applied:
             name, child = msgspec.convert(body["metadata"], _Metadata).read()
-            self._known[body["kind"]][name] = child
+            self._applied[body["kind"]][name] = child
 
     def uid(self, kind: str, namespace: str, name: str) -> str:
         """Which object was as it should be when it was compared last; empty when none was, or it strayed."""
-        child = self._known[kind].get(ObjectName(namespace, name))
+        child = self._applied[kind].get(ObjectName(namespace, name))
         return child.uid if child is not None else ""
 
-    def removed(self, kind: str, namespace: str, name: str) -> None:
+    def record_deleted(self, kind: str, namespace: str, name: str) -> None:
         """Note that an object is not wanted any more."""
-        self._known.get(kind, {}).pop(ObjectName(namespace, name), None)
+        self._applied.get(kind, {}).pop(ObjectName(namespace, name), None)
 
-    def strayed(self, kind: str, pages: Iterable[bytes]) -> list[tuple[ObjectName, Child]]:
+    def pop_drifted(self, kind: str, pages: Iterable[bytes]) -> list[tuple[ObjectName, AppliedVersion]]:
         """Objects that are not there, or are others than when they were compared; each is named once.
 
         Args:
@@ -88,9 +88,9 @@ class Children:
         Raises:
             msgspec.ValidationError, msgspec.DecodeError: it is none.
         """
-        found = dict(item.metadata.read() for page in pages for item in _decode(page).items or ())
-        known = self._known[kind]
-        strayed = [(name, child) for name, child in known.items() if found.get(name) != child]
-        for name, _ in strayed:
+        listed = dict(item.metadata.read() for page in pages for item in _decode(page).items or ())
+        known = self._applied[kind]
+        drifted = [(name, child) for name, child in known.items() if listed.get(name) != child]
+        for name, _ in drifted:
             del known[name]
-        return strayed
+        return drifted

@@ -9,18 +9,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 
-def stamp(time: datetime) -> str:
+def timestamp(time: datetime) -> str:
     """A time as Kubernetes writes it, in whole seconds."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def owned(body: Mapping[str, Any], uid: str) -> bool:
+def is_owned_by(body: Mapping[str, Any], uid: str) -> bool:
     """Whether the controller of an object has this uid."""
     references = body["metadata"].get("ownerReferences", [])
     return any(reference.get("controller") and reference["uid"] == uid for reference in references)
 
 
-def holds(status: Mapping[str, Any], condition: str) -> bool:
+def is_condition_true(status: Mapping[str, Any], condition: str) -> bool:
     """Whether a condition of a status is true."""
     return any(
         entry["type"] == condition and entry["status"] == "True" for entry in status.get("conditions", [])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mizzen_operator.kube.store import ObjectName, Version
+from mizzen_operator.kube.store import ObjectName, ObjectVersion
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -30,7 +30,7 @@ _decode = msgspec.json.Decoder(_Page).decode
 
 
 @dataclass(slots=True)
-class Listing:
+class ObjectList:
     """A list that comes in pages, which all show the same version.
 
     Attributes:
@@ -39,28 +39,28 @@ class Listing:
         more: the token of the next page; empty when there is none.
     """
 
-    objects: dict[ObjectName, Version] = field(default_factory=dict)
+    objects: dict[ObjectName, ObjectVersion] = field(default_factory=dict)
     version: int = 0
-    more: str = ""
+    continue_token: str = ""
 
-    def add(self, page: bytes) -> None:
+    def add_page(self, page: bytes) -> None:
         """Take a page as JSON, of whole objects or of their metadata alone.
 
         Raises:
             msgspec.ValidationError, msgspec.DecodeError: it is none.
         """
         read = _decode(page)
-        self.version, self.more = int(read.metadata.resource_version), read.metadata.continue_
+        self.version, self.continue_token = int(read.metadata.resource_version), read.metadata.continue_
         for item in read.items or ():  # null where there is nothing
             meta = item.metadata
             name = ObjectName(meta.namespace, meta.name)
-            self.objects[name] = Version(meta.uid, int(meta.resource_version))
+            self.objects[name] = ObjectVersion(meta.uid, int(meta.resource_version))
 
 
 class _AnyPage(msgspec.Struct):
     metadata: _Metadata
 
 
-def next_page(page: bytes) -> str:
+def read_continue_token(page: bytes) -> str:
     """What a page of a list of any kind says of where the next one begins; empty after the last."""
     return msgspec.json.decode(page, type=_AnyPage).metadata.continue_

@@ -28,7 +28,7 @@ _PATHS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class ObjectRef:
     """Where an object is; `subresource` such as `status`."""
 
     kind: str

@@ -12,9 +12,9 @@ from typing import Any
 from mizzen_operator.api import labels
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.kube.store import ObjectName
 from mizzen_operator.manager.fair_queueing import Turns
 from mizzen_operator.manager.workqueue import WorkQueue
@@ -37,7 +37,7 @@ class Loop:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubeClient,
         reconciler: Reconciler,
         config: OperatorConfig,
         metrics: Metrics,
@@ -192,7 +192,7 @@ class Loop:
 
     async def _services(self) -> dict[ServiceKey, bool]:
         """All services, and whether their status is of their spec as it is."""
-        found = await self._kube.list(Ref(labels.KIND, self._config.namespace))
+        found = await self._kube.list(ObjectRef(labels.KIND, self._config.namespace))
         return {
             ServiceKey(meta["namespace"], meta["name"]): body.get("status", {}).get("observedGeneration")
             == meta["generation"]

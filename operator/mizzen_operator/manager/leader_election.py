@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +33,10 @@ class LeadershipLost(Exception):
 class Elector:
     """This replica's part in the election."""
 
-    def __init__(self, kube: Kube, config: OperatorConfig) -> None:
+    def __init__(self, kube: KubeClient, config: OperatorConfig) -> None:
         self._kube = kube
         self._config = config
-        self._ref = Ref("Lease", config.lease_namespace, config.lease_name)
+        self._ref = ObjectRef("Lease", config.lease_namespace, config.lease_name)
         self._owners: list[dict[str, Any]] = []
         self._seen: tuple[Any, ...] | None = None
         self._seen_at = 0.0
@@ -104,7 +104,9 @@ class Elector:
     async def _owner(self) -> list[dict[str, Any]]:
         """Owner references by which the garbage collector removes the Lease with the Deployment."""
         try:
-            found = await self._kube.get(Ref("Deployment", self._ref.namespace, self._config.lease_owner))
+            found = await self._kube.get(
+                ObjectRef("Deployment", self._ref.namespace, self._config.lease_owner)
+            )
         except KubeError as error:
             logger.warning("the Lease %s will stay when the operator goes: %s", self._ref.name, error)
             return []

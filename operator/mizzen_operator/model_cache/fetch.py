@@ -19,11 +19,11 @@ from mizzen_operator.api import labels, reasons
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.apply import name_taken
-from mizzen_operator.kube.client import Kube
-from mizzen_operator.kube.errors import REJECTED, KubeError, Refused, rejection
-from mizzen_operator.kube.objects import holds, owned, stamp
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.apply import name_taken_error
+from mizzen_operator.kube.client import KubeClient
+from mizzen_operator.kube.errors import REJECTION_CODES, KubeError, Refused, rejection
+from mizzen_operator.kube.objects import is_condition_true, is_owned_by, timestamp
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.model_cache.progress import (
     Download,
@@ -66,7 +66,7 @@ class _PodlessJob:
 class ModelFetcher:
     """Fetches the models of all services."""
 
-    def __init__(self, kube: Kube, config: OperatorConfig, metrics: Metrics) -> None:
+    def __init__(self, kube: KubeClient, config: OperatorConfig, metrics: Metrics) -> None:
         self._kube = kube
         self._config = config
         self._metrics = metrics
@@ -118,12 +118,12 @@ class ModelFetcher:
         await self._ensure_claim(service)
         job = fetch_job(service, self._config)
         name = job["metadata"]["name"]
-        live = await self._kube.get(Ref("Job", service.namespace, name))
+        live = await self._kube.get(ObjectRef("Job", service.namespace, name))
         if live is None:
             await self._delete_jobs(service, keep=name)
             await self._create(job)
-        elif not owned(live, service.uid):
-            raise name_taken({**live, "kind": "Job"}, service.name)
+        elif not is_owned_by(live, service.uid):
+            raise name_taken_error({**live, "kind": "Job"}, service.name)
         download = await self._read_download(service, live)
         if live is not None and _has_ended(live) and not download.cached_time:
             # Its pod was deleted with the result. The next Job finds the complete model.
@@ -136,9 +136,11 @@ class ModelFetcher:
         """Read the progress from the pods of a Job; pods of an earlier Job of its name do not count."""
         key, download = ServiceKey(service.namespace, service.name), new_download(service)
         uid = job["metadata"]["uid"] if job is not None else ""
-        pods = await self._kube.list(Ref("Pod", service.namespace), f"{labels.SERVICE}={service.name}")
+        pods = await self._kube.list(ObjectRef("Pod", service.namespace), f"{labels.SERVICE}={service.name}")
         fetching = [
-            pod for pod in pods if labels.JOB_NAME in pod["metadata"].get("labels", {}) and owned(pod, uid)
+            pod
+            for pod in pods
+            if labels.JOB_NAME in pod["metadata"].get("labels", {}) and is_owned_by(pod, uid)
         ]
         for pod in fetching:
             if (result := read_result(pod)) is not None:
@@ -148,7 +150,7 @@ class ModelFetcher:
                     revision=str(result.get("revision", "")),
                     total_bytes=total,
                     fetched_bytes=total,
-                    cached_time=stamp(datetime.now(UTC)),
+                    cached_time=timestamp(datetime.now(UTC)),
                 )
         live = [pod for pod in fetching if "deletionTimestamp" not in pod["metadata"]]
         running = [pod for pod in live if pod.get("status", {}).get("phase") != "Failed"]
@@ -184,7 +186,7 @@ class ModelFetcher:
         if now < podless.next_dry_run:
             return podless.message
         try:
-            await self._kube.check(fetch_pod(job))
+            await self._kube.dry_run_create(fetch_pod(job))
         except KubeError as error:
             failure = None if NO_DRY_RUN in str(error) else rejection(error)
             if failure is not None and failure.reason == reasons.WEBHOOK_FAILED:
@@ -220,14 +222,16 @@ class ModelFetcher:
         cache = service.access.cache
         if cache.mode != "PersistentVolumeClaim":
             return False
-        return await self._kube.get(Ref("PersistentVolumeClaim", service.namespace, cache.claim)) is None
+        return (
+            await self._kube.get(ObjectRef("PersistentVolumeClaim", service.namespace, cache.claim)) is None
+        )
 
     async def _ensure_claim(self, service: InferenceService) -> None:
         """Create the cache's claim if it is missing; an existing one is not changed."""
         claim = cache_claim(service)
         if claim is None:
             return
-        ref = Ref("PersistentVolumeClaim", service.namespace, claim["metadata"]["name"])
+        ref = ObjectRef("PersistentVolumeClaim", service.namespace, claim["metadata"]["name"])
         if await self._kube.get(ref) is None:
             await self._create(claim)
 
@@ -237,7 +241,7 @@ class ModelFetcher:
             if await self._kube.create(manifest):
                 self._metrics.actions.labels(f"Create{kind}").inc()
         except KubeError as error:
-            if error.code in REJECTED:
+            if error.code in REJECTION_CODES:
                 reason = f"{kind}{reasons.REJECTED}"
                 raise Refused(reason, f"the API server rejects the {kind}: {error}") from error
             raise
@@ -245,18 +249,20 @@ class ModelFetcher:
     async def _delete_jobs(self, service: InferenceService, *, keep: str) -> None:
         """Delete the service's fetch Jobs except the one named `keep`."""
         selector = f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.FETCH}"
-        for job in await self._kube.list(Ref("Job", service.namespace), selector):
-            if owned(job, service.uid) and job["metadata"]["name"] != keep:
+        for job in await self._kube.list(ObjectRef("Job", service.namespace), selector):
+            if is_owned_by(job, service.uid) and job["metadata"]["name"] != keep:
                 await self._delete(job)
 
     async def _delete(self, job: Mapping[str, Any]) -> None:
         meta = job["metadata"]
         if "uid" in meta:
             self._metrics.actions.labels("DeleteJob").inc()
-            await self._kube.delete(Ref("Job", meta["namespace"], meta["name"]), meta["uid"], "Background")
+            await self._kube.delete(
+                ObjectRef("Job", meta["namespace"], meta["name"]), meta["uid"], "Background"
+            )
 
 
 def _has_ended(job: Mapping[str, Any]) -> bool:
     """Return whether a Job creates no more pods."""
     status = job.get("status", {})
-    return bool(status.get("succeeded")) or holds(status, "Failed")
+    return bool(status.get("succeeded")) or is_condition_true(status, "Failed")

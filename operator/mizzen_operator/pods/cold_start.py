@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from mizzen_operator.api import labels
-from mizzen_operator.kube.objects import stamp
+from mizzen_operator.kube.objects import timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def cold_start_entry(name: str, timings: StartupTimings, now: datetime) -> dict[
     download = min(begin, round(timings.fetch_duration.total_seconds()))
     return {
         "group": name,
-        "time": stamp(end),
+        "time": timestamp(end),
         "pendingSeconds": pending,
         "imagePullSeconds": begin - download,
         "downloadSeconds": download,

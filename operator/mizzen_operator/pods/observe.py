@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mizzen_operator.api import child_names, labels, reasons
-from mizzen_operator.api.service_ref import Subject
-from mizzen_operator.kube.client import Kube
-from mizzen_operator.kube.objects import holds, owned
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.api.service_ref import ServiceRef
+from mizzen_operator.kube.client import KubeClient
+from mizzen_operator.kube.objects import is_condition_true, is_owned_by
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.pods.container_state import (
     is_crash_looping,
     is_creating_containers,
@@ -111,7 +111,7 @@ class ObservedState:
         return (self.deployment or {}).get("status", {}).get("readyReplicas", 0)
 
 
-async def observe(kube: Kube, service: Subject) -> ObservedState:
+async def observe(kube: KubeClient, service: ServiceRef) -> ObservedState:
     """Read the objects that belong to a service.
 
     Args:
@@ -123,14 +123,14 @@ async def observe(kube: Kube, service: Subject) -> ObservedState:
     """
     name = child_names.SHARED_GATEWAY if service.shared else child_names.gateway_name(service.name)
     pods, gateway_pods, deployment, gateway_service = await asyncio.gather(
-        kube.list(Ref("Pod", service.namespace), f"{labels.SERVICE}={service.name}"),
+        kube.list(ObjectRef("Pod", service.namespace), f"{labels.SERVICE}={service.name}"),
         _list_shared_gateway_pods(kube, service),
-        kube.get(Ref("Deployment", service.namespace, name)),
-        kube.get(Ref("Service", service.namespace, name)),
+        kube.get(ObjectRef("Deployment", service.namespace, name)),
+        kube.get(ObjectRef("Service", service.namespace, name)),
     )
     if not service.shared:
         gateway_pods = [pod for pod in pods if _component(pod) == labels.GATEWAY]
-    engines = [pod for pod in pods if _component(pod) == labels.ENGINE and owned(pod, service.uid)]
+    engines = [pod for pod in pods if _component(pod) == labels.ENGINE and is_owned_by(pod, service.uid)]
     mislabelled = [pod["metadata"] for pod in engines if not _has_valid_labels(pod)]
     return ObservedState(
         groups=read_groups(service.name, [pod for pod in engines if _has_valid_labels(pod)]),
@@ -144,12 +144,12 @@ async def observe(kube: Kube, service: Subject) -> ObservedState:
     )
 
 
-async def _list_shared_gateway_pods(kube: Kube, service: Subject) -> list[dict[str, Any]]:
+async def _list_shared_gateway_pods(kube: KubeClient, service: ServiceRef) -> list[dict[str, Any]]:
     """Return the pods of the gateway that a service shares with others; empty for a dedicated gateway."""
     if not service.shared:
         return []
     selector = f"{labels.GATEWAY_LABEL}={labels.SHARED},{labels.COMPONENT}={labels.GATEWAY}"
-    return await kube.list(Ref("Pod", service.namespace), selector)
+    return await kube.list(ObjectRef("Pod", service.namespace), selector)
 
 
 def read_gateway_pod(pod: Mapping[str, Any]) -> GatewayPod:
@@ -163,7 +163,7 @@ def read_gateway_pod(pod: Mapping[str, Any]) -> GatewayPod:
     return GatewayPod(
         name=meta["name"],
         address=status.get("podIP", ""),
-        ready=holds(status, "Ready") and not terminating,
+        ready=is_condition_true(status, "Ready") and not terminating,
         reason=reason,
         message=message,
         restarts=sum(container.get("restartCount", 0) for container in containers),
@@ -183,7 +183,7 @@ def _has_valid_labels(pod: Mapping[str, Any]) -> bool:
     pod_labels = pod["metadata"]["labels"]
     rank_and_size = (pod_labels.get(labels.RANK, "0"), pod_labels.get(labels.PODS, "1"))
     numbers = (pod_labels.get(labels.GROUP_INDEX, ""), pod_labels.get(labels.INCARNATION, ""), *rank_and_size)
-    if labels.REVISION not in pod_labels or not all(map(labels.is_number, numbers)):
+    if labels.REVISION not in pod_labels or not all(map(labels.is_valid_number, numbers)):
         return False
     rank, size = map(int, rank_and_size)
     has_rank = labels.RANK in pod_labels or labels.PODS not in pod_labels

@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 
 from mizzen_operator.api import labels, reasons
 from mizzen_operator.api.key import ServiceKey
-from mizzen_operator.api.service_ref import Subject
+from mizzen_operator.api.service_ref import ServiceRef
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.gateway_client.routing_table import Acknowledgements
-from mizzen_operator.kube.client import STRATEGIC, Kube
+from mizzen_operator.gateway_client.routing_table import RoutingState
+from mizzen_operator.kube.client import STRATEGIC, KubeClient
 from mizzen_operator.kube.errors import KubeError
-from mizzen_operator.kube.objects import stamp
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.objects import timestamp
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.pods.group import Group, format_verification_failure
 from mizzen_operator.readiness.golden_prompts import Verifier
 from mizzen_operator.rollout.spec_identity import has_failed_verification, verification_id
@@ -38,12 +38,12 @@ class _GateCondition:
 class ReadinessGates:
     """Writes the pod conditions that depend on gateways' answers."""
 
-    def __init__(self, kube: Kube, verifier: Verifier) -> None:
+    def __init__(self, kube: KubeClient, verifier: Verifier) -> None:
         self._kube = kube
         self._verifier = verifier
 
     async def update_routable(
-        self, service: Subject, groups: Sequence[Group], routing: Acknowledgements
+        self, service: ServiceRef, groups: Sequence[Group], routing: RoutingState
     ) -> tuple[Group, ...]:
         """Write the gates `mizzen.dev/routable` that changed; return the groups as they are then.
 
@@ -68,7 +68,7 @@ class ReadinessGates:
                 replace(
                     group,
                     routing_error=routing.problems.get(group.uid, ""),
-                    protocol_mismatch=group.uid in routing.strangers,
+                    protocol_mismatch=group.uid in routing.protocol_mismatches,
                 )
             )
         return tuple(updated)
@@ -78,7 +78,7 @@ class ReadinessGates:
         service: InferenceService,
         revision: str,
         groups: Sequence[Group],
-        routing: Acknowledgements,
+        routing: RoutingState,
     ) -> tuple[Group, ...]:
         """Write the verdicts on groups that await verification; return the groups as they are then.
 
@@ -143,17 +143,17 @@ class ReadinessGates:
             verification_error="",
         )
 
-    async def _write(self, service: Subject, group: Group, gate: _GateCondition) -> None:
+    async def _write(self, service: ServiceRef, group: Group, gate: _GateCondition) -> None:
         condition = {
             "type": gate.type,
             "status": "True" if gate.status else "False",
             "reason": gate.reason,
-            "lastTransitionTime": stamp(datetime.now(UTC)),
+            "lastTransitionTime": timestamp(datetime.now(UTC)),
         }
         if gate.message is not None:
             condition["message"] = gate.message
         patch = {"metadata": {"uid": group.uid}, "status": {"conditions": [condition]}}
-        ref = Ref("Pod", service.namespace, group.name, "status")
+        ref = ObjectRef("Pod", service.namespace, group.name, "status")
         try:
             await self._kube.patch(ref, patch, STRATEGIC)
         except KubeError as error:
@@ -161,7 +161,7 @@ class ReadinessGates:
                 raise
 
 
-def decide_routable(group: Group, routing: Acknowledgements) -> tuple[bool, str] | None:
+def decide_routable(group: Group, routing: RoutingState) -> tuple[bool, str] | None:
     """Return the new value and reason of a group's `mizzen.dev/routable`; None if it stays.
 
     The gate opens when every ready gateway routes to the group. It closes when the engine is not ready, or
@@ -173,9 +173,9 @@ def decide_routable(group: Group, routing: Acknowledgements) -> tuple[bool, str]
     if group.routable:
         if not group.containers_ready:
             return False, reasons.ENGINE_NOT_READY
-        if routing.answered and group.uid not in routing.by_some:
+        if routing.reporting_gateways and group.uid not in routing.routed_by_some:
             return False, reasons.NO_GATEWAY_ROUTES
         return None
-    if group.containers_ready and not group.awaiting_verification and group.uid in routing.by_all:
+    if group.containers_ready and not group.awaiting_verification and group.uid in routing.routed_by_all:
         return True, reasons.GATEWAYS_ROUTE
     return None

@@ -32,7 +32,7 @@ class Verdict:
 class PromptClient(Protocol):
     """Client that puts a prompt to one engine; see `GatewayListener.question`."""
 
-    async def question(
+    async def ask_prompt(
         self, key: ServiceKey, uid: str, prompt: str, max_tokens: int, seconds: float
     ) -> tuple[int, dict[str, Any]]:
         """Return HTTP status and body of the answer; the status is 0 if there is none."""
@@ -116,7 +116,7 @@ class Verifier:
         await asyncio.sleep(pause)
         verdict: Verdict | None = Verdict()
         for number, prompt in enumerate(verification.prompts, 1):
-            status, answer = await self._client.question(
+            status, answer = await self._client.ask_prompt(
                 key, uid, prompt.prompt, prompt.max_tokens, verification.timeout
             )
             verdict = judge_answer(prompt, number, status, answer)

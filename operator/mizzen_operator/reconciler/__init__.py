@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""Reconciles one InferenceService: observe, plan, execute, status; degraded mode if its spec is unusable."""

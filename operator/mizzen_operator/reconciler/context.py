@@ -1,20 +1,25 @@
-"""What a look at one service has found so far, what has kept it from its work, and what it ends with."""
+"""State of one reconcile: what it has found so far, what went wrong, and its result.
+
+`reconcile_service.py` fills in the context step by step. Reports to the status that are made meanwhile take
+what is not known yet from the previous reconcile.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from mizzen_operator.api.gpu_memory_check import Fit
+from mizzen_operator.api.gpu_memory_check import MemoryCheck
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.gateway.reconcile import Entrance
-from mizzen_operator.gateway_client.routing_table import Acknowledgements
-from mizzen_operator.keys.rotation import Rotation
-from mizzen_operator.kube.errors import Failure, KubeError, Refused, rejection
+from mizzen_operator.gateway.reconcile import ReconciledGateway
+from mizzen_operator.gateway_client.routing_table import RoutingState
+from mizzen_operator.keys.rotation import RotationProgress
+from mizzen_operator.kube.errors import BlockingReason, KubeError, Refused, rejection
 from mizzen_operator.model_cache.progress import Download
 from mizzen_operator.pods.group import Group
 from mizzen_operator.pods.observe import ObservedState
@@ -22,117 +27,154 @@ from mizzen_operator.rollout.state import RolloutState
 from mizzen_operator.status.missing_refs import RequiredRef
 
 REPORT_SECONDS = 0.5
-"""A look that has not ended by then tells what is there, and again after each such time."""
+"""Time after which an unfinished reconcile reports to the status, and time between two such reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """What a look ended with.
+    """Result of a reconcile; the controller enqueues the service accordingly.
 
     Attributes:
-        waits: something is under way that no watch will tell of, such as a gateway's acknowledgement.
-        settled: everything that is there runs; otherwise it may lack something that no watch tells of.
-        failure: what kept the operator from its work; it tries again, ever more slowly.
-        others: services for which this look has changed something: they share its gateway.
-        again: seconds until another look is due whatever happens; None when none is.
+        requeue_backoff: something is pending that no watch reports, such as an acknowledgement by a gateway:
+            reconcile again with exponential back-off.
+        settled: everything that exists runs as it should; otherwise something may be missing that no watch
+            reports.
+        failure: error that kept the operator from applying the spec: retry with exponential back-off.
+        also_enqueue: services that share the gateway that this reconcile has changed.
+        requeue_after: seconds until the next reconcile, whatever happens; None if none is due.
     """
 
     requeue_backoff: bool = False
     settled: bool = True
-    failure: Failure | None = None
+    failure: BlockingReason | None = None
     also_enqueue: tuple[ServiceKey, ...] = ()
     requeue_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
-    """What the last look at a service has found, as far as the next one may need it before it is through."""
+    """Values of the previous reconcile that the next one may report before it has its own.
 
-    newest: str = ""
-    entrance: Entrance | None = None
-    failure: Failure | None = None
+    Attributes:
+        revision: revision of the spec.
+        gateway: the service's gateway, without its Deployment.
+        failure: error that kept the operator from applying the spec.
+        download: progress of the model's download.
+    """
+
+    revision: str = ""
+    gateway: ReconciledGateway | None = None
+    failure: BlockingReason | None = None
     download: Download | None = None
 
 
 @dataclass(slots=True)
-class Look:
-    """A look under way.
+class ReconcileContext:
+    """State of one reconcile.
 
     Attributes:
-        newest: the revision of the spec.
-        groups: the service's groups, with the readiness gates as they are now.
-        entrance: the service's gateway; None until the look knows it, or where it cannot be made.
-        failure: what kept the operator from its work, in words for the status.
-        absent: what the spec names and is not there, where a pod waits for it.
-        learned: the memory counts what the groups show; until then a status keeps the groups that it has, for
-            restarts that it tells of are taken for counted.
-        error: what may succeed at the next look; the rest of this one was done, and it ends with this.
-        writing: held by who writes the status, so that none writes what another has overtaken.
+        service: the service, with the status that was written last.
+        observed: the observed objects.
+        revision: revision of the spec.
+        now: time of the reconcile, in UTC.
+        rollout: state of the rollout.
+        groups: the service's groups, with the current values of their readiness gates.
+        memory_fit: result of the GPU memory check; None if the spec does not declare the sizes.
+        download: progress of the model's download; None if the model is not fetched.
+        routing: routing state of the gateways.
+        gateway: the service's gateway; None until it is known, or if it cannot be created.
+        rotation: progress of a key rotation; None if there is none.
+        cold_start: `status.coldStart` of a group that has just begun to serve; empty if none has.
+        failure: first error that keeps the operator from applying the spec; None if there is none.
+        missing_refs: objects that the spec names, that do not exist, and that a pod is waiting for.
+        restarts_counted: the rollout state counts the restarts of the groups. Until it does, a status keeps
+            its old `groups`, because restarts recorded there are treated as already counted.
+        error: error that may not occur again; the remaining steps are still done, and then it is raised.
+        status_lock: held while the status is written, so that no writer works on a stale status.
     """
 
     service: InferenceService
     observed: ObservedState
-    newest: str
+    revision: str
     now: datetime
-    memory: RolloutState
+    rollout: RolloutState
     groups: Sequence[Group]
-    fits: Fit | None = None
+    memory_fit: MemoryCheck | None = None
     download: Download | None = None
-    acknowledged: Acknowledgements = field(default_factory=Acknowledgements)
-    entrance: Entrance | None = None
-    rotation: Rotation | None = None
+    routing: RoutingState = field(default_factory=RoutingState)
+    gateway: ReconciledGateway | None = None
+    rotation: RotationProgress | None = None
     cold_start: Mapping[str, Any] = field(default_factory=dict)
-    failure: Failure | None = None
-    absent: Sequence[RequiredRef] = ()
-    learned: bool = False
+    failure: BlockingReason | None = None
+    missing_refs: Sequence[RequiredRef] = ()
+    restarts_counted: bool = False
     error: KubeError | None = None
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    status_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def deployment(self) -> Mapping[str, Any]:
-        """The gateway's Deployment as it is now; empty when there is none."""
-        return self.observed.deployment or {} if self.entrance is None else self.entrance.deployment
+        """The gateway's current Deployment; empty if there is none."""
+        return self.observed.deployment or {} if self.gateway is None else self.gateway.deployment
 
     @property
     def downloading(self) -> bool:
-        """Whether the model is on its way."""
+        """Whether the model is still downloading."""
         return self.download is not None and not self.download.cached_time
 
-    @property
-    def known(self) -> PreviousResult:
-        """What the next look may need of this one; the Deployment is read anew, and large."""
-        entrance = replace(self.entrance, deployment={}) if self.entrance is not None else None
-        return PreviousResult(self.newest, entrance, self.failure, self.download)
+    def to_previous_result(self) -> PreviousResult:
+        """Return the values for the next reconcile, which reads the (large) Deployment again."""
+        gateway = replace(self.gateway, deployment={}) if self.gateway is not None else None
+        return PreviousResult(self.revision, gateway, self.failure, self.download)
 
-    def by(self, known: PreviousResult) -> Look:
-        """This look, with what the last one knew in place of what this one has not come to know yet."""
-        entrance, failure, download = self.entrance, self.failure, self.download
-        last = known.entrance
-        if entrance is None and last is not None and (last.shared is not None) == self.service.shared:
-            entrance = replace(last, deployment=self.observed.deployment or {})
-        if known.newest == self.newest:
-            failure, download = failure or known.failure, download or known.download
-        return replace(self, entrance=entrance, failure=failure, download=download)
+    def with_previous(self, previous: PreviousResult) -> ReconcileContext:
+        """Return this context with the previous reconcile's values for those that it does not have yet."""
+        gateway, failure, download = self.gateway, self.failure, self.download
+        last = previous.gateway
+        if gateway is None and last is not None and (last.shared is not None) == self.service.shared:
+            gateway = replace(last, deployment=self.observed.deployment or {})
+        if previous.revision == self.revision:
+            failure, download = failure or previous.failure, download or previous.download
+        return replace(self, gateway=gateway, failure=failure, download=download)
 
-    async def attempt(self, work: Awaitable[None]) -> None:
-        """Do a part of the look; what goes wrong is noted, and no other part is left undone for it."""
+    def record_failure(self, failure: BlockingReason | None) -> None:
+        """Record an error that keeps the operator from applying the spec; the first one is reported."""
+        self.failure = self.failure or failure
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Run a step: record its error, so that the remaining steps are done all the same."""
         try:
-            await work
+            yield
         except (Refused, KubeError) as error:
-            rejected = rejection(error)
-            if rejected is not None:
-                self.failure = self.failure or rejected
+            failure = rejection(error)
+            if failure is not None:
+                self.record_failure(failure)
             elif isinstance(error, KubeError):
                 self.error = self.error or error
 
 
-async def telling(work: Coroutine[Any, Any, None], tell: Callable[[], Awaitable[None]]) -> None:
-    """Do something, and tell of what is there while that takes long: the API server may hang in a write."""
-    doing = asyncio.create_task(work)
+@asynccontextmanager
+async def report_meanwhile(report: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Call `report` every `REPORT_SECONDS` while the body runs: the API server may hang in a write."""
+    finished = asyncio.Event()
+
+    async def run() -> None:
+        while True:
+            try:
+                async with asyncio.timeout(REPORT_SECONDS):
+                    await finished.wait()
+                return
+            except TimeoutError:
+                await report()
+
+    reporter = asyncio.create_task(run(), name="report")
     try:
-        while not (await asyncio.wait({doing}, timeout=REPORT_SECONDS))[0]:
-            await tell()
-        await doing
-    finally:
-        doing.cancel()
-        await asyncio.gather(doing, return_exceptions=True)
+        yield
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError):
+            reporter.cancel()
+        finished.set()
+        await asyncio.gather(reporter, return_exceptions=True)
+        raise
+    finished.set()
+    await reporter  # a report that has begun ends before the caller writes the final status

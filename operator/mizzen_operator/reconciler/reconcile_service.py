@@ -1,4 +1,4 @@
-"""One step of one service: observe, plan, execute, status."""
+"""Reconciles one InferenceService whose spec is valid; `reconcile` has one numbered comment per step."""
 
 from __future__ import annotations
 
@@ -10,274 +10,310 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from mizzen_operator.api.gpu_memory_check import fit
+from mizzen_operator.api import reasons
+from mizzen_operator.api.gpu_memory_check import check_gpu_memory
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.autoscaling.autoscaler import Autoscaler
-from mizzen_operator.config import OperatorConfig
-from mizzen_operator.gateway.reconcile import Entrance, Entrances, token_refused
-from mizzen_operator.gateway_client.routing_table import Acknowledgements
-from mizzen_operator.gateway_client.watch import GatewayListener
-from mizzen_operator.kube.apply_cache import ApplyCache
-from mizzen_operator.kube.client import Kube
-from mizzen_operator.kube.errors import Failure, KubeError, Refused, brief, rejection
-from mizzen_operator.kube.objects import holds, stamp
-from mizzen_operator.kube.refs import Ref
-from mizzen_operator.model_cache.fetch import POLL_SECONDS, ModelFetcher
-from mizzen_operator.model_cache.progress import Download, allowed_actions, new_download, restart_progress_clock, load_finished_download, pause_during_download, pin_revision
+from mizzen_operator.gateway.reconcile import ReconciledGateway, token_refused_reason
+from mizzen_operator.gateway_client.routing_table import RoutingState
+from mizzen_operator.kube.errors import BlockingReason, KubeError, Refused, describe_error, rejection
+from mizzen_operator.kube.objects import is_condition_true, timestamp
+from mizzen_operator.kube.refs import ObjectRef
+from mizzen_operator.model_cache.fetch import POLL_SECONDS
+from mizzen_operator.model_cache.progress import (
+    Download,
+    allowed_actions,
+    load_finished_download,
+    new_download,
+    pause_during_download,
+    pin_revision,
+    restart_progress_clock,
+)
 from mizzen_operator.pods.cold_start import cold_start_entry
 from mizzen_operator.pods.group import Group
 from mizzen_operator.pods.observe import ObservedState, observe
-from mizzen_operator.readiness.gates import ReadinessGates
-from mizzen_operator.reconciler.context import PreviousResult, Look, ReconcileResult, telling
-from mizzen_operator.resources.revision_hash import engine_image, revision
+from mizzen_operator.reconciler.collaborators import Collaborators
+from mizzen_operator.reconciler.context import (
+    PreviousResult,
+    ReconcileContext,
+    ReconcileResult,
+    report_meanwhile,
+)
+from mizzen_operator.resources import revision_hash
 from mizzen_operator.rollout import progress
 from mizzen_operator.rollout.actions import Action, DeleteGroup, delete_mislabelled_pods, drop_creations
-from mizzen_operator.rollout.dry_run import PodDryRun
-from mizzen_operator.rollout.executor import Executor
 from mizzen_operator.rollout.planner import plan
-from mizzen_operator.rollout.pod_policies import PodPolicies
-from mizzen_operator.rollout.revisions import Revisions
 from mizzen_operator.rollout.state import load_state
 from mizzen_operator.status.inputs import StatusInputs
-from mizzen_operator.status.missing_refs import CONFIG_MAP, RequiredRef, engine_refs, fetch_refs, gateway_refs
-from mizzen_operator.status.writer import StatusWriter
+from mizzen_operator.status.missing_refs import (
+    CONFIG_MAP,
+    RequiredRef,
+    engine_refs,
+    fetch_refs,
+    gateway_refs,
+)
 
-WAITS_SECONDS = 5.0
-"""How long a pod may wait to begin before it is seen whether it lacks something."""
+MISSING_REFS_SECONDS = 5.0
+"""Age at which a pod without containers makes the operator check whether a required object is missing."""
 
 logger = logging.getLogger(__name__)
 
 
-class Steps:
-    """Does the next step of services whose specs can be acted on."""
+class ServiceReconciler:
+    """Reconciles services whose specs are valid."""
 
-    def __init__(
-        self,
-        kube: Kube,
-        config: OperatorConfig,
-        *,
-        gateways: GatewayListener,
-        gates: ReadinessGates,
-        revisions: Revisions,
-        models: ModelFetcher,
-        executor: Executor,
-        policies: PodPolicies,
-        applied: ApplyCache,
-        entrances: Entrances,
-        writer: StatusWriter,
-        autoscaler: Autoscaler,
-    ) -> None:
-        self._kube = kube
-        self._config = config
-        self._gateways = gateways
-        self._gates = gates
-        self._revisions = revisions
-        self._models = models
-        self._executor = executor
-        self._policies = policies
-        self._applied = applied
-        self._entrances = entrances
-        self._writer = writer
-        self._autoscaler = autoscaler
-        self._rehearsal = PodDryRun(kube, config)
-        self._known: dict[ServiceKey, PreviousResult] = {}
+    def __init__(self, collaborators: Collaborators) -> None:
+        self._collaborators = collaborators
+        self._previous: dict[ServiceKey, PreviousResult] = {}
 
     def forget(self, key: ServiceKey) -> None:
-        """A service is gone."""
-        self._known.pop(key, None)
-        self._rehearsal.forget(key)
+        """Drop everything cached about a deleted service."""
+        self._previous.pop(key, None)
+        self._collaborators.dry_run.forget(key)
 
-    async def step(self, key: ServiceKey, service: InferenceService) -> ReconcileResult:
-        """Do what is next for a service, and write its status.
+    async def reconcile(self, key: ServiceKey, service: InferenceService) -> ReconcileResult:
+        """Bring a service one step closer to its spec, and write its status.
 
         Raises:
-            KubeError: the API server failed; what could be done without its answer is done.
+            KubeError: the API server failed; the steps that do not depend on the failed request were done.
         """
-        observed = await observe(self._kube, service)
-        self._autoscaler.seen(key, service.autoscaling, service.uid)
-        look = Look(
-            service,
-            observed,
-            newest=revision(service, self._config),
+        collaborators = self._collaborators
+        # 1. Observe: read the service's objects, and load the state that its status keeps.
+        observed = await observe(collaborators.kube, service)
+        collaborators.autoscaler.seen(key, service.autoscaling, service.uid)
+        context = ReconcileContext(
+            service=service,
+            observed=observed,
+            revision=revision_hash.revision(service, collaborators.config),
             now=datetime.now(UTC),
-            memory=load_state(service.status),
+            rollout=load_state(service.status),
             groups=observed.groups,
-            fits=fit(service),
+            memory_fit=check_gpu_memory(service),
             download=load_finished_download(service),
         )
-        known = self._known.get(key, PreviousResult())
-        if self._applied.expire(service, observed.progress_marker, settled=observed.settled):
-            self._revisions.forget(key)
-        await telling(self._work(key, look), partial(self._tell_meanwhile, key, look, known))
-        found = look if look.error is None else look.by(known)
-        if look.error is None or found.entrance is not None:
-            await self._tell(key, found)
-        self._known[key] = found.known
-        if look.error is not None:
-            raise look.error
-        return self._outcome(key, look)
+        previous = self._previous.get(key, PreviousResult())
+        if collaborators.apply_cache.expire(service, observed.progress_marker, settled=observed.settled):
+            collaborators.revisions.forget(key)
+        async with report_meanwhile(partial(self._report, key, context, previous)):
+            # 2. Policies: who may connect, and who may be evicted, is settled before there is a pod.
+            with context.attempt():
+                await collaborators.pod_policies.apply_network_policies(context.service)
+            with context.attempt():
+                await collaborators.pod_policies.apply_disruption_budget(context.service)
+            with context.attempt():
+                # 3. Keys and gateway: create or update the Secrets and the gateway.
+                gateway = context.gateway = await collaborators.gateways.reconcile(key, service, observed)
+                context.record_failure(gateway.failure)
+                # 4. Ask the gateways which groups they route to.
+                routing = context.routing = await self._query_gateways(key, context, gateway)
+                # 5. Readiness gates: write those that the answers change.
+                context.groups = await collaborators.readiness_gates.update_routable(
+                    service, observed.groups, routing
+                )
+                context.cold_start = _cold_start(observed.groups, context.groups)
+                context.groups = await collaborators.readiness_gates.update_verified(
+                    service, context.revision, context.groups, routing
+                )
+                # 6. Keys: drop the previous generation once nothing uses it.
+                context.rotation = await collaborators.gateways.advance_rotation(
+                    service, gateway, context.groups, routing
+                )
+                # 7. Model: fetch it into its cache.
+                download = await self._fetch_model(context, service)
+                # 8. Plan: update the rollout's state, and decide which groups to create and delete.
+                context.rollout = restart_progress_clock(
+                    progress.update_state(
+                        service, context.revision, context.groups, routing.routed_by_all, context.now
+                    ),
+                    download,
+                )
+                context.download, context.restarts_counted = download, True
+                actions = await self._plan(context, service)
+                # 9. Execute: record failures before the pods that show them are deleted, then act.
+                if any(isinstance(action, DeleteGroup) for action in actions):
+                    async with context.status_lock:
+                        service = context.service = await collaborators.status_writer.write_failures(
+                            context.service, context.rollout
+                        )
+                await collaborators.executor.execute(
+                    pin_revision(service, download), context.revision, actions
+                )
+            with context.attempt():
+                context.missing_refs = await self._find_missing_refs(context)
+        # 10. Status: report what was observed and done; after an error, with what the last reconcile knew.
+        final = context if context.error is None else context.with_previous(previous)
+        if context.error is None or final.gateway is not None:
+            await self._write_status(key, final)
+        self._previous[key] = final.to_previous_result()
+        if context.error is not None:
+            raise context.error
+        return self._result(key, context)
 
-    async def _work(self, key: ServiceKey, look: Look) -> None:
-        """Do what is next. Who is let in, and who may be evicted, is settled before there is a pod."""
-        await look.attempt(self._policies.apply_network_policies(look.service))
-        await look.attempt(self._policies.apply_disruption_budget(look.service))
-        await look.attempt(self._advance(key, look))
-        await look.attempt(self._miss(look))
+    async def _query_gateways(
+        self, key: ServiceKey, context: ReconcileContext, gateway: ReconciledGateway
+    ) -> RoutingState:
+        """Return the routing state of the gateways; an empty one if nothing depends on it."""
+        service, observed = context.service, context.observed
+        any_ready = any(group.live and group.containers_ready for group in observed.groups)
+        autoscaled = service.autoscaling is not None and not service.suspend
+        if not (any_ready or gateway.rotating or autoscaled):
+            self._collaborators.gateway_watch.forget(key)
+            return RoutingState()
+        routing = await self._collaborators.gateway_watch.routing_state(observed.gateways, gateway.token, key)
+        if routing.token_refused:  # the Secret with the token may have been recreated
+            self._collaborators.gateways.forget_keys(key)
+            context.record_failure(token_refused_reason(service))
+        if observed.gateway_rollout_complete:
+            return routing
+        # Gateways of the new template may speak the engines' protocol.
+        return replace(routing, protocol_mismatches=frozenset())
 
-    async def _advance(self, key: ServiceKey, look: Look) -> None:
-        """Bring the gateway, the groups and the model a step further."""
-        service, observed, newest = look.service, look.observed, look.newest
-        entrance = look.entrance = await self._entrances.make(key, service, observed)
-        look.failure = look.failure or entrance.failure
-        acknowledged = look.acknowledged = await self._ask(key, service, observed, entrance)
-        if acknowledged.refused:
-            look.failure = look.failure or token_refused(service)
-        groups = look.groups = await self._gates.update_routable(service, observed.groups, acknowledged)
-        look.cold_start = _cold_start(observed.groups, groups)
-        groups = look.groups = await self._gates.update_verified(service, newest, groups, acknowledged)
-        look.rotation = await self._entrances.rotate(service, entrance, groups, acknowledged)
-        download, problem = await self._fetch(service, observed)
-        look.failure = look.failure or problem
-        memory = progress.update_state(service, newest, groups, acknowledged.by_all, look.now)
-        look.memory, look.download, look.learned = restart_progress_clock(memory, download), download, True
-        used = {memory.stable_revision, *(group.revision for group in groups)}
-        recorded = await self._revisions.sync(service, newest, used)
-        refusal = await self._rehearse(look)
-        look.failure = look.failure or refusal
-        actions = self._plan(look, restorable=memory.stable_revision in recorded, refused=refusal is not None)
-        if any(isinstance(action, DeleteGroup) for action in actions):
-            async with look.writing:
-                service = look.service = await self._writer.write_failures(look.service, look.memory)
-        await self._executor.execute(pin_revision(service, download), newest, actions)
-
-    async def _rehearse(self, look: Look) -> Failure | None:
-        """Why no group of the newest revision can be made; of one that there was, nobody asks."""
-        there = {group.revision for group in look.groups}
-        if look.newest in there or look.newest == look.memory.stable_revision:
-            return None
-        return await self._rehearsal.check(pin_revision(look.service, look.download), look.newest)
-
-    async def _miss(self, look: Look) -> None:
-        """Look for what the spec names where a pod waits to begin: the node tells nobody but in events."""
-        settings = look.entrance.shared if look.entrance is not None else None
-        gateway = settings.sharing.oldest.gateway if settings is not None else look.service.gateway
-        late = stamp(look.now - timedelta(seconds=WAITS_SECONDS))
-        needs: list[RequiredRef] = []
-        if any(one.creating_containers and one.created <= late for one in look.observed.gateways):
-            needs += gateway_refs(gateway)
-        current = [one for one in look.groups if one.live and one.revision == look.newest]
-        if any(one.creating_containers and one.created <= late for one in current):
-            needs += engine_refs(look.service)
-        if look.download is not None and look.download.waiting_for and not look.download.total_bytes:
-            needs += fetch_refs(look.service)
-        sought = [one for one in needs if one.kind != CONFIG_MAP]  # of those it may read its own alone
-        refs = [Ref(one.kind, look.service.namespace, one.name) for one in sought]
-        there = await asyncio.gather(*map(self._kube.exists, refs), return_exceptions=True)
-        look.absent = tuple(one for one, found in zip(sought, there, strict=True) if found is False)
-
-    def _plan(self, look: Look, *, restorable: bool, refused: bool) -> list[Action]:
-        service, newest = look.service, look.newest
-        wanted = progress.build_target(service, newest, look.memory, restorable=restorable)
-        wanted = pause_during_download(wanted, look.download)
-        hopeless = refused or (look.fits is not None and not look.fits.fits)
-        if hopeless:  # nothing is made of it, and nothing goes for it
-            wanted = replace(wanted, paused=True)
-        taken = look.observed.taken_names | self._executor.foreign_pod_names(service)
-        actions = plan(wanted, look.groups, look.acknowledged.by_all, taken)
-        if hopeless:
-            actions = drop_creations(actions, newest)
-        return [*delete_mislabelled_pods(look.observed.mislabelled_pods), *allowed_actions(actions, newest, look.download)]
-
-    async def _tell_meanwhile(self, key: ServiceKey, look: Look, known: PreviousResult) -> None:
-        """Tell what is there now, while the look waits for an answer of the API server, or its turn to ask.
-
-        Of a service that nobody was told to be available nothing can have become untrue that would hurt.
-        """
-        if not holds(look.service.status, "Available"):
-            return
+    async def _fetch_model(self, context: ReconcileContext, service: InferenceService) -> Download | None:
+        """Return the progress of the model's download; a rejected fetch does not stop the reconcile."""
         try:
-            async with look.writing:
-                body = await self._kube.get(Ref("InferenceService", key.namespace, key.name))
-                now = look.by(known)
-                if now.entrance is None or body is None or body["metadata"]["uid"] != look.service.uid:
-                    return
-                look.service = replace(look.service, status=body.get("status", {}))
-                observed = await observe(self._kube, look.service)
-                now = replace(now, service=look.service, observed=observed, groups=observed.groups)
-                await self._tell(key, replace(now, memory=load_state(look.service.status), learned=False))
-        except KubeError as error:  # what the look waits for goes on
-            logger.warning("%s/%s: cannot tell how it is: %s", *key, brief(error))
-
-    async def _tell(self, key: ServiceKey, look: Look) -> None:
-        """Write the status.
-
-        Raises:
-            KubeError: the API server failed.
-        """
-        service, entrance, silent = look.service, look.entrance, look.acknowledged.silent
-        facts = StatusInputs(
-            service,
-            look.newest,
-            engine_image(service, self._config),
-            look.groups,
-            [replace(pod, answers=pod.address not in silent) for pod in look.observed.gateways],
-            look.deployment,
-            look.failure,
-            entrance.shared.sharing if entrance is not None and entrance.shared is not None else None,
-            look.memory,
-            not look.downloading and progress.is_overdue(service, look.memory, look.now),
-            self._autoscaler.scales(key),
-            self._autoscaler.rival(key),
-            entrance.keys if entrance is not None else None,
-            look.rotation,
-            look.fits,
-            self._models.reported_download(key, look.download),
-            look.cold_start,
-            look.acknowledged.api_keys,
-            look.absent,
-        )
-        await self._writer.write(key, facts, counted=look.learned)
-
-    def _outcome(self, key: ServiceKey, look: Look) -> ReconcileResult:
-        waits = look.rotation is not None or any(group.backing_off for group in look.groups)
-        left = progress.seconds_to_deadline(look.service, look.memory, look.now)
-        again = left + 1 if left is not None and left > 0 else None
-        if look.downloading and not look.service.suspend:
-            again = POLL_SECONDS if look.failure is None else None
-        others = self._entrances.others(key, look.entrance)
-        return ReconcileResult(waits, look.observed.settled, look.failure, others, again)
-
-    async def _fetch(
-        self, service: InferenceService, observed: ObservedState
-    ) -> tuple[Download | None, Failure | None]:
-        """Bring the model on its way; where that is rejected, what serves is looked after all the same."""
-        try:
-            return await self._models.sync(service, unused=not observed.groups), None
+            unused = not context.observed.groups
+            return await self._collaborators.model_fetcher.sync(service, unused=unused)
         except (Refused, KubeError) as error:
             failure = rejection(error)
             if failure is None or not service.access.cached:
                 raise
-            return new_download(service, failed=failure.message), failure
+            context.record_failure(failure)
+            return new_download(service, error=failure.message)
 
-    async def _ask(
-        self, key: ServiceKey, service: InferenceService, observed: ObservedState, entrance: Entrance
-    ) -> Acknowledgements:
-        ready = any(group.live and group.containers_ready for group in observed.groups)
-        wanted = ready or entrance.rotating or not (service.autoscaling is None or service.suspend)
-        if not wanted:
-            self._gateways.forget(key)
-            return Acknowledgements()
-        answer = await self._gateways.ask(observed.gateways, entrance.token, key)
-        if answer.refused:  # the token may have been made anew
-            self._entrances.distrust(key)
-            self._revisions.forget(key)
-        return answer if observed.gateway_rollout_complete else replace(answer, strangers=frozenset())
+    async def _plan(self, context: ReconcileContext, service: InferenceService) -> list[Action]:
+        """Record the revision, dry-run its pods, and return the plan."""
+        collaborators, revision, state = self._collaborators, context.revision, context.rollout
+        used = {state.stable_revision, *(group.revision for group in context.groups)}
+        recorded = await collaborators.revisions.sync(service, revision, used)
+        rejected = await self._dry_run(context)
+        context.record_failure(rejected)
+        target = progress.build_target(
+            context.service, revision, state, restorable=state.stable_revision in recorded
+        )
+        target = pause_during_download(target, context.download)
+        fits = context.memory_fit is None or context.memory_fit.fits
+        can_start = rejected is None and fits
+        if not can_start:  # create no group of the revision, and delete none to make room for it
+            target = replace(target, paused=True)
+        taken_names = context.observed.taken_names | collaborators.executor.foreign_pod_names(context.service)
+        actions = plan(target, context.groups, context.routing.routed_by_all, taken_names)
+        if not can_start:
+            actions = drop_creations(actions, revision)
+        return [
+            *delete_mislabelled_pods(context.observed.mislabelled_pods),
+            *allowed_actions(actions, revision, context.download),
+        ]
+
+    async def _dry_run(self, context: ReconcileContext) -> BlockingReason | None:
+        """Return why no group of the spec's revision can be created; a revision with a group is not checked."""
+        existing = {group.revision for group in context.groups}
+        if context.revision in existing or context.revision == context.rollout.stable_revision:
+            return None
+        service = pin_revision(context.service, context.download)
+        return await self._collaborators.dry_run.check(service, context.revision)
+
+    async def _find_missing_refs(self, context: ReconcileContext) -> tuple[RequiredRef, ...]:
+        """Return the missing objects that pods without containers need; a kubelet reports them only by events."""
+        service, shared = context.service, context.gateway.shared if context.gateway is not None else None
+        gateway = shared.sharing.oldest.gateway if shared is not None else service.gateway
+        created_before = timestamp(context.now - timedelta(seconds=MISSING_REFS_SECONDS))
+        refs: list[RequiredRef] = []
+        if any(
+            pod.creating_containers and pod.created <= created_before for pod in context.observed.gateways
+        ):
+            refs += gateway_refs(gateway)
+        updated = [group for group in context.groups if group.live and group.revision == context.revision]
+        if any(group.creating_containers and group.created <= created_before for group in updated):
+            refs += engine_refs(service)
+        download = context.download
+        if download is not None and download.waiting_for and not download.total_bytes:
+            refs += fetch_refs(service)
+        checked = [ref for ref in refs if ref.kind != CONFIG_MAP]  # the operator may read only its own ones
+        exist = await asyncio.gather(
+            *(
+                self._collaborators.kube.exists(ObjectRef(ref.kind, service.namespace, ref.name))
+                for ref in checked
+            ),
+            return_exceptions=True,
+        )
+        return tuple(ref for ref, exists in zip(checked, exist, strict=True) if exists is False)
+
+    async def _report(self, key: ServiceKey, context: ReconcileContext, previous: PreviousResult) -> None:
+        """Write the current state to the status while a reconcile waits for the API server or a rate limit.
+
+        Skipped for a service that was not reported as Available: nothing harmful can have become untrue.
+        """
+        if not is_condition_true(context.service.status, reasons.AVAILABLE):
+            return
+        kube = self._collaborators.kube
+        try:
+            async with context.status_lock:
+                body = await kube.get(ObjectRef("InferenceService", key.namespace, key.name))
+                report = context.with_previous(previous)
+                if report.gateway is None or body is None or body["metadata"]["uid"] != context.service.uid:
+                    return
+                context.service = replace(context.service, status=body.get("status", {}))
+                observed = await observe(kube, context.service)
+                report = replace(
+                    report,
+                    service=context.service,
+                    observed=observed,
+                    groups=observed.groups,
+                    rollout=load_state(context.service.status),
+                    restarts_counted=False,
+                )
+                await self._write_status(key, report)
+        except KubeError as error:  # the reconcile goes on
+            logger.warning("%s/%s: cannot report the current state: %s", *key, describe_error(error))
+
+    async def _write_status(self, key: ServiceKey, context: ReconcileContext) -> None:
+        collaborators, service, gateway = self._collaborators, context.service, context.gateway
+        overdue = not context.downloading and progress.is_overdue(service, context.rollout, context.now)
+        shared = gateway.shared if gateway is not None else None
+        inputs = StatusInputs(
+            service=service,
+            revision=context.revision,
+            engine_image=revision_hash.engine_image(service, collaborators.config),
+            groups=context.groups,
+            gateways=[
+                replace(pod, responsive=pod.address not in context.routing.hung)
+                for pod in context.observed.gateways
+            ],
+            deployment=context.deployment,
+            failure=context.failure,
+            sharing=shared.sharing if shared is not None else None,
+            rollout=context.rollout,
+            overdue=overdue,
+            scale_history=collaborators.autoscaler.scales(key),
+            competing_hpa=collaborators.autoscaler.rival(key),
+            keys=gateway.keys if gateway is not None else None,
+            rotation=context.rotation,
+            memory_fit=context.memory_fit,
+            download=collaborators.model_fetcher.reported_download(key, context.download),
+            cold_start=context.cold_start,
+            api_keys=context.routing.api_keys,
+            missing_refs=context.missing_refs,
+        )
+        await collaborators.status_writer.write(key, inputs, restarts_counted=context.restarts_counted)
+
+    def _result(self, key: ServiceKey, context: ReconcileContext) -> ReconcileResult:
+        backing_off = any(group.backing_off for group in context.groups)
+        left = progress.seconds_to_deadline(context.service, context.rollout, context.now)
+        requeue_after = left + 1 if left is not None and left > 0 else None
+        if context.downloading and not context.service.suspend:
+            requeue_after = POLL_SECONDS if context.failure is None else None
+        return ReconcileResult(
+            requeue_backoff=context.rotation is not None or backing_off,
+            settled=context.observed.settled,
+            failure=context.failure,
+            also_enqueue=self._collaborators.gateways.affected_services(key, context.gateway),
+            requeue_after=requeue_after,
+        )
 
 
 def _cold_start(before: Sequence[Group], after: Sequence[Group]) -> Mapping[str, Any]:
-    """`status.coldStart` of the slowest of groups that gateways have just come to route to; empty of none."""
-    served = {group.uid for group in before if group.was_routable}
-    came = [group for group in after if group.was_routable and group.uid not in served]
-    starts = [cold_start_entry(group.name, group.start, datetime.now(UTC)) for group in came]
-    return max(starts, key=lambda start: start["firstReadySeconds"], default={})
+    """Return `status.coldStart` of the slowest group that has just become routable; empty if none has."""
+    routable = {group.uid for group in before if group.was_routable}
+    started = [group for group in after if group.was_routable and group.uid not in routable]
+    entries = [cold_start_entry(group.name, group.startup, datetime.now(UTC)) for group in started]
+    return max(entries, key=lambda entry: entry["firstReadySeconds"], default={})

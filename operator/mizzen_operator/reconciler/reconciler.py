@@ -1,4 +1,7 @@
-"""One look at one service: observe, plan, execute, status."""
+"""Entry point of a reconcile: get the service, parse it, and dispatch to its reconciler.
+
+The controller calls `Reconciler.reconcile` for each key of its work queue, at most once at a time per key.
+"""
 
 from __future__ import annotations
 
@@ -7,203 +10,154 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mizzen_operator.api import child_names, labels
+from mizzen_operator.api import child_names, labels, reasons
 from mizzen_operator.api.key import ServiceKey
-from mizzen_operator.api.parse import ApiError, parse
+from mizzen_operator.api.parse import InvalidServiceError, parse_service
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.autoscaling.autoscaler import Autoscaler
-from mizzen_operator.config import OperatorConfig
-from mizzen_operator.gateway.api_key_secrets import LabelledSecrets, Where
-from mizzen_operator.gateway.reconcile import Entrances
-from mizzen_operator.gateway_client.watch import GatewayListener
-from mizzen_operator.kube.apply import Applier
-from mizzen_operator.kube.apply_cache import ApplyCache
-from mizzen_operator.kube.client import Kube
-from mizzen_operator.kube.errors import Failure, KubeError, brief, namespace_terminating
-from mizzen_operator.kube.last_applied import Children
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.gateway.api_key_secrets import GatewayKey
+from mizzen_operator.kube.errors import BlockingReason, KubeError, describe_error, namespace_terminating
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.kube.store import ObjectName
-from mizzen_operator.metrics import Metrics
-from mizzen_operator.model_cache.fetch import ModelFetcher
-from mizzen_operator.readiness.gates import ReadinessGates
-from mizzen_operator.readiness.golden_prompts import Verifier
+from mizzen_operator.reconciler.collaborators import Collaborators
 from mizzen_operator.reconciler.context import ReconcileResult
-from mizzen_operator.reconciler.degraded import DegradedReconciler, read_invalid_service
-from mizzen_operator.reconciler.reconcile_service import Steps
-from mizzen_operator.rollout.executor import Executor
-from mizzen_operator.rollout.pod_policies import PodPolicies
-from mizzen_operator.rollout.revisions import Revisions
-from mizzen_operator.status.service_metrics import ServiceMetrics
-from mizzen_operator.status.writer import StatusWriter
+from mizzen_operator.reconciler.degraded import DegradedReconciler
+from mizzen_operator.reconciler.reconcile_service import ServiceReconciler
+from mizzen_operator.status.degraded_status import read_invalid_service
 
 logger = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Brings services to what their specs say, one step at a time."""
+    """Brings services to what their specs ask for, one step per reconcile."""
 
-    def __init__(
-        self,
-        kube: Kube,
-        gateways: GatewayListener,
-        config: OperatorConfig,
-        metrics: Metrics,
-        autoscaler: Autoscaler,
-        verifier: Verifier,
-        children: Children,
-        fleet: ServiceMetrics,
-    ) -> None:
-        self._autoscaler = autoscaler
-        self._verifier = verifier
-        self._gates = ReadinessGates(kube, verifier)
-        self._bystander = DegradedReconciler(kube, gateways, self._gates)
-        self._kube = kube
-        self._gateways = gateways
-        self._labelled = LabelledSecrets(kube, config.namespace)
-        self._revisions = revisions = Revisions(kube, config, metrics)
-        self._models = ModelFetcher(kube, config, metrics)
-        applier = Applier(kube, metrics, children)
-        self._applied = applied = ApplyCache(config)
-        executor = Executor(
-            kube, config, metrics=metrics, revisions=revisions, applier=applier, applied=applied
-        )
-        self._entrances = Entrances(
-            kube,
-            config,
-            metrics=metrics,
-            labelled=self._labelled,
-            applier=applier,
-            applied=applied,
-            record_key_time=fleet.record_keys_created,
-        )
-        self._writer = StatusWriter(kube, metrics, fleet)
-        self._ending: dict[ServiceKey, str] = {}
+    def __init__(self, collaborators: Collaborators) -> None:
+        self._kube = collaborators.kube
+        self._gateways = collaborators.gateways
+        self._autoscaler = collaborators.autoscaler
+        self._collaborators = collaborators
+        self._service_reconciler = ServiceReconciler(collaborators)
+        self._degraded_reconciler = DegradedReconciler(collaborators)
+        self._in_terminating_namespace: dict[ServiceKey, str] = {}
         """Uids of services whose namespace is being deleted."""
-        self._steps = Steps(
-            kube,
-            config,
-            gateways=gateways,
-            gates=self._gates,
-            revisions=revisions,
-            models=self._models,
-            executor=executor,
-            policies=PodPolicies(config, applier, applied),
-            applied=applied,
-            entrances=self._entrances,
-            writer=self._writer,
-            autoscaler=autoscaler,
-        )
 
     def services_sharing_gateway(self, namespace: str) -> list[ServiceKey]:
-        """Services that share the namespace's gateway, as far as they were looked at."""
-        return self._entrances.sharing(namespace)
+        """Return the reconciled services that share the namespace's gateway."""
+        return self._gateways.sharing(namespace)
 
-    def invalidate(self, kind: str, name: ObjectName, given: Mapping[str, str]) -> None:
-        """Compare a child of these labels anew at the next look: it was edited, or is gone."""
-        if service := given.get(labels.SERVICE):
-            self._applied.invalidate(ServiceKey(name.namespace, service), kind, name.name)
+    def invalidate(self, kind: str, name: ObjectName, object_labels: Mapping[str, str]) -> None:
+        """Compare a child with its manifest again at the next reconcile: it was edited or deleted.
+
+        Args:
+            kind: the child's kind.
+            name: its namespace and name.
+            object_labels: its labels, which name its service.
+        """
+        if service := object_labels.get(labels.SERVICE):
+            key = ServiceKey(name.namespace, service)
+            self._collaborators.apply_cache.invalidate(key, kind, name.name)
         else:
-            self._entrances.doubt(name.namespace, kind, name.name)
+            self._gateways.invalidate(name.namespace, kind, name.name)
 
     async def services_with_changed_api_keys(self) -> list[ServiceKey]:
-        """Services whose gateway should mount other Secrets with API keys than it was seen to.
+        """Return the services whose gateway mounts other Secrets with API keys than it should.
 
         Raises:
             KubeError: the API server failed.
         """
-        return await self._entrances.other_api_keys()
+        return await self._gateways.services_with_changed_api_keys()
 
     async def reconcile(self, key: ServiceKey) -> ReconcileResult:
-        """Look at a service and do the next step.
+        """Reconcile one service.
 
         Raises:
-            KubeError: the API server failed; nothing is lost, the next look starts anew.
+            KubeError: the API server failed; the next reconcile starts from what it observes then.
         """
-        body = await self._kube.get(Ref("InferenceService", key.namespace, key.name))
+        body = await self._kube.get(ObjectRef("InferenceService", key.namespace, key.name))
         if body is None:
             self._forget(key)
-            return ReconcileResult(also_enqueue=self._entrances.leave(key))
+            return ReconcileResult(also_enqueue=self._gateways.remove_member(key))
         if "deletionTimestamp" in body["metadata"]:
-            return await self._see_off(key, body, _deleting())
-        if self._ending.get(key) == body["metadata"]["uid"]:
-            return await self._see_off(key, body, namespace_terminating())
+            return await self._reconcile_deleting(key, body, _deleting())
+        if self._in_terminating_namespace.get(key) == body["metadata"]["uid"]:
+            return await self._reconcile_deleting(key, body, namespace_terminating())
         try:
-            service = parse(body)
-        except ApiError:
-            # It may be as the CRD before had it, for what is stored has not changed, and no watch tells.
-            return await self._unreadable(key)
+            service = parse_service(body)
+        except InvalidServiceError:
+            # The stored object may match an older CRD: no watch reports a change of the CRD.
+            body = await self._kube.get_fresh(ObjectRef("InferenceService", key.namespace, key.name))
+            if body is None:
+                return ReconcileResult(requeue_backoff=True)  # its deletion is about to be reported
+            try:
+                service = parse_service(body)
+            except InvalidServiceError as error:
+                failure = BlockingReason(reasons.INVALID_SPEC, str(error))
+                return await self._reconcile_degraded(key, body, failure)
         try:
-            return await self._step(key, service)
+            result = await self._service_reconciler.reconcile(key, service)
         except (KubeError, OSError):
             raise
         except Exception as error:
             logger.exception("%s/%s: unexpected error", *key)
-            return await self._stand_by(key, body, _fault(error))
+            return await self._reconcile_degraded(key, body, _operator_error(error))
+        return self._handle_terminating_namespace(key, service, result)
 
-    async def _unreadable(self, key: ServiceKey) -> ReconcileResult:
-        """Look at a service that could not be read as the API server has it now."""
-        body = await self._kube.reread(Ref("InferenceService", key.namespace, key.name))
-        if body is None:
-            return ReconcileResult(requeue_backoff=True)  # its end is about to be told
-        try:
-            service = parse(body)
-        except ApiError as error:
-            return await self._stand_by(key, body, Failure("InvalidSpec", str(error)))
-        return await self._step(key, service)
+    def _handle_terminating_namespace(
+        self, key: ServiceKey, service: InferenceService, result: ReconcileResult
+    ) -> ReconcileResult:
+        """Treat a service as being deleted from now on if its namespace is."""
+        if result.failure != namespace_terminating():
+            return result
+        logger.info("%s/%s: the namespace is being deleted; nothing is created any more", *key)
+        self._in_terminating_namespace[key] = service.uid
+        return ReconcileResult(also_enqueue=result.also_enqueue)
 
-    async def _step(self, key: ServiceKey, service: InferenceService) -> ReconcileResult:
-        """Do the next step; where the namespace takes nothing any more it was the last one."""
-        outcome = await self._steps.step(key, service)
-        if outcome.failure != namespace_terminating():
-            return outcome
-        logger.info("%s/%s: the namespace is being deleted: nothing is made any more", *key)
-        self._ending[key] = service.uid
-        return ReconcileResult(also_enqueue=outcome.also_enqueue)
-
-    async def _stand_by(self, key: ServiceKey, body: Mapping[str, Any], failure: Failure) -> ReconcileResult:
-        """Leave a service as it is, and tell how that is: its spec cannot be acted on."""
+    async def _reconcile_degraded(
+        self, key: ServiceKey, body: Mapping[str, Any], failure: BlockingReason
+    ) -> ReconcileResult:
+        """Leave a service as it is, and report its state: its spec cannot be acted on."""
         self._autoscaler.seen(key, None)
         service = read_invalid_service(body)
         if service.shared:
-            self._entrances.join(key)
-        seen = await self._bystander.observe(key, service, failure)
-        await self._writer.write_degraded(key, seen)
-        return ReconcileResult(settled=seen.settled, failure=failure)
+            self._gateways.add_member(key)
+        snapshot = await self._degraded_reconciler.reconcile(key, service, failure)
+        return ReconcileResult(settled=snapshot.settled, failure=failure)
 
-    async def _see_off(self, key: ServiceKey, body: Mapping[str, Any], why: Failure) -> ReconcileResult:
-        """Tell what is left of a service that is being deleted: its children go with it, nothing is made."""
+    async def _reconcile_deleting(
+        self, key: ServiceKey, body: Mapping[str, Any], failure: BlockingReason
+    ) -> ReconcileResult:
+        """Report what is left of a service that is being deleted; its children are garbage-collected."""
         self._autoscaler.seen(key, None)
-        others = self._entrances.leave(key)
-        service = replace(read_invalid_service(body), deleting=True, wanted=0)
-        seen = await self._bystander.observe(key, service, why)
-        await self._writer.write_degraded(key, seen)
-        return ReconcileResult(also_enqueue=others)
+        also_enqueue = self._gateways.remove_member(key)
+        service = replace(read_invalid_service(body), deleting=True, wanted_groups=0)
+        await self._degraded_reconciler.reconcile(key, service, failure)
+        return ReconcileResult(also_enqueue=also_enqueue)
 
     def _forget(self, key: ServiceKey) -> None:
-        self._ending.pop(key, None)
-        self._steps.forget(key)
-        self._applied.forget(key)
-        self._revisions.forget(key)
-        self._labelled.forget(Where(key.namespace, child_names.gateway_name(key.name)))
-        self._writer.forget(key)
-        self._gateways.forget(key)
-        self._verifier.retain(key, ())
-        self._autoscaler.seen(key, None)
-        self._models.reported_download(key, None)
+        """Drop everything cached about a deleted service."""
+        collaborators = self._collaborators
+        self._in_terminating_namespace.pop(key, None)
+        self._service_reconciler.forget(key)
+        collaborators.apply_cache.forget(key)
+        collaborators.revisions.forget(key)
+        collaborators.api_key_secrets.forget(GatewayKey(key.namespace, child_names.gateway_name(key.name)))
+        collaborators.status_writer.forget(key)
+        collaborators.gateway_watch.forget(key)
+        collaborators.verifier.retain(key, ())
+        collaborators.autoscaler.seen(key, None)
+        collaborators.model_fetcher.forget(key)
 
 
-def _deleting() -> Failure:
-    return Failure(
-        "Deleting",
-        "the service is being deleted: what runs serves until it goes, and nothing is made any more; "
+def _deleting() -> BlockingReason:
+    return BlockingReason(
+        reasons.DELETING,
+        "the service is being deleted: what runs serves until it goes, and nothing is created any more; "
         "metadata.finalizers says what it waits for",
     )
 
 
-def _fault(error: Exception) -> Failure:
-    """The operator's own fault, as far as a status can tell."""
-    return Failure(
-        "OperatorError",
-        f"the operator fails on this service, and leaves it as it is: {brief(error)}; its log tells where. "
-        "Go back to the spec before, or to the operator's release before, and report it",
+def _operator_error(error: Exception) -> BlockingReason:
+    return BlockingReason(
+        reasons.OPERATOR_ERROR,
+        f"the operator fails on this service, and leaves it as it is: {describe_error(error)}; its log has the
+        " "traceback. Go back to the previous spec, or to the operator's previous release, and report it",
     )

@@ -10,39 +10,12 @@ from typing import Any
 from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.resources.fetch_job import model_path
+from mizzen_operator.resources.group_member import Place
 
 COMMAND = "engine"
 """Of `mizzen`, which an engine's container runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Which pod of which group one is.
-
-    Attributes:
-        leader: name of the group's leading pod.
-        rank: 0 of the leading one.
-    """
-
-    revision: str
-    group: int
-    incarnation: int
-    leader: str
-    rank: int = 0
-
-    @property
-    def name(self) -> str:
-        """Name of the pod."""
-        return child_names.worker_pod(self.leader, self.rank) if self.rank else self.leader
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels that all pods of the group have, and no others."""
-        return {
-            labels.GROUP_INDEX: str(self.group),
-            labels.REVISION: self.revision,
-            labels.INCARNATION: str(self.incarnation),
-        }
 
 
 def arguments(service: InferenceService, name: str, place: Place) -> list[str]:

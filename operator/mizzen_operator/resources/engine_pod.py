@@ -7,7 +7,8 @@ from typing import Any
 from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.resources.engine_args import Place, arguments
+from mizzen_operator.resources.engine_args import arguments
+from mizzen_operator.resources.group_member import Place
 from mizzen_operator.resources.fetch_job import model_mounts, node_fetch, pod_volumes
 from mizzen_operator.resources.metadata import (
     CONTAINER_SECURITY,

@@ -130,7 +130,7 @@ def _service(front: Front) -> dict[str, Any]:
 
 
 def _deployment(front: Front, config: OperatorConfig) -> dict[str, Any]:
-    bound = {"annotations": {labels.ACCOUNT: front.account}} if front.account else {}
+    bound = {"annotations": {labels.SERVICE_ACCOUNT_UID: front.account}} if front.account else {}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

@@ -100,7 +100,7 @@ def generation(secret: Mapping[str, Any]) -> int:
     if GENERATION not in data_of(secret):
         return 0
     text = read(secret, GENERATION)
-    if not labels.is_number(text):
+    if not labels.is_valid_number(text):
         raise unusable(secret, GENERATION)
     return int(text)
 

@@ -81,7 +81,7 @@ def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
 def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest with its own hash as an annotation, which tells whether it was applied as it is."""
     meta = manifest["metadata"]
-    annotations = {**meta.get("annotations", {}), labels.APPLIED: digest(manifest)}
+    annotations = {**meta.get("annotations", {}), labels.APPLIED_HASH: digest(manifest)}
     return {**manifest, "metadata": {**meta, "annotations": annotations}}
 
 

@@ -28,7 +28,7 @@ def least(pods: int, unavailable: int) -> int:
 def engine_budget(service: InferenceService) -> dict[str, Any]:
     """The budget of a service's groups."""
     selector = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE}
-    number = least(service.groups, service.rollout.unavailable(service.groups))
+    number = least(service.groups, service.rollout.unavailable_groups(service.groups))
     if service.pods == 1:
         selector[labels.RANK] = "0"
     elif number < service.groups:

@@ -15,8 +15,8 @@ from mizzen_operator.api import reasons
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.client import Kube
-from mizzen_operator.kube.errors import Failure, KubeError
+from mizzen_operator.kube.client import KubeClient
+from mizzen_operator.kube.errors import BlockingReason, KubeError
 from mizzen_operator.resources.engine_pod import engine_pods
 from mizzen_operator.resources.field_origin import in_words_of, origin
 
@@ -30,7 +30,7 @@ _FINAL_CODES = (400, 403, 409, 422)
 class PodDryRun:
     """Runs the dry run of each service once per revision."""
 
-    def __init__(self, kube: Kube, config: OperatorConfig) -> None:
+    def __init__(self, kube: KubeClient, config: OperatorConfig) -> None:
         self._kube = kube
         self._config = config
         self._passed: dict[ServiceKey, tuple[str, str]] = {}
@@ -40,17 +40,17 @@ class PodDryRun:
         """Drop the result of a deleted service."""
         self._passed.pop(key, None)
 
-    async def check(self, service: InferenceService, revision: str) -> Failure | None:
+    async def check(self, service: InferenceService, revision: str) -> BlockingReason | None:
         """Return why no pod of a revision can be what the spec asks for; None if no such fault is known."""
         key, identity = ServiceKey(service.namespace, service.name), (service.uid, revision)
         if self._passed.get(key) == identity or not _needs_dry_run(service):
             return None
         pod = engine_pods(service, self._config, revision=revision, group=0, incarnation=0)[0]
         try:
-            await self._kube.check(pod, strict=True)
+            await self._kube.dry_run_create(pod, strict=True)
         except KubeError as error:
             if message := _describe_rejection(service, pod, error):
-                return Failure(reasons.POD_REJECTED, message)
+                return BlockingReason(reasons.POD_REJECTED, message)
             if error.code not in _FINAL_CODES:
                 return None
         self._passed[key] = identity

@@ -14,13 +14,13 @@ from typing import Any
 from mizzen_operator.api import labels, reasons
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.keys.rotation import require_ours
+from mizzen_operator.keys.rotation import require_owned
 from mizzen_operator.kube.apply import Applier
 from mizzen_operator.kube.apply_cache import ApplyCache
-from mizzen_operator.kube.client import Kube
-from mizzen_operator.kube.errors import REJECTED, KubeError, Refused
-from mizzen_operator.kube.objects import owned
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.client import KubeClient
+from mizzen_operator.kube.errors import REJECTION_CODES, KubeError, Refused
+from mizzen_operator.kube.objects import is_owned_by
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources.engine_pod import engine_pods, ranks_service
 from mizzen_operator.resources.field_origin import in_words_of
@@ -35,7 +35,7 @@ class Executor:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubeClient,
         config: OperatorConfig,
         *,
         metrics: Metrics,
@@ -95,7 +95,7 @@ class Executor:
         self._log(service, "delete", action)
         self._metrics.actions.labels("DeletePod").inc()
         for name, uid in action.pods:
-            await self._kube.delete(Ref("Pod", service.namespace, name), uid)
+            await self._kube.delete(ObjectRef("Pod", service.namespace, name), uid)
 
     async def _create_group(self, service: InferenceService, newest: str, action: CreateGroup) -> None:
         self._log(service, "create", action)
@@ -123,8 +123,8 @@ class Executor:
 
     async def _apply_ranks_service(self, service: InferenceService) -> None:
         """Apply the headless Service that gives the pods of groups DNS names; it is never deleted."""
-        digests, require = self._applied.record(service).digests, partial(require_ours, service)
-        await self._applier.keep([ranks_service(service)], digests, require, wanted=True)
+        digests, require = self._applied.record(service).digests, partial(require_owned, service)
+        await self._applier.apply_or_delete([ranks_service(service)], digests, require, wanted=True)
 
     async def _create_pod(self, service: InferenceService, pod: dict[str, Any]) -> bool:
         """Create a pod; return False if its name is taken.
@@ -136,7 +136,7 @@ class Executor:
         try:
             return await self._kube.create(pod)
         except KubeError as error:
-            if error.code in REJECTED:
+            if error.code in REJECTION_CODES:
                 message = in_words_of(service, pod, str(error))
                 raise Refused(reasons.POD_REJECTED, f"the API server rejects the pod: {message}") from error
             raise
@@ -154,8 +154,8 @@ class Executor:
                 leader that lost the Lease then, or by a request whose answer was lost.
         """
         selector = f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.ENGINE}"
-        pods = await self._kube.list_metadata(Ref("Pod", service.namespace), selector)
-        if any(pod["metadata"]["name"] == name and owned(pod, service.uid) for pod in pods):
+        pods = await self._kube.list_metadata(ObjectRef("Pod", service.namespace), selector)
+        if any(pod["metadata"]["name"] == name and is_owned_by(pod, service.uid) for pod in pods):
             message = f"Pod {name} was created a moment ago, and is not observed yet"
             raise KubeError(409, reasons.NOT_SEEN_YET, message)
         if not leads:

@@ -25,7 +25,8 @@ Then these rules apply, in this order:
 5. *Surplus*: if there are more updated groups than there should be, retire the worst. While outdated groups
    are to be kept, retire an updated group that has served only if enough others serve.
 6. *Restored*: create groups of the stable revision if fewer outdated groups are left than are to be kept.
-   After a revert to the stable revision, do not restore groups of it that were abandoned or failed.
+   After a revert the stable revision is the target itself, and nothing is restored: groups of it that were
+   abandoned or failed are not created again.
 7. *Missing*: create the updated groups that are missing. Rules 6 and 7 never raise the number of groups above
    `groups + max_surge`.
 8. *Replaced*: retire outdated groups that have served, beyond those to keep, while `min_available` others
@@ -58,7 +59,7 @@ def plan(
     """Return the actions to take now, in the order in which to take them.
 
     Args:
-        target: what the spec asks for.
+        target: desired state of the rollout.
         groups: all groups of the service, including terminating ones; their order does not matter.
         serving: UIDs of the leading pods that every ready gateway routes to.
         taken_names: pod names that a new pod cannot use.
@@ -82,10 +83,10 @@ class GroupSets:
 
     Attributes:
         groups: all groups, by name.
-        live: groups that neither terminate nor have ended nor lack a pod that was there.
+        live: groups that are to stay: not terminating, not ended and not incomplete.
         serving: UIDs of live groups that serve.
         updated: live groups of the target revision, except `failed` and `abandoned` ones.
-        failed: live groups of the target revision that failed verification and are deleted for it.
+        failed: live groups of the target revision that are deleted because verification failed.
         abandoned: live groups of the target revision that exceeded their restart budget and are not ready.
         updated_count: number of updated groups that there should be.
         keep_old: number of outdated groups to keep.
@@ -119,7 +120,7 @@ class GroupSets:
 
 
 def _build_group_sets(
-    target: RolloutTarget, groups: Sequence[Group], acknowledged: frozenset[str]
+    target: RolloutTarget, groups: Sequence[Group], merge_reports: frozenset[str]
 ) -> GroupSets:
     """Sort the groups into sets; `acknowledged` holds the UIDs that every ready gateway routes to."""
     groups = sorted(groups, key=lambda group: group.name)
@@ -127,7 +128,7 @@ def _build_group_sets(
     serving = frozenset(
         group.uid
         for group in live
-        if group.uid in acknowledged and group.containers_ready and not group.awaiting_verification
+        if group.uid in merge_reports and group.containers_ready and not group.awaiting_verification
     )
     of_target = [group for group in live if group.revision == target.revision]
     abandoned = [g for g in of_target if g.index in target.abandoned and not g.containers_ready]
@@ -368,7 +369,7 @@ def _delete(groups: Sequence[Group], reason: str) -> list[DeleteGroup]:
 def _complete(group: Group) -> CreateGroup:
     """Create the pods that a group lacks because its creation was interrupted."""
     return CreateGroup(
-        group.name, group.index, group.revision, group.attempt, "Incomplete", group.missing_ranks
+        group.name, group.index, group.revision, group.attempt, "Incomplete", ranks=group.missing_ranks
     )
 
 

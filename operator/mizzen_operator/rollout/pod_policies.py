@@ -6,7 +6,7 @@ from functools import partial
 
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.keys.rotation import require_ours
+from mizzen_operator.keys.rotation import require_owned
 from mizzen_operator.kube.apply import Applier
 from mizzen_operator.kube.apply_cache import ApplyCache
 from mizzen_operator.resources.network_policy import fetch_policy, policies
@@ -28,12 +28,14 @@ class PodPolicies:
             Refused: an object of one of the names belongs to something else.
             KubeError: the API server failed.
         """
-        digests, require = self._applied.record(service).digests, partial(require_ours, service)
+        digests, require = self._applied.record(service).digests, partial(require_owned, service)
         wanted, fresh, cached = service.network_policy, not service.status, service.access.cached
         manifests, fetch = policies(service, self._config), fetch_policy(service, self._config)
-        await self._applier.keep(manifests, digests, require, wanted=wanted, fresh=fresh)
+        await self._applier.apply_or_delete(manifests, digests, require, wanted=wanted, assume_absent=fresh)
         fresh = fresh or not (cached or service.status.get("model"))
-        await self._applier.keep([fetch], digests, require, wanted=wanted and cached, fresh=fresh)
+        await self._applier.apply_or_delete(
+            [fetch], digests, require, wanted=wanted and cached, assume_absent=fresh
+        )
 
     async def apply_disruption_budget(self, service: InferenceService) -> None:
         """Apply the PodDisruptionBudget of the groups, or delete it if the spec does not enable any.
@@ -43,6 +45,8 @@ class PodPolicies:
             KubeError: the API server failed.
         """
         wanted = service.availability.disruption_budgets
-        digests, require = self._applied.record(service).digests, partial(require_ours, service)
+        digests, require = self._applied.record(service).digests, partial(require_owned, service)
         fresh = not service.status
-        await self._applier.keep([engine_budget(service)], digests, require, wanted=wanted, fresh=fresh)
+        await self._applier.apply_or_delete(
+            [engine_budget(service)], digests, require, wanted=wanted, assume_absent=fresh
+        )

@@ -18,15 +18,15 @@ import msgspec
 
 from mizzen_operator.api import child_names, labels, reasons
 from mizzen_operator.api.key import ServiceKey
-from mizzen_operator.api.parse import ApiError, parse
+from mizzen_operator.api.parse import InvalidServiceError, parse_service
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.apply import name_taken
-from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.apply import name_taken_error
+from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import Refused
-from mizzen_operator.kube.go_json import go_json, in_order
-from mizzen_operator.kube.objects import owned
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.go_json import go_json, has_sorted_keys
+from mizzen_operator.kube.objects import is_owned_by
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources.metadata import metadata
 from mizzen_operator.resources.revision_hash import engine_image
@@ -49,7 +49,7 @@ class _Record:
 class Revisions:
     """The ControllerRevisions of all services; each service's are listed once and then cached."""
 
-    def __init__(self, kube: Kube, config: OperatorConfig, metrics: Metrics) -> None:
+    def __init__(self, kube: KubeClient, config: OperatorConfig, metrics: Metrics) -> None:
         self._kube = kube
         self._config = config
         self._metrics = metrics
@@ -86,7 +86,7 @@ class Revisions:
             # An existing object of the name may be ours: the answer to its creation may have been lost.
             if not created and revision not in await self._list(service):
                 name = child_names.controller_revision(service.name, revision)
-                raise name_taken({"kind": KIND, "metadata": {"name": name}})
+                raise name_taken_error({"kind": KIND, "metadata": {"name": name}})
             records[revision] = _Record(number)
         elif _newest(records) != revision:
             self._metrics.actions.labels("PatchControllerRevision").inc()
@@ -109,19 +109,19 @@ class Revisions:
             raise Refused(reasons.REVISION_LOST, f"ControllerRevision of revision {revision} is gone")
         try:
             return restore_service(service, body["data"])
-        except (ApiError, KeyError, TypeError) as error:
+        except (InvalidServiceError, KeyError, TypeError) as error:
             _, records = self._recorded.get(ServiceKey(service.namespace, service.name), ("", {}))
             records.pop(revision, None)  # the next reconcile does without it
             raise Refused(
                 reasons.REVISION_UNREADABLE, f"revision {revision} cannot be created again: {error}"
             ) from error
 
-    def _ref(self, service: InferenceService, revision: str) -> Ref:
-        return Ref(KIND, service.namespace, child_names.controller_revision(service.name, revision))
+    def _ref(self, service: InferenceService, revision: str) -> ObjectRef:
+        return ObjectRef(KIND, service.namespace, child_names.controller_revision(service.name, revision))
 
     async def _list(self, service: InferenceService) -> dict[str, _Record]:
         listed = await self._bodies(service)
-        if stale := [body for body in listed if not in_order(body["data"])]:
+        if stale := [body for body in listed if not has_sorted_keys(body["data"])]:
             for body in stale:
                 await self._rewrite(body)
             listed = await self._bodies(service)
@@ -131,11 +131,11 @@ class Revisions:
         }
 
     async def _bodies(self, service: InferenceService) -> list[dict[str, Any]]:
-        listed = await self._kube.list(Ref(KIND, service.namespace), f"{labels.SERVICE}={service.name}")
+        listed = await self._kube.list(ObjectRef(KIND, service.namespace), f"{labels.SERVICE}={service.name}")
         return [
             body
             for body in listed
-            if owned(body, service.uid) and labels.REVISION in body["metadata"]["labels"]
+            if is_owned_by(body, service.uid) and labels.REVISION in body["metadata"]["labels"]
         ]
 
     async def _rewrite(self, body: Mapping[str, Any]) -> None:
@@ -145,7 +145,7 @@ class Revisions:
         another revision is recorded again, as the newest, when the spec returns to it.
         """
         meta = body["metadata"]
-        ref = Ref(KIND, meta["namespace"], meta["name"])
+        ref = ObjectRef(KIND, meta["namespace"], meta["name"])
         logger.info(
             "%s/%s: recreating the ControllerRevision so that it can be patched", ref.namespace, ref.name
         )
@@ -214,7 +214,7 @@ def restore_service(service: InferenceService, data: Mapping[str, Any]) -> Infer
     """Return a service with the spec that a ControllerRevision holds; other fields stay current.
 
     Raises:
-        ApiError: a field does not match the CRD.
+        InvalidServiceError: a field does not match the CRD.
         KeyError: the data are not those of a ControllerRevision of this operator.
     """
     spec = dict(service.spec)
@@ -229,7 +229,7 @@ def restore_service(service: InferenceService, data: Mapping[str, Any]) -> Infer
         "generation": service.generation,
         "creationTimestamp": service.created,
     }
-    return parse({"metadata": meta, "spec": spec, "status": service.status})
+    return parse_service({"metadata": meta, "spec": spec, "status": service.status})
 
 
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from mizzen_operator.kube.objects import stamp
+from mizzen_operator.kube.objects import timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class RolloutState:
                 "groups": self.progress.groups,
                 "serving": self.progress.serving,
                 "old": self.progress.outdated,
-                "time": stamp(self.progress.time),
+                "time": timestamp(self.progress.time),
                 "stay": self.progress.keep_old,
             }
         if self.failures:
@@ -115,7 +115,7 @@ class RolloutState:
                     "group": failure.index,
                     "name": failure.name,
                     "revision": failure.revision,
-                    "time": stamp(failure.time),
+                    "time": timestamp(failure.time),
                 }
                 for failure in self.failures
             ]

@@ -11,8 +11,8 @@ from typing import Any
 
 from mizzen_operator.api import child_names, labels, reasons
 from mizzen_operator.api.reasons import CONDITION_TYPES, MAX_MESSAGE
-from mizzen_operator.api.types import MAX_SCALES, Gateway, InferenceService
-from mizzen_operator.kube.objects import stamp
+from mizzen_operator.api.types import MAX_SCALE_HISTORY, Gateway, InferenceService
+from mizzen_operator.kube.objects import timestamp
 from mizzen_operator.pods.group import Group
 from mizzen_operator.status.conditions import build_conditions
 from mizzen_operator.status.inputs import StatusInputs
@@ -101,7 +101,7 @@ def _scale_history(status: Mapping[str, Any], scales: Sequence[Mapping[str, Any]
     """Return the scale history: the entries of the status, and the autoscaler's changes since."""
     recorded = status.get("scaleHistory") or filter(None, [status.get("lastScale")])
     known = [dict(entry) for entry in recorded]
-    history = [*known, *(dict(entry) for entry in scales if entry not in known)][-MAX_SCALES:]
+    history = [*known, *(dict(entry) for entry in scales if entry not in known)][-MAX_SCALE_HISTORY:]
     return {"lastScale": history[-1], "scaleHistory": history} if history else {}
 
 
@@ -136,7 +136,7 @@ def condition_entry(
         "reason": condition.reason,
         "message": condition.message[:MAX_MESSAGE],
         "observedGeneration": generation,
-        "lastTransitionTime": previous["lastTransitionTime"] if unchanged else stamp(now),
+        "lastTransitionTime": previous["lastTransitionTime"] if unchanged else timestamp(now),
     }
 
 

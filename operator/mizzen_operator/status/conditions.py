@@ -144,13 +144,13 @@ def _progressing(inputs: StatusInputs, gateway: Condition, failed: Condition) ->
 def _scheduled(inputs: StatusInputs) -> Condition:
     """Return Scheduled: True if every group has a node."""
     if inputs.memory_fit is not None and not inputs.memory_fit.fits:
-        return Condition(reasons.SCHEDULED, False, reasons.WILL_NOT_FIT, inputs.memory_fit.words)
+        return Condition(reasons.SCHEDULED, False, reasons.WILL_NOT_FIT, inputs.memory_fit.message)
     condition = scheduled_condition(inputs.groups, inputs.service.groups)
     if condition.reason == reasons.UNSCHEDULABLE:
         message = explain_missing_ref(condition.message, engine_refs(inputs.service))
         return replace(condition, message=message)
     if condition.status and inputs.memory_fit is not None:
-        return replace(condition, message=f"{condition.message}; {inputs.memory_fit.words}")
+        return replace(condition, message=f"{condition.message}; {inputs.memory_fit.message}")
     return condition
 
 
@@ -168,7 +168,7 @@ def _failed(inputs: StatusInputs, gateway: Condition) -> Condition:
     if inputs.failure is not None:
         return Condition(reasons.FAILED, True, inputs.failure.reason, inputs.failure.message)
     if inputs.memory_fit is not None and not inputs.memory_fit.fits:
-        return Condition(reasons.FAILED, True, reasons.WILL_NOT_FIT, inputs.memory_fit.words)
+        return Condition(reasons.FAILED, True, reasons.WILL_NOT_FIT, inputs.memory_fit.message)
     if inputs.download is not None and inputs.download.error:
         return Condition(reasons.FAILED, True, reasons.DOWNLOAD_FAILED, inputs.download.describe())
     abandoned = inputs.rollout.abandoned
@@ -243,8 +243,8 @@ def _keys_rotating(inputs: StatusInputs) -> list[Condition]:
     keys, rotation = inputs.keys, inputs.rotation
     if keys is None:
         return []
-    if rotation is not None and rotation.waits:
-        message = f"both generations of keys are accepted; waiting for {rotation.waits}"
+    if rotation is not None and rotation.waiting_for:
+        message = f"both generations of keys are accepted; waiting for {rotation.waiting_for}"
         return [Condition(reasons.KEYS_ROTATING, True, reasons.NEXT_KEYS_PUBLISHED, message)]
     if rotation is not None:
         message = "all pods use the next keys only"

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from mizzen_operator.api import child_names, reasons
-from mizzen_operator.kube.errors import Failure
+from mizzen_operator.kube.errors import BlockingReason
 from mizzen_operator.pods.group import Group
 from mizzen_operator.pods.observe import GatewayPod
 from mizzen_operator.status.builder import condition_entry, group_entries
@@ -60,7 +60,7 @@ class DegradedSnapshot:
     """
 
     service: InvalidService
-    failure: Failure
+    failure: BlockingReason
     groups: Sequence[Group]
     gateways: Sequence[GatewayPod]
     deployment: Mapping[str, Any]

@@ -15,10 +15,10 @@ from typing import Any
 
 from mizzen_operator.api import labels, reasons
 from mizzen_operator.api.reasons import MAX_MESSAGE
-from mizzen_operator.api.service_ref import Subject
-from mizzen_operator.kube.client import Kube
-from mizzen_operator.kube.errors import TERMINATING, KubeError
-from mizzen_operator.kube.objects import stamp
+from mizzen_operator.api.service_ref import ServiceRef
+from mizzen_operator.kube.client import KubeClient
+from mizzen_operator.kube.errors import NAMESPACE_TERMINATING_TEXT, KubeError
+from mizzen_operator.kube.objects import timestamp
 
 logger = logging.getLogger(__name__)
 
@@ -92,14 +92,14 @@ def moved_group_events(
 class EventRecorder:
     """Writes Events; a failure to write one is logged and stops nothing else."""
 
-    def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kube: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
         """Write through a client; `clock` returns seconds and never goes back."""
         self._kube = kube
         self._clock = clock
         self._warnings: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         """Time of each warning by the service's uid, reason and message, the oldest first."""
 
-    async def record(self, service: Subject, events: Sequence[Event]) -> None:
+    async def record(self, service: ServiceRef, events: Sequence[Event]) -> None:
         """Write Events of a service, except warnings that were written recently."""
         for event in events:
             identity = (service.uid, event.reason, event.message)
@@ -109,7 +109,7 @@ class EventRecorder:
             try:
                 await self._kube.create(_manifest(service, event))
             except KubeError as error:
-                if TERMINATING in str(error):
+                if NAMESPACE_TERMINATING_TEXT in str(error):
                     return
                 logger.warning(
                     "%s/%s: cannot write event %s: %s", service.namespace, service.name, event.reason, error
@@ -125,8 +125,8 @@ class EventRecorder:
             self._warnings.popitem(last=False)
 
 
-def _manifest(service: Subject, event: Event) -> dict[str, Any]:
-    now = stamp(datetime.now(UTC))
+def _manifest(service: ServiceRef, event: Event) -> dict[str, Any]:
+    now = timestamp(datetime.now(UTC))
     return {
         "apiVersion": "v1",
         "kind": "Event",

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mizzen_operator.api.gateway_sharing import GatewaySharing
-from mizzen_operator.api.gpu_memory_check import Fit
+from mizzen_operator.api.gpu_memory_check import MemoryCheck
 from mizzen_operator.api.types import Gateway, InferenceService
 from mizzen_operator.gateway_client.routing_table import ApiKeys
-from mizzen_operator.keys.rotation import Keys, Rotation
-from mizzen_operator.kube.errors import Failure
+from mizzen_operator.keys.rotation import ServiceKeys, RotationProgress
+from mizzen_operator.kube.errors import BlockingReason
 from mizzen_operator.model_cache.progress import Download
 from mizzen_operator.pods.group import Group
 from mizzen_operator.pods.observe import GatewayPod
@@ -52,15 +52,15 @@ class StatusInputs:
     groups: Sequence[Group]
     gateways: Sequence[GatewayPod]
     deployment: Mapping[str, Any]
-    failure: Failure | None = None
+    failure: BlockingReason | None = None
     sharing: GatewaySharing | None = None
     rollout: RolloutState = field(default_factory=RolloutState)
     overdue: bool = False
     scale_history: Sequence[Mapping[str, Any]] = ()
     competing_hpa: str = ""
-    keys: Keys | None = None
-    rotation: Rotation | None = None
-    memory_fit: Fit | None = None
+    keys: ServiceKeys | None = None
+    rotation: RotationProgress | None = None
+    memory_fit: MemoryCheck | None = None
     download: Download | None = None
     cold_start: Mapping[str, Any] = field(default_factory=dict)
     api_keys: ApiKeys | None = None

@@ -12,11 +12,11 @@ from typing import Any
 
 from mizzen_operator.api import labels
 from mizzen_operator.api.key import ServiceKey
-from mizzen_operator.api.service_ref import Subject
+from mizzen_operator.api.service_ref import ServiceRef
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError
-from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.rollout.state import RolloutState, load_state
 from mizzen_operator.status.builder import build_status, cleanup_patch, is_same_status
@@ -29,7 +29,7 @@ from mizzen_operator.status.service_metrics import ServiceMetrics
 class StatusWriter:
     """Writes the statuses of all services."""
 
-    def __init__(self, kube: Kube, metrics: Metrics, service_metrics: ServiceMetrics) -> None:
+    def __init__(self, kube: KubeClient, metrics: Metrics, service_metrics: ServiceMetrics) -> None:
         self._kube, self._metrics, self._service_metrics = kube, metrics, service_metrics
         self._recorder = EventRecorder(kube)
         self._true_conditions: dict[ServiceKey, frozenset[str]] = {}
@@ -93,7 +93,7 @@ class StatusWriter:
         self._service_metrics.update(key, wanted=service.wanted_groups, groups=snapshot.groups, status=status)
         await self._write(key, service, status)
 
-    async def _write(self, key: ServiceKey, service: Subject, status: Mapping[str, Any]) -> None:
+    async def _write(self, key: ServiceKey, service: ServiceRef, status: Mapping[str, Any]) -> None:
         conditions: Sequence[Mapping[str, Any]] = status["conditions"]
         self._count_conditions(
             key, frozenset(entry["type"] for entry in conditions if entry["status"] == "True")
@@ -105,7 +105,7 @@ class StatusWriter:
         events += moved_group_events(previous.get("groups", []), status["groups"])
         await self._recorder.record(service, events)
 
-    async def _apply(self, service: Subject, status: Mapping[str, Any]) -> bool:
+    async def _apply(self, service: ServiceRef, status: Mapping[str, Any]) -> bool:
         """Apply a complete status and remove foreign fields; return False if the service no longer exists."""
         meta = {"name": service.name, "namespace": service.namespace, "uid": service.uid}
         manifest = {
@@ -118,7 +118,7 @@ class StatusWriter:
             answer = await self._kube.apply(manifest, "status")
             patch = cleanup_patch(answer.get("status", {}), status)
             if patch is not None:
-                ref = Ref(labels.KIND, service.namespace, service.name, "status")
+                ref = ObjectRef(labels.KIND, service.namespace, service.name, "status")
                 await self._kube.patch(ref, {"metadata": {"uid": service.uid}, "status": patch})
         except KubeError as error:
             if error.code != 404:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.attention.base import AttentionBackend, Chunk, DecodeRows, Geometry, PagedKV, Pages
-from mizzen.attention.cpu import CpuAttention, DecodeRun, PrefillRun
+from mizzen.attention.base import AttentionBackend, DecodeRows, Geometry, PagedKV, PageTable, QueryChunk
+from mizzen.attention.cpu import CpuAttention, CpuDecode, CpuPrefill
 from mizzen.attention.prefix_spans import find_shared_spans
 from mizzen.attention.reference import ReferenceAttention
 
@@ -74,7 +74,7 @@ def test_decodes(backends, share: list[int], scattered: bool, rows: int) -> None
     batch = DecodeRows(
         slots=rng.permutation(rows),
         lengths=lengths,
-        pages=Pages(host=table, device=torch.from_numpy(table)),
+        pages=PageTable(host=table, device=torch.from_numpy(table)),
     )
     reference, cpu = backends
     geometry = reference.geometry
@@ -84,7 +84,7 @@ def test_decodes(backends, share: list[int], scattered: bool, rows: int) -> None
         for backend, into in zip(backends, out, strict=True):
             backend.plan_decode(batch)(layer, q, k, v, into)
         torch.testing.assert_close(out[1], out[0], atol=1e-5, rtol=1e-5)
-    run = DecodeRun(geometry, cpu.kv, batch)
+    run = CpuDecode(geometry, cpu.kv, batch)
     assert rows == 1 or share or bool(run.spans.spans) != scattered
 
 
@@ -97,10 +97,10 @@ def test_prefill_chunks(backends, share: list[int], scattered: bool, rows: int) 
     starts = rng.integers(PAGE * sum(share), COLUMNS * PAGE - 40, rows)
     starts[0] = PAGE * (sum(share) or 2)
     chunks = tuple(
-        Chunk(slot=int(slot), start=int(start), count=int(count))
+        QueryChunk(slot=int(slot), start=int(start), count=int(count))
         for slot, start, count in zip(rng.permutation(rows), starts, rng.integers(1, 40, rows), strict=True)
     )
-    pages = Pages(host=table, device=torch.from_numpy(table))
+    pages = PageTable(host=table, device=torch.from_numpy(table))
     reference, _ = backends
     geometry, kv = reference.geometry, reference.kv
     total = sum(chunk.count for chunk in chunks)
@@ -118,14 +118,14 @@ def test_prefill_chunks(backends, share: list[int], scattered: bool, rows: int) 
         for backend, into in zip(backends, out, strict=True):
             backend.plan_prefill(chunks, pages)(layer, q, k, v, into)
         torch.testing.assert_close(out[1], out[0], atol=1e-5, rtol=1e-5)
-    assert PrefillRun(geometry, kv, chunks, pages).levels > 1
+    assert CpuPrefill(geometry, kv, chunks, pages).levels > 1
 
 
 def test_first_chunks_need_no_merge(backends) -> None:
     reference, _ = backends
     table = np.arange(COLUMNS, dtype=np.int32)[None]
-    pages = Pages(host=table, device=torch.from_numpy(table))
-    run = PrefillRun(reference.geometry, reference.kv, (Chunk(slot=0, start=0, count=9),), pages)
+    pages = PageTable(host=table, device=torch.from_numpy(table))
+    run = CpuPrefill(reference.geometry, reference.kv, (QueryChunk(slot=0, start=0, count=9),), pages)
     assert run.levels == 1
 
 

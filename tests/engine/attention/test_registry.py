@@ -12,7 +12,7 @@ import torch
 
 from mizzen.attention import flash_attention3, flash_decode, flashinfer
 from mizzen.attention.base import Geometry, KVSpec
-from mizzen.attention.registry import check_backends, choose
+from mizzen.attention.registry import check_backends, select_backend
 
 HOPPER, AMPERE = (9, 0), (8, 0)
 
@@ -54,8 +54,8 @@ def chosen(
     place(monkeypatch, capability, packages, **there)
     geometry = Geometry(heads=heads, kv_heads=2, head_dim=head_dim, windows=(None,))
     return (
-        choose("auto", geometry, cache or kv(), decode=True),
-        choose("auto", geometry, cache or kv(), decode=False),
+        select_backend("auto", geometry, cache or kv(), decode=True),
+        select_backend("auto", geometry, cache or kv(), decode=False),
     )
 
 
@@ -70,7 +70,7 @@ def test_our_own_kernel_and_fa3_on_hopper(monkeypatch: pytest.MonkeyPatch) -> No
 def test_heads_that_our_kernel_does_not_serve_go_to_fa3(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(monkeypatch, HOPPER, BOTH, head_dim=96) == ("fa3", "fa3")
     assert "not 96" in str(
-        flash_decode.missing(Geometry(heads=8, kv_heads=2, head_dim=96, windows=(None,)), kv())
+        flash_decode.unsupported_reason(Geometry(heads=8, kv_heads=2, head_dim=96, windows=(None,)), kv())
     )
 
 
@@ -92,8 +92,8 @@ def test_kernels_of_another_pytorch_are_passed_over_and_told(
     monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,))
-    assert choose("auto", geometry, kv(), decode=False) == "flashinfer"
-    why = flash_attention3.missing(geometry, kv())
+    assert select_backend("auto", geometry, kv(), decode=False) == "flashinfer"
+    why = flash_attention3.unsupported_reason(geometry, kv())
     assert why is not None and why.endswith("(flash_ops.so: undefined symbol: _ZN5torch7Library4_def)")
     assert f"built for PyTorch {torch.__version__}" in why
 
@@ -134,11 +134,11 @@ def test_a_chosen_flashinfer_without_kernels_is_refused(
 
 def test_kernels_that_the_package_brings_are_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     place(monkeypatch, AMPERE, {"flashinfer"}, folder=tmp_path)
-    assert not flashinfer.comes_compiled()
+    assert not flashinfer.has_compiled_kernels()
     kernel = tmp_path / "data/aot/batch_prefill/batch_prefill.so"
     kernel.parent.mkdir(parents=True)
     kernel.touch()
-    assert flashinfer.comes_compiled()
+    assert flashinfer.has_compiled_kernels()
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_a_compiler_is_looked_for_where_flashinfer_does(
 ) -> None:
     place(monkeypatch, AMPERE, {"flashinfer"}, compiler=compiler)
     if variable:
-        assert not flashinfer.finds_compiler()
+        assert not flashinfer.has_compiler()
         monkeypatch.setenv(variable, value)
-    assert flashinfer.finds_compiler()
+    assert flashinfer.has_compiler()
     place(monkeypatch, AMPERE, {"flashinfer"})
     monkeypatch.setenv("CUDA_HOME", "/cuda")
-    assert not flashinfer.finds_compiler()
+    assert not flashinfer.has_compiler()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_compiler_is_looked_for_where_flashinfer_does(
             KVSpec(torch.device("cpu"), torch.float32),
             "decode fa3 .* needs a Hopper GPU",
         ),
-        ({"decode": "cpu"}, kv(), "--attention-decode cpu .* needs --device cpu, not cuda; choose reference"),
+        ({"decode": "cpu"}, kv(), "--attention-decode cpu .* needs --device cpu, not cuda; select_backend reference"),
         ({"prefill": "split"}, kv(), r"serves decodes alone: .*\(--attention-prefill\)"),
         ({"decode": "flashinfer-fa3"}, kv(torch.float8_e4m3fn), "bfloat16 or float16, not float8_e4m3fn"),
         ({"prefill": "fa3"}, kv(torch.float32), "--attention-prefill fa3 .* float8, not float32"),

@@ -1,4 +1,4 @@
-"""How contexts of very different lengths are cut, and which batches take the graphs that cut so."""
+"""Length-aware splits of decode attention: the split plan, and which batches use length-aware graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mizzen.parallel.collectives import SINGLE_RANK, Collectives
 
 pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.attention.flash_decode import ROOM, packed
+from mizzen.attention.flash_decode import MIN_WORKSPACE_PROGRAMS, pack_slots_and_lengths
 from mizzen.kernels.attention import flash_decode_mma, split_plan
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def lengths_of(*counts: int) -> Int32:
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Int32, int | None, split_plan.Cut]:
-    """Lengths of a whole batch in any order, a window, and how it may be cut."""
+    """Strategy of batch lengths in any order, a window, and split settings."""
     rows = draw(st.one_of(st.integers(1, 40), st.integers(1, 600)))
     few = draw(st.lists(LENGTHS, min_size=1, max_size=12))
     lengths = np.array(few, np.int32)[np.random.default_rng(rows).integers(0, len(few), rows)]
@@ -42,7 +42,7 @@ def batches(draw: st.DrawFn) -> tuple[Int32, int | None, split_plan.Cut]:
 
 
 @given(batches())
-def test_a_plan_has_every_part_of_every_row_once(batch: tuple[Int32, int | None, split_plan.Cut]) -> None:
+def test_a_plan_covers_every_row_exactly_once(batch: tuple[Int32, int | None, split_plan.Cut]) -> None:
     lengths, window, cut = batch
     items, (parts, long) = split_plan.planned(lengths, window, cut), split_plan.parts_of(lengths, window, cut)
     assert parts.sum() <= cut.items == len(items)
@@ -55,14 +55,14 @@ def test_a_plan_has_every_part_of_every_row_once(batch: tuple[Int32, int | None,
 
 
 def places_of(items: Int32, kv_heads: int) -> Int64:
-    """Where the kernel puts the partial results of a plan."""
+    """Return where the kernel stores the partial results of a plan."""
     split = items[(items[:, 0] >= 0) & (items[:, 2] > 1)].astype(np.int64)
     heads = np.arange(kv_heads)[:, None]
     return (split[:, 3] * kv_heads + heads * split[:, 2] + split[:, 1]).ravel()
 
 
 @given(batches(), st.sampled_from((1, 2, 3, 8, 40)), st.sampled_from(PROCESSORS), st.sampled_from((3, 4)))
-def test_partial_results_stand_apart_and_find_room(
+def test_partial_results_do_not_overlap_and_fit_the_workspace(
     batch: tuple[Int32, int | None, split_plan.Cut], kv_heads: int, processors: int, resident: int
 ) -> None:
     lengths, window, _ = batch
@@ -76,7 +76,7 @@ def test_partial_results_stand_apart_and_find_room(
     ("kv_heads", "processors", "resident", "rows", "long"),
     [(1, 132, 3, 198, 7), (3, 132, 4, 88, 3), (2, 148, 4, 148, 5)],
 )
-def test_a_few_long_rows_among_short_ones_need_almost_all_room(
+def test_a_few_long_rows_need_almost_the_whole_workspace(
     kv_heads: int, processors: int, resident: int, rows: int, long: int
 ) -> None:
     cut = split_plan.make_schedule(rows, kv_heads, processors, resident)
@@ -85,14 +85,14 @@ def test_a_few_long_rows_among_short_ones_need_almost_all_room(
     assert 0.98 * room < places_of(items, kv_heads).max() + 1 <= room
 
 
-def test_hardly_an_item_is_spare() -> None:
+def test_the_plan_has_few_unused_work_items() -> None:
     cut = split_plan.make_schedule(34, 2, 132, 3)
     parts, _ = split_plan.parts_of(lengths_of(*[60_000] * 5, *[1] * 29), None, cut)
     assert parts.sum() == cut.items - 1
 
 
 @given(batches())
-def test_no_part_is_much_longer_than_what_each_block_should_have(
+def test_no_part_is_much_longer_than_a_blocks_share(
     batch: tuple[Int32, int | None, split_plan.Cut],
 ) -> None:
     lengths, window, cut = batch
@@ -107,7 +107,7 @@ def test_no_part_is_much_longer_than_what_each_block_should_have(
 
 @pytest.mark.parametrize("resident", [3, 4])
 @pytest.mark.parametrize("processors", PROCESSORS)
-def test_equal_lengths_are_cut_as_ever(processors: int, resident: int) -> None:
+def test_equal_lengths_are_split_as_by_the_plain_plan(processors: int, resident: int) -> None:
     for kv_heads in (1, 2, 3, 8, 40):
         for rows in range(1, 600):
             cut = split_plan.make_schedule(rows, kv_heads, processors, resident)
@@ -126,14 +126,14 @@ def test_equal_lengths_are_cut_as_ever(processors: int, resident: int) -> None:
         (lengths_of(200_000, *[10] * 95), 49),
     ],
 )
-def test_a_long_row_gets_as_many_parts_as_its_share_of_the_batch(lengths: Int32, parts: int) -> None:
+def test_a_long_row_gets_parts_in_proportion_to_its_length(lengths: Int32, parts: int) -> None:
     cut = split_plan.make_schedule(len(lengths), 8, 132, 3)
     assert split_plan.pays(lengths, None, cut)
     found, _ = split_plan.parts_of(lengths, None, cut)
     assert (found[0], set(found[1:])) == (parts, {cut.parts})
 
 
-def test_what_a_window_hides_is_not_cut() -> None:
+def test_tokens_outside_the_window_are_not_split() -> None:
     lengths = lengths_of(30_000, *[1000] * 95)
     cut = split_plan.make_schedule(96, 8, 132, 3)
     assert not split_plan.pays(lengths, 1024, cut)
@@ -141,15 +141,15 @@ def test_what_a_window_hides_is_not_cut() -> None:
     assert not split_plan.pays(lengths_of(512, *[1] * 95), None, cut)
 
 
-def test_the_workspace_of_equal_parts_is_about_as_large() -> None:
-    assert split_plan.max_partial_results(8, 132, 3) <= ROOM
-    assert split_plan.max_partial_results(8, 132, 4) <= 1.1 * ROOM
+def test_the_workspace_is_about_as_large_as_for_equal_parts() -> None:
+    assert split_plan.max_partial_results(8, 132, 3) <= MIN_WORKSPACE_PROGRAMS
+    assert split_plan.max_partial_results(8, 132, 4) <= 1.1 * MIN_WORKSPACE_PROGRAMS
 
 
-def test_batches_of_any_size_are_sent_where_one_compiled_kernel_reads_them() -> None:
+def test_one_compiled_kernel_reads_batches_of_any_size() -> None:
     for rows in range(1, 10):
         slots, lengths = np.arange(rows) + 5, np.arange(rows, dtype=np.int32) + 70
-        sent = packed(slots, lengths)
+        sent = pack_slots_and_lengths(slots, lengths)
         assert sent.dtype == np.int32 and not sent.strides[0] % 16 and sent.strides[1] == 4
         assert (sent[0, :rows] == slots).all() and (sent[1, :rows] == lengths).all()
 
@@ -164,10 +164,10 @@ def test_the_kernel_compiles(cache: torch.dtype, projected: bool) -> None:
         defines = flash_decode_mma.definitions(
             128, 4, 8, 16, None, warps, cache, norm=True, projected=projected, uneven=True
         )
-        assert nvrtc.cubin(flash_decode_mma.SOURCE, "paged", defines, (9, 0))
+        assert nvrtc.compile_cubin(flash_decode_mma.SOURCE, "paged", defines, (9, 0))
 
 
-def test_few_sizes_have_graphs_that_cut_by_lengths() -> None:
+def test_only_some_batch_sizes_get_length_aware_graphs() -> None:
     assert length_split_sizes(batch_sizes(256)) == [8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
     assert length_split_sizes(batch_sizes(100)) == [8, 16, 24, 32, 48, 64, 96, 100]
     assert length_split_sizes(batch_sizes(640))[-4:] == [256, 384, 512, 640]
@@ -176,13 +176,13 @@ def test_few_sizes_have_graphs_that_cut_by_lengths() -> None:
 
 
 class Backend:
-    """One whose batches are uneven from twice the mean on; nothing is run."""
+    """A backend whose batches are uneven from twice the mean length on; it runs nothing."""
 
     def __init__(self, slots: int = 396) -> None:
         self.concurrent_splits = slots
         self.asked: list[int] = []
 
-    def uneven(self, rows: int, lengths: Int32) -> bool:
+    def length_splits_are_faster(self, rows: int, lengths: Int32) -> bool:
         self.asked.append(rows)
         return bool(lengths.max() > 2 * lengths.mean())
 
@@ -191,7 +191,7 @@ class Backend:
 
 
 class Ranks:
-    """Ranks with these numbers, as one of them sees them."""
+    """Ranks with the given numbers, as seen by one of them."""
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self.numbers, self.size, self.calls = numbers, len(numbers), 0
@@ -206,7 +206,7 @@ def graphs_of(backend: object, sizes: list[int], ranks: object = SINGLE_RANK) ->
     return LengthSplitGraphs.for_backend(backend, sizes, cast(Collectives, ranks), CPU)
 
 
-def test_a_batch_takes_the_next_graph_where_that_pays() -> None:
+def test_an_uneven_batch_uses_the_next_larger_length_aware_graph() -> None:
     backend = Backend()
     graphs = graphs_of(backend, batch_sizes(100))
     long, even = [9000], [1000]
@@ -218,7 +218,7 @@ def test_a_batch_takes_the_next_graph_where_that_pays() -> None:
     assert backend.asked == [4, 8, 40, 100, 40]
 
 
-def test_other_backends_and_small_batches_have_none() -> None:
+def test_other_backends_and_small_batches_use_plain_graphs() -> None:
     uneven_batch = lengths_of(9000, *[1] * 3)
     for backend, sizes in ((SimpleNamespace(), [1, 64]), (Backend(0), [1, 64]), (Backend(), [1, 2, 4])):
         graphs = graphs_of(backend, sizes)
@@ -226,7 +226,7 @@ def test_other_backends_and_small_batches_have_none() -> None:
 
 
 @pytest.mark.parametrize("numbers", [(396, 396), (396, 342), (0, 396), (396, 0, 396, 396), (0, 0)])
-def test_ranks_that_would_choose_differently_have_none(numbers: tuple[int, ...]) -> None:
+def test_ranks_that_would_choose_differently_use_plain_graphs(numbers: tuple[int, ...]) -> None:
     ranks = Ranks(numbers)
     same = len(set(numbers)) == 1
     for number in set(numbers):

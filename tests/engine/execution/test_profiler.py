@@ -1,4 +1,4 @@
-"""Traces of steps on demand: of an engine, and of a process by a signal."""
+"""Step traces on demand: of an engine, and of a process by a signal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_trace_holds_the_steps_asked_for(kit: SimpleNamespace, tmp_path: Path, depth: int) -> None:
+def test_a_trace_holds_the_configured_number_of_steps(kit: SimpleNamespace, tmp_path: Path, depth: int) -> None:
     traces = tmp_path / "a/traces"
     engine = make(kit, tmp_path, profile=str(traces), profile_steps=3, steps_in_flight=depth)
     plain = run(engine, 1)
@@ -61,7 +61,7 @@ def test_a_trace_holds_the_steps_asked_for(kit: SimpleNamespace, tmp_path: Path,
     engine.close()
 
 
-def test_a_trace_that_was_begun_is_written_at_the_end(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_closing_the_engine_writes_a_started_trace(kit: SimpleNamespace, tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     engine = make(kit, tmp_path, profile=str(traces), profile_steps=500)
     engine.profile()
@@ -71,7 +71,7 @@ def test_a_trace_that_was_begun_is_written_at_the_end(kit: SimpleNamespace, tmp_
     assert len(list(traces.iterdir())) == 1
 
 
-def test_what_cannot_be_traced_is_named(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_profile_errors_name_the_option(kit: SimpleNamespace, tmp_path: Path) -> None:
     engine = make(kit, tmp_path)
     with pytest.raises(ValueError, match="start the engine with --profile FOLDER"):
         engine.profile()

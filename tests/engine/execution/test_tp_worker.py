@@ -1,4 +1,4 @@
-"""A model on several ranks gives the tokens of one: by family, by number, and as processes of their own."""
+"""A model on several ranks gives the tokens of one rank: by family, by rank count, and as processes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from mizzen import LLM, SamplingParams
 from mizzen.core.request import Finished, FinishReason, Pooling, Request
 from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.engine import Engine
-from mizzen.engine.loading.memory_budget import MemoryShortage, agreed_pages
-from mizzen.engine.loading.placement import parse_list, processors_near
+from mizzen.engine.loading.memory_budget import MemoryShortage, min_pages_over_ranks
+from mizzen.engine.loading.placement import cpus_near, parse_cpu_list
 from mizzen.engine.overlap_loop import StepFailed
 from mizzen.layers.sharding import Axis
 
@@ -59,7 +59,7 @@ def requests() -> list[Request]:
 
 
 def run(engine: Engine, asked: list[Request], abort: set[int] = frozenset()) -> dict[int, Any]:  # type: ignore[assignment]
-    """Run requests, half of them a few steps late; return what each gave, numbers rounded."""
+    """Run requests, half of them a few steps late; return each one's results, with rounded numbers."""
     # How steps cut prompts depends on time: what parts of them give is put together.
     given: dict[int, Any] = {request.rid: ([], [], []) for request in asked}
     ends: dict[int, Finished] = {}
@@ -97,7 +97,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", CASES)
-def test_ranks_give_what_one_gives(family: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_answers_on_several_ranks_equal_those_on_one(family: str, kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, family, **SHAPE | CASES[family])
     asked = requests()
     with thread_ranks(tmp_path, 1, prefill_chunk_tokens=32, check_integrity=True) as engine:
@@ -109,7 +109,7 @@ def test_ranks_give_what_one_gives(family: str, kit: SimpleNamespace, tmp_path: 
             assert run(engine, some) == {request.rid: alone[request.rid] for request in some}, ranks
 
 
-def test_three_ranks_keep_slots_and_pages_apart_when_requests_are_aborted(
+def test_three_ranks_stay_consistent_when_requests_are_aborted(
     kit: SimpleNamespace, tmp_path: Path
 ) -> None:
     kit.save_model(tmp_path, "qwen3", vocab_size=VOCABULARY, num_attention_heads=6, num_key_value_heads=1)
@@ -121,7 +121,7 @@ def test_three_ranks_keep_slots_and_pages_apart_when_requests_are_aborted(
     assert found[3] == found[1]
 
 
-def test_dummy_weights_are_one_model_together(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_dummy_weights_of_ranks_form_one_model(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "llama", **SHAPE)
     (tmp_path / "model.safetensors").unlink()
     found = {}
@@ -131,7 +131,7 @@ def test_dummy_weights_are_one_model_together(kit: SimpleNamespace, tmp_path: Pa
     assert found[2] == found[1]
 
 
-def test_grammars_bind_on_several_ranks() -> None:
+def test_grammars_constrain_output_on_several_ranks() -> None:
     demo = Path(__file__).parents[3] / "models" / "demo"
     grammar = Grammar(GrammarKind.REGEX, "[0-9]{4}-[0-9]{2}")
     sampling = SamplingParams(temperature=1.0, max_tokens=20, grammar=grammar)
@@ -157,12 +157,12 @@ def test_grammars_bind_on_several_ranks() -> None:
 
 
 def followers() -> list[psutil.Process]:
-    """This process's ranks, without those that have ended."""
+    """Return this process's rank processes that are still running."""
     found = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in found if "mizzen.server.ranks.follower" in child.cmdline()]
 
 
-def test_ranks_are_processes_of_their_own(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_each_follower_rank_is_a_process(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "qwen3", vocab_size=VOCABULARY, num_attention_heads=12, num_key_value_heads=6)
     prompts = [kit.tokens(length, length, VOCABULARY).tolist() for length in (3, 20, 50)]
     params = SamplingParams(temperature=0.5, seed=1, max_tokens=10, ignore_eos=True)
@@ -177,7 +177,7 @@ def test_ranks_are_processes_of_their_own(kit: SimpleNamespace, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_is_gone_fails_the_engine(
+def test_a_killed_rank_fails_the_engine(
     number: signal.Signals, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mizzen.server.ranks.in_process.RANK_SECONDS", 3.0)
@@ -196,7 +196,7 @@ def test_a_rank_that_is_gone_fails_the_engine(
     llm.close()
 
 
-def test_a_rank_that_cannot_start_says_why(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_rank_that_cannot_start_reports_the_reason(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "llama", **SHAPE)
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
@@ -211,12 +211,12 @@ def test_a_rank_that_cannot_start_says_why(kit: SimpleNamespace, tmp_path: Path)
         (28, 8, r"heads \(28\) must be a multiple of the tensor ranks \(8\): use --tensor 1 or 2 or 4$"),
     ],
 )
-def test_heads_that_do_not_divide_are_named(total: int, ranks: int, rule: str) -> None:
+def test_errors_name_heads_that_ranks_do_not_divide(total: int, ranks: int, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        Axis(0, ranks).part(total, "heads")
+        Axis(0, ranks).shard(total, "heads")
 
 
-def test_few_heads_are_held_by_several_ranks() -> None:
+def test_several_ranks_share_a_kv_head_if_there_are_few() -> None:
     assert [Axis(rank, 8).replicated_shard(2, "heads") for rank in (0, 3, 4, 7)] == [
         slice(0, 1),
         slice(0, 1),
@@ -229,7 +229,7 @@ def test_few_heads_are_held_by_several_ranks() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("total", [1, 7, 8, 157, 160])
-def test_padded_parts_cover_everything_once(total: int, ranks: int) -> None:
+def test_padded_shards_cover_every_row_once(total: int, ranks: int) -> None:
     parts = [Axis(rank, ranks).padded_shard(total, 8) for rank in range(ranks)]
     held = [index for _, part in parts for index in range(part.start, part.stop)]
     assert held == list(range(total))
@@ -237,18 +237,18 @@ def test_padded_parts_cover_everything_once(total: int, ranks: int) -> None:
     assert all(rank * room == part.start for rank, (room, part) in enumerate(parts) if part.stop > part.start)
 
 
-def test_pages_are_the_fewest_and_uneven_memory_is_refused() -> None:
+def test_ranks_use_the_minimum_of_pages_and_reject_uneven_memory() -> None:
     gib = 1 << 30
-    assert agreed_pages([100, 90, 95], [80 * gib, 73 * gib, 80 * gib]) == 90
+    assert min_pages_over_ranks([100, 90, 95], [80 * gib, 73 * gib, 80 * gib]) == 90
     with pytest.raises(MemoryShortage, match=r"10%.*rank 0 80.00 GiB, rank 1 71.00 GiB"):
-        agreed_pages([100, 90], [80 * gib, 71 * gib])
-    assert agreed_pages([100, 40], None) == 40
+        min_pages_over_ranks([100, 90], [80 * gib, 71 * gib])
+    assert min_pages_over_ranks([100, 40], None) == 40
 
 
-def test_processors_next_to_a_device_are_read(tmp_path: Path) -> None:
-    assert parse_list("0-3,8,10-11\n") == {0, 1, 2, 3, 8, 10, 11}
-    assert parse_list("") == parse_list("all") == set()
+def test_cpus_next_to_a_device_are_read_from_linux(tmp_path: Path) -> None:
+    assert parse_cpu_list("0-3,8,10-11\n") == {0, 1, 2, 3, 8, 10, 11}
+    assert parse_cpu_list("") == parse_cpu_list("all") == set()
     (tmp_path / "0000:1a:00.0").mkdir()
     (tmp_path / "0000:1a:00.0" / "local_cpulist").write_text("4-5\n")
-    assert processors_near("0000:1a:00.0", tmp_path) == {4, 5}
-    assert processors_near("0000:1b:00.0", tmp_path) == set()
+    assert cpus_near("0000:1a:00.0", tmp_path) == {4, 5}
+    assert cpus_near("0000:1b:00.0", tmp_path) == set()

@@ -1,4 +1,4 @@
-"""Whose grammar is compiled next: tenants share the time, and the room."""
+"""The fair queue of grammar compilations: tenants share its time and its places."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mizzen.core.sampling_params import Grammar, GrammarKind
-from mizzen.engine.grammar.compile_queue import Turns
+from mizzen.engine.grammar.compile_queue import CompileQueue
 
 COSTS = st.lists(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=12), min_size=1, max_size=6)
 
 
 @given(COSTS)
-def test_while_two_tenants_wait_their_times_differ_by_no_more_than_an_item_of_each(
+def test_waiting_tenants_times_differ_by_at_most_one_item_of_each(
     costs: list[list[float]],
 ) -> None:
-    turns: Turns[tuple[int, int]] = Turns()
+    turns: CompileQueue[tuple[int, int]] = CompileQueue()
     for tenant, items in enumerate(costs):
         for number in range(len(items)):
-            turns.add(tenant, (tenant, number))
+            turns.add_waiter(tenant, (tenant, number))
     used, left = [0.0] * len(costs), [len(items) for items in costs]
-    while taken := turns.take():
+    while taken := turns.pop_next():
         tenant, (_, number) = taken
         assert number == len(costs[tenant]) - left[tenant], "a tenant's own go in order"
         used[tenant] += costs[tenant][number]
@@ -41,18 +41,18 @@ def test_while_two_tenants_wait_their_times_differ_by_no_more_than_an_item_of_ea
 
 
 @given(st.integers(1, 50), st.floats(0.001, 100.0))
-def test_one_that_comes_late_is_next_and_does_not_catch_up(flood: int, cost: float) -> None:
-    turns: Turns[str] = Turns()
+def test_a_late_tenant_is_next_but_does_not_catch_up(flood: int, cost: float) -> None:
+    turns: CompileQueue[str] = CompileQueue()
     for number in range(flood + 3):
-        turns.add(1, f"flood {number}")
+        turns.add_waiter(1, f"flood {number}")
     for _ in range(flood):
-        taken = turns.take()
+        taken = turns.pop_next()
         assert taken is not None
         turns.charge(1, cost)
     for number in range(3):
-        turns.add(2, f"late {number}")
+        turns.add_waiter(2, f"late {number}")
     found = []
-    while taken := turns.take():
+    while taken := turns.pop_next():
         found.append(taken[0])
         turns.charge(taken[0], cost)
     assert found[0] == 2
@@ -60,34 +60,34 @@ def test_one_that_comes_late_is_next_and_does_not_catch_up(flood: int, cost: flo
     assert found != [2, 2, 2, 1, 1, 1], "it had nothing saved up"
 
 
-def test_an_item_of_two_tenants_is_taken_once_at_the_first_turn_of_either() -> None:
-    turns: Turns[str] = Turns()
+def test_a_shared_item_is_popped_once_for_the_tenant_served_first() -> None:
+    turns: CompileQueue[str] = CompileQueue()
     for item in ("a", "b", "shared"):
-        turns.add(1, item)
+        turns.add_waiter(1, item)
     turns.charge(1, 5.0)
-    turns.add(2, "shared")
-    assert turns.take() == (2, "shared")
-    assert [turns.take(), turns.take(), turns.take()] == [(1, "a"), (1, "b"), None]
+    turns.add_waiter(2, "shared")
+    assert turns.pop_next() == (2, "shared")
+    assert [turns.pop_next(), turns.pop_next(), turns.pop_next()] == [(1, "a"), (1, "b"), None]
 
 
-def test_room_is_taken_from_whoever_has_most() -> None:
-    turns: Turns[str] = Turns()
-    assert turns.surplus(1) is None
+def test_the_largest_tenant_gives_up_its_newest_item() -> None:
+    turns: CompileQueue[str] = CompileQueue()
+    assert turns.newest_of_largest(1) is None
     for item in ("a", "b", "c"):
-        turns.add(1, item)
-    assert turns.surplus(1) is None
-    assert turns.surplus(2) == "c"
+        turns.add_waiter(1, item)
+    assert turns.newest_of_largest(1) is None
+    assert turns.newest_of_largest(2) == "c"
     turns.remove("c")
-    turns.add(2, "x")
-    assert turns.surplus(2) is None, "it would have as many itself"
-    assert turns.surplus(3) == "b"
+    turns.add_waiter(2, "x")
+    assert turns.newest_of_largest(2) is None, "it would have as many itself"
+    assert turns.newest_of_largest(3) == "b"
 
 
-def test_tenants_that_were_are_forgotten() -> None:
-    turns: Turns[int] = Turns()
+def test_idle_tenants_are_dropped() -> None:
+    turns: CompileQueue[int] = CompileQueue()
     for tenant in range(10_000):
-        turns.add(tenant, tenant)
-        assert turns.take() == (tenant, tenant)
+        turns.add_waiter(tenant, tenant)
+        assert turns.pop_next() == (tenant, tenant)
     assert len(turns._tenants) < 5000
 
 
@@ -96,7 +96,7 @@ def regex(text: str) -> Grammar:
 
 
 class Watched:
-    """A compiler with one worker, and what it compiles, in order."""
+    """A compiler with one worker, and the grammars that it compiles, in order."""
 
     def __init__(self, folder: Path, **options: int) -> None:
         gk.save_tokenizer(folder)
@@ -109,10 +109,10 @@ class Watched:
 
     @contextmanager
     def flooded(self) -> Iterator[list[Grammar]]:
-        """Tenant 7 asks for four grammars, of which the first is begun; nothing is compiled in the block."""
+        """Let tenant 7 request four grammars, the first of which starts; nothing is compiled within the block."""
         with self.compiler._sandbox._lock:
             flood = [regex(f"flood{number}") for number in range(4)]
-            assert [self.compiler.find(one, 7) for one in flood] == [None] * 4
+            assert [self.compiler.find_or_compile(one, 7) for one in flood] == [None] * 4
             gk.wait(lambda: self.order)
             yield flood
 
@@ -130,26 +130,26 @@ def watched(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
         one.compiler.close()
 
 
-def test_a_tenant_who_fills_the_queue_keeps_out_nobody(watched: Callable[..., Watched]) -> None:
+def test_a_tenant_that_fills_the_queue_does_not_block_others(watched: Callable[..., Watched]) -> None:
     it = watched(waiting=4)
     with it.flooded() as flood:
-        assert it.compiler.find(regex("quick"), 8) is None
-        away = it.compiler.find(flood[3], 7)
+        assert it.compiler.find_or_compile(regex("quick"), 8) is None
+        away = it.compiler.find_or_compile(flood[3], 7)
         assert away is not None
-        assert away.passing
-        assert "of one key" in away.fault
-        again = it.compiler.find(flood[3], 7)
+        assert away.temporary
+        assert "of one key" in away.error
+        again = it.compiler.find_or_compile(flood[3], 7)
         assert again is not None
-        assert again.passing, "the tenant has most there already"
+        assert again.temporary, "the tenant has most there already"
     for one in (*flood[:3], regex("quick")):
         assert gk.outcome(it.compiler, one).grammar
     assert it.order == ["flood0", "quick", "flood1", "flood2"]
 
 
-def test_a_grammar_that_another_asks_for_too_has_the_earlier_turn(watched: Callable[..., Watched]) -> None:
+def test_a_grammar_that_two_tenants_want_compiles_at_the_earlier_turn(watched: Callable[..., Watched]) -> None:
     it = watched()
     with it.flooded() as flood:
-        assert it.compiler.find(flood[3], 8) is None
+        assert it.compiler.find_or_compile(flood[3], 8) is None
     for one in flood:
         assert gk.outcome(it.compiler, one).grammar
     assert it.order == ["flood0", "flood3", "flood1", "flood2"]

@@ -1,4 +1,4 @@
-"""Compiling: in bounds of time and memory, kept in a bounded cache, and never at the cost of the engine."""
+"""Grammar compilation: limited in time and memory, cached, and never at the engine's cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mizzen.engine.grammar.compile_service import GrammarCompiler
 from mizzen.engine.grammar.compiled import CompiledGrammar
 from mizzen.engine.grammar.limits import GrammarLimits
 from mizzen.engine.grammar.matchers import GrammarMasks
-from mizzen.engine.grammar.xgrammar_backend import Builder, Target
+from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
 from mizzen.engine.uploader import Uploader
 
 LARGE = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"enum": [f"number {i}" for i in range(9000)]}))
@@ -46,9 +46,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def builder(folder: Path) -> Builder:
-    target = Target(folder=str(folder), vocab_size=gk.VOCABULARY, end_token_ids=(gk.EOS,))
-    return Builder(target, threads=1, nesting=64)
+def builder(folder: Path) -> GrammarBuilder:
+    target = GrammarTarget(folder=str(folder), vocab_size=gk.VOCABULARY, end_token_ids=(gk.EOS,))
+    return GrammarBuilder(target, threads=1, nesting=64)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def compiler(folder: Path, request: pytest.FixtureRequest) -> Iterator[GrammarCo
 
 
 @pytest.mark.parametrize("compiler", [{"cache_bytes": 20_000, "refusals": 2}], indirect=True)
-def test_the_cache_is_bounded_and_forgets_the_least_used(compiler: GrammarCompiler) -> None:
+def test_the_cache_is_bounded_and_evicts_the_least_recently_used(compiler: GrammarCompiler) -> None:
     first, second = regex("first"), regex("second")
     for grammar in (first, second, first):
         assert compiled_text(compiler, grammar) == grammar.text
@@ -67,7 +67,7 @@ def test_the_cache_is_bounded_and_forgets_the_least_used(compiler: GrammarCompil
     for i in range(8):
         gk.outcome(compiler, regex(f"other{i}"))
         gk.outcome(compiler, first)
-    assert compiler._kept_bytes <= 20_000
+    assert compiler._cache_bytes <= 20_000
     compiled = compiler.counts.compiled
     gk.outcome(compiler, first)
     assert compiler.counts.compiled == compiled
@@ -75,36 +75,36 @@ def test_the_cache_is_bounded_and_forgets_the_least_used(compiler: GrammarCompil
     assert compiler.counts.compiled == compiled + 1
     wrong = [regex("(" * (1 + i)) for i in range(4)]
     for grammar in (*wrong, wrong[-1]):
-        assert "parenthesis" in gk.outcome(compiler, grammar).fault
+        assert "parenthesis" in gk.outcome(compiler, grammar).error
     assert compiler.counts.refused == 4
-    assert len(compiler._refused) == 2
+    assert len(compiler._rejected) == 2
 
 
 @pytest.mark.parametrize("compiler", [{"compile_seconds": 0.002}], indirect=True)
-def test_a_compilation_that_takes_too_long_is_ended(compiler: GrammarCompiler) -> None:
-    fault = gk.outcome(compiler, LARGE).fault
+def test_a_compilation_that_takes_too_long_is_killed(compiler: GrammarCompiler) -> None:
+    fault = gk.outcome(compiler, LARGE).error
     assert fault.startswith("to compile it takes more than 0.002 s")
 
 
 @pytest.mark.parametrize("compiler", [{"compile_bytes": 1 << 20, "compile_seconds": 60}], indirect=True)
-def test_a_compilation_that_takes_too_much_memory_is_ended(compiler: GrammarCompiler) -> None:
+def test_a_compilation_that_takes_too_much_memory_is_killed(compiler: GrammarCompiler) -> None:
     outcome = gk.outcome(compiler, LARGE)
     assert outcome.grammar is None
-    assert "1 MiB" in outcome.fault
+    assert "1 MiB" in outcome.error
 
 
 @pytest.mark.parametrize("compiler", [{"compiled_bytes": 4000, "compile_seconds": 120}], indirect=True)
-def test_what_is_large_when_compiled_is_refused_and_small_ones_pass(compiler: GrammarCompiler) -> None:
-    assert "at most 4000 may be" in gk.outcome(compiler, LARGE).fault
+def test_large_compiled_grammars_are_rejected_and_small_ones_pass(compiler: GrammarCompiler) -> None:
+    assert "at most 4000 may be" in gk.outcome(compiler, LARGE).error
     assert compiled_text(compiler, regex("small")) == "small"
 
 
 @pytest.mark.parametrize("compiler", [{"mask_seconds": 0.0}], indirect=True)
-def test_slow_masks_are_found_before_the_engine_meets_them(compiler: GrammarCompiler) -> None:
-    assert "ms of processor time" in gk.outcome(compiler, regex("((a*)*)*b")).fault
+def test_grammars_with_slow_masks_are_rejected_in_the_sandbox(compiler: GrammarCompiler) -> None:
+    assert "ms of processor time" in gk.outcome(compiler, regex("((a*)*)*b")).error
 
 
-def test_the_process_that_tries_grammars_may_die(compiler: GrammarCompiler) -> None:
+def test_the_sandbox_restarts_after_it_dies(compiler: GrammarCompiler) -> None:
     assert gk.outcome(compiler, regex("before")).grammar
     process = compiler._sandbox._process
     assert process is not None
@@ -115,15 +115,15 @@ def test_the_process_that_tries_grammars_may_die(compiler: GrammarCompiler) -> N
 
 
 @pytest.mark.parametrize("compiler", [{"start_seconds": 0.0001}], indirect=True)
-def test_a_process_that_starts_too_late_says_nothing_of_the_grammar(compiler: GrammarCompiler) -> None:
+def test_a_sandbox_that_starts_too_late_does_not_reject_the_grammar(compiler: GrammarCompiler) -> None:
     outcome = gk.outcome(compiler, regex("late"))
-    assert outcome.passing
-    assert "does not start" in outcome.fault
-    assert regex("late") not in compiler._refused
+    assert outcome.temporary
+    assert "does not start" in outcome.error
+    assert regex("late") not in compiler._rejected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_process_that_tries_grammars_is_light(compiler: GrammarCompiler) -> None:
+def test_the_sandbox_does_not_import_torch(compiler: GrammarCompiler) -> None:
     assert gk.outcome(compiler, regex("light")).grammar
     process = compiler._sandbox._process
     assert process is not None
@@ -131,7 +131,7 @@ def test_the_process_that_tries_grammars_is_light(compiler: GrammarCompiler) -> 
     assert "Threads:\t1\n" in Path(f"/proc/{process.pid}/status").read_text()
 
 
-def test_texts_that_would_crash_a_parser_are_refused(compiler: GrammarCompiler) -> None:
+def test_texts_that_would_crash_a_parser_are_rejected(compiler: GrammarCompiler) -> None:
     deep = "[" * 100_000
     for kind, text in (
         (GrammarKind.JSON_SCHEMA, deep),
@@ -144,21 +144,21 @@ def test_texts_that_would_crash_a_parser_are_refused(compiler: GrammarCompiler) 
     ):
         outcome = gk.outcome(compiler, Grammar(kind, text))
         assert outcome.grammar is None, text[:40]
-        assert outcome.fault
+        assert outcome.error
     assert gk.outcome(compiler, regex("still here")).grammar
 
 
-def test_nobody_waiting_takes_a_grammar_out_of_the_queue(folder: Path) -> None:
+def test_cancelling_removes_a_grammar_from_the_queue(folder: Path) -> None:
     compiler = gk.compiler(folder, workers=1, waiting=2)
     try:
         with compiler._sandbox._lock:  # nothing is compiled as long as the test holds it
             for text in ("one", "two"):
-                assert compiler.find(regex(text)) is None
-            full = compiler.find(regex("three"))
+                assert compiler.find_or_compile(regex(text)) is None
+            full = compiler.find_or_compile(regex("three"))
             assert full is not None
-            assert full.passing
-            compiler.forget(regex("two"))
-            assert compiler.find(regex("three")) is None
+            assert full.temporary
+            compiler.cancel(regex("two"))
+            assert compiler.find_or_compile(regex("three")) is None
         assert gk.outcome(compiler, regex("three")).grammar
         assert gk.outcome(compiler, regex("one")).grammar
         assert compiler.counts.compiled == 2
@@ -166,28 +166,28 @@ def test_nobody_waiting_takes_a_grammar_out_of_the_queue(folder: Path) -> None:
         compiler.close()
 
 
-def test_what_nobody_waits_for_holds_no_place_once_it_is_compiled(folder: Path) -> None:
+def test_an_abandoned_grammar_frees_its_place_once_compiled(folder: Path) -> None:
     compiler = gk.compiler(folder, workers=1, waiting=1)
     try:
         with compiler._sandbox._lock:  # nothing is compiled as long as the test holds it
-            assert compiler.find(regex("left")) is None
-            future = compiler._running[regex("left")].future
+            assert compiler.find_or_compile(regex("left")) is None
+            future = compiler._tasks[regex("left")].future
             gk.wait(future.running)
-            compiler.forget(regex("left"))
+            compiler.cancel(regex("left"))
         gk.wait(future.done)
-        assert compiler.find(regex("next")) is None  # it is compiled, not refused
+        assert compiler.find_or_compile(regex("next")) is None  # it is compiled, not refused
         assert gk.outcome(compiler, regex("next")).grammar
-        assert compiler.find(regex("left")) is not None  # kept for whoever comes next
-        assert not compiler._forgotten
+        assert compiler.find_or_compile(regex("left")) is not None  # kept for whoever comes next
+        assert not compiler._abandoned
     finally:
         compiler.close()
 
 
-def test_what_the_sandbox_has_read_is_not_read_again_beside_the_engine(
-    compiler: GrammarCompiler, builder: Builder, monkeypatch: pytest.MonkeyPatch
+def test_the_engine_does_not_repeat_the_sandboxs_checks(
+    compiler: GrammarCompiler, builder: GrammarBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = regex("[a-c]{2,11}(, [a-c]{2,11})*")
-    alone, tried = builder.try_out(words)
+    alone, tried = builder.check_and_compile(words)
     assert tried, "the compiler is told something about it"
 
     def never(*given: Any, **named: Any) -> None:
@@ -207,29 +207,29 @@ def test_what_the_sandbox_has_read_is_not_read_again_beside_the_engine(
         (GrammarKind.STRUCTURAL_TAG, json.dumps(tag)),
     ):
         assert compiled_text(compiler, Grammar(kind, text)) == text
-    assert "not enforced" in gk.outcome(compiler, Grammar(GrammarKind.JSON_SCHEMA, '{"not": {}}')).fault
+    assert "not enforced" in gk.outcome(compiler, Grammar(GrammarKind.JSON_SCHEMA, '{"not": {}}')).error
 
 
 def endless(number: int) -> Grammar:
-    """A schema whose check tries a pattern for longer than anyone waits."""
+    """Return a schema whose check tries a pattern for longer than any time limit."""
     names, pattern = {"a" * 60 + str(number): {}}, {"^(a|a)*b$": {}}
     schema = {"type": "object", "properties": names, "patternProperties": pattern}
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
 
 
-def test_slow_grammars_hold_up_no_quick_ones(folder: Path) -> None:
+def test_slow_grammars_do_not_delay_quick_ones(folder: Path) -> None:
     compiler = gk.compiler(folder, workers=1, quick_seconds=3.0, compile_seconds=1000.0)
     try:
         for number in range(2):
-            assert compiler.find(endless(number)) is None
+            assert compiler.find_or_compile(endless(number)) is None
         assert gk.outcome(compiler, regex("quick")).grammar
-        assert all(compiler.find(endless(number)) is None for number in range(2))
+        assert all(compiler.find_or_compile(endless(number)) is None for number in range(2))
         assert gk.outcome(compiler, regex("another")).grammar
     finally:
         compiler.close()  # ends what is tried, too: it would take another quarter of an hour
 
 
-def test_many_slow_grammars_leave_room_for_quick_ones(folder: Path) -> None:
+def test_many_slow_grammars_leave_places_for_quick_ones(folder: Path) -> None:
     compiler = gk.compiler(
         folder,
         workers=2,
@@ -241,31 +241,31 @@ def test_many_slow_grammars_leave_room_for_quick_ones(folder: Path) -> None:
     )
     try:
         slow = [endless(number) for number in range(10)]
-        assert all(compiler.find(one) is None for one in slow)
+        assert all(compiler.find_or_compile(one) is None for one in slow)
         turned_away = set()
 
         def settled() -> bool:
             for one in slow:
-                outcome = None if one in turned_away else compiler.find(one)
+                outcome = None if one in turned_away else compiler.find_or_compile(one)
                 if outcome is not None:
-                    assert outcome.passing
-                    assert "slow grammars wait" in outcome.fault
+                    assert outcome.temporary
+                    assert "slow grammars wait" in outcome.error
                     turned_away.add(one)
             return len(turned_away) >= 2
 
-        compiler.find(regex("quick"))
+        compiler.find_or_compile(regex("quick"))
         gk.wait(settled)
-        assert len(compiler._slowly) == 4
+        assert len(compiler._slow_grammars) == 4
     finally:
         compiler.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes take their children along on Linux")
-def test_a_grammar_whose_sandbox_dies_is_tried_again(folder: Path) -> None:
+def test_a_grammar_is_retried_if_its_sandbox_dies(folder: Path) -> None:
     compiler = gk.compiler(folder, workers=1, quick_seconds=1000.0, compile_seconds=1000.0)
     try:
         assert gk.outcome(compiler, regex("before")).grammar
-        assert compiler.find(endless(0)) is None
+        assert compiler.find_or_compile(endless(0)) is None
         killed = []
         for _ in range(2):
             process = gk.wait(lambda: (p := compiler._sandbox._process) not in killed and p)
@@ -274,31 +274,31 @@ def test_a_grammar_whose_sandbox_dies_is_tried_again(folder: Path) -> None:
             killed.append(process)
             process.kill()
         outcome = gk.outcome(compiler, endless(0))
-        assert outcome.passing
-        assert "try again" in outcome.fault
+        assert outcome.temporary
+        assert "try again" in outcome.error
     finally:
         compiler.close()
 
 
-def test_models_without_end_token_or_tokenizer_say_so(folder: Path, tmp_path: Path) -> None:
+def test_models_without_end_token_or_tokenizer_reject_grammars(folder: Path, tmp_path: Path) -> None:
     for made, part in (
         (GrammarCompiler(str(folder), gk.VOCABULARY, ()), "no end token"),
         (GrammarCompiler(str(tmp_path), gk.VOCABULARY, (gk.EOS,)), "no tokenizer.json"),
     ):
-        assert part in gk.outcome(made, regex("a")).fault
+        assert part in gk.outcome(made, regex("a")).error
         made.close()
 
 
-def test_a_compiled_grammar_travels_as_the_plain_one(builder: Builder) -> None:
+def test_a_compiled_grammar_pickles_as_the_plain_one(builder: GrammarBuilder) -> None:
     compiled = CompiledGrammar(GrammarKind.REGEX, "a+", builder.compile(regex("a+")))
     assert pickle.loads(pickle.dumps(compiled)) == regex("a+")
     assert hash(regex("a+")) == hash(Grammar(GrammarKind.REGEX, "a+"))
 
 
 class Bench:
-    """Masks on the host, and what they allow."""
+    """Masks on the host, and the tokens that they allow."""
 
-    def __init__(self, builder: Builder, **limits: float) -> None:
+    def __init__(self, builder: GrammarBuilder, **limits: float) -> None:
         self.builder = builder
         upload = Uploader(torch.device("cpu"))
         self.masks = GrammarMasks(gk.VOCABULARY, upload, GrammarCounts(), GrammarLimits(**limits))
@@ -323,7 +323,7 @@ def ids(text: bytes) -> set[int]:
     return {4 + byte for byte in text}
 
 
-def test_masks_follow_each_slot_and_one_failure_is_its_own(builder: Builder) -> None:
+def test_masks_follow_each_slot_and_a_failure_affects_only_its_own(builder: GrammarBuilder) -> None:
     bench = Bench(builder)
     bench.start(3, "xyz")
     bad = bench.start(5, "[pq]+")
@@ -332,7 +332,7 @@ def test_masks_follow_each_slot_and_one_failure_is_its_own(builder: Builder) -> 
     bench.step([3, 5, 8, 9], b"xzi?")
     everything = set(range(32 * (gk.VOCABULARY // 32)))
     assert bench.allowed([3, 5, 8]) == [ids(b"y"), everything, ids(b"!")]
-    ((grammar, reason),) = bench.masks.take_faults()
+    ((grammar, reason),) = bench.masks.drain_failures()
     assert grammar is bad
     assert "does not conform" in reason
     bench.step([3, 8], b"y!")
@@ -340,19 +340,19 @@ def test_masks_follow_each_slot_and_one_failure_is_its_own(builder: Builder) -> 
     assert bench.allowed([8, 5]) == [{gk.EOS}, ids(b"n")]
     bench.masks.add_launched_step(np.array([8]), lambda: np.array([gk.EOS]))
     assert bench.allowed([8]) == [everything]
-    assert not bench.masks.take_faults()
+    assert not bench.masks.drain_failures()
 
 
-def test_a_slow_row_is_found_and_ends_alone(builder: Builder) -> None:
+def test_only_the_slow_row_fails(builder: GrammarBuilder) -> None:
     bench = Bench(builder, mask_seconds=0.0)
     bench.start(1, "[pq]+")
     bench.allowed([1])  # slower than 0 s: from now on rows are timed one by one
     slow = bench.start(2, "(a|b|c|[d-z]){1,60}")
     assert bench.allowed([2]) != [set()]
-    assert slow in [grammar for grammar, _ in bench.masks.take_faults()]
+    assert slow in [grammar for grammar, _ in bench.masks.drain_failures()]
 
 
-def test_masks_are_counted(builder: Builder) -> None:
+def test_masks_are_counted(builder: GrammarBuilder) -> None:
     bench = Bench(builder)
     bench.start(0, "ab")
     bench.allowed([0])

@@ -1,4 +1,4 @@
-"""Lookaheads that are given to the compiler leave masks as they are, and spare it work."""
+"""Lookaheads passed to the compiler leave masks unchanged and save it work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mizzen.engine.grammar import follow_sets
-from mizzen.engine.grammar.follow_sets import Followers, Unknown, followed, optimised
+from mizzen.engine.grammar.follow_sets import FollowSets, UnsupportedGrammar, add_lookaheads, normalize_grammar
 
 END = 0
 TOKENS = [b"", *(bytes([byte]) for byte in range(256))]
@@ -46,13 +46,13 @@ ATOMS = ('"a"', '"b"', '"ab"', '","', "[ab]", "[^a]", "[a-z]{1,3}", '"é"', "[^,
 
 
 def with_followers(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
-    return xgrammar.Grammar.deserialize_json(followed(grammar) or grammar.serialize_json())
+    return xgrammar.Grammar.deserialize_json(add_lookaheads(grammar) or grammar.serialize_json())
 
 
 def bodies(later: tuple[str, ...]) -> st.SearchStrategy[str]:
-    """Make bodies that name later rules, and any behind a letter.
+    """Strategy of rule bodies that reference later rules, and any rule after a letter.
 
-    The compiler itself crashes on rules that begin with themselves.
+    The compiler itself crashes on left-recursive rules.
     """
     named = (*later, *(f'"b" {name}' for name in NAMES))
     parts = st.lists(st.sampled_from((*ATOMS, *named)), min_size=1, max_size=3).map(" ".join)
@@ -70,8 +70,8 @@ def mask(matcher: Any) -> list[int]:
     return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little", count=len(TOKENS))).tolist()
 
 
-def same(grammar: xgrammar.Grammar, seed: int, steps: int = 30) -> None:
-    """Walk a grammar as it is and with lookaheads, and compare all masks."""
+def check_same_masks(grammar: xgrammar.Grammar, seed: int, steps: int = 30) -> None:
+    """Walk a grammar with and without lookaheads, and compare all masks."""
     rng = np.random.default_rng(seed)
     plain = xgrammar.GrammarMatcher(COMPILER.compile_grammar(grammar))
     subject = xgrammar.GrammarMatcher(COMPILER.compile_grammar(with_followers(grammar)))
@@ -88,28 +88,28 @@ def same(grammar: xgrammar.Grammar, seed: int, steps: int = 30) -> None:
 
 @settings(max_examples=100)
 @given(BODIES, st.integers(0, 2**32))
-def test_masks_of_any_grammar_stay_the_same(made: tuple[str, ...], seed: int) -> None:
+def test_lookaheads_change_no_mask_of_any_grammar(made: tuple[str, ...], seed: int) -> None:
     rules = [f"{name} ::= {body}" for name, body in zip(("root", *NAMES), made, strict=True)]
     try:
         grammar = xgrammar.Grammar.from_ebnf("\n".join(rules))
         COMPILER.compile_grammar(grammar)
     except RuntimeError:  # rules that call themselves without an end
         return
-    same(grammar, seed)
+    check_same_masks(grammar, seed)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_masks_of_tags_regular_expressions_and_schemas_stay_the_same(seed: int) -> None:
+def test_lookaheads_change_no_mask_of_tags_regexes_and_schemas(seed: int) -> None:
     schema = {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "number"}}}}
     content = {"type": "json_schema", "json_schema": schema}
     tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
     tags = {"type": "triggered_tags", "triggers": ["<a>"], "tags": [tag]}
-    same(xgrammar.Grammar.from_regex(r"(a|ab|abc){1,3}(b{2,7}y?)+[^z]*z"), seed)
-    same(xgrammar.Grammar.from_json_schema(json.dumps(schema)), seed)
-    same(xgrammar.Grammar.from_structural_tag(json.dumps({"type": "structural_tag", "format": tags})), seed)
+    check_same_masks(xgrammar.Grammar.from_regex(r"(a|ab|abc){1,3}(b{2,7}y?)+[^z]*z"), seed)
+    check_same_masks(xgrammar.Grammar.from_json_schema(json.dumps(schema)), seed)
+    check_same_masks(xgrammar.Grammar.from_structural_tag(json.dumps({"type": "structural_tag", "format": tags})), seed)
 
 
-def test_what_follows_is_found_and_spares_trials() -> None:
+def test_follow_sets_reduce_the_tokens_tried_per_mask() -> None:
     plain, helped = (
         COMPILER.compile_grammar(one)
         for one in (RECORDS, with_followers(xgrammar.Grammar.from_ebnf(RECORDS)))
@@ -121,25 +121,25 @@ def test_what_follows_is_found_and_spares_trials() -> None:
     assert "(=([ ,}]))" in str(helped.grammar)
 
 
-def test_the_compiler_writes_what_is_read_here() -> None:
-    written = json.loads(optimised(xgrammar.Grammar.from_ebnf(RECORDS)).serialize_json())
-    assert written["__VERSION__"] == follow_sets.FORMAT
-    Followers(written).found()
-    with pytest.raises(Unknown):
-        Followers(written | {"__VERSION__": "v1"})
-    with pytest.raises(Unknown):
-        Followers(written | {"grammar_expr_data": [99, 0], "grammar_expr_indptr": [0]})
+def test_the_compilers_serialization_format_is_supported() -> None:
+    written = json.loads(normalize_grammar(xgrammar.Grammar.from_ebnf(RECORDS)).serialize_json())
+    assert written["__VERSION__"] == follow_sets.SERIAL_FORMAT
+    FollowSets(written).compute()
+    with pytest.raises(UnsupportedGrammar):
+        FollowSets(written | {"__VERSION__": "v1"})
+    with pytest.raises(UnsupportedGrammar):
+        FollowSets(written | {"grammar_expr_data": [99, 0], "grammar_expr_indptr": [0]})
 
 
-def test_what_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_grammars_are_left_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = xgrammar.Grammar.from_ebnf(RECORDS)
     for name, value in (("FORMAT", "v1"), ("MOST_PARTS", 5), ("MOST_TEXT", 5)):
         with monkeypatch.context() as patched:
             patched.setattr(follow_sets, name, value)
-            assert followed(grammar) == ""
+            assert add_lookaheads(grammar) == ""
 
 
-def test_what_is_written_grows_with_the_grammar_alone() -> None:
+def test_the_serialized_size_grows_linearly_with_the_grammar() -> None:
     texts = [
         "\n".join(
             [
@@ -149,5 +149,5 @@ def test_what_is_written_grows_with_the_grammar_alone() -> None:
         )
         for n in (20, 200)
     ]
-    few, many = (len(optimised(xgrammar.Grammar.from_ebnf(text)).serialize_json()) for text in texts)
+    few, many = (len(normalize_grammar(xgrammar.Grammar.from_ebnf(text)).serialize_json()) for text in texts)
     assert many < 15 * few

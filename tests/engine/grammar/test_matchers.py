@@ -1,4 +1,4 @@
-"""Masks that are made anew only where they change equal those that are made each time."""
+"""Masks that are refilled only when they change equal masks that are filled every time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from mizzen.core.outputs import GrammarCounts
 from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.grammar.compiled import CompiledGrammar
-from mizzen.engine.grammar.ebnf import REWRITTEN, json_rules
-from mizzen.engine.grammar.mask_threads import Fillers
+from mizzen.engine.grammar.ebnf import REWRITTEN_PREFIXES, json_schema_to_ebnf
+from mizzen.engine.grammar.mask_threads import MaskThreads
 from mizzen.engine.grammar.matchers import GrammarMasks
-from mizzen.engine.grammar.xgrammar_backend import Builder, Target
+from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
 from mizzen.engine.sampling.token_bitmask import TokenBitmasks
 from mizzen.engine.uploader import Uploader
 
@@ -57,8 +57,8 @@ GRAMMARS = (
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledGrammar]:
     folder = tmp_path_factory.mktemp("tokenizer")
     gk.save_tokenizer(folder)
-    target = Target(folder=str(folder), vocab_size=gk.VOCABULARY, end_token_ids=(gk.EOS,))
-    builder = Builder(target, threads=1, nesting=64)
+    target = GrammarTarget(folder=str(folder), vocab_size=gk.VOCABULARY, end_token_ids=(gk.EOS,))
+    builder = GrammarBuilder(target, threads=1, nesting=64)
     return [CompiledGrammar(one.kind, one.text, builder.compile(one)) for one in GRAMMARS]
 
 
@@ -67,7 +67,7 @@ def masks() -> GrammarMasks:
 
 
 def started(grammar: CompiledGrammar, number: int) -> tuple[GrammarMasks, np.ndarray]:
-    """So many slots at the beginning of a grammar, and their numbers."""
+    """Return masks with `count` slots at the start of a grammar, and their slots."""
     subject, slots = masks(), np.arange(number)
     for slot in slots.tolist():
         subject.start_slot(slot, grammar.for_request(slot), np.empty(0, np.int32))
@@ -81,7 +81,7 @@ def allowed(row: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, len(GRAMMARS) - 1), min_size=1, max_size=6))
-def test_rows_equal_masks_made_each_time(
+def test_rows_equal_masks_filled_every_time(
     compiled: list[CompiledGrammar], seed: int, kinds: list[int]
 ) -> None:
     rng, subject = np.random.default_rng(seed), masks()
@@ -108,13 +108,13 @@ def test_rows_equal_masks_made_each_time(
             if plain[slot].is_terminated():
                 plain[slot] = None
         subject.add_launched_step(slots, lambda drawn=drawn: np.array(drawn))
-    assert not subject.take_faults()
+    assert not subject.drain_failures()
 
 
-def test_within_a_string_no_mask_is_made_anew(compiled: list[CompiledGrammar]) -> None:
+def test_no_mask_is_refilled_within_a_string(compiled: list[CompiledGrammar]) -> None:
     for text, kind in (('{"name":"', 0), ('{"', 1), ('<tool_call>{"name":"', 2)):
         subject, sent = masks(), []
-        subject._table.send_rows = lambda first, last, sent=sent: sent.append((first, last))  # type: ignore[method-assign]
+        subject._bitmasks.send_rows = lambda first, last, sent=sent: sent.append((first, last))  # type: ignore[method-assign]
         output = np.array([4 + byte for byte in text.encode()], np.int32)
         subject.start_slot(1, compiled[kind], output)
         where = np.array([1]), np.zeros(1, np.int64)
@@ -128,12 +128,12 @@ def test_within_a_string_no_mask_is_made_anew(compiled: list[CompiledGrammar]) -
         assert sent == [(1, 2)] * 2
 
 
-def test_rules_are_those_of_this_compiler() -> None:
-    text = json_rules(json.dumps(SCHEMA))
-    assert all(new in text and old not in text for old, new in REWRITTEN.items())
+def test_rewritten_rules_exist_in_this_compiler_version() -> None:
+    text = json_schema_to_ebnf(json.dumps(SCHEMA))
+    assert all(new in text and old not in text for old, new in REWRITTEN_PREFIXES.items())
 
 
-def test_json_that_no_schema_describes_has_no_blanks(compiled: list[CompiledGrammar]) -> None:
+def test_undescribed_json_has_no_whitespace(compiled: list[CompiledGrammar]) -> None:
     for text in ('{"name":"","any":[1,2],"tree":[]}', '{"name":"","any":[{"a":1,"b":"c"}],"tree":[]}'):
         matcher = xgrammar.GrammarMatcher(compiled[0].compiled)
         assert matcher.accept_string(text)
@@ -145,8 +145,8 @@ def test_json_that_no_schema_describes_has_no_blanks(compiled: list[CompiledGram
 
 
 @pytest.mark.parametrize("rows", [0, 1, 40])
-def test_slow_rows_are_shared_out_and_each_is_filled_once(rows: int) -> None:
-    fillers: Fillers[int] = Fillers(4)
+def test_slow_rows_are_spread_over_threads_and_filled_once(rows: int) -> None:
+    fillers: MaskThreads[int] = MaskThreads(4)
     both, threads, filled = threading.Barrier(2), set(), []
 
     def fill(batch: list[int]) -> None:
@@ -159,14 +159,14 @@ def test_slow_rows_are_shared_out_and_each_is_filled_once(rows: int) -> None:
 
     try:
         fillers._row_seconds = 1.0  # the step before was slow
-        fillers.run(list(range(rows)), fill)
+        fillers.fill_rows(list(range(rows)), fill)
         assert sorted(filled) == list(range(rows))
         assert len(threads) == 0 if not rows else len(threads) >= min(rows, 2)
     finally:
         fillers.close()
 
 
-def test_a_table_keeps_its_rows_as_it_grows() -> None:
+def test_bitmasks_keep_their_rows_as_they_grow() -> None:
     table = TokenBitmasks(70, torch.device("cpu"))
     table.ensure_rows(3)
     table.host[2] = 7
@@ -177,7 +177,7 @@ def test_a_table_keeps_its_rows_as_it_grows() -> None:
     assert table.device[99].tolist() == [-1] * 3
 
 
-def test_a_match_that_breaks_ends_its_own_request_alone(
+def test_an_error_while_matching_fails_only_its_request(
     compiled: list[CompiledGrammar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject, slots = started(compiled[0], 4)
@@ -192,7 +192,7 @@ def test_a_match_that_breaks_ends_its_own_request_alone(
         raise RuntimeError("broken")
 
     def accept(self: Any, token: int) -> bool:
-        if self is subject._matches[2].matcher:
+        if self is subject._matchers[2].matcher:
             raise RuntimeError("broken")
         return one_by_one(self, token)
 
@@ -200,7 +200,7 @@ def test_a_match_that_breaks_ends_its_own_request_alone(
     monkeypatch.setattr(xgrammar.GrammarMatcher, "accept_token", accept)
     subject.add_launched_step(slots, lambda: np.full(4, token))
     after = subject.update_bitmasks(slots, slots)
-    assert [(grammar.rid, reason) for grammar, reason in subject.take_faults()] == [(2, "grammar: broken")]
+    assert [(grammar.rid, reason) for grammar, reason in subject.drain_failures()] == [(2, "grammar: broken")]
     plain = xgrammar.GrammarMatcher(compiled[0].compiled)
     one_by_one(plain, token)
     wanted = np.zeros((1, WORDS), np.int32)
@@ -209,11 +209,11 @@ def test_a_match_that_breaks_ends_its_own_request_alone(
         assert allowed(after[slot].numpy()).tolist() == allowed(wanted[0]).tolist()
 
 
-def test_a_mask_that_breaks_ends_its_own_request_alone(
+def test_an_error_while_filling_fails_only_its_request(
     compiled: list[CompiledGrammar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject, slots = started(compiled[0], 3)
-    fill, broken = xgrammar.GrammarMatcher.fill_next_token_bitmask, subject._matches[1].matcher
+    fill, broken = xgrammar.GrammarMatcher.fill_next_token_bitmask, subject._matchers[1].matcher
 
     def fill_all(*given: Any) -> None:
         raise RuntimeError("broken")
@@ -226,6 +226,6 @@ def test_a_mask_that_breaks_ends_its_own_request_alone(
     monkeypatch.setattr(xgrammar.BatchGrammarMatcher, "batch_fill_next_token_bitmask", fill_all)
     monkeypatch.setattr(xgrammar.GrammarMatcher, "fill_next_token_bitmask", fill_one)
     bits = subject.update_bitmasks(slots, slots).numpy()
-    assert [grammar.rid for grammar, _ in subject.take_faults()] == [1]
+    assert [grammar.rid for grammar, _ in subject.drain_failures()] == [1]
     assert len(allowed(bits[1])) == gk.VOCABULARY
     assert 0 < len(allowed(bits[0])) == len(allowed(bits[2])) < gk.VOCABULARY

@@ -1,4 +1,4 @@
-"""JSON Schema is enforced as a whole or refused by name: jsonschema reads random texts of each grammar."""
+"""JSON Schema is enforced completely or rejected by keyword; jsonschema checks random texts of each grammar."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import xgrammar
 from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.patterns import check_pattern
-from mizzen.engine.grammar.xgrammar_backend import Builder, Target
+from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
 
 VOCABULARY, EOS = 258, 257
 ROUNDS = 25
@@ -126,12 +126,12 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.fixture(scope="module")
-def builder() -> Builder:
-    class Bytes(Builder):
-        """ASCII and é, a token each byte: validators differ about what else is a letter."""
+def builder() -> GrammarBuilder:
+    class Bytes(GrammarBuilder):
+        """ASCII and é, one token per byte: validators disagree about other letters."""
 
         def __init__(self) -> None:
-            self._target = Target(folder="", vocab_size=VOCABULARY, end_token_ids=(EOS,))
+            self._target = GrammarTarget(folder="", vocab_size=VOCABULARY, end_token_ids=(EOS,))
             self._nesting = 64
             tokens = [bytes([byte]) if byte < 128 or byte in (0xC3, 0xA9) else b"" for byte in range(256)]
             tokens += [b"\xff<pad>", b"\xff<eos>"]
@@ -142,7 +142,7 @@ def builder() -> Builder:
 
 
 def sample(compiled: xgrammar.CompiledGrammar, rng: random.Random, most: int = 300) -> str | None:
-    """Draw a text of a grammar, byte by byte; None where it grows too long or a character is cut."""
+    """Sample a text of a grammar, byte by byte; None if it grows too long or splits a character."""
     matcher = xgrammar.GrammarMatcher(compiled)
     bits = np.empty((1, -(-VOCABULARY // 32)), np.int32)
     drawn = bytearray()
@@ -167,7 +167,7 @@ def validator(text: str) -> jsonschema.protocols.Validator:
 
 
 @pytest.mark.parametrize("schema", ENFORCED, ids=lambda schema: json.dumps(schema)[:60])
-def test_what_is_taken_is_enforced(schema: Any, builder: Builder) -> None:
+def test_accepted_schemas_are_enforced(schema: Any, builder: GrammarBuilder) -> None:
     text = json.dumps(schema)
     compiled = builder.compile(Grammar(GrammarKind.JSON_SCHEMA, text))
     rng = random.Random(text)
@@ -178,13 +178,13 @@ def test_what_is_taken_is_enforced(schema: Any, builder: Builder) -> None:
 
 
 @pytest.mark.parametrize(("schema", "part"), REFUSED, ids=lambda value: json.dumps(value)[:60])
-def test_what_is_not_enforced_is_refused_by_name(schema: Any, part: str, builder: Builder) -> None:
+def test_unenforced_keywords_are_rejected_by_name(schema: Any, part: str, builder: GrammarBuilder) -> None:
     with pytest.raises(GrammarError) as refusal:
         builder.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
     assert part in str(refusal.value)
 
 
-def test_json_objects_are_compact(builder: Builder) -> None:
+def test_json_objects_have_no_whitespace(builder: GrammarBuilder) -> None:
     compiled = builder.compile(Grammar(GrammarKind.JSON_OBJECT))
     rng = random.Random(1)
     for _ in range(60):
@@ -209,7 +209,7 @@ def test_json_objects_are_compact(builder: Builder) -> None:
         "é+",
     ],
 )
-def test_regular_expressions_match_whole_texts(pattern: str, builder: Builder) -> None:
+def test_regular_expressions_match_whole_texts(pattern: str, builder: GrammarBuilder) -> None:
     compiled = builder.compile(Grammar(GrammarKind.REGEX, pattern))
     rng = random.Random(2)
     found = [found for found in (sample(compiled, rng, 60) for _ in range(ROUNDS)) if found is not None]
@@ -219,13 +219,13 @@ def test_regular_expressions_match_whole_texts(pattern: str, builder: Builder) -
 
 
 @pytest.mark.parametrize("pattern", ["a^", "a$b", "(a$|b)c"])
-def test_anchors_inside_are_refused(pattern: str) -> None:
+def test_anchors_inside_a_pattern_are_rejected(pattern: str) -> None:
     with pytest.raises(GrammarError, match="alone"):
         check_pattern(pattern, quoted=False)
     check_pattern("^[$^]+\\$\\^$", quoted=False)
 
 
-def test_structural_tags_bound_strings_without_control_characters(builder: Builder) -> None:
+def test_structural_tags_bound_strings_without_control_characters(builder: GrammarBuilder) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}}, "required": ["a"]}
     tag = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
     text = json.dumps(

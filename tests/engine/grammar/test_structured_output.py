@@ -1,4 +1,4 @@
-"""Structured output of whole engines: random logits are the hardest case, for they want nothing of it."""
+"""Structured output of whole engines; random logits are the hardest case, because they never prefer it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ GRAMMARS = {
 
 
 def conforms(kind: GrammarKind, text: bytes) -> None:
-    """Check a complete text by other means than the engine's."""
+    """Check a complete text independently of the engine."""
     if kind is GrammarKind.JSON_OBJECT:
         value = json.loads(text)
         assert isinstance(value, dict)
@@ -122,7 +122,7 @@ def params(folder: Path, grammar: Grammar | None, i: int, **fields: object) -> S
 
 
 def traffic(kit: SimpleNamespace, folder: Path, rounds: int = 4) -> list[Request]:
-    """Make requests of all kinds of grammar, and free ones."""
+    """Return requests with all kinds of grammars, and unconstrained ones."""
     rng = random.Random(5)
     grammars = [*GRAMMARS.values(), None]
     each = [params(folder, grammars[i % 6], i // 6 + i) for i in range(6 * rounds)]
@@ -131,7 +131,7 @@ def traffic(kit: SimpleNamespace, folder: Path, rounds: int = 4) -> list[Request
     return gk.requests_of(prompts, each)
 
 
-def test_every_complete_output_conforms_and_free_rows_are_left_alone(
+def test_complete_outputs_conform_and_unconstrained_rows_do_not_change(
     kit: SimpleNamespace, model: Path, compiler: GrammarCompiler
 ) -> None:
     requests = traffic(kit, model)
@@ -154,7 +154,7 @@ def test_every_complete_output_conforms_and_free_rows_are_left_alone(
     assert alone == {request.rid: tokens[request.rid] for request in free}
 
 
-def test_batching_overlap_chunks_and_retraction_change_no_token(
+def test_batching_overlap_chunks_and_preemption_change_no_token(
     kit: SimpleNamespace, model: Path, compiler: GrammarCompiler
 ) -> None:
     requests = traffic(kit, model, rounds=2)
@@ -178,7 +178,7 @@ def test_batching_overlap_chunks_and_retraction_change_no_token(
         }
 
 
-def test_a_request_goes_on_where_another_engine_left_it(
+def test_a_request_resumes_where_another_engine_stopped(
     kit: SimpleNamespace, model: Path, compiler: GrammarCompiler
 ) -> None:
     requests = [request for request in traffic(kit, model, rounds=1) if request.sampling.grammar]
@@ -200,7 +200,7 @@ def test_a_request_goes_on_where_another_engine_left_it(
         assert resumed_ends[rid].reason is ends[rid].reason
 
 
-def test_output_that_does_not_conform_ends_its_request_alone(
+def test_nonconforming_output_fails_only_its_request(
     kit: SimpleNamespace, model: Path, compiler: GrammarCompiler
 ) -> None:
     good, bad = (r for r in traffic(kit, model, rounds=1)[1:3])
@@ -215,7 +215,7 @@ def test_output_that_does_not_conform_ends_its_request_alone(
     assert not ends[99].refused
 
 
-def test_min_tokens_stop_tokens_and_ignored_ends(
+def test_grammars_combine_with_min_tokens_stop_tokens_and_ignore_eos(
     kit: SimpleNamespace, model: Path, compiler: GrammarCompiler
 ) -> None:
     digits, exact = Grammar(GrammarKind.REGEX, r"\d*"), Grammar(GrammarKind.REGEX, "ab")
@@ -239,7 +239,7 @@ def test_min_tokens_stop_tokens_and_ignored_ends(
     assert re.fullmatch(rb"[0-8]*9|\d*?9", found[3])
 
 
-def test_a_compilation_holds_up_nobody_and_can_be_aborted(
+def test_a_compilation_does_not_delay_others_and_can_be_aborted(
     kit: SimpleNamespace, model: Path, compiler: GrammarCompiler
 ) -> None:
     engine = gk.make(model, compiler)
@@ -271,7 +271,7 @@ def test_a_compilation_holds_up_nobody_and_can_be_aborted(
     assert gk.texts(model, again)[77].startswith((b"abort", b"me"))
 
 
-def test_a_wrong_grammar_is_refused_before_anything_runs(
+def test_an_invalid_grammar_is_rejected_before_it_runs(
     kit: SimpleNamespace, model: Path, compiler: GrammarCompiler
 ) -> None:
     wrong = [
@@ -294,7 +294,7 @@ def test_a_wrong_grammar_is_refused_before_anything_runs(
     assert engine.grammar_counts.refused == refused + 5
 
 
-def test_known_grammars_are_found(kit: SimpleNamespace, model: Path, compiler: GrammarCompiler) -> None:
+def test_cached_grammars_are_reused(kit: SimpleNamespace, model: Path, compiler: GrammarCompiler) -> None:
     engine, before = gk.make(model, compiler), copy.copy(compiler.counts)
     made = [SamplingParams(grammar=Grammar(GrammarKind.REGEX, "find me"), max_tokens=4, temperature=0)] * 3
     prompts = [kit.tokens(5, vocab=250)] * 3

@@ -18,7 +18,7 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.graph_capture import capture_graph
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading import warmup
-from mizzen.layers.context import Build
+from mizzen.layers.context import BuildContext
 from mizzen.layers.context import skinny as make_skinny
 from mizzen.layers.embedding import Embedding, Head, TiedHead
 from mizzen.layers.linear import SmallBatchLinear, max_small_batch
@@ -28,7 +28,7 @@ triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton
 
 from mizzen.kernels import launch, nvrtc  # noqa: E402
 from mizzen.kernels.attention import flash_decode_mma  # noqa: E402
-from mizzen.kernels.attention.flash_decode_triton import Cache, Projections, Tiling, Workspace  # noqa: E402
+from mizzen.kernels.attention.flash_decode_triton import DecodeTiling, LayerKV, QKVPrep, Workspace  # noqa: E402
 from mizzen.kernels.comm import allreduce_rmsnorm, peer_broadcast  # noqa: E402
 from mizzen.kernels.gemm import gate_up_swiglu, gemv, hopper, small_m, swap_ab, tile_configs  # noqa: E402
 from mizzen.kernels.sampling import top_k_top_p  # noqa: E402
@@ -90,7 +90,7 @@ def test_loads_stand_before_the_wait(
     ahead: int,
     dumped: Callable[[bytes, str], str],
 ) -> None:
-    instructions = dumped(nvrtc.cubin(source, name, defines, HOPPER), "--dump-sass")
+    instructions = dumped(nvrtc.compile_cubin(source, name, defines, HOPPER), "--dump-sass")
     found = re.findall(r"\b(LDG\.E\S*\.128\S*|ACQBULK)", instructions)
     # The compiler may move loads of the read-only path behind the wait, and then nothing overlaps.
     assert found.index("ACQBULK") == ahead
@@ -125,7 +125,7 @@ def test_products_of_batches_compile_for_tensor_cores(
 ) -> None:
     assert cut.serves(6144, 4096, batch)
     defines = swap_ab.definitions(batch, cut, cut.stages(batch, 16), gate=batch == 48)
-    code = nvrtc.cubin(hopper.kernel_source("swap_ab", batch), "wide", defines, HOPPER)
+    code = nvrtc.compile_cubin(hopper.kernel_source("swap_ab", batch), "wide", defines, HOPPER)
     instructions = dumped(code, "--dump-sass")
     assert f"HGMMA.64x{batch}x16" in instructions and "UTMALDG" in instructions
     # A fence in the loop would cost more than the product; sums that leave their registers, too.
@@ -154,7 +154,7 @@ def test_the_gated_product_of_prompts_is_taken_where_clusters_are_full(
 
 
 def test_the_gated_product_of_prompts_stays_in_registers(dumped: Callable[[bytes, str], str]) -> None:
-    code = nvrtc.cubin(*gate_up_swiglu.kernel(), HOPPER)
+    code = nvrtc.compile_cubin(*gate_up_swiglu.kernel(), HOPPER)
     instructions = dumped(code, "--dump-sass")
     assert all(name in instructions for name in ("HGMMA.64x128x16", "UTMALDG.4D", "UTMALDG.2D.MULTICAST"))
     loop = instructions[instructions.index("HGMMA") : instructions.rindex("HGMMA")]
@@ -168,7 +168,7 @@ def test_the_gated_product_of_prompts_stays_in_registers(dumped: Callable[[bytes
 def test_draws_with_filters_compile_and_stay_in_registers(
     vocab: int, dtype: torch.dtype, dumped: Callable[[bytes, str], str]
 ) -> None:
-    code = nvrtc.cubin(top_k_top_p.SOURCE, "filters", top_k_top_p.definitions(vocab, dtype), HOPPER)
+    code = nvrtc.compile_cubin(top_k_top_p.SOURCE, "filters", top_k_top_p.definitions(vocab, dtype), HOPPER)
     used = dumped(code, "--dump-resource-usage")
     (stack,) = re.findall(r"STACK:(\d+) ", used)
     assert int(stack) <= (0 if vocab % top_k_top_p.EACH == 0 else 32)
@@ -244,7 +244,7 @@ def test_kernels_for_hopper_and_later_compile_for_both() -> None:
     fit = swap_ab.fitting(6144, 4096, 40)
     assert fit is not None
     with pytest.raises(nvrtc.CompileError, match="not supported"):
-        nvrtc.cubin(*swap_ab.kernel(4096, *fit, gate=False, late=True), BLACKWELL)
+        nvrtc.compile_cubin(*swap_ab.kernel(4096, *fit, gate=False, late=True), BLACKWELL)
     for source, name, defines in (
         (gemv.SOURCE, "gemv", gemv.definitions(1024, gate=True, norm=True, add=True)),
         (small_m.SOURCE, "skinny", sizes(4096, 1)),
@@ -253,7 +253,7 @@ def test_kernels_for_hopper_and_later_compile_for_both() -> None:
         (allreduce_rmsnorm.SOURCE, "reduce", allreduce_rmsnorm.definitions(4096, 2, 32, "push")),
         (peer_broadcast.SOURCE, "tokens", peer_broadcast.definitions(512, 4, 256)),
     ):
-        assert nvrtc.cubin(source, name, defines, BLACKWELL)
+        assert nvrtc.compile_cubin(source, name, defines, BLACKWELL)
 
 
 @pytest.fixture
@@ -286,7 +286,7 @@ def test_what_is_compiled_ahead_is_what_products_ask_for(gate: bool, asked: set[
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_heads_of_small_vocabularies_are_compiled_ahead(tied: bool, asked: set[tuple[Any, ...]]) -> None:
-    build = Build(device=torch.device("meta"), dtype=torch.bfloat16, linear=make_skinny)
+    build = BuildContext(device=torch.device("meta"), dtype=torch.bfloat16, linear=make_skinny)
     table = Embedding(build, "table", 32768, 4096)
     head: TiedHead | Head = TiedHead(build, table) if tied else Head(build, "head", 32768, 4096)
     (head if isinstance(head, TiedHead) else cast(SmallBatchLinear, head.method)).widest = 192
@@ -308,13 +308,13 @@ def test_what_is_compiled_ahead_is_what_attention_asks_for(
     kv_heads, group, size, page = 8, 4, 128, 16
     some = torch.empty(1, dtype=torch.int32, device="meta")
     keys = torch.empty(page, kv_heads, size, dtype=stored, device="meta")
-    cache = Cache(keys=keys, values=keys, slots=some, lengths=some, table=some[None], page_size=page)
-    space = Workspace(sums=some, stats=some, counters=some)
+    cache = LayerKV(keys=keys, values=keys, slots=some, lengths=some, table=some[None], page_size=page)
+    space = SplitWorkspace(sums=some, stats=some, counters=some)
     scales = (some, some) if norm else None
-    raw = Projections(norms=scales, epsilon=1e-6, cos=some, sin=some, cells=some)
+    raw = QKVPrep(norms=scales, epsilon=1e-6, cos=some, sin=some, cells=some)
     for rows in range(1, 300):
         parts, warps = flash_decode_mma.cut_of(rows * kv_heads, 132, flash_decode_mma.RESIDENT[size, stored])
-        cut = Tiling(splits=parts, block=16, warps=warps, stages=0)
+        cut = DecodeTiling(splits=parts, block=16, warps=warps, stages=0)
         q = torch.empty(rows, kv_heads * group, size, device="meta")
         for window, how, items in product((None, 1000), (raw, None), (None, some)):
             flash_decode_mma.attend(q, how, cache, q, window, cut, space, items)
@@ -368,7 +368,7 @@ def test_every_measured_cut_serves_its_shape() -> None:
 
 @pytest.mark.parametrize("name", ["tokens", "lookup", "meet"])
 def test_what_ranks_share_compiles(name: str) -> None:
-    assert nvrtc.cubin(peer_broadcast.SOURCE, name, peer_broadcast.definitions(512, 4, 256), HOPPER)
+    assert nvrtc.compile_cubin(peer_broadcast.SOURCE, name, peer_broadcast.definitions(512, 4, 256), HOPPER)
 
 
 def test_a_kernel_is_compiled_once_and_again_where_its_file_is_damaged(
@@ -419,4 +419,4 @@ def test_a_cache_that_cannot_be_written_costs_nothing_else(
 
 def test_an_error_is_the_compilers() -> None:
     with pytest.raises(nvrtc.CompileError, match="nonsense"):
-        nvrtc.cubin("nonsense", "wrong", (), HOPPER)
+        nvrtc.compile_cubin("nonsense", "wrong", (), HOPPER)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mizzen.kernels import set_compiler_cache_dirs
-from mizzen.kernels.nvrtc import cache_folder
+from mizzen.kernels.nvrtc import cache_dir
 
 
 def test_all_compilers_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +16,7 @@ def test_all_compilers_share_a_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", "/elsewhere")
     set_compiler_cache_dirs()
-    assert cache_folder() == tmp_path
+    assert cache_dir() == tmp_path
     assert os.environ["TRITON_CACHE_DIR"] == f"{tmp_path}/triton"
     assert os.environ["FLASHINFER_WORKSPACE_BASE"] == "/elsewhere"  # who says so is not overruled
 

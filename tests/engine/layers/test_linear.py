@@ -14,11 +14,11 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.slot_state import SlotState
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading import model_setup
-from mizzen.engine.loading.memory_profile import largest_plan
+from mizzen.engine.loading.memory_profile import build_largest_plan
 from mizzen.engine.uploader import Uploader
 from mizzen.layers import linear
-from mizzen.layers.context import Build
-from mizzen.layers.linear import MIN_FUSED_ADD_ROWS, Dense, RowParallelLinear, SmallBatchLinear
+from mizzen.layers.context import BuildContext
+from mizzen.layers.linear import MIN_FUSED_ADD_ROWS, RowParallelLinear, SmallBatchLinear, UnquantizedLinear
 from mizzen.models.registry import read_config
 
 
@@ -29,7 +29,7 @@ class Pair:
 
 
 def layer(*, bias: bool = False, fused: bool = True, **build: object) -> RowParallelLinear:
-    made = Build(device=torch.device("cpu"), dtype=torch.float64, fused=fused, **build)  # type: ignore[arg-type]
+    made = BuildContext(device=torch.device("cpu"), dtype=torch.float64, fused=fused, **build)  # type: ignore[arg-type]
     found = RowParallelLinear(made, "down_proj", 24, 40, bias)
     generator = torch.Generator().manual_seed(0)
     found.method.weight.normal_(generator=generator)  # type: ignore[attr-defined]
@@ -41,7 +41,7 @@ def test_many_rows_are_added_in_place_and_few_are_not() -> None:
     for count in (1, MIN_FUSED_ADD_ROWS - 1, MIN_FUSED_ADD_ROWS, MIN_FUSED_ADD_ROWS + 7):
         x, residual = torch.randn(count, 40, dtype=torch.float64), torch.randn(count, 24, dtype=torch.float64)
         wanted, before = residual + down(x), residual.clone()
-        term = down.onto(residual, x)
+        term = down.add_to_residual(residual, x)
         if count < MIN_FUSED_ADD_ROWS:
             assert term is not None and torch.equal(residual, before)
             residual = residual + term
@@ -56,12 +56,12 @@ def test_many_rows_are_added_in_place_and_few_are_not() -> None:
 def test_what_several_ranks_or_a_bias_or_the_plain_twin_give_stays_a_term(how: dict[str, object]) -> None:
     down = layer(**how)  # type: ignore[arg-type]
     residual = torch.zeros(2 * MIN_FUSED_ADD_ROWS, 24, dtype=torch.float64)
-    term = down.onto(residual, torch.ones(2 * MIN_FUSED_ADD_ROWS, 40, dtype=torch.float64))
+    term = down.add_to_residual(residual, torch.ones(2 * MIN_FUSED_ADD_ROWS, 40, dtype=torch.float64))
     assert term is not None and term.shape == residual.shape
     assert not residual.any()
 
 
-class Adapted(Dense):
+class Adapted(UnquantizedLinear):
     """Weights that are not all: what derives from plain ones may do so for more than its weights say."""
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -71,7 +71,7 @@ class Adapted(Dense):
 def test_a_method_of_another_kind_is_asked_whatever_the_number_of_rows() -> None:
     down = layer(linear=Adapted)
     residual = torch.zeros(MIN_FUSED_ADD_ROWS, 24, dtype=torch.float64)
-    term = down.onto(residual, torch.zeros(MIN_FUSED_ADD_ROWS, 40, dtype=torch.float64))
+    term = down.add_to_residual(residual, torch.zeros(MIN_FUSED_ADD_ROWS, 40, dtype=torch.float64))
     assert term is not None and (term == 1000).all()
 
 
@@ -84,19 +84,19 @@ def test_a_model_that_adds_at_once_has_the_same_stream(
     options = EngineOptions(
         model=str(tmp_path), device="cpu", max_running_requests=5, prefill_chunk_tokens=64, page_size=4
     )
-    config, plan = read_config(tmp_path), largest_plan(options, 64)
+    config, plan = read_config(tmp_path), build_largest_plan(options, 64)
     starts = (replace(start, sampling=SamplingParams(temperature=0), asks=None) for start in plan.starts)
     plan = replace(plan, starts=tuple(starts))
     model = model_setup.make_model(options, config, lambda done, total: None)
-    attention = model_setup.make_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
+    attention = model_setup.make_attention_with_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
     products = [product for layer in model.layers for product in (layer.attention.out, layer.mlp.down)]
     assert len(products) == 2 * config.layers
     streams: list[torch.Tensor] = []
     logits = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden, *out: streams.append(hidden) or logits(hidden, *out))
-    assert not any(product.addable for product in products)  # on a CPU, where nothing is fused
+    assert not any(product.fused_add_method for product in products)  # on a CPU, where nothing is fused
     for product in products:
-        product.addable = product.method
+        product.fused_add_method = product.method
     for fewest in (1000, 1, 6):  # none, all, all but behind the last attention
         monkeypatch.setattr(linear, "MIN_FUSED_ADD_ROWS", fewest)
         state = SlotState(5, 16, Uploader(torch.device("cpu")), vocab=config.vocab_size)

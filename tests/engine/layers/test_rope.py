@@ -44,7 +44,7 @@ def test_yarn_is_that_of_transformers(more: dict[str, Any]) -> None:
     theirs = Qwen3Config(**SHAPE, head_dim=128, rope_parameters={**YARN, **more, "rope_theta": 1e6})
     inverse, scale = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
     torch.testing.assert_close(inverse_frequencies(rope, 128), inverse, rtol=1e-5, atol=0)
-    assert rope.scale == pytest.approx(scale)
+    assert rope.attention_factor == pytest.approx(scale)
 
 
 def test_a_context_is_what_yarn_stretches_it_to() -> None:
@@ -73,9 +73,9 @@ def test_dynamic_is_that_of_transformers_for_the_context_served(length: int) -> 
     config = read(Fields({**shape, "rope_scaling": scaling}))
     theirs = Qwen3Config(**shape, head_dim=128, rope_parameters={**scaling, "rope_theta": 1e6})
     inverse, scale = ROPE_INIT_FUNCTIONS["dynamic"](theirs, torch.device("cpu"), seq_len=length)
-    rope = config.for_context(length).rope
+    rope = config.with_context_length(length).rope
     torch.testing.assert_close(inverse_frequencies(rope, 128), inverse, rtol=1e-5, atol=0)
-    assert (rope.scale, scale) == (1.0, 1.0)
+    assert (rope.attention_factor, scale) == (1.0, 1.0)
     assert config.context_length == config.rope.served_context == 8192
 
 

@@ -1,4 +1,4 @@
-"""KV beside what steps take, and what is said where a GPU's memory does not suffice."""
+"""The memory budget: KV pages beside steps, and the advice when a GPU's memory does not suffice."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading import model_setup
-from mizzen.engine.loading.host import DeviceMemory, taken_by
+from mizzen.engine.loading.host import DeviceMemory, measure_allocation
 from mizzen.engine.loading.loader import load_engine
-from mizzen.engine.loading.memory_budget import GIB, KvNeed, MemoryShortage, count_pages, shortage
+from mizzen.engine.loading.memory_budget import GIB, MemoryNeed, MemoryShortage, fit_kv_pages, memory_shortage
 
-NEED = KvNeed(token_bytes=1 << 20, step_bytes=2 * GIB)
+NEED = MemoryNeed(token_bytes=1 << 20, step_bytes=2 * GIB)
 TOKENS = 8 << 10
 """8 GiB of them."""
 
 
 def pages(device: str, free: float) -> int:
     options = EngineOptions(model="m", device=device, kv_cache_tokens=TOKENS, page_size=16)
-    return count_pages(options, 4096, NEED, DeviceMemory(80 * GIB, int(free * GIB)))
+    return fit_kv_pages(options, 4096, NEED, DeviceMemory(80 * GIB, int(free * GIB)))
 
 
-def test_tokens_asked_for_leave_room_for_steps_on_a_gpu() -> None:
+def test_kv_cache_tokens_must_leave_memory_for_steps_on_a_gpu() -> None:
     assert pages("cuda", 10.1) == pages("cpu", 8.1) == TOKENS // 16
     with pytest.raises(MemoryShortage, match=r"needs 8.00 GiB beside a step's 2.00 GiB, 9.50 GiB of 80.00"):
         pages("cuda", 9.5)
@@ -37,11 +37,11 @@ def test_tokens_asked_for_leave_room_for_steps_on_a_gpu() -> None:
     ("phase", "advice"),
     [("weights", "--tensor"), ("kv", "--memory-fraction"), ("graphs", "--cuda-graph-max")],
 )
-def test_what_helps_is_said_by_phase(phase: str, advice: str) -> None:
-    assert advice in str(shortage(phase, RuntimeError("tried to allocate")))
+def test_memory_errors_give_advice_by_phase(phase: str, advice: str) -> None:
+    assert advice in str(memory_shortage(phase, RuntimeError("tried to allocate")))
 
 
-def test_a_model_that_does_not_fit_says_so(
+def test_a_model_that_does_not_fit_raises_memory_shortage(
     kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit.save_model(tmp_path, "qwen3")
@@ -54,8 +54,8 @@ def test_a_model_that_does_not_fit_says_so(
         load_engine(EngineOptions(model=str(tmp_path), device="cpu"))
 
 
-def test_what_graphs_take_is_what_the_device_lacks_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what PyTorch held ready: that is given back first, and after."""
+def test_graph_memory_is_the_drop_in_free_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that PyTorch caches does not count: it is released before and after."""
     device = {"free": 70, "idle": 10}
 
     def give_back() -> None:
@@ -68,11 +68,11 @@ def test_what_graphs_take_is_what_the_device_lacks_afterwards(monkeypatch: pytes
 
     monkeypatch.setattr(torch.cuda, "empty_cache", give_back)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_: (device["free"], 100))
-    assert taken_by(torch.device("cuda"), make) == ("made", 25)
-    assert taken_by(torch.device("cpu"), make) == ("made", 0)
+    assert measure_allocation(torch.device("cuda"), make) == ("made", 25)
+    assert measure_allocation(torch.device("cpu"), make) == ("made", 0)
 
 
-def test_what_memory_is_for_adds_up_to_what_is_in_use(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_reported_memory_uses_add_up_to_the_memory_in_use(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "qwen3")
     engine = load_engine(EngineOptions(model=str(tmp_path), device="cpu", kv_cache_tokens=256, threads=1))
     info = engine.info

@@ -1,4 +1,4 @@
-"""The step that memory is measured with is the largest of its options; and runs."""
+"""The step used to measure memory is the largest that the options allow, and it runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.slot_state import SlotState
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading import model_setup
-from mizzen.engine.loading.memory_budget import KvNeed
-from mizzen.engine.loading.memory_profile import largest_plan, measured_bytes
+from mizzen.engine.loading.memory_budget import MemoryNeed
+from mizzen.engine.loading.memory_profile import build_largest_plan, measure_step_bytes
 from mizzen.engine.sampling import sampler
 from mizzen.engine.uploader import Uploader
 from mizzen.models.registry import read_config
@@ -30,9 +30,9 @@ from mizzen.models.registry import read_config
     page=st.sampled_from((1, 4, 16)),
     context=st.integers(2, 300),
 )
-def test_no_step_has_more_tokens_or_samples(slots: int, chunk: int, page: int, context: int) -> None:
+def test_the_largest_plan_has_the_most_tokens_and_samples(slots: int, chunk: int, page: int, context: int) -> None:
     options = EngineOptions(model="m", max_running_requests=slots, prefill_chunk_tokens=chunk, page_size=page)
-    plan = largest_plan(options, context)
+    plan = build_largest_plan(options, context)
     tokens = sum(len(part.tokens) for part in plan.prefill)
     assert tokens >= min(chunk + slots, slots * (context - 1))
     assert plan.samples == slots == len(plan.starts)
@@ -41,15 +41,15 @@ def test_no_step_has_more_tokens_or_samples(slots: int, chunk: int, page: int, c
     assert (held * page >= len(plan.prefill[0].tokens)).all()
 
 
-def test_it_runs(kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_plan_runs(kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.save_model(tmp_path, "qwen3")
     options = EngineOptions(
         model=str(tmp_path), device="cpu", max_running_requests=5, prefill_chunk_tokens=32, page_size=4
     )
     config, upload = read_config(tmp_path), Uploader(torch.device("cpu"))
-    plan = largest_plan(options, 64)
+    plan = build_largest_plan(options, 64)
     model = model_setup.make_model(options, config, lambda done, total: None)
-    attention = model_setup.make_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
+    attention = model_setup.make_attention_with_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
     state = SlotState(5, 16, upload, vocab=config.vocab_size)
     ranked: list[torch.Tensor] = []
     rank = sampler.sort_weights
@@ -66,8 +66,8 @@ def test_it_runs(kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.Monke
     assert (state.lengths[:5] == len(plan.prefill[0].tokens)).all()
 
 
-def test_what_a_step_takes_is_the_peak_without_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted by a stand-in for PyTorch's allocator."""
+def test_step_bytes_are_the_peak_without_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for PyTorch's allocator counts the bytes."""
     reserved = [1000]
     peaks: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
@@ -81,32 +81,32 @@ def test_what_a_step_takes_is_the_peak_without_kv(monkeypatch: pytest.MonkeyPatc
         assert pages == 2
         return lambda plan: peaks.append(reserved[0] + 3 * 100 + 77)  # type: ignore[return-value]
 
-    plan = largest_plan(options, 1000)
-    assert measured_bytes(make_step, plan, 100, torch.device("cuda")) == 77
+    plan = build_largest_plan(options, 1000)
+    assert measure_step_bytes(make_step, plan, 100, torch.device("cuda")) == 77
 
 
-def test_who_is_not_alone_on_its_gpu_takes_the_estimate(
+def test_cpu_and_several_ranks_use_the_estimate(
     kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks would have to run that step together; what graphs keep comes on top in either case."""
+    """Ranks would have to run the step together; graphs are added in either case."""
     kit.save_model(tmp_path, "qwen3")
     monkeypatch.setattr(model_setup, "measured_bytes", lambda *given: 500)
     options = EngineOptions(model="m", tensor=2)
-    need = KvNeed.of(read_config(tmp_path), options, 2)
+    need = MemoryNeed.estimate(read_config(tmp_path), options, 2)
 
     def step_bytes(device: str, group: Any) -> int:
-        return model_setup.whole_need(options, 100, need, torch.device(device), group, Mock()).step_bytes
+        return model_setup.measure_need(options, 100, need, torch.device(device), group, Mock()).step_bytes
 
     assert step_bytes("cuda", None) == 500 + need.graph_bytes
     assert step_bytes("cuda", Mock()) == need.step_bytes + need.graph_bytes > need.step_bytes
     assert step_bytes("cpu", None) == need.step_bytes + need.graph_bytes
 
 
-def test_the_measure_takes_the_place_of_the_estimate(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_measurement_replaces_the_estimate(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "qwen3")
     config = read_config(tmp_path)
-    graphs = KvNeed.of(config, EngineOptions(model="m"), 2)
-    eager = KvNeed.of(config, EngineOptions(model="m", cuda_graph="off"), 2)
-    assert eager.taking(500).step_bytes == 500
-    assert graphs.taking(500).step_bytes == 500 + graphs.graph_bytes > 500
-    assert graphs.token_bytes == graphs.taking(500).token_bytes
+    graphs = MemoryNeed.estimate(config, EngineOptions(model="m"), 2)
+    eager = MemoryNeed.estimate(config, EngineOptions(model="m", cuda_graph="off"), 2)
+    assert eager.with_measured_step(500).step_bytes == 500
+    assert graphs.with_measured_step(500).step_bytes == 500 + graphs.graph_bytes > 500
+    assert graphs.token_bytes == graphs.with_measured_step(500).token_bytes

@@ -1,4 +1,4 @@
-"""Checkpoints of embedding models: without a head, or with names that lack the base's prefix."""
+"""Checkpoints of embedding models: without an LM head, or with names that lack the base prefix."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def unit(vector: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_a_model_without_a_head_embeds_alone(kit: SimpleNamespace, tmp_path: Path, family: str) -> None:
+def test_a_model_without_a_head_only_embeds(kit: SimpleNamespace, tmp_path: Path, family: str) -> None:
     model = save_base(kit, tmp_path, family)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == [type(model).__name__]
@@ -58,7 +58,7 @@ def test_a_model_without_a_head_embeds_alone(kit: SimpleNamespace, tmp_path: Pat
         assert not llm.engine.info.generates
 
 
-def test_names_may_lack_the_prefix_where_the_head_is_tied(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_names_may_lack_the_prefix_if_the_head_is_tied(kit: SimpleNamespace, tmp_path: Path) -> None:
     model = kit.save_model(tmp_path, "qwen3", tie_word_embeddings=True)
     path = tmp_path / "model.safetensors"
     save_file({name.removeprefix("model."): w for name, w in load_file(path).items()}, path, {"format": "pt"})
@@ -69,7 +69,7 @@ def test_names_may_lack_the_prefix_where_the_head_is_tied(kit: SimpleNamespace, 
     np.testing.assert_allclose(vector, unit(states_of(model.model, prompt)[-1]), atol=2e-5)
 
 
-def test_a_tensor_under_both_names_is_unexpected(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_tensor_under_both_names_is_reported_as_unexpected(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "llama")
     path = tmp_path / "model.safetensors"
     weights = load_file(path)
@@ -94,7 +94,7 @@ def test_the_models_own_pooling_is_the_default(
     np.testing.assert_allclose(mean_of, unit(states.mean(0)), atol=2e-5)
 
 
-def test_another_pooling_must_be_named(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_an_unsupported_pooling_must_be_overridden(kit: SimpleNamespace, tmp_path: Path) -> None:
     save_base(kit, tmp_path, "llama")
     save_pooling(tmp_path, "pooling_mode_cls_token")
     with LLM(tmp_path, **OPTIONS) as llm:
@@ -103,7 +103,7 @@ def test_another_pooling_must_be_named(kit: SimpleNamespace, tmp_path: Path) -> 
         assert llm.embed([[1, 2, 3]], pooling="mean").shape == (1, 32)
 
 
-def test_attention_to_later_tokens_is_refused(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_bidirectional_attention_is_rejected(kit: SimpleNamespace, tmp_path: Path) -> None:
     save_base(kit, tmp_path, "qwen2")
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "is_causal": False}))

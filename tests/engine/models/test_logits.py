@@ -1,4 +1,4 @@
-"""Logits equal Transformers' in float32, however a prompt is cut, shared and batched."""
+"""Logits equal Transformers' in float32, however a prompt is chunked, shared and batched."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def check(kit: SimpleNamespace, folder: Path, model: Any, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_family(family: str, backend: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_logits_equal_transformers_for_each_family(family: str, backend: str, kit: SimpleNamespace, tmp_path: Path) -> None:
     check(kit, tmp_path, kit.save_model(tmp_path, family), backend)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variants(variant: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_logits_equal_transformers_for_config_variants(variant: str, kit: SimpleNamespace, tmp_path: Path) -> None:
     check(kit, tmp_path, kit.save_model(tmp_path, "llama", **VARIANTS[variant]), BACKENDS[-1])
 
 
@@ -119,13 +119,13 @@ def test_variants(variant: str, kit: SimpleNamespace, tmp_path: Path) -> None:
         ("qwen2", {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}),
     ],
 )
-def test_sliding_windows(
+def test_logits_equal_transformers_with_sliding_windows(
     family: str, changes: dict[str, Any], backend: str, kit: SimpleNamespace, tmp_path: Path
 ) -> None:
     check(kit, tmp_path, kit.save_model(tmp_path, family, **changes), backend)
 
 
-def test_sharded_files(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_logits_equal_transformers_from_sharded_files(kit: SimpleNamespace, tmp_path: Path) -> None:
     model = kit.save_model(tmp_path, "qwen3", shard="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     check(kit, tmp_path, model, "reference")

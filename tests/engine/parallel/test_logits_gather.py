@@ -1,11 +1,11 @@
-"""Ranks write their logits to where rank 0 reads them, wherever the vocabulary is split evenly."""
+"""Ranks write their logits directly to rank 0's buffer if the vocabulary splits evenly."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from mizzen.layers.context import Build
+from mizzen.layers.context import BuildContext
 from mizzen.layers.embedding import Embedding, Head, TiedHead
 from mizzen.layers.sharding import Axis, Mesh
 from mizzen.parallel.collectives import SINGLE_RANK, SingleRank
@@ -16,16 +16,16 @@ CPU = torch.device("cpu")
 
 
 class Placing(SingleRank):
-    """A rank whose place in rank 0's memory is here; it gathers nothing."""
+    """A rank whose part of rank 0's buffer is local memory; it gathers nothing."""
 
     def __init__(self, rank: int, size: int, first: torch.Tensor) -> None:
         self.rank, self.size, self.first = rank, size, first  # type: ignore[assignment]
         self.met = 0
 
-    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
+    def map_logits_shard(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
         return self.first[: len(out), held]
 
-    def meet(self) -> None:
+    def wait_for_logits(self) -> None:
         self.met += 1
 
     def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -33,23 +33,23 @@ class Placing(SingleRank):
 
 
 def head_of(kind: str, ranks: Placing, whole: torch.Tensor) -> Head | TiedHead:
-    """Make a rank's part of a head with the weights `whole` [vocab, hidden]."""
-    build = Build(
+    """Return a rank's shard of a head with the weights `whole` [vocab, hidden]."""
+    build = BuildContext(
         device=CPU, dtype=torch.float32, mesh=Mesh(Axis(ranks.rank, ranks.size)), ranks=ranks, fused=True
     )
     if kind == "tied":
         embedding = Embedding(build, "embed", len(whole), HIDDEN)
-        embedding.weight.copy_(whole[embedding.vocabulary.held])
+        embedding.weight.copy_(whole[embedding.vocabulary.tokens])
         return TiedHead(build, embedding)
     head = Head(build, "head", len(whole), HIDDEN)
     (target,) = head.targets()
-    target.into.copy_(whole[target.part])
+    target.destination.copy_(whole[target.shard])
     return head
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("kind", ["tied", "own"])
-def test_products_go_to_their_places(kind: str, rows: int) -> None:
+def test_gemms_write_to_their_place_in_the_buffer(kind: str, rows: int) -> None:
     whole, x = torch.randn(64, HIDDEN), torch.randn(rows, HIDDEN)
     room, elsewhere = torch.full((8, 64), 7.0), torch.zeros(8, 64)
     ranks = [Placing(rank, 4, room) for rank in range(4)]
@@ -64,20 +64,20 @@ def test_products_go_to_their_places(kind: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_all_ranks_find_the_same_of_a_vocabulary(size: int) -> None:
+def test_all_ranks_choose_the_same_way_for_a_vocabulary(size: int) -> None:
     for total in (*range(1, 400), 32_000, 128_256, 151_936, 151_937, 151_952):
         parts = [Axis(rank, size).padded_shard(total, 8) for rank in range(size)]
         found = {is_aligned_shard(total, 2, held, rank, size) for rank, (_, held) in enumerate(parts)}
         assert found == {all(held.stop - held.start == room for room, held in parts)}, total
 
 
-def test_shares_begin_at_multiples_of_16_bytes() -> None:
+def test_shards_begin_at_multiples_of_16_bytes() -> None:
     assert is_aligned_shard(24, 2, slice(8, 16), 1, 3)
     assert not is_aligned_shard(24, 1, slice(8, 16), 1, 3)
     assert not is_aligned_shard(12, 2, slice(6, 12), 1, 2)
 
 
-def test_one_rank_has_a_room_and_no_place() -> None:
-    room = SINGLE_RANK.room(3, 5, torch.float16, CPU)
+def test_a_single_rank_has_a_buffer_but_no_peer_place() -> None:
+    room = SINGLE_RANK.allocate_logits_buffer(3, 5, torch.float16, CPU)
     assert room.shape == (3, 5) and room.dtype == torch.float16
-    assert SINGLE_RANK.place(room, slice(0, 5)) is None
+    assert SINGLE_RANK.map_logits_shard(room, slice(0, 5)) is None

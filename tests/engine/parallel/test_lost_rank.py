@@ -1,4 +1,4 @@
-"""A program that has lost a rank ends, whatever its GPU is at: stand-ins for calls that never return."""
+"""A program that has lost a rank exits, whatever its GPU is doing; stand-ins replace calls that never return."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
-def test_a_launch_that_never_returns_ends_the_program(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_program_exits_although_a_launch_never_returns(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "llama")
     done = run(LAUNCH, str(tmp_path))
     assert done.returncode == 1, done.stderr
@@ -77,7 +77,7 @@ def test_a_launch_that_never_returns_ends_the_program(kit: SimpleNamespace, tmp_
 
 
 @pytest.mark.parametrize("close", ["", "made[0].close()"])
-def test_ranks_outlive_the_thread_that_made_them_and_nothing_outlives_the_program(
+def test_ranks_outlive_their_starting_thread_but_not_the_program(
     close: str, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in `asyncio.to_thread(LLM, ...)` and pools of threads."""
@@ -89,9 +89,9 @@ def test_ranks_outlive_the_thread_that_made_them_and_nothing_outlives_the_progra
     assert not list((tmp_path / "temporary").glob("mizzen*"))
 
 
-def test_an_end_that_never_comes_is_made() -> None:
+def test_an_exit_that_hangs_is_forced() -> None:
     assert run(END.replace("SECONDS", "600")).returncode == -signal.SIGALRM
 
 
-def test_an_end_that_comes_is_left_alone() -> None:
+def test_an_exit_in_time_is_not_forced() -> None:
     assert run(END.replace("SECONDS", "0")).returncode == 7

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mizzen.parallel.process_group import ENVIRONMENT, Group, Place
+from mizzen.parallel.process_group import ENVIRONMENT, RankConfig, RankGroup
 from ports import free_ports
 
 
@@ -38,9 +38,9 @@ def meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
 
 
 def join(folder: Path) -> None:
-    place = Place(rank=0, size=1, rendezvous=f"file://{folder}/meet", device=torch.device("cuda", 0))
+    place = RankConfig(rank=0, size=1, rendezvous=f"file://{folder}/meet", device=torch.device("cuda", 0))
     with pytest.raises(Met):
-        Group(place)
+        RankGroup(place)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_sums_on_the_cpu_are_exchanged_where_nobody_else_reaches(
 
     monkeypatch.setattr(dist.ProcessGroupGloo, "create_device", create_device)
     meeting = rendezvous.format(free_ports("127.0.0.3") if address else tmp_path)
-    place = Place(rank=0, size=1, rendezvous=meeting, device=torch.device("cpu"), address=address)
-    Group(place).close()
+    place = RankConfig(rank=0, size=1, rendezvous=meeting, device=torch.device("cpu"), address=address)
+    RankGroup(place).close()
     assert used == [where]
 
 

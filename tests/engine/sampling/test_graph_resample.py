@@ -1,4 +1,4 @@
-"""Which rows of a captured step are drawn again, and by what; plain operations stand for the kernels."""
+"""Rows of a captured step that are resampled after the replay; eager operations stand for the kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 VOCAB = 90
 UPLOAD = Uploader(torch.device("cpu"))
 JSON = Grammar(GrammarKind.JSON_OBJECT)
-KINDS: list[dict[str, Any]] = [
+SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.8},
     {"top_p": 0.6},
     {"top_k": 7, "frequency_penalty": 1.5, "repetition_penalty": 1.2},
@@ -30,7 +30,7 @@ KINDS: list[dict[str, Any]] = [
     {"min_p": 0.3, "presence_penalty": 0.7},
     {"frequency_penalty": 1.1},
 ]
-MASKED: list[dict[str, Any]] = [
+MASKED_SAMPLING: list[dict[str, Any]] = [
     {"grammar": JSON},
     {"grammar": JSON, "top_p": 0.7},
     {"grammar": JSON, "top_k": 4, "frequency_penalty": 1.3},
@@ -39,7 +39,7 @@ MASKED: list[dict[str, Any]] = [
 
 
 class Batch:
-    """A state whose slots ask for these kinds, its logits, and what draws rows again."""
+    """Slots with the given sampling parameters, their logits, and a resampler over them."""
 
     def __init__(self, kinds: list[dict[str, Any]], bits: torch.Tensor) -> None:
         count = len(kinds)
@@ -47,27 +47,27 @@ class Batch:
         self.slots = np.random.default_rng(2).permutation(count + 2)[:count].astype(np.int64)
         starts = []
         for seed, (slot, kind) in enumerate(zip(self.slots.tolist(), kinds, strict=True)):
-            known = np.random.default_rng(seed).integers(0, VOCAB, 60).astype(np.int32)
-            asks = SlotOptions(tokens=known, prompt_tokens=20)
+            tokens = np.random.default_rng(seed).integers(0, VOCAB, 60).astype(np.int32)
+            options = SlotOptions(tokens=tokens, prompt_tokens=20)
             starts.append(
-                SlotStart(slot=slot, length=0, sampling=SamplingParams(**kind), seed=seed, options=asks)
+                SlotStart(slot=slot, length=0, sampling=SamplingParams(**kind), seed=seed, options=options)
             )
         self.state.start_slots(tuple(starts))
-        self.masks: Any = SimpleNamespace(bits=lambda *_: bits, applied=lambda: None)
+        self.masks: Any = SimpleNamespace(update_bitmasks=lambda *_: bits, mark_applied=lambda: None)
         self.state.logits_params.masks = self.masks
 
-    def redraws(self, logits: torch.Tensor, position: int) -> Resampler:
+    def make_resampler(self, logits: torch.Tensor, position: int) -> Resampler:
         assert self.state.scratch_slot is not None
-        replayed = ReplayBuffers(
+        buffers = ReplayBuffers(
             logits=logits,
             tokens=torch.full((len(logits),), -1),
             slots=torch.from_numpy(self.slots.astype(np.int32)),
             positions=torch.full((len(logits),), position, dtype=torch.int32),
         )
         penalties = GraphPenalties(self.state.logits_params, self.state.scratch_slot + 1)
-        return Resampler(replayed, self.state, penalties, UPLOAD)
+        return Resampler(buffers, self.state, penalties, UPLOAD)
 
-    def stand_in(
+    def resample_eagerly(
         self,
         logits: torch.Tensor,
         rows: torch.Tensor,
@@ -78,22 +78,32 @@ class Batch:
         bits: torch.Tensor | None,
         penalties: GraphPenalties,
     ) -> None:
-        """Penalise rows whose place is below -1, mask, draw, count; one after the other."""
+        """Resample rows one after the other: penalize those whose place is below -1, mask, sample, count."""
         for row in rows.tolist():
             slot, counts = int(slots[row]), self.state.logits_params.counts
-            here, final, place = np.array([slot]), logits[[row]].float(), int(penalties.places[slot])
-            assert place < 0, "the replay has penalised it"
+            slot_index, row_logits, place = (
+                np.array([slot]),
+                logits[[row]].float(),
+                int(penalties.places[slot]),
+            )
+            assert place < 0, "the replay has penalized it"
             if place < -1:
                 values = penalties.values[slot]
-                each = dict(zip(("frequency", "presence", "repetition"), values[:, None], strict=True))
-                asked = SimpleNamespace(rows=torch.tensor([0]), counts=torch.tensor([-2 - place]), **each)
-                apply_penalties(final, asked, counts)  # type: ignore[arg-type]
+                penalty_values = dict(
+                    zip(("frequency", "presence", "repetition"), values[:, None], strict=True)
+                )
+                batch_penalties = SimpleNamespace(
+                    rows=torch.tensor([0]), count_rows=torch.tensor([-2 - place]), **penalty_values
+                )
+                apply_penalties(row_logits, batch_penalties, counts)  # type: ignore[arg-type]
             if bits is not None:
-                apply_bitmask(final, torch.tensor([0]), torch.tensor([slot]), bits)
+                apply_bitmask(row_logits, torch.tensor([0]), torch.tensor([slot]), bits)
             if self.state.temperature.host[slot] > 0:
-                tokens[row] = sample_random(final, self.state, here, np.array([int(positions[row])]), UPLOAD)[0]
+                tokens[row] = sample_random(
+                    row_logits, self.state, slot_index, np.array([int(positions[row])]), UPLOAD
+                )[0]
             else:
-                tokens[row] = final.argmax()
+                tokens[row] = row_logits.argmax()
             last_tokens[slot] = tokens[row]
             if place < -1:
                 counts.table[-2 - place, tokens[row]] += 1
@@ -105,28 +115,32 @@ def bits() -> torch.Tensor:
     return torch.from_numpy(words.astype(np.int32))
 
 
-@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "plain"])
-@pytest.mark.parametrize("kinds", [KINDS, KINDS + MASKED[:1], KINDS + MASKED], ids=["free", "masks", "both"])
-def test_rows_are_drawn_again_as_their_twin_draws_them(
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "reference"])
+@pytest.mark.parametrize(
+    "kinds",
+    [SAMPLING, SAMPLING + MASKED_SAMPLING[:1], SAMPLING + MASKED_SAMPLING],
+    ids=["free", "masks", "both"],
+)
+def test_resampled_rows_equal_eager_sampling(
     kinds: list[dict[str, Any]], kernel: bool, bits: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mizzen.kernels.sampling import sample as sampling
     from mizzen.kernels.sampling import top_k_top_p
 
-    plain, subject = Batch(kinds, bits), Batch(kinds, bits)
-    asking = {row for row, kind in enumerate(kinds) if {"top_k", "top_p", "min_p"} & set(kind)}
-    filtered = {row for row in asking if kinds[row].get("temperature") != 0.0}
+    reference, subject = Batch(kinds, bits), Batch(kinds, bits)
+    rows_with_filters = {row for row, kind in enumerate(kinds) if {"top_k", "top_p", "min_p"} & set(kind)}
+    resampled_by_filters = {row for row in rows_with_filters if kinds[row].get("temperature") != 0.0}
 
     def sample_top_k_top_p(*given: Any) -> None:
         assert kernel
         logits, rows, slots, positions, parameters, tokens, last_tokens, bits, penalties = given
         assert parameters is subject.state.sampling_tensors
-        subject.stand_in(logits, rows, slots, positions, tokens, last_tokens, bits, penalties)
+        subject.resample_eagerly(logits, rows, slots, positions, tokens, last_tokens, bits, penalties)
 
     def sample_masked(*given: Any) -> None:
         logits, rows, slots, positions, _, _, tokens, last_tokens, bits, penalties = given
-        assert not set(rows.tolist()) & filtered
-        subject.stand_in(logits, rows, slots, positions, tokens, last_tokens, bits, penalties)
+        assert not set(rows.tolist()) & resampled_by_filters
+        subject.resample_eagerly(logits, rows, slots, positions, tokens, last_tokens, bits, penalties)
 
     monkeypatch.setattr(top_k_top_p, "sample_top_k_top_p", sample_top_k_top_p)
     monkeypatch.setattr(sampling, "sample_masked", sample_masked)
@@ -134,27 +148,27 @@ def test_rows_are_drawn_again_as_their_twin_draws_them(
         position = 60 + step
         logits = 3 * torch.randn(len(kinds), VOCAB, generator=torch.Generator().manual_seed(step))
         positions = np.full(len(kinds), position)
-        wanted = sample(logits.clone(), plain.state, plain.slots, positions, UPLOAD).tokens
-        redraws = subject.redraws(logits, position)
-        redraws.has_filter_kernel = kernel
-        redraws.set_batch(subject.slots)
-        extras = subject.state.logits_params.gather_batch(subject.slots, positions, redraws.graph_penalized)
-        redraws.set_logits_params(extras)
-        redraws.resample_filtered(subject.slots.astype(np.int32), positions.astype(np.int32))
-        again = set(filtered)
-        if extras is not None and redraws.only_masks:
-            redraws.resample_masked(subject.masks, extras, positions)
-            again |= set(extras.rows.tolist())
-        elif extras is not None:
-            again -= set(extras.rows.tolist())  # whoever processes their logits draws them
-        tokens = redraws.buffers.tokens
+        expected = sample(logits.clone(), reference.state, reference.slots, positions, UPLOAD).tokens
+        resampler = subject.make_resampler(logits, position)
+        resampler.has_filter_kernel = kernel
+        resampler.set_batch(subject.slots)
+        params = subject.state.logits_params.gather_batch(subject.slots, positions, resampler.graph_penalized)
+        resampler.set_logits_params(params)
+        resampler.resample_filtered(subject.slots.astype(np.int32), positions.astype(np.int32))
+        again = set(resampled_by_filters)
+        if params is not None and resampler.only_masks:
+            resampler.resample_masked(subject.masks, params, positions)
+            again |= set(params.rows.tolist())
+        elif params is not None:
+            again -= set(params.rows.tolist())  # sampled where their logits are processed
+        tokens = resampler.buffers.tokens
         assert {row for row, token in enumerate(tokens.tolist()) if token >= 0} == again
-        assert all(tokens[row] == wanted[row] for row in again)
-        assert all(subject.state.last_tokens[subject.slots[row]] == wanted[row] for row in again)
-        # All rows have drawn now, as far as penalties know.
+        assert all(tokens[row] == expected[row] for row in again)
+        assert all(subject.state.last_tokens[subject.slots[row]] == expected[row] for row in again)
+        # Count the tokens of the rows that the replay itself would have sampled.
         for row, kind in enumerate(kinds):
             if row not in again and any("penalty" in name for name in kind):
                 place = subject.state.logits_params.counts.row_by_slot[subject.slots[row]]
-                subject.state.logits_params.counts.table[place, wanted[row]] += 1
-        # Without the kernel, the free rows with filters and penalties are processed, and so all others are.
-        assert redraws.only_masks == (kernel and len(kinds) > len(KINDS))
+                subject.state.logits_params.counts.table[place, expected[row]] += 1
+        # Without the kernel, rows with filters and penalties have processed logits, so not only masks remain.
+        assert resampler.only_masks == (kernel and len(kinds) > len(SAMPLING))

@@ -1,13 +1,13 @@
-"""Biases, penalties, end bans, masks and log probabilities against the plain twin, in mixed batches."""
+"""Bias, penalties, end bans, masks and log probabilities equal a NumPy reference, in mixed batches."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import logits_reference
 import numpy as np
 import pytest
 import torch
-import twin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,13 +25,13 @@ VOCAB = 70
 SLOTS = 6
 tokens_ = st.integers(0, VOCAB - 1)
 biases = st.dictionaries(tokens_, st.sampled_from((-100.0, -3.5, 0.25, 100.0)), max_size=6)
-plain = st.builds(
+filters_only = st.builds(
     SamplingParams,
     temperature=st.sampled_from((0.0, 1.0)),
     top_k=st.sampled_from((0, 5)),
     min_p=st.sampled_from((0.0, 0.1)),
 )
-asking = st.builds(
+with_logits_params = st.builds(
     lambda bias, logprobs, named, **rest: SamplingParams(
         logit_bias=tuple(bias.items()),
         logprobs=logprobs,
@@ -48,20 +48,25 @@ asking = st.builds(
     min_tokens=st.sampled_from((0, 2, 7)),
     logprobs=st.sampled_from((None, 0, 3, 20)),
 )
-known = st.lists(tokens_, min_size=1, max_size=30)
-requests = st.tuples(st.one_of(plain, asking, asking), known, known, st.lists(tokens_, max_size=3))
+token_lists = st.lists(tokens_, min_size=1, max_size=30)
+requests = st.tuples(
+    st.one_of(filters_only, with_logits_params, with_logits_params),
+    token_lists,
+    token_lists,
+    st.lists(tokens_, max_size=3),
+)
 
 
-class Slow:
-    """One slot of the twin."""
+class ReferenceSlot:
+    """A request in a slot, followed token by token for the reference."""
 
-    def __init__(self, slot: int, drawn: Any, output: bool) -> None:
+    def __init__(self, slot: int, request: Any, output: bool) -> None:
         self.slot = slot
-        self.params, prompt, already, ends = drawn
+        self.params, prompt, output_so_far, ends = request
         self.prompt = prompt
-        self.output = list(already) if output else []
+        self.output = list(output_so_far) if output else []
         self.ends = tuple(sorted(set(ends)))
-        self.asks = SlotOptions(
+        self.options = SlotOptions(
             tokens=np.array(self.prompt + self.output, np.int32),
             prompt_tokens=len(self.prompt),
             end_tokens=self.ends,
@@ -69,8 +74,8 @@ class Slow:
 
     @property
     def start(self) -> SlotStart:
-        asks = None if self.params in PLAIN else self.asks
-        return SlotStart(slot=self.slot, length=0, sampling=self.params, seed=self.slot, options=asks)
+        options = None if self.params in PLAIN else self.options
+        return SlotStart(slot=self.slot, length=0, sampling=self.params, seed=self.slot, options=options)
 
     @property
     def position(self) -> int:
@@ -78,7 +83,7 @@ class Slow:
 
 
 class Plain:
-    """Parameters that ask for nothing: their requests come without `asks`."""
+    """The set of parameters without logits params: their requests start without `options`."""
 
     def __contains__(self, params: object) -> bool:
         assert isinstance(params, SamplingParams)
@@ -91,12 +96,18 @@ class Plain:
 PLAIN = Plain()
 
 
-def choose(state: SlotState, slow: Slow, row: np.ndarray) -> int:
-    """Draw from a processed row by itself."""
+def sample_alone(state: SlotState, slot_state: ReferenceSlot, row: np.ndarray) -> int:
+    """Sample from a processed row in a batch of its own."""
     alone = SlotState(SLOTS, 4, UPLOAD)
-    alone.start_slots((SlotStart(slot=slow.slot, length=0, sampling=slow.params, seed=slow.slot),))
+    alone.start_slots(
+        (SlotStart(slot=slot_state.slot, length=0, sampling=slot_state.params, seed=slot_state.slot),)
+    )
     drawn = sample(
-        torch.from_numpy(row)[None], alone, np.array([slow.slot]), np.array([slow.position]), UPLOAD
+        torch.from_numpy(row)[None],
+        alone,
+        np.array([slot_state.slot]),
+        np.array([slot_state.position]),
+        UPLOAD,
     )
     return int(drawn.tokens[0])
 
@@ -107,42 +118,44 @@ def choose(state: SlotState, slow: Slow, row: np.ndarray) -> int:
     seed=st.integers(0, 1000),
     steps=st.integers(1, 9),
 )
-def test_batches_equal_the_plain_twin(batch: list[Any], seed: int, steps: int) -> None:
+def test_mixed_batches_equal_the_reference(batch: list[Any], seed: int, steps: int) -> None:
     state = SlotState(SLOTS, 4, UPLOAD, vocab=VOCAB)
     rng = np.random.default_rng(seed)
     slots = rng.permutation(SLOTS)[: len(batch)]
-    rows = [Slow(int(slot), *drawn) for slot, drawn in zip(slots, batch, strict=True)]
+    rows = [ReferenceSlot(int(slot), *drawn) for slot, drawn in zip(slots, batch, strict=True)]
     state.start_slots(tuple(row.start for row in rows))
     for _ in range(steps):
         order = rng.permutation(len(rows))[: rng.integers(1, len(rows) + 1)]
         live = [rows[i] for i in order]
         logits = rng.normal(0, 3, (len(live), VOCAB)).astype(np.float32)
         before = torch.from_numpy(logits.copy())
-        where = np.array([row.slot for row in live]), np.array([row.position for row in live])
-        extras = state.logits_params.gather_batch(*where)
+        slots_and_positions = np.array([row.slot for row in live]), np.array([row.position for row in live])
+        params = state.logits_params.gather_batch(*slots_and_positions)
         expected = [
-            twin.process(logit, row.params, row.prompt, row.output, row.ends)
+            logits_reference.process(logit, row.params, row.prompt, row.output, row.ends)
             for logit, row in zip(logits, live, strict=True)
         ]
-        if extras is not None and len(extras.rows):
-            got = process_logits(extras, before, state, where[1][extras.rows])
-            np.testing.assert_array_equal(got.numpy(), np.stack([expected[i] for i in extras.rows]))
-        drawn = sample(before, state, *where, UPLOAD)
+        if params is not None and len(params.rows):
+            got = process_logits(params, before, state, slots_and_positions[1][params.rows])
+            np.testing.assert_array_equal(got.numpy(), np.stack([expected[i] for i in params.rows]))
+        drawn = sample(before, state, *slots_and_positions, UPLOAD)
         np.testing.assert_array_equal(before.numpy(), logits)  # the model's logits stay as they are
         assert drawn.tokens.tolist() == [
-            choose(state, row, wanted) for row, wanted in zip(live, expected, strict=True)
+            sample_alone(state, row, expected_row) for row, expected_row in zip(live, expected, strict=True)
         ]
         check_logprobs(live, expected, drawn.tokens.tolist(), drawn.logprobs)
         for row, token in zip(live, drawn.tokens.tolist(), strict=True):
             row.output.append(token)
 
 
-def check_logprobs(live: list[Slow], expected: list[np.ndarray], tokens: list[int], given: Any) -> None:
+def check_logprobs(
+    live: list[ReferenceSlot], expected: list[np.ndarray], tokens: list[int], given: Any
+) -> None:
     asked = [i for i, row in enumerate(live) if row.params.logprobs is not None]
     parts = [] if given is None else DeviceSideOutputs(logprobs=(given,)).to_side_outputs().logprobs
     assert [part.slot for part in parts] == [live[i].slot for i in asked]
     for i, part in zip(asked, parts, strict=True):
-        exact = twin.log_softmax(expected[i])
+        exact = logits_reference.log_softmax(expected[i])
         top = live[i].params.logprobs
         named = live[i].params.logprob_token_ids
         assert part.ids.shape == part.values.shape == (1, 1 + top + len(named))
@@ -152,27 +165,27 @@ def check_logprobs(live: list[Slow], expected: list[np.ndarray], tokens: list[in
         np.testing.assert_allclose(part.values[0, 1 : 1 + top], np.sort(exact)[::-1][:top], atol=1e-5)
 
 
-class AnyGrammar:
-    """Takes note of nothing that starts or ends."""
+class IgnoresSlots:
+    """Token masks that do not track which request is in which slot."""
 
-    def start(self, slot: int, grammar: Grammar, output: Int32) -> None:
+    def start_slot(self, slot: int, grammar: Grammar, output: Int32) -> None:
         pass
 
-    def release(self, slot: int) -> None:
+    def free_slot(self, slot: int) -> None:
         pass
 
-    def applied(self) -> None:
+    def mark_applied(self) -> None:
         pass
 
 
-class Masks(AnyGrammar):
-    """Allows random tokens, and always some."""
+class RandomMasks(IgnoresSlots):
+    """Token masks that allow random tokens, at least request."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
         self.allowed: dict[int, np.ndarray] = {}
 
-    def bits(self, slots: Int64, positions: Int64) -> torch.Tensor:
+    def update_bitmasks(self, slots: Int64, positions: Int64) -> torch.Tensor:
         words = np.zeros((SLOTS, -(-VOCAB // 32)), np.uint32)
         for slot in slots.tolist():
             allowed = self.rng.random(VOCAB) < 0.1
@@ -184,10 +197,10 @@ class Masks(AnyGrammar):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_masks_come_after_everything_else(seed: int) -> None:
+def test_masks_apply_after_bias_penalties_and_end_bans(seed: int) -> None:
     rng = np.random.default_rng(seed)
     state = SlotState(SLOTS, 4, UPLOAD, vocab=VOCAB)
-    state.logits_params.masks = masks = Masks(rng)
+    state.logits_params.masks = masks = RandomMasks(rng)
     constrained = SamplingParams(
         grammar=Grammar(GrammarKind.JSON_OBJECT),
         min_tokens=3,
@@ -195,34 +208,36 @@ def test_masks_come_after_everything_else(seed: int) -> None:
         logit_bias=((4, 100.0),),
     )
     drawn = [(constrained if i % 2 else SamplingParams(), [1, 2], [], [5, 6]) for i in range(SLOTS)]
-    rows = [Slow(i, one, False) for i, one in enumerate(drawn)]
+    rows = [ReferenceSlot(i, request, False) for i, request in enumerate(drawn)]
     state.start_slots(tuple(row.start for row in rows))
     for _ in range(5):
         logits = rng.normal(0, 3, (SLOTS, VOCAB)).astype(np.float32)
-        where = np.arange(SLOTS), np.array([row.position for row in rows])
-        tokens = sample(torch.from_numpy(logits), state, *where, UPLOAD).tokens.tolist()
+        slots_and_positions = np.arange(SLOTS), np.array([row.position for row in rows])
+        tokens = sample(torch.from_numpy(logits), state, *slots_and_positions, UPLOAD).tokens.tolist()
         for row, token, logit in zip(rows, tokens, logits, strict=True):
             allowed = masks.allowed.get(row.slot)
-            wanted = twin.process(logit, row.params, row.prompt, row.output, row.ends, allowed)
-            assert token == choose(state, row, wanted)
+            expected_row = logits_reference.process(
+                logit, row.params, row.prompt, row.output, row.ends, allowed
+            )
+            assert token == sample_alone(state, row, expected_row)
             assert allowed is None or allowed[token]
             row.output.append(token)
 
 
-def test_a_grammar_that_can_only_end_ends_before_min_tokens() -> None:
-    class End(AnyGrammar):
-        def bits(self, slots: Int64, positions: Int64) -> torch.Tensor:
+def test_a_grammar_that_allows_only_end_tokens_overrides_min_tokens() -> None:
+    class EndOnly(IgnoresSlots):
+        def update_bitmasks(self, slots: Int64, positions: Int64) -> torch.Tensor:
             words = torch.zeros((SLOTS, -(-VOCAB // 32)), dtype=torch.int32)
             words[:, 0] = 1 << 5
             return words
 
     for temperature in (0.0, 1e-3, 1.0):
         state = SlotState(SLOTS, 4, UPLOAD, vocab=VOCAB)
-        state.logits_params.masks = End()
+        state.logits_params.masks = EndOnly()
         params = SamplingParams(
             grammar=Grammar(GrammarKind.JSON_OBJECT), min_tokens=9, temperature=temperature, logprobs=2
         )
-        row = Slow(0, (params, [1], [], [5]), False)
+        row = ReferenceSlot(0, (params, [1], [], [5]), False)
         state.start_slots((row.start,))
         drawn = sample(torch.randn(1, VOCAB), state, np.array([0]), np.array([1]), UPLOAD)
         assert drawn.tokens.tolist() == [5]
@@ -232,7 +247,7 @@ def test_a_grammar_that_can_only_end_ends_before_min_tokens() -> None:
         assert part.values[0, 2] == -9999
 
 
-def test_counts_take_as_much_memory_as_slots_ask() -> None:
+def test_token_counts_grow_with_the_penalized_slots() -> None:
     counts = TokenCounts(100, VOCAB, UPLOAD)
     assert counts.table.numel() == 0
     some = np.array([3, 3, 5], np.int32)
@@ -242,8 +257,8 @@ def test_counts_take_as_much_memory_as_slots_ask() -> None:
     for slot in range(8, 100):
         counts.start_slot(slot, some[:1], some[1:])
     assert counts.table.shape == (100, VOCAB)
-    held = [counts.table[counts.row_by_slot[slot], 3].item() for slot in (0, 7, 99)]
-    assert held == [(1 << 30) + 1] * 3  # growing kept them
+    counted = [counts.table[counts.row_by_slot[slot], 3].item() for slot in (0, 7, 99)]
+    assert counted == [(1 << 30) + 1] * 3  # growing kept them
     for slot in range(100):
         counts.free_slot(slot)
     for slot in range(100):
@@ -251,15 +266,15 @@ def test_counts_take_as_much_memory_as_slots_ask() -> None:
     assert counts.table.sum() == 0
 
 
-def test_slots_that_ask_nothing_leave_nothing_behind() -> None:
+def test_a_slot_drops_its_logits_params_when_the_next_request_has_none() -> None:
     state = SlotState(SLOTS, 4, UPLOAD, vocab=VOCAB)
     everything = SamplingParams(frequency_penalty=1, logprobs=2, logit_bias=((1, 1.0),), min_tokens=4)
-    row = Slow(2, (everything, [1], [], [3]), False)
+    row = ReferenceSlot(2, (everything, [1], [], [3]), False)
     state.start_slots((row.start,))
-    where = np.array([2]), np.array([9])
-    assert state.logits_params.gather_batch(*where) is not None
+    slots_and_positions = np.array([2]), np.array([9])
+    assert state.logits_params.gather_batch(*slots_and_positions) is not None
     state.start_slots((SlotStart(slot=2, length=0, sampling=SamplingParams(), seed=0),))
-    assert state.logits_params.gather_batch(*where) is None
+    assert state.logits_params.gather_batch(*slots_and_positions) is None
     assert not state.logits_params.by_slot
     assert (state.logits_params.counts.row_by_slot == -1).all()
 
@@ -283,12 +298,12 @@ def test_slots_that_ask_nothing_leave_nothing_behind() -> None:
         ({"logprob_token_ids": (1,)}, "logprob_token_ids must be given with logprobs"),
     ],
 )
-def test_values_out_of_range_are_named(fields: dict[str, Any], message: str) -> None:
+def test_sampling_params_reject_values_out_of_range_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SamplingParams(**fields)
 
 
-def test_tokens_out_of_the_vocabulary_are_named() -> None:
+def test_token_fault_names_tokens_outside_the_vocabulary() -> None:
     assert SamplingParams(logit_bias=((VOCAB, 1.0),)).token_fault(VOCAB) == (
         "logit_bias holds 70; token ids go from 0 to 69"
     )

@@ -1,4 +1,4 @@
-"""Sampling: distributions, filters, and the same tokens alone or in a batch."""
+"""Sampling follows the reference distribution, and a row's token is the same alone and in a batch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ UPLOAD = Uploader(torch.device("cpu"))
 VOCAB = 12
 
 
-def run(
+def sample_rows(
     logits: torch.Tensor, params: list[SamplingParams], positions: list[int], seeds: list[int]
 ) -> list[int]:
-    """Sample a row for each of the parameters, in slots of a scrambled order."""
+    """Sample one row per entry of `params`, in slots of a scrambled order."""
     state = SlotState(len(params) + 3, 4, UPLOAD)
     slots = np.random.default_rng(0).permutation(len(params) + 3)[: len(params)].astype(np.int64)
     starts = zip(slots, params, seeds, strict=True)
@@ -29,21 +29,21 @@ def run(
     return sample(logits, state, slots, np.array(positions, np.int64), UPLOAD).tokens.tolist()
 
 
-def draw_many(logits: torch.Tensor, params: SamplingParams, count: int) -> np.ndarray:
-    """Count the tokens of many positions of one seed."""
+def count_samples(logits: torch.Tensor, params: SamplingParams, count: int) -> np.ndarray:
+    """Count the tokens that `count` positions of one seed sample."""
     rows = logits.expand(count, -1)
-    tokens = run(rows, [params] * count, list(range(count)), [5] * count)
+    tokens = sample_rows(rows, [params] * count, list(range(count)), [5] * count)
     return np.bincount(tokens, minlength=logits.shape[-1])
 
 
 @pytest.mark.parametrize("params", KINDS, ids=str)
-def test_distribution(params: SamplingParams) -> None:
+def test_samples_follow_the_filtered_distribution(params: SamplingParams) -> None:
     torch.manual_seed(3)
     logits = torch.randn(VOCAB) * 1.5
-    check_counts(draw_many(logits, params, 20000), filtered(logits, params))
+    check_counts(count_samples(logits, params, 20000), filtered(logits, params))
 
 
-def test_alone_equals_in_a_batch() -> None:
+def test_a_rows_token_is_the_same_alone_and_in_a_batch() -> None:
     torch.manual_seed(4)
     logits = torch.randn(40, 300)
     kinds = [
@@ -56,42 +56,42 @@ def test_alone_equals_in_a_batch() -> None:
     ]
     params = [kinds[i % len(kinds)] for i in range(40)]
     positions, seeds = list(range(100, 140)), [i * 2**57 + 11 for i in range(40)]
-    together = run(logits, params, positions, seeds)
-    alone = [run(logits[i : i + 1], [params[i]], [positions[i]], [seeds[i]])[0] for i in range(40)]
+    together = sample_rows(logits, params, positions, seeds)
+    alone = [sample_rows(logits[i : i + 1], [params[i]], [positions[i]], [seeds[i]])[0] for i in range(40)]
     assert together == alone
     greedy = [i for i in range(40) if params[i].temperature == 0]
     assert [together[i] for i in greedy] == logits[greedy].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("lowest", [float("-inf"), float("nan")])
-def test_a_row_in_which_nothing_is_possible_ends_no_batch(lowest: float) -> None:
+def test_a_row_without_possible_tokens_does_not_affect_others(lowest: float) -> None:
     logits = torch.zeros(3, 50)
     logits[1] = lowest
     params = [SamplingParams(top_k=5, top_p=0.9, min_p=0.1)] * 3
-    tokens = run(logits, params, [5, 6, 7], [1, 2, 3])
+    tokens = sample_rows(logits, params, [5, 6, 7], [1, 2, 3])
     assert 0 <= tokens[1] < 50
-    assert [tokens[0], tokens[2]] == run(logits[::2], params[::2], [5, 7], [1, 3])
+    assert [tokens[0], tokens[2]] == sample_rows(logits[::2], params[::2], [5, 7], [1, 3])
 
 
-def test_seeds_and_positions_give_other_tokens() -> None:
+def test_different_seeds_and_positions_sample_different_tokens() -> None:
     logits = torch.zeros(64, 1000)
     params = [SamplingParams()] * 64
-    by_seed = run(logits, params, [7] * 64, list(range(64)))
-    by_position = run(logits, params, list(range(64)), [7] * 64)
+    by_seed = sample_rows(logits, params, [7] * 64, list(range(64)))
+    by_position = sample_rows(logits, params, list(range(64)), [7] * 64)
     assert len(set(by_seed)) > 50
     assert len(set(by_position)) > 50
-    assert by_seed == run(logits, params, [7] * 64, list(range(64)))
+    assert by_seed == sample_rows(logits, params, [7] * 64, list(range(64)))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64])
-def test_arrays_that_are_brought_together_are_aligned_each(count: int) -> None:
-    """Kernels are compiled anew, under way, for operands that are not."""
+def test_arrays_uploaded_together_are_each_aligned(count: int) -> None:
+    """Triton would compile another kernel variant for unaligned operands, while serving."""
     numbers = np.arange(3 * count, dtype=np.int64).reshape(3, count)
     for arrays in (numbers, numbers.astype(np.float32), numbers.astype(np.int32)):
-        brought = UPLOAD.upload_together(*arrays)
-        assert [part.tolist() for part in brought] == arrays.tolist()
-        assert all(part.is_contiguous() and part.data_ptr() % ALIGNMENT == 0 for part in brought)
-        assert {part.dtype for part in brought} == {torch.from_numpy(arrays).dtype}
+        uploaded = UPLOAD.upload_together(*arrays)
+        assert [part.tolist() for part in uploaded] == arrays.tolist()
+        assert all(part.is_contiguous() and part.data_ptr() % ALIGNMENT == 0 for part in uploaded)
+        assert {part.dtype for part in uploaded} == {torch.from_numpy(arrays).dtype}
 
 
 def test_uniforms_are_uniform_and_uncorrelated() -> None:
@@ -107,10 +107,10 @@ def test_uniforms_are_uniform_and_uncorrelated() -> None:
         assert abs((centred * other).mean() * 12) < 0.01
 
 
-def test_certain_tokens_survive_every_filter() -> None:
+def test_filters_keep_the_only_possible_token() -> None:
     logits = torch.full((3, 50), -1e9)
     logits[:, 17] = 0.0
     strict = SamplingParams(top_k=1, top_p=1e-6, min_p=1.0, temperature=1e-3)
     assert (
-        run(logits, [strict, SamplingParams(), SamplingParams(top_p=1e-6)], [1, 2, 3], [0, 1, 2]) == [17] * 3
+        sample_rows(logits, [strict, SamplingParams(), SamplingParams(top_p=1e-6)], [1, 2, 3], [0, 1, 2]) == [17] * 3
     )

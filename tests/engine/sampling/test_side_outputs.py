@@ -1,4 +1,4 @@
-"""Log probabilities, penalties, embeddings and resumed requests of the whole engine, beside Transformers."""
+"""Log probabilities, penalties, embeddings and resumed requests of a full_outputs engine, compared to Transformers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import logits_reference
 import numpy as np
 import pytest
 import torch
-import twin
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.outputs import RequestLogprobs
@@ -29,17 +29,17 @@ def model(kit: SimpleNamespace, tmp_path: Path) -> Any:
     return kit.save_model(tmp_path, "qwen3", seed=3)
 
 
-def make(folder: Path, **options: Any) -> LLM:
+def open_llm(folder: Path, **options: Any) -> LLM:
     return LLM(folder, device="cpu", skip_tokenizer=True, **{**SHARED, **options})
 
 
-def logprobs_of(model: Any, kit: SimpleNamespace, tokens: list[int]) -> np.ndarray:
-    """Return Transformers' log probabilities of what follows each token, [tokens, vocab]."""
+def exact_logprobs(model: Any, kit: SimpleNamespace, tokens: list[int]) -> np.ndarray:
+    """Return Transformers' log probabilities of the token that follows each token, [tokens, vocab]."""
     return torch.log_softmax(kit.oracle(model, np.array(tokens)).double(), -1).numpy()
 
 
 def check_prompt(model: Any, kit: SimpleNamespace, prompt: list[int], answer: Completion, top: int) -> None:
-    exact = logprobs_of(model, kit, prompt)
+    exact = exact_logprobs(model, kit, prompt)
     assert answer.prompt_logprobs is not None
     assert [entry.token for entry in answer.prompt_logprobs] == prompt[1:]
     for row, entry in zip(exact, answer.prompt_logprobs, strict=False):
@@ -51,7 +51,7 @@ def check_prompt(model: Any, kit: SimpleNamespace, prompt: list[int], answer: Co
 def check_output(
     model: Any, kit: SimpleNamespace, prompt: list[int], answer: Completion, params: SamplingParams
 ) -> None:
-    exact = logprobs_of(model, kit, prompt + answer.token_ids)[len(prompt) - 1 :]
+    exact = exact_logprobs(model, kit, prompt + answer.token_ids)[len(prompt) - 1 :]
     assert answer.logprobs is not None
     assert [entry.token for entry in answer.logprobs] == answer.token_ids
     for row, entry in zip(exact, answer.logprobs, strict=False):
@@ -66,7 +66,7 @@ def check_output(
 @pytest.mark.parametrize("chunk", [7, 8192])
 def test_logprobs_equal_transformers(model: Any, kit: SimpleNamespace, tmp_path: Path, chunk: int) -> None:
     prompts = [kit.tokens(n, seed=n).tolist() for n in (1, 2, 33, 60)]
-    prompts.append(prompts[3][:40] + prompts[2])  # begins like one that is cached
+    prompts.append(prompts[3][:40] + prompts[2])  # shares a prefix with a cached prompt
     params = [
         SamplingParams(temperature=1, seed=1, max_tokens=6, ignore_eos=True, logprobs=2, prompt_logprobs=3),
         SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, logprobs=0, logprob_token_ids=(9, 4)),
@@ -83,23 +83,23 @@ def test_logprobs_equal_transformers(model: Any, kit: SimpleNamespace, tmp_path:
             prompt_logprobs=1,
         ),
     ]
-    with make(tmp_path, prefill_chunk_tokens=chunk) as llm:
+    with open_llm(tmp_path, prefill_chunk_tokens=chunk) as llm:
         llm.generate([prompts[3]], params[3])
         answers = llm.generate(prompts, params)
-    for prompt, answer, asked in zip(prompts, answers, params, strict=True):
-        if asked.prompt_logprobs is None:
+    for prompt, answer, requests in zip(prompts, answers, params, strict=True):
+        if requests.prompt_logprobs is None:
             assert answer.prompt_logprobs is None
         else:
-            check_prompt(model, kit, prompt, answer, asked.prompt_logprobs)
+            check_prompt(model, kit, prompt, answer, requests.prompt_logprobs)
             assert answer.cached_tokens == 0
-        if asked.logprobs is None:
+        if requests.logprobs is None:
             assert answer.logprobs is None
         else:
-            check_output(model, kit, prompt, answer, asked)
+            check_output(model, kit, prompt, answer, requests)
     assert answers[3].cached_tokens > 0
 
 
-PENALISED = [
+PENALIZED = [
     SamplingParams(temperature=0, max_tokens=24, repetition_penalty=1.8, logprobs=4),
     SamplingParams(temperature=0, max_tokens=24, frequency_penalty=1.5, presence_penalty=0.4, min_tokens=24),
     SamplingParams(temperature=0, max_tokens=24, presence_penalty=-2.0, logit_bias=((7, 6.0), (9, -100.0))),
@@ -110,32 +110,32 @@ PENALISED = [
 ]
 
 
-def slowly(model: Any, kit: SimpleNamespace, prompt: list[int], params: SamplingParams) -> list[int]:
-    """Continue a prompt with Transformers' logits and the plain twin."""
+def generate_reference(model: Any, kit: SimpleNamespace, prompt: list[int], params: SamplingParams) -> list[int]:
+    """Continue a prompt with Transformers' logits and the NumPy reference."""
     output: list[int] = []
     while len(output) < (params.max_tokens or 0):
         logits = kit.oracle(model, np.array(prompt + output))[-1].numpy()
-        output.append(int(twin.process(logits, params, prompt, output, (2,)).argmax()))
+        output.append(int(logits_reference.process(logits, params, prompt, output, (2,)).argmax()))
         if output[-1] == 2:
             break
     return output
 
 
-def test_penalised_answers_equal_the_twins(model: Any, kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_penalized_answers_equal_the_reference(model: Any, kit: SimpleNamespace, tmp_path: Path) -> None:
     prompts = [kit.tokens(n, seed=n).tolist() for n in (3, 20, 41, 12, 30)]
-    expected = [slowly(model, kit, p, s) for p, s in zip(prompts, PENALISED, strict=True)]
+    expected = [generate_reference(model, kit, p, s) for p, s in zip(prompts, PENALIZED, strict=True)]
     for options in ({}, {"steps_in_flight": 1, "max_running_requests": 2}, {"prefill_chunk_tokens": 6}):
-        with make(tmp_path, **options) as llm:
-            assert [a.token_ids for a in llm.generate(prompts, PENALISED)] == expected
-            again = llm.generate(prompts, PENALISED)
+        with open_llm(tmp_path, **options) as llm:
+            assert [a.token_ids for a in llm.generate(prompts, PENALIZED)] == expected
+            again = llm.generate(prompts, PENALIZED)
         assert [a.token_ids for a in again] == expected
         assert again[2].cached_tokens > 0
     for entry, token in zip(again[0].logprobs or [], expected[0], strict=True):
-        assert entry.top[0] == (token, entry.logprob)  # of processed logits: what greedy takes is the first
+        assert entry.top[0] == (token, entry.logprob)  # of processed logits, so the greedy token is the first
 
 
-def wishes(count: int) -> list[SamplingParams]:
-    """Draw parameters of all kinds, seeded."""
+def mixed_params(count: int) -> list[SamplingParams]:
+    """Return seeded parameters of all kinds."""
     rng = random.Random(8)
     return [
         SamplingParams(
@@ -155,7 +155,7 @@ def wishes(count: int) -> list[SamplingParams]:
     ]
 
 
-def equal(one: Completion, other: Completion) -> None:
+def check_equal(one: Completion, other: Completion) -> None:
     assert one.token_ids == other.token_ids
     for mine, theirs in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
         assert (mine is None) == (theirs is None)
@@ -164,20 +164,20 @@ def equal(one: Completion, other: Completion) -> None:
             assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
 
 
-def test_alone_in_a_batch_and_retracted(model: Any, kit: SimpleNamespace, tmp_path: Path) -> None:
-    params = wishes(18)
+def test_answers_are_the_same_alone_in_a_batch_and_after_preemption(model: Any, kit: SimpleNamespace, tmp_path: Path) -> None:
+    params = mixed_params(18)
     base = kit.tokens(40, seed=77).tolist()
     rng = random.Random(1)
     prompts = [
         base[: rng.choice([0, 24, 40])] + kit.tokens(rng.randint(1, 25), seed=i).tolist() for i in range(18)
     ]
-    with make(tmp_path, prefix_cache="none", steps_in_flight=1, max_running_requests=1) as llm:
+    with open_llm(tmp_path, prefix_cache="none", steps_in_flight=1, max_running_requests=1) as llm:
         alone = [llm.generate([p], s)[0] for p, s in zip(prompts, params, strict=True)]
     assert len({len(answer.token_ids) for answer in alone}) > 5
     for options in ({}, {"kv_cache_tokens": 160}, {"prefill_chunk_tokens": 5, "steps_in_flight": 3}):
-        with make(tmp_path, **options) as llm:
+        with open_llm(tmp_path, **options) as llm:
             for one, other in zip(alone, llm.generate(prompts, params), strict=True):
-                equal(one, other)
+                check_equal(one, other)
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
@@ -194,44 +194,44 @@ def test_embeddings_equal_transformers(
         vector = states[-1] if pooling == "last" else states.mean(0)
         expected.append(torch.nn.functional.normalize(vector, dim=0) if normalize else vector)
     for options in ({}, {"prefill_chunk_tokens": 7}, {"kv_cache_tokens": 80, "prefill_chunk_tokens": 16}):
-        with make(tmp_path, **options) as llm:
-            for _ in range(2):  # the second time from the cache, where that is right
+        with open_llm(tmp_path, **options) as llm:
+            for _ in range(2):  # the second time with cached prefixes, where pooling allows
                 vectors = llm.embed(prompts, pooling=pooling, normalize=normalize)
                 np.testing.assert_allclose(vectors, torch.stack(expected).numpy(), atol=2e-5)
             assert not llm.engine.busy
 
 
-def test_embeddings_beside_answers(model: Any, kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_embeddings_and_answers_share_batches(model: Any, kit: SimpleNamespace, tmp_path: Path) -> None:
     engine = load_engine(EngineOptions(model=str(tmp_path), device="cpu", **SHARED, prefill_chunk_tokens=8))
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     prompts = [kit.tokens(n, seed=n) for n in (9, 30, 17, 26)]
-    asked = [
+    requests = [
         Request(rid=i, prompt=p, sampling=greedy, pooling=None if i % 2 else Pooling.MEAN)
         for i, p in enumerate(prompts)
     ]
-    tokens, ends, vectors = run(engine, asked)
+    tokens, ends, vectors = run_requests(engine, requests)
     assert set(vectors) == {0, 2}
     assert [len(tokens[i]) for i in range(4)] == [0, 12, 0, 12]
     assert [ends[i].output_tokens for i in range(4)] == [0, 12, 0, 12]
     for i in (0, 2):
         with torch.inference_mode():
             states = model.model(torch.from_numpy(prompts[i].astype(np.int64))[None]).last_hidden_state[0]
-        wanted = torch.nn.functional.normalize(states.mean(0), dim=0).numpy()
-        np.testing.assert_allclose(vectors[i], wanted, atol=2e-5)
+        expected_vector = torch.nn.functional.normalize(states.mean(0), dim=0).numpy()
+        np.testing.assert_allclose(vectors[i], expected_vector, atol=2e-5)
 
 
-def run(engine: Engine, asked: list[Request]) -> tuple[dict[int, list[int]], dict[int, Any], dict[int, Any]]:
-    """Run requests; return their tokens, ends and vectors. The engine is closed."""
-    tokens: dict[int, list[int]] = {request.rid: [] for request in asked}
+def run_requests(engine: Engine, requests: list[Request]) -> tuple[dict[int, list[int]], dict[int, Any], dict[int, Any]]:
+    """Run requests to their ends, close the engine, and return their tokens, `Finished` and vectors by id."""
+    tokens: dict[int, list[int]] = {request.rid: [] for request in requests}
     ends: dict[int, Any] = {}
     vectors: dict[int, Any] = {}
-    for request in asked:
+    for request in requests:
         engine.submit(request)
     while engine.busy:
         output = engine.step(0.0)
         if output is not None:
             for rid, offset, token in zip(output.rids, output.offsets, output.tokens, strict=True):
-                request = asked[[r.rid for r in asked].index(rid)]
+                request = requests[[r.rid for r in requests].index(rid)]
                 assert offset == len(tokens[rid]) + request.generated
                 tokens[rid].append(int(token))
             check_rids(output.side_outputs.logprobs, output.rids.tolist())
@@ -247,7 +247,7 @@ def check_rids(reports: tuple[RequestLogprobs, ...], rids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 6, 13])
-def test_a_resumed_request_gives_the_rest(model: Any, kit: SimpleNamespace, tmp_path: Path, cut: int) -> None:
+def test_a_resumed_request_continues_with_the_same_tokens(model: Any, kit: SimpleNamespace, tmp_path: Path, cut: int) -> None:
     params = [
         SamplingParams(temperature=0, max_tokens=16, frequency_penalty=1.0, logprobs=1, ignore_eos=True),
         SamplingParams(temperature=0.9, seed=4, max_tokens=16, repetition_penalty=1.3, min_tokens=16),
@@ -263,20 +263,20 @@ def test_a_resumed_request_gives_the_rest(model: Any, kit: SimpleNamespace, tmp_
         Request(rid=i, prompt=p, sampling=s, seed=s.seed or 0)
         for i, (p, s) in enumerate(zip(prompts, params, strict=True))
     ]
-    whole, ends, _ = run(engine(), first)
-    assert all(len(tokens) > 13 for tokens in whole.values())
+    full_outputs, ends, _ = run_requests(engine(), first)
+    assert all(len(tokens) > 13 for tokens in full_outputs.values())
     rest = [
         Request(
             rid=r.rid,
-            prompt=np.append(r.prompt, whole[r.rid][:cut]).astype(np.int32),
+            prompt=np.append(r.prompt, full_outputs[r.rid][:cut]).astype(np.int32),
             sampling=replace(r.sampling, prompt_logprobs=None),
             seed=r.seed,
             generated=cut,
         )
         for r in first
     ]
-    resumed, resumed_ends, _ = run(engine(), rest)
-    assert resumed == {rid: tokens[cut:] for rid, tokens in whole.items()}
+    resumed, resumed_ends, _ = run_requests(engine(), rest)
+    assert resumed == {rid: tokens[cut:] for rid, tokens in full_outputs.items()}
     for rid, end in ends.items():
         assert replace_cached(resumed_ends[rid]) == replace_cached(end)
     assert {end.reason for end in ends.values()} <= {FinishReason.STOP, FinishReason.LENGTH}

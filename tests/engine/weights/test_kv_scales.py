@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.step import StepExecutor
-from mizzen.engine.loading.model_setup import make_kv, make_model
+from mizzen.engine.loading.model_setup import make_attention_with_kv, make_model
 from mizzen.models.config import quantizes_only_kv
 from mizzen.models.hf_fields import Fields
 from mizzen.models.registry import read_config
@@ -74,7 +74,7 @@ def error(kit: SimpleNamespace, folder: Path, theirs: Any, scales: dict[int, tup
     """Return the relative error of logits over an 8-bit cache."""
     bench, prompt = kit.Bench(folder), kit.tokens(60)
     fold_kv_scales(bench.model.targets(), scales)
-    attention = make_kv(
+    attention = make_attention_with_kv(
         bench.model, 4, 256, prefill="reference", decode="reference", dtype=torch.float8_e4m3fn
     )
     bench.attention, bench.step = attention, StepExecutor(bench.model, attention, bench.state, bench.upload)
@@ -97,14 +97,14 @@ def test_scales_keep_large_values_in_range(kit: SimpleNamespace, tmp_path: Path)
 
 
 def test_the_engine_folds_what_it_finds_for_8_bits_alone(kit: SimpleNamespace, tmp_path: Path) -> None:
-    from mizzen.engine.loading.model_setup import take_kv_scales
+    from mizzen.engine.loading.model_setup import fold_checkpoint_kv_scales
 
     kit.save_model(tmp_path, "llama")
     save_scales(tmp_path, {LAYER.format(1) + "k_scale": 0.5})
     options = EngineOptions(model=str(tmp_path), device="cpu")
     model = make_model(options, read_config(tmp_path), lambda done, total: None)
-    assert take_kv_scales(options, model, torch.float32) == ()
-    assert take_kv_scales(options, model, torch.float8_e4m3fn) == (1.0, 0.5)
+    assert fold_checkpoint_kv_scales(options, model, torch.float32) == ()
+    assert fold_checkpoint_kv_scales(options, model, torch.float8_e4m3fn) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -221,8 +221,8 @@ def test_dummy_weights_are_seeded(folder: Path) -> None:
     options = EngineOptions(model=str(folder), device="cpu", load_format="dummy")
     first, second = (make_model(options, read_config(folder), lambda d, t: None) for _ in range(2))
     for a, b in zip(first.targets(), second.targets(), strict=True):
-        assert torch.equal(a.into, b.into)
-        assert a.into.isfinite().all()
+        assert torch.equal(a.destination, b.destination)
+        assert a.destination.isfinite().all()
     assert first.embedding.weight.std() > 0
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mizzen.layers.context import Build, Target
+from mizzen.layers.context import BuildContext, WeightTarget
 from mizzen.layers.sharding import Axis, Mesh
 from mizzen.models.base import Decoder
 from mizzen.models.registry import read_config
 from mizzen.weights import stream as streaming
-from mizzen.weights.stream import Header, Piece
+from mizzen.weights.stream import FileRange, SafetensorsHeader
 
 KV_HEADS = 2
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -27,12 +27,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def targets_of(folder: Path, rank: int, ranks: int) -> list[Target]:
+def targets_of(folder: Path, rank: int, ranks: int) -> list[WeightTarget]:
     """Return what a rank wants of a model in float32."""
     others: Any = SimpleNamespace(rank=rank, size=ranks)
     mesh = Mesh(Axis(rank, ranks))
-    build = Build(device=torch.device("cpu"), dtype=torch.float32, mesh=mesh, ranks=others)
-    return [one for one in Decoder(build, read_config(folder)).targets() if one.into.numel()]
+    build = BuildContext(device=torch.device("cpu"), dtype=torch.float32, mesh=mesh, ranks=others)
+    return [one for one in Decoder(build, read_config(folder)).targets() if one.destination.numel()]
 
 
 def holders(name: str, ranks: int) -> int:
@@ -42,7 +42,7 @@ def holders(name: str, ranks: int) -> int:
     return max(1, ranks // KV_HEADS) if ".k_proj." in name or ".v_proj." in name else 1
 
 
-def read_by(pieces: list[Piece], size: int, monkeypatch: pytest.MonkeyPatch) -> NDArray[np.int64]:
+def read_by(pieces: list[FileRange], size: int, monkeypatch: pytest.MonkeyPatch) -> NDArray[np.int64]:
     """Return how often each byte of a file is read [size] for some pieces."""
     counts = np.zeros(size, np.int64)
 
@@ -63,10 +63,10 @@ def test_ranks_read_their_own_bytes(
     heads = {"num_attention_heads": 8, "num_key_value_heads": KV_HEADS, "intermediate_size": 48}
     kit.save_model(tmp_path, family, vocab_size=157, **heads, **FAMILIES[family])
     path = tmp_path / "model.safetensors"
-    header, size = Header(path), path.stat().st_size
+    header, size = SafetensorsHeader(path), path.stat().st_size
     each = []
     for rank in range(ranks):
-        pieces = [header.piece(target) for target in targets_of(tmp_path, rank, ranks)]
+        pieces = [header.file_range(target) for target in targets_of(tmp_path, rank, ranks)]
         assert None not in pieces, "a part of a tensor is read whole"
         each.append(read_by([piece for piece in pieces if piece], size, monkeypatch))
     assert max(counts.max() for counts in each) == 1

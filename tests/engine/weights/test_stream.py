@@ -8,17 +8,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mizzen.layers.context import Target
+from mizzen.layers.context import WeightTarget
 from mizzen.weights import stream as streaming
-from mizzen.weights.stream import Header, Piece, stream
+from mizzen.weights.stream import FileRange, SafetensorsHeader, stream
 
 
-def target(name: str, source: torch.Tensor, rows: slice, columns: slice | None = None) -> Target:
+def target(name: str, source: torch.Tensor, rows: slice, columns: slice | None = None) -> WeightTarget:
     part = (rows, *(slice(0, size) for size in source.shape[1:]))
     if columns is not None:
         part = (rows, columns)
     into = torch.full_like(source[part], 7)
-    return Target(name=name, shape=tuple(source.shape), part=part, into=into)
+    return WeightTarget(name=name, shape=tuple(source.shape), part=part, into=into)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_pieces_are_parts_of_tensors(
     tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "BLOCK", 100)
-    header = Header(tmp_path / "x.safetensors")
+    header = SafetensorsHeader(tmp_path / "x.safetensors")
     targets = [
         target("a", tensors["a"], slice(0, 31)),
         target("b", tensors["b"], slice(20, 40)),
@@ -45,30 +45,30 @@ def test_pieces_are_parts_of_tensors(
         target("b", tensors["b"], slice(0, 64), slice(11, 22)),
         target("a", tensors["a"], slice(3, 30), slice(16, 17)),
     ]
-    pieces = [header.piece(wanted) for wanted in targets]
+    pieces = [header.file_range(wanted) for wanted in targets]
     assert None not in pieces
     seen: list[int] = []
     stream([piece for piece in pieces if piece is not None], seen.append)
     for wanted in targets:
-        assert torch.equal(wanted.into, tensors[wanted.name][wanted.part])
-    assert sum(seen) == sum(wanted.into.nbytes for wanted in targets)
+        assert torch.equal(wanted.destination, tensors[wanted.name][wanted.part])
+    assert sum(seen) == sum(wanted.destination.nbytes for wanted in targets)
 
 
 def test_what_does_not_lie_together_is_no_piece(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    header = Header(tmp_path / "x.safetensors")
+    header = SafetensorsHeader(tmp_path / "x.safetensors")
     converted = target("a", tensors["a"].float(), slice(0, 31))
-    assert header.piece(converted) is None
+    assert header.file_range(converted) is None
     strided = torch.zeros(31, 34, dtype=torch.bfloat16)[:, ::2]
     part = (slice(0, 31), slice(0, 17))
-    assert header.piece(Target(name="a", shape=(31, 17), part=part, into=strided)) is None
+    assert header.file_range(WeightTarget(name="a", shape=(31, 17), part=part, into=strided)) is None
 
 
 def test_a_file_that_ends_too_soon_is_named(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    header = Header(path)
-    piece = header.piece(target("b", tensors["b"], slice(0, 64)))
+    header = SafetensorsHeader(path)
+    piece = header.file_range(target("b", tensors["b"], slice(0, 64)))
     assert piece is not None
-    late = Piece(path, path.stat().st_size - 10, piece.into)
+    late = FileRange(path, path.stat().st_size - 10, piece.destination)
     with pytest.raises(OSError, match=r"x\.safetensors ends at byte \d+"):
         stream([late], lambda size: None)
 
@@ -77,4 +77,4 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"\xff" * 64)
     with pytest.raises(ValueError, match="header"):
-        Header(path)
+        SafetensorsHeader(path)

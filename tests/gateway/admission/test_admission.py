@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mizzen.gateway.admission.admission import Admission
 from mizzen.gateway.admission.fair_queue import FairQueue
-from mizzen.gateway.admission.queue_entry import QueueEntry, reserve
+from mizzen.gateway.admission.queue_entry import QueueEntry, reserve_tokens
 from mizzen.gateway.auth.api_keys import Grant
 from mizzen.gateway.auth.rate_limits import TokenBucket
 from mizzen.gateway.auth.tenant import Tenant
@@ -149,7 +149,7 @@ def test_the_queue_is_in_order_within_a_flow_loses_nothing_and_is_work_conservin
     model = QueueModel()
     for name, *arguments in steps:
         if name == "correct":
-            model.queue.correct(*arguments)
+            model.queue.charge(*arguments)
         else:
             getattr(model, name)(*arguments)
         left = sum(map(len, model.flows.values())) + len(model.front)
@@ -174,7 +174,7 @@ def test_a_flow_pays_for_what_its_items_really_cost() -> None:
         queue.push(("a", number), "a", 0, 10, 1.0)
         queue.push(("b", number), "b", 0, 10, 1.0)
     assert queue.pop() == ("a", 0)
-    queue.correct("a", 0, 50)
+    queue.charge("a", 0, 50)
     got = Counter(queue.pop()[0] for _ in range(15))
     assert got["b"] >= got["a"] + 4
 
@@ -211,7 +211,7 @@ async def test_turns_are_shared_between_keys() -> None:
     tasks = await enter_all(admission, [queue_entry(flood) for _ in range(200)], order)
     tasks += await enter_all(admission, [queue_entry(other) for _ in range(10)], order)
     room = 1
-    admission.poke()
+    admission.admit_waiting()
     await asyncio.wait_for(asyncio.gather(*tasks), 30)
     assert len(order) == 210
     assert order[:20].count("other") >= 9
@@ -226,7 +226,7 @@ async def test_a_higher_priority_has_twice_the_share_and_starves_nobody() -> Non
     tasks = await enter_all(admission, [queue_entry(low) for _ in range(60)], order)
     tasks += await enter_all(admission, [queue_entry(high, priority=3) for _ in range(60)], order)
     room = 1
-    admission.poke()
+    admission.admit_waiting()
     await asyncio.wait_for(asyncio.gather(*tasks), 30)
     assert 5 <= order[:54].count("low") <= 7
 
@@ -286,9 +286,9 @@ async def test_all_tickets_of_a_request_are_reserved_at_once_or_none() -> None:
     assert some.tokens is not None
     admission = Admission(lambda: 10, max_in_flight=10, queue_size=10)
     mine, others = [queue_entry(some, 200) for _ in range(4)], [queue_entry(some, 200) for _ in range(4)]
-    reserve(mine)
+    reserve_tokens(mine)
     with pytest.raises(ApiError) as refused:
-        reserve(others)
+        reserve_tokens(others)
     assert (refused.value.status, some.tokens.level) == (429, 200)
     assert not any(one.reserved for one in others)
     for one in mine[:2]:
@@ -311,7 +311,7 @@ async def test_a_reserved_ticket_that_gets_no_turn_costs_nothing() -> None:
     some = Tenant(Grant(name="a", digest=b"", tokens_per_minute=1000), clock=lambda: 0.0)
     assert some.tokens is not None
     never = queue_entry(some, 500, seconds=0.0)
-    reserve([never])
+    reserve_tokens([never])
     admission = Admission(lambda: 0, max_in_flight=10, queue_size=10)
     with pytest.raises(ApiError):
         await admission.enter(never)
@@ -482,10 +482,10 @@ def test_a_debt_is_paid_before_anything_is_given() -> None:
     now = [0.0]
     bucket = TokenBucket(60, lambda: now[0])
     assert bucket.take(60) == 0.0
-    bucket.correct(-30)
+    bucket.refund(-30)
     assert bucket.level == -30
     assert bucket.take(1) == pytest.approx(31)
     now[0] = 31.0
     assert bucket.take(1) == 0.0
-    bucket.change(120)  # what was used stays used
+    bucket.set_rate(120)  # what was used stays used
     assert bucket.level == pytest.approx(60)

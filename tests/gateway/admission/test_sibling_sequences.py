@@ -136,11 +136,11 @@ async def test_time_in_the_queue_counts_from_when_no_sibling_runs() -> None:
     admission, siblings = Admission(lambda: 1, max_in_flight=1, queue_size=8), SiblingSequences(0.2, 8)
     runs = QueueEntry(time.monotonic() + 60, siblings=siblings)
     await admission.enter(runs)
-    siblings.began()
+    siblings.sequence_started()
     waits = asyncio.create_task(admission.enter(QueueEntry(time.monotonic() + 0.05, siblings=siblings)))
     await asyncio.sleep(0.5)
     assert not waits.done()
-    siblings.ended()
+    siblings.sequence_ended()
     began = time.monotonic()
     with pytest.raises(ApiError, match="too many requests are in work"):
         await waits

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from mizzen.gateway.auth.api_keys import InvalidKeyFile, KeyRing, parse_key_files, read_files
+from mizzen.gateway.auth.api_keys import ApiKeyIndex, InvalidKeyFile, parse_key_files, read_key_files
 from mizzen.gateway.auth.tenant import tenant_tag
 from tenant_kit import ALICE, BOB, USER, eventually, key_file, replace_file
 
@@ -19,17 +19,17 @@ from tenant_kit import ALICE, BOB, USER, eventually, key_file, replace_file
 
 
 def test_keys_are_hashed_when_they_are_read(keys: Path) -> None:
-    grants = parse_key_files(read_files([str(keys)]))
+    grants = parse_key_files(read_key_files([str(keys)]))
     assert [grant.name for grant in grants] == ["alice", "bob"]
     assert grants[0].digest == hashlib.sha256(ALICE.encode()).digest()
     assert "sk-" not in repr(grants)
-    ring = KeyRing(grants)
-    alice, bob = ring.find(ALICE.encode()), ring.find(BOB.encode())
+    ring = ApiKeyIndex(grants)
+    alice, bob = ring.find_grant(ALICE.encode()), ring.find_grant(BOB.encode())
     assert alice is not None
     assert bob is not None
     assert (alice.name, bob.name) == ("alice", "bob")
-    assert ring.find(ALICE[:-1].encode()) is None
-    assert ring.find(b"") is None
+    assert ring.find_grant(ALICE[:-1].encode()) is None
+    assert ring.find_grant(b"") is None
 
 
 def test_a_mounted_secret_is_a_folder_of_files(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_mounted_secret_is_a_folder_of_files(tmp_path: Path) -> None:
     (tmp_path / "..data").symlink_to(data)
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).symlink_to(f"..data/{name}")
-    assert [grant.name for grant in parse_key_files(read_files([str(tmp_path)]))] == ["a", "b"]
+    assert [grant.name for grant in parse_key_files(read_key_files([str(tmp_path)]))] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_bad_file_is_named_and_no_key_is_shown(tmp_path: Path, content: str, m
     path = tmp_path / "team.yaml"
     path.write_text(content)
     with pytest.raises(InvalidKeyFile) as error:
-        parse_key_files(read_files([str(path)]))
+        parse_key_files(read_key_files([str(path)]))
     assert "team.yaml" in str(error.value)
     assert message in str(error.value)
     assert "secret" not in str(error.value)
@@ -82,7 +82,7 @@ def test_a_bad_file_is_named_and_no_key_is_shown(tmp_path: Path, content: str, m
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidKeyFile, match=r"none\.yaml cannot be read: No such file"):
-        read_files([str(tmp_path / "none.yaml")])
+        read_key_files([str(tmp_path / "none.yaml")])
 
 
 # ── keys over HTTP ────────────────────────────────────────────────────────────────────────────────────────

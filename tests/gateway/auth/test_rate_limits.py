@@ -27,7 +27,7 @@ def metered(live: Any, tmp_path: Path) -> Callable[..., Any]:
         path = tmp_path / "keys.yaml"
         path.write_text(key_file({"name": "a", "key": ALICE, "tokensPerMinute": tokens}))
         gateway = await live(engine, api_keys_file=(str(path),))
-        tenant = gateway.gateway.tenants.named("a")
+        tenant = gateway.gateway.tenants.get("a")
         tenant.tokens = TokenBucket(tokens, lambda: 0.0)
         return gateway, tenant
 
@@ -38,7 +38,7 @@ async def test_requests_a_minute(live: Any, scripted: Any, tmp_path: Path) -> No
     path = tmp_path / "keys.yaml"
     path.write_text(key_file({"name": "a", "key": ALICE, "requestsPerMinute": 2}))
     gateway = await live(scripted(), api_keys_file=(str(path),))
-    gateway.gateway.tenants.named("a").requests = TokenBucket(2, lambda: 0.0)  # time stands still
+    gateway.gateway.tenants.get("a").requests = TokenBucket(2, lambda: 0.0)  # time stands still
     client = gateway.client(ALICE)
     raw = client.completions.with_raw_response
     first = await raw.create(model="demo", prompt="a", max_tokens=1)
@@ -69,10 +69,10 @@ async def test_gateways_may_share_a_keys_limits(live: Any, scripted: Any, tmp_pa
     assert answer.headers["x-ratelimit-limit-requests"] == "3"
     assert answer.headers["x-ratelimit-limit-tokens"] == "250"
     tenants = gateway.gateway.tenants
-    assert tenants.named("a").grant.max_parallel == 1
-    assert not tenants.named("b").limited
+    assert tenants.get("a").grant.max_parallel == 1
+    assert not tenants.get("b").limited
     replace_file(path, key_file({"name": "a", "key": ALICE, **limits, "requestsPerMinute": 40}, free))
-    await until(lambda: tenants.named("a").grant.requests_per_minute == 10)  # divided again when read again
+    await until(lambda: tenants.get("a").grant.requests_per_minute == 10)  # divided again when read again
 
 
 async def test_tokens_a_minute_are_charged_exactly(metered: Any, scripted: Any, until: Any) -> None:
@@ -207,7 +207,7 @@ async def test_tokens_that_a_stream_has_yet_to_use_are_nobody_elses(
 
 def text_of(gateway: Any, token: int) -> str:
     [engine] = gateway.gateway.engines
-    return engine.text.tokenizer.decode([token], False)
+    return engine.text_model.tokenizer.decode([token], False)
 
 
 async def test_requests_at_once(live: Any, scripted: Any, tmp_path: Path, until: Any) -> None:
@@ -222,7 +222,7 @@ async def test_requests_at_once(live: Any, scripted: Any, tmp_path: Path, until:
         asyncio.create_task(client.completions.create(model="demo", prompt="a", max_tokens=900, stream=True))
         for _ in range(2)
     ]
-    tenant = gateway.gateway.tenants.named("a")
+    tenant = gateway.gateway.tenants.get("a")
     await until(lambda: tenant.running == 2)
     with pytest.raises(openai.RateLimitError) as refused:
         await client.completions.create(model="demo", prompt="a", max_tokens=1)

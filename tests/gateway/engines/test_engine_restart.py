@@ -84,7 +84,7 @@ class Rotated:
     def rotate(self) -> StubLink:
         """Offer newer keys, and return the connection that tries them."""
         self.ways.insert(0, f"new {len(self.ways)}")
-        self.all.look()
+        self.all.refresh()
         return self.links[-1]
 
 
@@ -101,11 +101,11 @@ async def test_a_process_of_other_files_gets_no_prompt_of_the_former_ones(until:
     """The newer connection is welcomed by the new process before the former one is known to be lost."""
     found = await serving("a", until)
     engine = found.engine
-    engine.prefixes.event([1, 2], [])
+    engine.prefixes.apply_event([1, 2], [])
     second, name = found.rotate(), "b" if usable else "broken"
     second.says("second", name)
     assert engine.link is second
-    assert (engine.serving, engine.tokenizer_hash, engine.prefixes.match([1, 2])) == (False, "", 0)
+    assert (engine.serving, engine.tokenizer_hash, engine.prefixes.match_prefix([1, 2])) == (False, "", 0)
     found.links[0].ends()
     second.files.set()
     await until(lambda: engine.serving if usable else engine.state == "broken")
@@ -132,11 +132,11 @@ async def test_what_is_wrong_with_a_former_process_is_not_said_of_the_next(until
 
 async def test_a_rotation_without_a_restart_keeps_what_is_known(until: Any) -> None:
     found = await serving("a", until)
-    found.engine.prefixes.event([1, 2], [])
+    found.engine.prefixes.apply_event([1, 2], [])
     found.rotate().says("first", "a")
     assert found.engine.link is found.links[1]
     assert found.engine.serving
-    assert found.engine.prefixes.match([1, 2]) == 2
+    assert found.engine.prefixes.match_prefix([1, 2]) == 2
     await found.engine.stop()
 
 

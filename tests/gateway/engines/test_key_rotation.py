@@ -15,8 +15,8 @@ import pytest
 import zmq
 
 from mizzen.common.options import flag
-from mizzen.wire.client.key_offers import names, offers
-from mizzen.wire.curve_keys import KeyFileError, KeyFolder, load_ring, name_of
+from mizzen.wire.client.key_offers import offer_names, key_offers
+from mizzen.wire.curve_keys import KeyFileError, KeyFolder, load_ring, key_pair_name
 from ports import free_ports
 
 Pairs = dict[str, tuple[bytes, bytes]]
@@ -156,7 +156,7 @@ async def test_streams_run_through_two_rotations(
         return answer.json() if answer.status_code == 200 else {}
 
     async def all_use(of: Pairs, token: Pairs) -> None:
-        name = name_of(of["engine"][0], of["gateway"][0])
+        name = key_pair_name(of["engine"][0], of["gateway"][0])
         async with asyncio.timeout(120):
             while True:
                 said = await admin(token)
@@ -212,13 +212,13 @@ def test_offers_begin_with_the_newest_keys_of_both_sides(tmp_path: Path) -> None
     mount = Mount(tmp_path / "keys", "gateway")
     mount.write(4, pairs, later)
     ring = load_ring(mount.path, "gateway")
-    ways = offers("tcp://10.0.0.1:5557", ring)
+    ways = key_offers("tcp://10.0.0.1:5557", ring)
     assert [way.endpoint.rpartition(":")[2] for way in ways] == ["5558", "5558", "5557", "5557"]
-    both = [name_of(e["engine"][0], g["gateway"][0]) for e in (later, pairs) for g in (later, pairs)]
+    both = [key_pair_name(e["engine"][0], g["gateway"][0]) for e in (later, pairs) for g in (later, pairs)]
     assert [way.name for way in ways] == both
-    assert names(ring) == sorted(both)
+    assert offer_names(ring) == sorted(both)
     mount.write(5, later)
-    [way] = offers("tcp://10.0.0.1:5557", load_ring(mount.path, "gateway"))
+    [way] = key_offers("tcp://10.0.0.1:5557", load_ring(mount.path, "gateway"))
     assert (way.endpoint, way.name) == ("tcp://10.0.0.1:5558", both[0])
 
 
@@ -229,9 +229,9 @@ def test_a_folder_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
     before = folder.ring
     for content in (b"\xff1", b"one"):
         (mount.path / "..data" / "generation").write_bytes(content)
-        assert not folder.look()
+        assert not folder.refresh()
         assert folder.ring == before
-    with pytest.raises(KeyFileError, match="generation must hold a whole number, not 'one'"):
+    with pytest.raises(KeyFileError, match="generation must contain a whole number, not 'one'"):
         load_ring(mount.path, "engine")
     (mount.path / "..data" / "engine.public").write_bytes(b"short")
     with pytest.raises(KeyFileError, match=r"engine\.public holds 5 characters"):

@@ -23,4 +23,4 @@ async def test_a_stream_is_load_until_its_last_token(live: Any, scripted: Any, u
     assert len(counted) > 20 and set(counted) == {(1, True)}
     assert len(told) > 1, "the engine told of itself meanwhile"
     await until(lambda: one.requests == 0)
-    assert one.tokens == 0
+    assert one.tokens_in_flight == 0

@@ -25,14 +25,14 @@ class ResponseBudget:
 
     def __init__(self, gateway: Any, engine: Any) -> None:
         self.gateway, self.engine, self.table = gateway, engine, gateway.gateway.only.table
-        self.found = DiscoveredEngine(name="one", uid="pod-1", endpoint=engine.endpoint, held=True)
+        self.found = DiscoveredEngine(name="one", uid="pod-1", endpoint=engine.endpoint, awaiting_verification=True)
 
     @property
     def state(self) -> str:
-        return next((one.state for one in self.table if one.found.uid == "pod-1"), "")
+        return next((one.state for one in self.table if one.discovered.uid == "pod-1"), "")
 
     def release(self) -> None:
-        self.table.sync([replace(self.found, held=False)])
+        self.table.sync([replace(self.found, awaiting_verification=False)])
 
     async def post(self, token: str = "secret", seconds: float = 30, **fields: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {token}"}

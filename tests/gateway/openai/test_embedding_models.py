@@ -13,7 +13,7 @@ import pytest
 from mizzen.core.request import Pooling
 from mizzen.gateway.text.pooling import FILE, model_pooling
 from mizzen.wire.messages import Embed, Generate, Sampling
-from mizzen.wire.server.request_validation import Intake, InvalidRequest
+from mizzen.wire.server.request_validation import MessageValidator, InvalidRequest
 
 POOLED = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "include_prompt": True}
 PROMPT = np.array([1, 2, 3], "<i4").tobytes()
@@ -82,7 +82,7 @@ async def test_a_pooling_that_is_not_served_must_be_replaced_by_name(
 
 
 def test_a_model_without_a_head_takes_embeddings_alone() -> None:
-    intake = Intake(vocab_size=100, context_length=64, generates=False)
-    assert intake.request(Embed(1, PROMPT), 0.0).pooling is Pooling.LAST
+    intake = MessageValidator(vocab_size=100, context_length=64, generates=False)
+    assert intake.to_request(Embed(1, PROMPT), 0.0).pooling is Pooling.LAST
     with pytest.raises(InvalidRequest, match=r"^model has no head to generate with"):
-        intake.request(Generate(2, PROMPT, Sampling()), 0.0)
+        intake.to_request(Generate(2, PROMPT, Sampling()), 0.0)

@@ -108,7 +108,7 @@ async def test_who_does_not_read_may_have_another_request_in_work(
     engine = scripted(context_length=100_000)
     engine.does.tokens_a_step = 50
     gateway = await live(engine, api_keys_file=(str(path),))
-    tenant = gateway.gateway.tenants.named("a")
+    tenant = gateway.gateway.tenants.get("a")
     client = await unread(gateway, key=ALICE)
     await until(lambda: engine.requests and not engine.running and not gateway.gateway.in_flight)
     await until(lambda: tenant.running == 0)
@@ -178,11 +178,11 @@ def test_parts_keep_every_piece_in_order_and_count_exactly(sizes: list[int], bes
     while parts:
         taken.append(parts.pop().piece)
     assert "".join(one.delta.content for one in taken) == "".join(f"{n}," for n in range(len(sizes)))
-    assert sum(len(one.ids) for one in taken) == sum(sizes)
-    assert all(len(one.ids) <= PART_TOKENS + 400 for one in taken)
+    assert sum(len(one.token_ids) for one in taken) == sum(sizes)
+    assert all(len(one.token_ids) <= PART_TOKENS + 400 for one in taken)
     assert unread_output.total == 0
-    assert not unread_output._held
-    assert not unread_output._tenants
+    assert not unread_output._client_entries
+    assert not unread_output._tenant_entries
 
 
 async def test_one_sequence_may_be_so_far_behind_and_no_further() -> None:

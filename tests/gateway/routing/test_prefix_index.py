@@ -41,7 +41,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(stored=NAMES, evicted=NAMES)
     def event(self, stored: list[int], evicted: list[int]) -> None:
         evicted = [name for name in evicted if name not in stored]
-        self.index.event(stored, evicted)
+        self.index.apply_event(stored, evicted)
         self.stored = (self.stored - set(evicted)) | set(stored)
         for name in (*stored, *evicted):
             self.guessed.pop(name, None)
@@ -49,14 +49,14 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(stored=NAMES)
     def reset(self, stored: list[int]) -> None:
-        self.index.event(stored, (), reset=True)
+        self.index.apply_event(stored, (), reset=True)
         self.stored, self.guessed = set(stored), {}
         self.newest(stored)
 
     @rule(names=NAMES)
     def guess(self, names: list[int]) -> None:
-        believed = {name for name in names if name in self.index._names}
-        self.index.guess(names)
+        believed = {name for name in names if name in self.index._blocks}
+        self.index.add_guesses(names)
         for name in names:
             if name not in self.stored or name not in believed:
                 self.guessed[name] = self.now + GUESS_SECONDS
@@ -64,7 +64,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(names=NAMES)
     def doubt(self, names: list[int]) -> None:
-        self.index.doubt(names)
+        self.index.retract_guesses(names)
         for name in names:
             self.guessed.pop(name, None)
 
@@ -82,7 +82,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def newest(self, names: list[int]) -> None:
         """What was just used is there: the first blocks of a prefix first."""
-        assert self.index.match(names[: CAPACITY // 2]) == len(names[: CAPACITY // 2])
+        assert self.index.match_prefix(names[: CAPACITY // 2]) == len(names[: CAPACITY // 2])
 
     @invariant()
     def bounded(self) -> None:
@@ -91,8 +91,8 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def equal_to_the_model(self) -> None:
         for name in range(41):
-            found = self.index.match([name]) == 1
-            if not self.index.forgotten:
+            found = self.index.match_prefix([name]) == 1
+            if not self.index.evicted_blocks:
                 assert found == self.held(name)
             elif found:
                 assert self.held(name)
@@ -100,8 +100,8 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def matches_from_the_start(self) -> None:
         names = random.Random(len(self.index)).sample(range(41), 10)
-        expected = next((i for i, name in enumerate(names) if self.index.match([name]) == 0), len(names))
-        assert self.index.match(names) == expected
+        expected = next((i for i, name in enumerate(names) if self.index.match_prefix([name]) == 0), len(names))
+        assert self.index.match_prefix(names) == expected
 
 
 IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
@@ -118,14 +118,14 @@ def test_what_a_block_costs_and_that_the_bound_holds() -> None:
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(120):
             names = [draw.getrandbits(64) for _ in range(1000)]
-            index.event(names, names[:100])
-            index.guess(names[100:200])
+            index.apply_event(names, names[:100])
+            index.add_guesses(names[100:200])
             del names
             used = tracemalloc.get_traced_memory()[0] - before
             if len(index) > blocks // 2:
                 worst = max(worst, used / blocks)
         assert len(index) <= blocks
-        assert index.forgotten > 0
+        assert index.evicted_blocks > 0
         assert worst <= BLOCK_BYTES
     finally:
         tracemalloc.stop()
@@ -134,12 +134,12 @@ def test_what_a_block_costs_and_that_the_bound_holds() -> None:
 def test_engines_share_one_bound() -> None:
     budget, engines = PrefixBudget(1000), [EnginePrefixes() for _ in range(4)]
     for engine in engines:
-        engine.event(list(range(900)), ())
-    budget.share(engines[:1])
+        engine.apply_event(list(range(900)), ())
+    budget.divide(engines[:1])
     assert len(engines[0]) == 900
-    budget.share(engines)
+    budget.divide(engines)
     assert sum(len(engine) for engine in engines) <= 1000
-    assert all(engine.match(list(range(100))) == 100 for engine in engines), "first blocks stay longest"
+    assert all(engine.match_prefix(list(range(100))) == 100 for engine in engines), "first blocks stay longest"
 
 
 async def test_gateways_know_what_an_engine_holds(live: Any, model_folder: Path, until: Any) -> None:
@@ -151,7 +151,7 @@ async def test_gateways_know_what_an_engine_holds(live: Any, model_folder: Path,
 
     def known(gateway: Any) -> set[int]:
         (engine,) = gateway.gateway.table
-        return {name for name, until in engine.prefixes._names.items() if until is None}
+        return {name for name, until in engine.prefixes._blocks.items() if until is None}
 
     draw = random.Random(5)
     shared = [draw.randrange(5, 400) for _ in range(200)]
@@ -203,17 +203,17 @@ class BreakerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.breaker.allows)
     @rule()
     def send(self) -> None:
-        self.running.append((self.era, self.breaker.begin()))
+        self.running.append((self.era, self.breaker.begin_request()))
 
     @precondition(lambda self: self.running)
-    @rule(which=st.integers(0, 10**6), outcome=st.sampled_from(["success", "failure", "failure", "cancel"]))
+    @rule(which=st.integers(0, 10**6), outcome=st.sampled_from(["record_success", "record_failure", "record_failure", "cancel_request"]))
     def end(self, which: int, outcome: str) -> None:
         era, token = self.running.pop(which % len(self.running))
         state = self.state
         getattr(self.breaker, outcome)(token)
-        if era != self.era or outcome == "cancel":
+        if era != self.era or outcome == "cancel_request":
             return
-        if outcome == "success":
+        if outcome == "record_success":
             self.failures = 0
             if state is not BreakerState.CLOSED:
                 self.open_until, self.pause = None, 1.0
@@ -245,7 +245,7 @@ class BreakerMachine(RuleBasedStateMachine):
         }
         assert self.breaker.allows == allowed[self.state]
         left = 0.0 if self.open_until is None else max(0.0, self.open_until - self.now)
-        assert self.breaker.remaining == left
+        assert self.breaker.remaining_seconds == left
 
 
 BreakerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)

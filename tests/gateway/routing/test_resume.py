@@ -201,7 +201,7 @@ async def test_of_an_answer_that_breaks_off_what_the_client_got_is_charged(
     engine = scripted()
     engine.does.step_seconds = 0.02
     gateway = await live(engine, resume_wait_seconds=0.3, api_keys_file=(str(path),))
-    tenant = gateway.gateway.tenants.named("a")
+    tenant = gateway.gateway.tenants.get("a")
     tenant.tokens = TokenBucket(100_000, lambda: 0.0)  # time stands still: nothing comes back
     task = asyncio.create_task(
         ask(gateway.client("sk-a-0123456789"), stream, prompt=[5] * 20, max_tokens=1000)
@@ -254,7 +254,7 @@ async def test_an_engine_that_must_end_hands_over(live: Any, scripted: Any, unti
     new.does.tokens_a_step = 100
     old.does.draining = True
     await until(lambda: engine.state == "draining")
-    gateway.gateway.table.sync([engine.found, _found(new.endpoint)])
+    gateway.gateway.table.sync([engine.discovered, _found(new.endpoint)])
     await gateway.serving(1)
     old.does.fault, old.does.fault_after = "error", 0
     for answer in await asyncio.gather(*tasks):
@@ -262,7 +262,7 @@ async def test_an_engine_that_must_end_hands_over(live: Any, scripted: Any, unti
     assert len(new.requests) == 4
     text = gateway.gateway.metrics_text().decode()
     assert 'mizzen_gateway_resumes_total{cause="handover"} 4.0' in text
-    assert engine.breaker.opened == 0
+    assert engine.breaker.open_count == 0
 
 
 def _found(endpoint: str) -> Any:

@@ -140,7 +140,7 @@ async def test_a_long_step_costs_no_stream_and_gets_nothing_new(live: Any, scrip
     slow.does.fault = "silent"
     await until(lambda: engine.state == "broken")
     assert "silent" in engine.problem
-    gateway.gateway.table.sync([engine.found, dataclasses.replace(engine.found, endpoint=other.endpoint)])
+    gateway.gateway.table.sync([engine.discovered, dataclasses.replace(engine.discovered, endpoint=other.endpoint)])
     assert (await text_of(client, max_tokens=3))[1] == "length"
     assert len(other.requests) == 1
     slow.does.fault, slow.does.tokens_a_step = "", 100
@@ -180,7 +180,7 @@ async def test_a_deadline_ends_a_request_that_gets_turns_and_no_engine() -> None
     with pytest.raises(ApiError, match="no engine took") as error:
         async with asyncio.timeout(60):
             while True:
-                await admission.again(queue_entry, 0.02)
+                await admission.requeue(queue_entry, 0.02)
     assert error.value.status == 503
     assert admission.in_flight == 0
 
@@ -377,19 +377,19 @@ async def test_a_failing_engine_is_left_alone_and_tried_again(live: Any, scripte
     """Closed, open, half-open with one probe, open for longer, and closed by a probe that goes well."""
     bad, good = scripted(), scripted()
     gateway = await live(bad, good, breaker_failures=2, queue_timeout_seconds=60)
-    (first,) = [e for e in gateway.gateway.table if e.found.endpoint == bad.endpoint]
+    (first,) = [e for e in gateway.gateway.table if e.discovered.endpoint == bad.endpoint]
     client = gateway.client()
     bad.does.fault, bad.does.fault_after = "error", 0
     asked = 0
-    while not first.breaker.opened:
+    while not first.breaker.open_count:
         assert (await text_of(client, max_tokens=3))[1] == "length"
         asked += 1
         assert asked < 100
     assert f'breaker_opened{{engine="{bad.endpoint}"}} ' in gateway.gateway.metrics_text().decode()
     good.does.refuse = RefusalCode.QUEUE_FULL  # what comes now waits for the probe
     waiting = [asyncio.create_task(text_of(client, max_tokens=3)) for _ in range(5)]
-    await until(lambda: first.breaker.opened >= 2)
-    assert len(bad.requests) <= 2 + first.breaker.opened, "one probe at a time"
+    await until(lambda: first.breaker.open_count >= 2)
+    assert len(bad.requests) <= 2 + first.breaker.open_count, "one probe at a time"
     bad.does.fault = ""
     assert [reason for _, reason in await asyncio.gather(*waiting)] == ["length"] * 5
     assert first.breaker.state is BreakerState.CLOSED
@@ -409,7 +409,7 @@ async def test_one_that_should_have_been_heard_is_suspected_long_before_its_time
     mute.does.fault, mute.does.fault_after = "silent", 0
     early = asyncio.create_task(text_of(client, max_tokens=3))
     await until(lambda: engine.requests == 2)
-    gateway.gateway.table.sync([engine.found, dataclasses.replace(engine.found, endpoint=other.endpoint)])
+    gateway.gateway.table.sync([engine.discovered, dataclasses.replace(engine.discovered, endpoint=other.endpoint)])
     assert (await early)[1] == "length"
     assert len(other.requests) == 1
     await until(lambda: engine.suspect)
@@ -519,7 +519,7 @@ async def test_an_end_that_is_the_requests_own_fault_blames_no_engine(
                 assert [chunk async for chunk in answer]
         assert (ended.value.type, ended.value.param) == ("invalid_request_error", "guided_regex")
     assert sum(len(one.requests) for one in engines) == 3
-    assert [engine.breaker.opened for engine in gateway.gateway.engines] == [0, 0]
+    assert [engine.breaker.open_count for engine in gateway.gateway.engines] == [0, 0]
     assert gateway.gateway.in_flight == 0
 
 
@@ -538,7 +538,7 @@ async def test_engines_are_not_blamed_for_slow_readers(cause: str, blamed: int) 
     async def place(routed: Any) -> Any:
         raise AssertionError("it may not be resumed")
 
-    resumes = AnswerResumer(ResumeLimits(resumes=0), place, lambda: True, Metrics())
+    resumes = AnswerResumer(ResumeLimits(max_resumes=0), place, lambda: True, Metrics())
     assert await resumes.resume(running, StreamLost(cause, "lost")) is None
     assert len(failures) == blamed
 
@@ -614,8 +614,8 @@ def test_progress_is_what_steps_tell_while_requests_run() -> None:
     for at, (running, steps) in enumerate(said):
         now = 6.0 * at
         link.stats = SimpleNamespace(running=running, steps=steps, patience_seconds=0.5)
-        found.append(progress.look(link))  # type: ignore[arg-type]
-        assert not never.look(link)  # type: ignore[arg-type]
+        found.append(progress.check_stuck(link))  # type: ignore[arg-type]
+        assert not never.check_stuck(link)  # type: ignore[arg-type]
     assert [at for at, stuck in enumerate(found) if stuck] == [2, 5, 10]
 
 
@@ -635,11 +635,11 @@ def test_an_engine_that_says_how_long_its_steps_take_is_taken_at_its_word(
     now = 0.0
     progress = StepProgress(HealthLimits(stuck_after=60.0, min_stuck_after=5.0), lambda: now)
     link: Any = SimpleNamespace(stats=SimpleNamespace(running=1, steps=3, patience_seconds=said))
-    assert not progress.look(link, spare)
+    assert not progress.check_stuck(link, spare)
     now = 4.9
-    assert not progress.look(link, spare)
+    assert not progress.check_stuck(link, spare)
     now = 6.0
-    assert progress.look(link, spare) is stuck
+    assert progress.check_stuck(link, spare) is stuck
 
 
 async def test_an_engine_that_answers_and_makes_no_step_loses_its_answers(

@@ -23,7 +23,7 @@ from mizzen.gateway.routing.interfaces import EXPECTED_OUTPUT_TOKENS, ModelIdent
 from mizzen.gateway.routing.prefix_index import EnginePrefixes
 from mizzen.gateway.routing.router import Router, default_router
 from mizzen.gateway.routing.scorers import SMALL_LOAD_TOKENS
-from mizzen.gateway.routing.session import SESSION_HEADER, MAX_SESSION_CHARACTERS, get_session
+from mizzen.gateway.routing.session import MAX_SESSION_CHARACTERS, SESSION_HEADER, get_session
 
 
 @dataclass(eq=False)
@@ -36,14 +36,14 @@ class FakeEngine:
     suspect: bool = False
     load: float = 0.0
     context_length: int = 100_000
-    pin: ModelIdentity = field(default_factory=lambda: ModelIdentity("m", "r", "t"))
+    model_identity: ModelIdentity = field(default_factory=lambda: ModelIdentity("m", "r", "t"))
     prefixes: EnginePrefixes = field(default_factory=EnginePrefixes)
 
 
 def request(tokens: int = 640, seed: int = 0, **fields: Any) -> RoutingQuery:
     prompt = np.random.default_rng(seed).integers(0, 1000, tokens).astype(np.int32)
-    options = {"tokenizer_hash": "t", "prompt_tokens": tokens, "needed_tokens": tokens + 1, **fields}
-    return RoutingQuery(**{"blocks": tuple(block_hashes(prompt)), **options})
+    options = {"tokenizer_hash": "t", "prompt_tokens": tokens, "context_tokens": tokens + 1, **fields}
+    return RoutingQuery(**{"block_hashes": tuple(block_hashes(prompt)), **options})
 
 
 def chosen(router: Router, wanted: RoutingQuery, engines: list[FakeEngine]) -> tuple[str, str]:
@@ -55,7 +55,7 @@ def chosen(router: Router, wanted: RoutingQuery, engines: list[FakeEngine]) -> t
 def test_a_cached_prefix_attracts() -> None:
     engines = [FakeEngine("a"), FakeEngine("b", load=1500), FakeEngine("c")]
     wanted = request()
-    engines[1].prefixes.event(wanted.blocks, ())
+    engines[1].prefixes.apply_event(wanted.block_hashes, ())
     route = default_router(125).route(wanted, engines)
     assert route is not None
     assert (route.engine.name, route.reason, route.matched_tokens) == ("b", "prefix", 640)
@@ -63,14 +63,14 @@ def test_a_cached_prefix_attracts() -> None:
 
 def test_without_a_prefix_the_less_loaded_win() -> None:
     engines = [FakeEngine("a", load=90_000), FakeEngine("b", load=10_000), FakeEngine("c", load=50_000)]
-    assert chosen(default_router(200), request(30, blocks=()), engines) == ("b", "load")
+    assert chosen(default_router(200), request(30, block_hashes=()), engines) == ("b", "load")
 
 
 def test_a_small_difference_of_load_outweighs_no_prefix() -> None:
     """What is in work elsewhere changes by the millisecond; a prefix is prompt work that need not be done."""
     engines = [FakeEngine("a", load=400), FakeEngine("b", load=0), FakeEngine("c", load=0)]
     wanted = request()
-    engines[0].prefixes.event(wanted.blocks[:2], ())  # a fifth of the prompt
+    engines[0].prefixes.apply_event(wanted.block_hashes[:2], ())  # a fifth of the prompt
     assert chosen(default_router(125), wanted, engines) == ("a", "prefix")
 
 
@@ -78,7 +78,7 @@ def test_ties_go_to_the_less_loaded_of_two() -> None:
     """Power of two choices: all equals get work, the most loaded of them least, the least loaded most."""
     engines = [FakeEngine(name, load=load) for name, load in (("a", 0.0), ("b", 20.0), ("c", 40.0))]
     router = default_router(125, random.Random(1))
-    found = Counter(chosen(router, request(30, blocks=()), engines)[0] for _ in range(600))
+    found = Counter(chosen(router, request(30, block_hashes=()), engines)[0] for _ in range(600))
     assert found["a"] == pytest.approx(400, abs=60)
     assert found["b"] == pytest.approx(200, abs=60)
     assert found["c"] == 0
@@ -95,7 +95,7 @@ def test_a_hot_prefix_spreads_over_engines(session: str) -> None:
         assert route is not None
         cost = 6400 - route.matched_tokens + EXPECTED_OUTPUT_TOKENS
         route.engine.load += cost
-        route.engine.prefixes.guess(wanted.blocks)
+        route.engine.prefixes.add_guesses(wanted.block_hashes)
         mean = sum(engine.load for engine in engines) / len(engines)
         assert max(engine.load for engine in engines) <= max(SMALL_LOAD_TOKENS, 1.25 * mean) + cost
     loads = [engine.load for engine in engines]
@@ -108,7 +108,7 @@ def test_bounded_load_holds_whatever_is_cached(loads: list[float], tokens: int, 
     engines = [FakeEngine(str(i), load=load) for i, load in enumerate(loads)]
     wanted = request(tokens, session="s")
     for engine in engines:
-        engine.prefixes.event(wanted.blocks[: held.draw(st.integers(0, len(wanted.blocks)))], ())
+        engine.prefixes.apply_event(wanted.block_hashes[: held.draw(st.integers(0, len(wanted.block_hashes)))], ())
     route = default_router(150).route(wanted, engines)
     assert route is not None
     cost = tokens - route.matched_tokens + EXPECTED_OUTPUT_TOKENS
@@ -118,7 +118,7 @@ def test_bounded_load_holds_whatever_is_cached(loads: list[float], tokens: int, 
 
 @pytest.mark.parametrize(
     "left_out",
-    [{"serving": False}, {"full": True}, {"pin": ModelIdentity("m", "r", "u")}, {"context_length": 640}],
+    [{"serving": False}, {"full": True}, {"model_identity": ModelIdentity("m", "r", "u")}, {"context_length": 640}],
 )
 def test_who_cannot_take_a_request_is_left_out(left_out: dict[str, Any]) -> None:
     engines = [FakeEngine("a", **left_out), FakeEngine("b", load=1e9)]
@@ -131,8 +131,8 @@ def test_who_cannot_take_a_request_is_left_out(left_out: dict[str, Any]) -> None
     "other", [ModelIdentity("m", "r2", "t"), ModelIdentity("n", "r", "t"), ModelIdentity("m", "r", "u")]
 )
 def test_an_answer_goes_on_with_the_same_model_alone(other: ModelIdentity) -> None:
-    engines = [FakeEngine("a", pin=other), FakeEngine("b", load=1e9)]
-    pinned = request(pin=ModelIdentity("m", "r", "t"))
+    engines = [FakeEngine("a", model_identity=other), FakeEngine("b", load=1e9)]
+    pinned = request(pinned_model=ModelIdentity("m", "r", "t"))
     assert chosen(default_router(125), pinned, engines) == ("b", "only")
     assert default_router(125).route(pinned, engines[:1]) is None
 
@@ -140,7 +140,7 @@ def test_an_answer_goes_on_with_the_same_model_alone(other: ModelIdentity) -> No
 def test_a_suspect_engine_gets_what_no_other_can_take() -> None:
     engines = [FakeEngine("a", suspect=True), FakeEngine("b", load=1e9)]
     wanted = request()
-    engines[0].prefixes.event(wanted.blocks, ())
+    engines[0].prefixes.apply_event(wanted.block_hashes, ())
     router = default_router(125)
     assert chosen(router, wanted, engines) == ("b", "only")
     engines[1].full = True
@@ -150,7 +150,7 @@ def test_a_suspect_engine_gets_what_no_other_can_take() -> None:
 def test_sessions_keep_their_engine_and_few_move() -> None:
     """Rendezvous hashing: with one engine less, only its sessions move, and they spread over the others."""
     names = [f"pod-{i}" for i in range(5)]
-    wanted = [request(30, blocks=(), session=f"user-{i}") for i in range(300)]
+    wanted = [request(30, block_hashes=(), session=f"user-{i}") for i in range(300)]
 
     def homes(of: list[str]) -> list[str]:
         router = default_router(125)
@@ -180,7 +180,7 @@ def test_a_long_session_is_known_by_a_digest_that_every_gateway_makes(field: str
     assert session("s" * MAX_SESSION_CHARACTERS) == "s" * MAX_SESSION_CHARACTERS
     engines = [FakeEngine(one) for one in "abcdefgh"]
     homes = {
-        chosen(default_router(125), request(30, blocks=(), session=session(name)), order)[0]
+        chosen(default_router(125), request(30, block_hashes=(), session=session(name)), order)[0]
         for order in (engines, engines[::-1])
     }
     assert len(homes) == 1
@@ -200,7 +200,7 @@ def test_gateways_that_do_not_talk_agree_on_a_new_prefix() -> None:
 def test_a_decision_can_be_explained() -> None:
     engines = [FakeEngine("a"), FakeEngine("b", load=400_000), FakeEngine("c", full=True), FakeEngine("d")]
     wanted = request(session="s")
-    engines[0].prefixes.event(wanted.blocks[:5], ())
+    engines[0].prefixes.apply_event(wanted.block_hashes[:5], ())
     found = {one.engine.name: one for one in default_router(125).explain(wanted, engines)}
     assert {name: one.excluded_by for name, one in found.items()} == {
         "a": "",
@@ -218,10 +218,10 @@ def test_a_decision_can_be_explained() -> None:
 def test_blocks_are_named_as_in_the_engine() -> None:
     prompt = np.arange(BLOCK_TOKENS * 2 + 3, dtype=np.int32)
     prefixes = EnginePrefixes()
-    prefixes.event(tuple(block_hashes(prompt)), ())
+    prefixes.apply_event(tuple(block_hashes(prompt)), ())
     longer = np.concatenate([prompt[: BLOCK_TOKENS * 2], np.full(BLOCK_TOKENS, 7, np.int32)])
-    assert prefixes.match(tuple(block_hashes(longer))) == 2
-    assert prefixes.match(tuple(block_hashes(longer, b"another tenant"))) == 0
+    assert prefixes.match_prefix(tuple(block_hashes(longer))) == 2
+    assert prefixes.match_prefix(tuple(block_hashes(longer, b"another tenant"))) == 0
 
 
 @settings(max_examples=60)
@@ -264,14 +264,14 @@ async def admission_run(draw: random.Random) -> None:
             draw.choice(tasks).cancel()
         if draw.random() < 0.3:
             room = draw.choice([0, 1, 2, 5])
-            admission.poke()
+            admission.admit_waiting()
         await asyncio.sleep(0)
         assert admission.in_flight >= len(inside)
         assert len(admission) <= 6
     room = 100
     for event in leave.values():
         event.set()
-    admission.poke()
+    admission.admit_waiting()
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert {one if isinstance(one, str) else type(one) for one in found} <= {
         "done",

@@ -38,11 +38,11 @@ def prompt(*blocks: int) -> np.ndarray:
 def add(store: HotPrefixes, *blocks: int, salt: bytes = b"", times: int = 1) -> None:
     tokens = prompt(*blocks)
     for _ in range(times):
-        store.saw(tuple(block_hashes(tokens, salt)), tokens, salt)
+        store.count_prompt(tuple(block_hashes(tokens, salt)), tokens, salt)
 
 
 def found(store: HotPrefixes, blocks: int) -> list[tuple[int, ...]]:
-    return [tuple(one.tokens[::BLOCK_TOKENS].tolist()) for one in store.hottest(blocks * BLOCK_TOKENS)]
+    return [tuple(one.tokens[::BLOCK_TOKENS].tolist()) for one in store.find_hottest(blocks * BLOCK_TOKENS)]
 
 
 def test_the_hottest_are_what_most_prompts_begin_with() -> None:
@@ -74,7 +74,7 @@ def test_equal_prompts_of_other_salts_are_others() -> None:
     store = HotPrefixes(100)
     add(store, 1, salt=b"a", times=2)
     add(store, 1, salt=b"b", times=3)
-    assert [one.salt for one in store.hottest(1000)] == [b"b", b"a"]
+    assert [one.salt for one in store.find_hottest(1000)] == [b"b", b"a"]
 
 
 @settings(max_examples=60)
@@ -98,15 +98,15 @@ def test_it_holds_whole_prefixes_within_its_bounds(
         add(store, *given_blocks, salt=salt)
         seen.append((salt, given_blocks))
         assert len(store) <= capacity
-    hottest = store.hottest(blocks * BLOCK_TOKENS)
-    named = {name for one in hottest for name in one.names}
+    hottest = store.find_hottest(blocks * BLOCK_TOKENS)
+    named = {name for one in hottest for name in one.block_hashes}
     assert len(named) <= blocks
     for one in hottest:
-        assert tuple(block_hashes(one.tokens, one.salt)) == one.names
+        assert tuple(block_hashes(one.tokens, one.salt)) == one.block_hashes
         begins = one.tokens[::BLOCK_TOKENS].tolist()
         assert sum(salt == one.salt and text[: len(begins)] == begins for salt, text in seen) > 1
-        others = [other.names for other in hottest if other is not one]
-        assert not any(other[: len(one.names)] == one.names for other in others)
+        others = [other.block_hashes for other in hottest if other is not one]
+        assert not any(other[: len(one.block_hashes)] == one.block_hashes for other in others)
 
 
 class Warmed:

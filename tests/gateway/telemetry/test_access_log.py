@@ -173,8 +173,8 @@ def new_record(**given: Any) -> RequestRecord:
 def test_lines_are_bounded_whatever_clients_send() -> None:
     record = new_record(model="m" * 10_000, prompt="p" * 100_000)
     for number in range(1000):
-        record.attempt(f"engine-{number}", "load")
-        record.phase("route", 0.0)
+        record.start_attempt(f"engine-{number}", "load")
+        record.end_phase("route", 0.0)
     line = line_of(record, prompts=True)
     assert len(line["model"]) == 256
     assert len(line["prompt"]) == MAX_PROMPT_CHARACTERS

@@ -157,7 +157,7 @@ async def test_what_the_gateway_adds_is_without_the_engines_own_time(scripted: A
 
 def test_every_label_is_bounded_and_explained() -> None:
     metrics = Metrics()
-    metrics.of("demo")
+    metrics.for_model("demo")
     found = set()
     for one in metrics.registry._collector_to_names:
         found |= set(getattr(one, "_labelnames", ()))
@@ -169,8 +169,8 @@ def test_every_label_is_bounded_and_explained() -> None:
 def test_models_are_labels_only_up_to_a_bound() -> None:
     metrics = Metrics(lambda: [f"model-{number}" for number in range(10 * MAX_MODELS)])
     for number in range(10 * MAX_MODELS):
-        metrics.of(f"model-{number}").output_tokens.inc(2)
-    series = re.findall(r"^mizzen_gateway_output_tokens_total\{.*\} (.*)$", metrics.text().decode(), re.M)
+        metrics.for_model(f"model-{number}").output_tokens.inc(2)
+    series = re.findall(r"^mizzen_gateway_output_tokens_total\{.*\} (.*)$", metrics.render().decode(), re.M)
     assert len(series) == MAX_MODELS + 1
     assert sum(map(float, series)) == 20 * MAX_MODELS
 
@@ -179,8 +179,8 @@ def test_a_request_without_a_model_counts_as_a_request_alone() -> None:
     metrics = Metrics(lambda: ["demo"])
     record = RequestRecord(request_id="r", method="GET", path="/v1/models", status=200)
     record.ended = record.began + 1
-    metrics.ended(record, "/v1/models")
-    got = Scrape(metrics.text().decode())
+    metrics.count_request(record, "/v1/models")
+    got = Scrape(metrics.render().decode())
     assert got("requests_total", path="/v1/models", code="200", model=OTHER_LABEL) == 1
     assert got("request_seconds_count", model=OTHER_LABEL) == 0
 
@@ -217,6 +217,6 @@ async def test_paths_are_the_apis(path: str, scripted: Any, live: Any) -> None:
 
 
 def test_rare_errors_are_there_before_the_first() -> None:
-    found = samples(Metrics().text().decode())
+    found = samples(Metrics().render().decode())
     assert found[("mizzen_gateway_stream_errors_total", (("cause", "no_engine"),))] == 0
     assert found[("mizzen_gateway_resume_failures_total", (("cause", "too_many"),))] == 0

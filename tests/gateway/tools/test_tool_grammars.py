@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from mizzen.core.sampling_params import Grammar
 from mizzen.engine.grammar.errors import GrammarError
-from mizzen.engine.grammar.xgrammar_backend import Builder, Target
+from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
 from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools import structural_tags
@@ -40,7 +40,7 @@ WALKS = 12
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Builder]:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, GrammarBuilder]:
     """Return byte tokens with the markers of all families, and what compiles grammars for them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = tokenizers.Tokenizer(models.BPE({"</s>": END} | {c: i for i, c in enumerate(alphabet, 1)}, []))
@@ -50,11 +50,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Buil
     inner.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
     folder: Path = tmp_path_factory.mktemp("model")
     inner.save(str(folder / "tokenizer.json"))
-    target = Target(folder=str(folder), vocab_size=inner.get_vocab_size(), end_token_ids=(END,))
-    return Tokenizer(inner), Builder(target, threads=1, nesting=64)
+    target = GrammarTarget(folder=str(folder), vocab_size=inner.get_vocab_size(), end_token_ids=(END,))
+    return Tokenizer(inner), GrammarBuilder(target, threads=1, nesting=64)
 
 
-def matcher(builder: Builder, grammar: Grammar) -> xgrammar.GrammarMatcher:
+def matcher(builder: GrammarBuilder, grammar: Grammar) -> xgrammar.GrammarMatcher:
     return xgrammar.GrammarMatcher(builder.compile(grammar))
 
 
@@ -103,7 +103,7 @@ def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: Rea
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_forced_calls(family: ToolFamily, many: bool, tokenizer: tuple[Tokenizer, Builder]) -> None:
+def test_forced_calls(family: ToolFamily, many: bool, tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
     text, builder = tokenizer
     grammar = structural_tags.grammar(family.forced(CALLS, many, text))
     compiled = builder.compile(grammar)
@@ -119,7 +119,7 @@ BEHIND = [(HERMES, QWEN), (BARE, DEEPSEEK), (MISTRAL, MAGISTRAL)]
 
 @pytest.mark.parametrize(("family", "reasoning"), BEHIND, ids=lambda one: one.name)
 def test_forced_calls_behind_reasoning(
-    family: ToolFamily, reasoning: ReasoningFamily, tokenizer: tuple[Tokenizer, Builder]
+    family: ToolFamily, reasoning: ReasoningFamily, tokenizer: tuple[Tokenizer, GrammarBuilder]
 ) -> None:
     text, builder = tokenizer
     format = reasoning.before(family.forced(CALLS, False, text), "", text)
@@ -133,7 +133,7 @@ def test_forced_calls_behind_reasoning(
         check(family, [*ids, *rest], text, reasoning)
 
 
-def accepts(builder: Builder, grammar: Grammar, text: Tokenizer, answer: str) -> bool:
+def accepts(builder: GrammarBuilder, grammar: Grammar, text: Tokenizer, answer: str) -> bool:
     match = matcher(builder, grammar)
     ids = text.encode(answer, add_special_tokens=False)
     return all(match.accept_token(token) for token in ids) and match.accept_token(END)
@@ -159,13 +159,13 @@ FREE: list[tuple[ToolFamily, str, bool]] = [
 
 @pytest.mark.parametrize(("family", "answer", "good"), FREE)
 def test_free_answers(
-    family: ToolFamily, answer: str, good: bool, tokenizer: tuple[Tokenizer, Builder]
+    family: ToolFamily, answer: str, good: bool, tokenizer: tuple[Tokenizer, GrammarBuilder]
 ) -> None:
     text, builder = tokenizer
     assert accepts(builder, structural_tags.grammar(family.free(CALLS, True, text)), text, answer) is good
 
 
-def test_one_call_alone(tokenizer: tuple[Tokenizer, Builder]) -> None:
+def test_one_call_alone(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
     text, builder = tokenizer
     call = '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>'
     for build in (HERMES.forced, HERMES.free):
@@ -176,7 +176,7 @@ def test_one_call_alone(tokenizer: tuple[Tokenizer, Builder]) -> None:
         assert accepts(builder, many, text, f"{call}\n{call}")
 
 
-def test_a_call_or_the_wanted_form(tokenizer: tuple[Tokenizer, Builder]) -> None:
+def test_a_call_or_the_wanted_form(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
     text, builder = tokenizer
     wanted: Any = structural_tags.json_value({"type": "array", "items": {"type": "integer"}})
     grammar = structural_tags.grammar(structural_tags.either(HERMES.forced(CALLS, True, text), wanted))
@@ -185,7 +185,7 @@ def test_a_call_or_the_wanted_form(tokenizer: tuple[Tokenizer, Builder]) -> None
     assert not accepts(builder, grammar, text, "text")
 
 
-def test_a_schema_that_is_not_enforced_is_refused(tokenizer: tuple[Tokenizer, Builder]) -> None:
+def test_a_schema_that_is_not_enforced_is_refused(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
     text, builder = tokenizer
     calls = [*CALLS, CallSchema("odd", {"type": "object", "properties": {"a": {"not": {"type": "null"}}}})]
     for build in (HERMES.forced, LLAMA.free, MISTRAL.free):

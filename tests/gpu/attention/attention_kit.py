@@ -10,34 +10,34 @@ import torch
 
 from mizzen.attention.base import (
     AttentionBackend,
-    Chunk,
     DecodeRows,
     Geometry,
     MixedAttention,
     PagedKV,
-    Pages,
-    Run,
+    PageTable,
+    PlannedAttention,
+    QueryChunk,
 )
 from mizzen.attention.reference import ReferenceAttention
 from mizzen.core.request import Int32, Int64
 
-Plan = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Run]
+Plan = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], PlannedAttention]
 """(slots, lengths, table): plans decodes from what is on the device alone."""
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS = 8
 LONGEST = 1536
 CHUNKS = (
-    Chunk(slot=3, start=0, count=1),
-    Chunk(slot=4, start=0, count=333),
-    Chunk(slot=6, start=777, count=150),
-    Chunk(slot=7, start=1, count=1),
+    QueryChunk(slot=3, start=0, count=1),
+    QueryChunk(slot=4, start=0, count=333),
+    QueryChunk(slot=6, start=777, count=150),
+    QueryChunk(slot=7, start=1, count=1),
 )
 
 
 def make_kv(
     geometry: Geometry, page: int, dtype: torch.dtype, stored: torch.dtype | None = None
-) -> tuple[PagedKV, Pages]:
+) -> tuple[PagedKV, PageTable]:
     """Random KV, and pages in a scrambled order; slot 1 begins with half of slot 0's pages."""
     columns = LONGEST // page
     torch.manual_seed(page + geometry.head_dim)
@@ -47,7 +47,7 @@ def make_kv(
     table = pages.reshape(SLOTS, columns)
     table[1, : columns // 2] = table[0, : columns // 2]
     kv = PagedKV(keys=keys, values=values, page_size=page)
-    return kv, Pages(host=table, device=torch.from_numpy(table).to(DEVICE))
+    return kv, PageTable(host=table, device=torch.from_numpy(table).to(DEVICE))
 
 
 def close(got: torch.Tensor, wanted: torch.Tensor, most: float = 6e-3) -> None:
@@ -61,15 +61,15 @@ def check_mixed(
     backend: Any,
     geometry: Geometry,
     kv: PagedKV,
-    pages: Pages,
+    pages: PageTable,
     dtype: torch.dtype,
     *,
     prefill: Any = None,
-    chunks: tuple[Chunk, ...] = CHUNKS,
+    chunks: tuple[QueryChunk, ...] = CHUNKS,
     times: int = 1,
     most: float = 6e-3,
 ) -> None:
-    """Run decodes and prompts (by `prefill`, or the same backend) in one batch, and compare.
+    """PlannedAttention decodes and prompts (by `prefill`, or the same backend) in one batch, and compare.
 
     Layer follows layer, so many times. `most` is the share by which results may differ as a whole.
     """
@@ -82,8 +82,8 @@ def check_mixed(
     k, v = torch.randn(2, tokens, geometry.kv_heads, geometry.head_dim, device=DEVICE, dtype=dtype)
     slots = np.concatenate([rows.slots, np.repeat([c.slot for c in chunks], [c.count for c in chunks])])
     positions = np.concatenate([rows.lengths - 1, *(np.arange(c.start, c.end) for c in chunks)])
-    cells = pages.host[slots, positions // page].astype(np.int64) * page + positions % page
-    where = torch.from_numpy(cells).to(DEVICE)
+    slot_mapping = pages.host[slots, positions // page].astype(np.int64) * page + positions % page
+    where = torch.from_numpy(slot_mapping).to(DEVICE)
     got = MixedAttention(kv, backend, prefill or backend).plan(where, rows, chunks)
     wanted = MixedAttention(kv, reference, reference).plan(where, rows, chunks)
     for _ in range(times):
@@ -94,7 +94,7 @@ def check_mixed(
 class CapturedBatch:
     """Decodes of a backend in a captured graph, compared with the reference at every replay."""
 
-    def __init__(self, backend: AttentionBackend, plan: Plan, pages: Pages, rows: int) -> None:
+    def __init__(self, backend: AttentionBackend, plan: Plan, pages: PageTable, rows: int) -> None:
         self.geometry, self.pages = backend.geometry, pages
         self.reference = ReferenceAttention(backend.geometry, backend.kv)
         self.slots = torch.zeros(rows, dtype=torch.int32, device=DEVICE)

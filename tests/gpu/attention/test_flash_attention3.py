@@ -8,7 +8,7 @@ import torch
 from attention_kit import SLOTS, CapturedBatch, check_mixed, close, make_kv
 from hopper import WITH_FA3
 
-from mizzen.attention.base import Chunk, DecodeRows, Geometry, PagedKV
+from mizzen.attention.base import DecodeRows, Geometry, PagedKV, QueryChunk
 from mizzen.attention.flash_attention3 import FlashAttention3
 from mizzen.attention.flash_decode import FlashDecodeAttention
 from mizzen.attention.reference import ReferenceAttention
@@ -82,7 +82,7 @@ def test_scales_of_keys_in_an_8_bit_cache() -> None:
         geometry, PagedKV(keys=stored[1], values=stored[2], page_size=16, key_scales=scales)
     )
     rows = DecodeRows(slots=np.array([5, 0, 2]), lengths=np.array([1, 1536, 17], np.int32), pages=pages)
-    chunks = (Chunk(slot=4, start=0, count=333), Chunk(slot=6, start=777, count=150))
+    chunks = (QueryChunk(slot=4, start=0, count=333), QueryChunk(slot=6, start=777, count=150))
     q = torch.randn(3 + 333 + 150, 8, 128, device="cuda", dtype=torch.bfloat16)
     for layer, scale in enumerate(scales):
         for part, plan in (

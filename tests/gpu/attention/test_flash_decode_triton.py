@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from mizzen.attention.base import DecodeRows, Geometry, PagedKV, Pages
+from mizzen.attention.base import DecodeRows, Geometry, PagedKV, PageTable
 from mizzen.attention.reference import ReferenceAttention
 from mizzen.kernels.attention import flash_decode_mma, flash_decode_triton
-from mizzen.kernels.attention.flash_decode_triton import Cache, Projections, Tiling, Workspace
+from mizzen.kernels.attention.flash_decode_triton import DecodeTiling, LayerKV, QKVPrep, Workspace
 from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 
 GPU = torch.cuda.is_available()
@@ -25,13 +25,13 @@ DTYPE = torch.bfloat16 if GPU else torch.float32
 LONGEST = 400
 SLOTS = 6
 TILINGS = [
-    Tiling(splits=1, block=32, warps=4, stages=0),
-    Tiling(splits=4, block=32, warps=4, stages=0),
-    Tiling(splits=16, block=64, warps=4, stages=0),
-    Tiling(splits=1, block=64, warps=4, stages=3),
-    Tiling(splits=2, block=32, warps=2, stages=2),
-    Tiling(splits=16, block=64, warps=8, stages=0),
-    Tiling(splits=2, block=64, warps=8, stages=2),
+    DecodeTiling(splits=1, block=32, warps=4, stages=0),
+    DecodeTiling(splits=4, block=32, warps=4, stages=0),
+    DecodeTiling(splits=16, block=64, warps=4, stages=0),
+    DecodeTiling(splits=1, block=64, warps=4, stages=3),
+    DecodeTiling(splits=2, block=32, warps=2, stages=2),
+    DecodeTiling(splits=16, block=64, warps=8, stages=0),
+    DecodeTiling(splits=2, block=64, warps=8, stages=2),
 ]
 
 
@@ -52,14 +52,14 @@ SHAPES = [(4, 2, 128, 16, True), (8, 2, 64, 1, False), (3, 1, 32, 24, True), (2,
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: f"{t.splits}x{t.block}s{t.stages}w{t.warps}")
 @pytest.mark.parametrize("window", [None, 60])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_split_attention(shape: tuple[int, int, int, int, bool], window: int | None, tiling: Tiling) -> None:
+def test_split_attention(shape: tuple[int, int, int, int, bool], window: int | None, tiling: DecodeTiling) -> None:
     check(flash_decode_triton, shape, window, tiling, DTYPE)
 
 
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("tiling", TILINGS[1:3], ids=lambda t: f"{t.splits}x{t.block}s{t.stages}")
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
-def test_split_attention_in_8_bits(shape: tuple[int, int, int, int, bool], tiling: Tiling) -> None:
+def test_split_attention_in_8_bits(shape: tuple[int, int, int, int, bool], tiling: DecodeTiling) -> None:
     check(flash_decode_triton, shape, None, tiling, torch.float8_e4m3fn)
 
 
@@ -89,7 +89,7 @@ def test_paged_attention(
         torch.empty(1, kv_heads, size, dtype=dtype, device=DEVICE), heads // kv_heads
     ):
         pytest.skip("not served")
-    check(flash_decode_mma, shape, window, Tiling(splits=splits, block=16, warps=warps, stages=0), dtype)
+    check(flash_decode_mma, shape, window, DecodeTiling(splits=splits, block=16, warps=warps, stages=0), dtype)
 
 
 @pytest.mark.skipif(
@@ -109,7 +109,7 @@ def check(
     kernel: ModuleType,
     shape: tuple[int, int, int, int, bool],
     window: int | None,
-    tiling: Tiling,
+    tiling: DecodeTiling,
     dtype: torch.dtype,
 ) -> None:
     """Compare a kernel with plain attention, from the raw projection and from ready queries.
@@ -119,7 +119,7 @@ def check(
     heads, kv_heads, size, page, norm = shape
     columns = -(-LONGEST // page)
     table = np.random.default_rng(3).permutation(SLOTS * columns).astype(np.int32).reshape(SLOTS, columns)
-    pages = Pages(host=table, device=torch.from_numpy(table).to(DEVICE))
+    pages = PageTable(host=table, device=torch.from_numpy(table).to(DEVICE))
     room = SLOTS * columns * page
     rows = DecodeRows(
         slots=np.array([5, 0, 2, 3]), lengths=np.array([1, LONGEST, 17, 129], np.int32), pages=pages
@@ -133,18 +133,18 @@ def check(
     keys, values = (one.masked_fill(~own[:, None, None], float("nan")).to(dtype) for one in given)
     at = rows.lengths - 1
     where = table[rows.slots, at // page].astype(np.int64) * page + at % page
-    cells = torch.from_numpy(where).to(DEVICE)
+    slot_mapping = torch.from_numpy(where).to(DEVICE)
     qkv = normal(4, (heads + 2 * kv_heads) * size, seed=3)
     weights = (normal(size, seed=4), normal(size, seed=5)) if norm else None
     angles = torch.randn(4, 1, size // 2, generator=torch.Generator().manual_seed(6)).to(DEVICE)
     cos, sin = angles.cos(), angles.sin()
 
-    q = qk_norm_rope(qkv, weights, 1e-6, cos, sin, cells, plain.keys[0], plain.values[0])
+    q = qk_norm_rope(qkv, weights, 1e-6, cos, sin, slot_mapping, plain.keys[0], plain.values[0])
     geometry = Geometry(heads=heads, kv_heads=kv_heads, head_dim=size, windows=(window,))
     wanted = torch.empty_like(q)
     ReferenceAttention(geometry, plain).plan_decode(rows)(0, q, None, None, wanted)
 
-    cache = Cache(
+    cache = LayerKV(
         keys=keys[0],
         values=values[0],
         slots=torch.from_numpy(rows.slots.astype(np.int32)).to(DEVICE),
@@ -152,10 +152,10 @@ def check(
         table=pages.device,
         page_size=page,
     )
-    workspace = Workspace.allocate(
+    workspace = SplitWorkspace.allocate(
         4 * kv_heads * tiling.splits, 4 * kv_heads, heads // kv_heads, size, DEVICE
     )
-    projections = Projections(norms=weights, epsilon=1e-6, cos=cos, sin=sin, cells=cells)
+    projections = QKVPrep(norms=weights, epsilon=1e-6, cos=cos, sin=sin, slot_mapping=slot_mapping)
     for projected, how in ((qkv, projections), (q, None)):
         for _ in range(2):
             out = torch.full_like(q, float("nan"))

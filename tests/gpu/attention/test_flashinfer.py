@@ -22,7 +22,7 @@ pytestmark = on_hopper("flashinfer", "flashinfer-python")
 
 
 def check(template: str, geometry: Geometry, page: int, stored: torch.dtype = BF16) -> None:
-    """Run mixed batches one after the other, as an engine does, and compare."""
+    """PlannedAttention mixed batches one after the other, as an engine does, and compare."""
     kv, pages = make_kv(geometry, page, BF16, stored)
     backend = FlashInferAttention(geometry, kv, template)
     for chunks in (CHUNKS, CHUNKS[1:2], CHUNKS[2:]):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from attention_kit import SLOTS, CapturedBatch, make_kv
 
-from mizzen.attention.base import DecodeRows, Geometry, PagedKV, Pages, Run
+from mizzen.attention.base import DecodeRows, Geometry, PagedKV, PageTable, PlannedAttention
 from mizzen.attention.flash_decode import FlashDecodeAttention, FlashDecodeBatch
 from mizzen.attention.reference import ReferenceAttention
 from mizzen.core.request import Int32
@@ -90,7 +90,7 @@ class Batch:
             tokens = np.arange(self.lengths[row])
             own[table[row, tokens // page], tokens % page] = True
         self.own = torch.from_numpy(own.ravel()).to(DEVICE)
-        self.pages = Pages(host=table, device=torch.from_numpy(table).to(DEVICE))
+        self.pages = PageTable(host=table, device=torch.from_numpy(table).to(DEVICE))
         shape = (len(geometry.windows), own.size, geometry.kv_heads, geometry.head_dim)
         torch.manual_seed(page)
         given = [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)]
@@ -100,8 +100,8 @@ class Batch:
         self.plain = PagedKV(keys=plain[0], values=plain[1], page_size=page)
         self.kv = PagedKV(keys=holed[0], values=holed[1], page_size=page)
         last = self.lengths - 1
-        cells = table[np.arange(rows), last // page].astype(np.int64) * page + last % page
-        self.cells = torch.from_numpy(cells).to(DEVICE)
+        slot_mapping = table[np.arange(rows), last // page].astype(np.int64) * page + last % page
+        self.slot_mapping = torch.from_numpy(slot_mapping).to(DEVICE)
         self.rows = DecodeRows(slots=np.arange(rows), lengths=self.lengths, pages=self.pages)
         self.on_device = (
             torch.arange(rows, dtype=torch.int32, device=DEVICE),
@@ -125,13 +125,13 @@ class Batch:
             assert isinstance(run, FlashDecodeBatch)
             for layer in range(len(geometry.windows)):
                 stored = (self.plain.keys[layer], self.plain.values[layer])
-                q = qk_norm_rope(qkv, norms, 1e-6, *angles, self.cells, *stored)
+                q = qk_norm_rope(qkv, norms, 1e-6, *angles, self.slot_mapping, *stored)
                 wanted = torch.empty_like(q)
                 reference(layer, q, None, None, wanted)
                 for way in ("projected", "ready"):
                     out = torch.full_like(q, float("nan"))
                     if way == "projected":
-                        run.projected(self.cells)(layer, qkv, norms, 1e-6, *angles, out)
+                        run.fuse_qkv_prep(self.slot_mapping)(layer, qkv, norms, 1e-6, *angles, out)
                     else:
                         run(layer, q, None, None, out)
                     close(out, wanted)
@@ -146,7 +146,7 @@ def geometry_of(heads: int, kv_heads: int, size: int, *windows: int | None) -> G
     return Geometry(heads=heads, kv_heads=kv_heads, head_dim=size, windows=windows or (None, None))
 
 
-def by_lengths(run: Run) -> bool:
+def by_lengths(run: PlannedAttention) -> bool:
     return isinstance(run, FlashDecodeBatch) and run.plans is not None
 
 

@@ -209,7 +209,7 @@ def logits_of(
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
     with torch.inference_mode():
         model = model_setup.make_model(options, read_config(folder), lambda done, total: None)
-        mixed = model_setup.make_kv(model, 16, 33, prefill=attention, decode=attention, dtype=kv)
+        mixed = model_setup.make_attention_with_kv(model, 16, 33, prefill=attention, decode=attention, dtype=kv)
         upload = Uploader(torch.device("cuda"))
         state = SlotState(2, 16, upload, scratch_page=32)
         step = StepExecutor(model, mixed, state, upload)

@@ -64,7 +64,7 @@ class Rig:
         options = EngineOptions(model=str(folder), device="cuda", dtype=dtype)
         self.model = model_setup.make_model(options, read_config(folder), lambda done, total: None)
         pages = SLOTS * COLUMNS
-        self.attention = model_setup.make_kv(self.model, PAGE, pages + 1, prefill=attention, decode=attention)
+        self.attention = model_setup.make_attention_with_kv(self.model, PAGE, pages + 1, prefill=attention, decode=attention)
         upload = Uploader(torch.device("cuda"))
         self.state = SlotState(SLOTS, COLUMNS, upload, scratch_page=pages)
         self.step = StepExecutor(self.model, self.attention, self.state, upload, fused=True)

@@ -82,7 +82,7 @@ def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.
         model = model_setup.make_model(options, read_config(folder), lambda done, total: None)
         total = SLOTS * COLUMNS
         kind = "auto" if dtype == "bfloat16" else "reference"
-        attention = model_setup.make_kv(model, PAGE, total + 1, prefill=kind, decode=kind)
+        attention = model_setup.make_attention_with_kv(model, PAGE, total + 1, prefill=kind, decode=kind)
         upload = Uploader(torch.device("cuda"))
         state = SlotState(SLOTS, COLUMNS, upload, scratch_page=total)
         step = StepExecutor(model, attention, state, upload)

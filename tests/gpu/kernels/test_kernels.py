@@ -21,7 +21,7 @@ from mizzen.kernels import decode_inputs
 from mizzen.kernels.attention.page_indices import PageIndices, build_page_indices
 from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 from mizzen.kernels.norm import add_rms_norm, rms_norm
-from mizzen.kernels.sampling import sample as draw
+from mizzen.kernels.sampling import sample as sampling
 from mizzen.kernels.swiglu import silu_mul
 from mizzen.layers.rope import rotate
 
@@ -88,7 +88,7 @@ def test_heads(dtype: torch.dtype, norm: bool, heads: int, kv_heads: int, size: 
 
 
 def test_decode_inputs_and_page_writes() -> None:
-    layout = decode_inputs.Inbox(writes=300, rows=40)
+    layout = decode_inputs.InboxLayout(writes=300, rows=40)
     rng = np.random.default_rng(0)
     columns, slots, page = 9, 50, 4
     table = torch.from_numpy(rng.integers(0, 99, (slots, columns)).astype(np.int32)).to(DEVICE)
@@ -97,7 +97,7 @@ def test_decode_inputs_and_page_writes() -> None:
     cells, pages = rng.permutation(slots * columns)[:280].astype(np.int32), np.arange(280, dtype=np.int32)
     rows, positions = rng.permutation(slots)[:40], rng.integers(0, columns * page, 40)
     inbox[0] = 270  # what lies behind it is of an earlier step
-    inbox[layout.cells][:280], inbox[layout.pages][:280] = cells, pages
+    inbox[layout.table_indices][:280], inbox[layout.pages][:280] = cells, pages
     inbox[layout.slots], inbox[layout.positions] = rows, positions
     wanted = table.cpu().numpy().copy()
     wanted.reshape(-1)[cells[:270]] = pages[:270]
@@ -110,7 +110,7 @@ def test_decode_inputs_and_page_writes() -> None:
     rows, positions = rows[:33], positions[:33]
     assert batch.tokens.tolist() == last.cpu()[rows].tolist()
     assert batch.positions.tolist() == positions.tolist()
-    assert batch.cells.tolist() == (wanted[rows, positions // page] * page + positions % page).tolist()
+    assert batch.slot_mapping.tolist() == (wanted[rows, positions // page] * page + positions % page).tolist()
     assert batch.lengths.tolist() == (positions + 1).tolist()
 
 
@@ -147,7 +147,7 @@ def test_sampling_draws_what_the_plain_sampler_draws(vocab: int, dtype: torch.dt
     plain = sample(logits, made.state, made.slots, positions, made.upload).tokens
     fused = sample_fused(logits, made.state, made.slots, positions, made.upload)
     assert fused.tolist() == plain.tolist()
-    alone = draw.draw(
+    alone = sampling.sample_tokens(
         logits[6:7],
         made.upload(made.slots[6:7]),
         made.upload(positions[6:7]),
@@ -186,7 +186,7 @@ def test_draw_and_advance_leaves_padding_where_it_is() -> None:
     positions = torch.tensor([5, 6, 7, 8, 0, 0], dtype=torch.int32, device=DEVICE)
     tokens = torch.empty(6, dtype=torch.int64, device=DEVICE)
     logits = normal(6, 500)
-    draw.sample_and_advance(
+    sampling.sample_and_advance(
         logits,
         slots,
         positions,
@@ -236,14 +236,14 @@ def test_penalties_and_masks_are_applied_where_rows_are_drawn(vocab: int) -> Non
         logits = normal(7, vocab, seed=step) * 3
         where = slots, np.arange(301, 307) + step
         wanted = sample(logits[:6].clone(), plain, *where, upload).tokens
-        draw.sample_and_advance(
+        sampling.sample_and_advance(
             logits, on_device, positions, subject.temperature.device, subject.seed.device, tokens,
             subject.last_tokens, subject.scratch_slot, penalties,
         )  # fmt: skip
         extras = subject.logits_params.gather_batch(*where, within)
         assert extras is not None
         assert extras.only_masks
-        draw.sample_masked(
+        sampling.sample_masked(
             logits, extras.rows_device, on_device, positions, subject.temperature.device, subject.seed.device,
             tokens, subject.last_tokens, bits, penalties,
         )  # fmt: skip

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from mizzen.layers.context import Build, skinny
+from mizzen.layers.context import BuildContext, skinny
 from mizzen.layers.embedding import Embedding, TiedHead
 from mizzen.layers.sharding import Axis, Mesh
-from mizzen.parallel.process_group import Group, Place
+from mizzen.parallel.process_group import RankConfig, RankGroup
 
 SECONDS = 200.0
 HIDDEN = 1024
@@ -44,7 +44,7 @@ def on_ranks(size: int, folder: Path, work: Callable[..., Given], *given: Any) -
 def ranked(rank: int, size: int, rendezvous: str, work: Callable[..., Given], *given: Any) -> Given:
     """Meet the others and do a rank's work."""
     device = torch.device("cuda", rank % torch.cuda.device_count())
-    group = Group(Place(rank=rank, size=size, rendezvous=rendezvous, device=device, timeout_seconds=SECONDS))
+    group = RankGroup(RankConfig(rank=rank, size=size, rendezvous=rendezvous, device=device, timeout_seconds=SECONDS))
     with torch.inference_mode():
         done = work(group, *given)
     torch.cuda.synchronize(device)
@@ -68,10 +68,10 @@ class Case:
     Weights and inputs are -1, 0 and 1: sums are whole numbers that bfloat16 holds, in whatever order.
     """
 
-    def __init__(self, group: Group, vocab: int) -> None:
-        self.group, self.ranks, self.device = group, group.collectives, group.place.device
+    def __init__(self, group: RankGroup, vocab: int) -> None:
+        self.group, self.ranks, self.device = group, group.collectives, group.config.device
         self.numbers = torch.Generator(self.device).manual_seed(0)
-        build = Build(
+        build = BuildContext(
             device=self.device,
             dtype=torch.bfloat16,
             mesh=Mesh(Axis(group.rank, group.size)),
@@ -82,9 +82,9 @@ class Case:
         embedding = Embedding(build, "embed", vocab, HIDDEN)
         self.whole = self.drawn(vocab)
         self.vocabulary = embedding.vocabulary
-        embedding.weight[: self.vocabulary.count] = self.whole[self.vocabulary.held]
+        embedding.weight[: self.vocabulary.count] = self.whole[self.vocabulary.tokens]
         self.head = TiedHead(build, embedding)
-        self.room = self.ranks.room(MOST_ROWS, vocab, torch.bfloat16, self.device)
+        self.room = self.ranks.allocate_logits_buffer(MOST_ROWS, vocab, torch.bfloat16, self.device)
 
     def drawn(self, rows: int) -> torch.Tensor:
         """Return numbers [rows, HIDDEN], the same on all ranks."""
@@ -142,10 +142,10 @@ def captured(case: Case, rows: int) -> bool:
     return case.good(inputs, copies)
 
 
-def logits(group: Group, vocab: int, rows: list[int]) -> Found:
+def logits(group: RankGroup, vocab: int, rows: list[int]) -> Found:
     """Compute the logits of so many rows in each way."""
     case, found = Case(group, vocab), Found()
-    found.placed = case.ranks.place(case.room, case.vocabulary.held) is not None
+    found.placed = case.ranks.map_logits_shard(case.room, case.vocabulary.tokens) is not None
     for count in rows:
         found.right[f"{count} rows"] = plainly(case, count)
         if found.placed:  # NCCL's are captured by whole steps

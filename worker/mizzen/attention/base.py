@@ -17,12 +17,12 @@ import torch
 from mizzen.core.request import Int32, Int64
 
 if TYPE_CHECKING:
-    from mizzen.kernels.nvrtc import Kernel
+    from mizzen.kernels.nvrtc import KernelSpec
 
 E4M3_LARGEST = 448.0
 """The largest number of torch.float8_e4m3fn."""
 
-Run = Callable[[int, torch.Tensor, Any, Any, torch.Tensor], None]
+PlannedAttention = Callable[[int, torch.Tensor, Any, Any, torch.Tensor], None]
 """(layer, q, k, v, out): attention of one part of the batch, written to `out`; k and v are stored already.
 
 k and v are the part's own new ones, [tokens, kv_heads, d], or None where a fused kernel stored them: backends
@@ -30,7 +30,7 @@ that run on a GPU read them from the cache.
 """
 
 
-Projected = Callable[
+FusedDecode = Callable[
     [
         int,
         torch.Tensor,
@@ -60,7 +60,7 @@ class Geometry:
     """By layer: tokens that a token sees, itself included; None sees all."""
 
     @property
-    def groups(self) -> int:
+    def gqa_group_size(self) -> int:
         """Query heads that share a key-value head."""
         return self.heads // self.kv_heads
 
@@ -101,7 +101,7 @@ class KVSpec:
 class PagedKV:
     """Keys and values of all layers, [layers, pages * page_size, kv_heads, head_dim] each.
 
-    Finite everywhere from the start: masked cells are multiplied by zero, which a NaN would survive.
+    Finite everywhere from the start: masked slot_mapping are multiplied by zero, which a NaN would survive.
     """
 
     keys: torch.Tensor
@@ -125,26 +125,26 @@ class PagedKV:
         """Whether keys and values are 8-bit floats (e4m3, stored as they come: the weights have scales)."""
         return self.keys.dtype == torch.float8_e4m3fn
 
-    def store(self, layer: int, cells: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k, v [tokens, kv_heads, head_dim] to `cells` (int64 [tokens]: page * page_size + offset)."""
+    def store(self, layer: int, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k, v [tokens, kv_heads, head_dim] to `slot_mapping` (int64 [tokens]: page * page_size + offset)."""
         keys, values = self.keys[layer], self.values[layer]
         if self.quantized:
             # The format has no infinity: what is beyond its largest number becomes that.
             k, v = (x.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(keys.dtype).view(torch.uint8) for x in (k, v))
             keys, values = keys.view(torch.uint8), values.view(torch.uint8)
-        keys.index_copy_(0, cells, k)
-        values.index_copy_(0, cells, v)
+        keys.index_copy_(0, slot_mapping, k)
+        values.index_copy_(0, slot_mapping, v)
 
-    def read(self, layer: int, cells: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather the keys and values of `cells` (int64, any shape) as `dtype`."""
+    def read(self, layer: int, slot_mapping: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gather the keys and values of `slot_mapping` (int64, any shape) as `dtype`."""
         keys, values = self.keys[layer], self.values[layer]
         if self.quantized:
-            return tuple(x.view(torch.uint8)[cells].view(x.dtype).to(dtype) for x in (keys, values))  # type: ignore[return-value]
-        return keys[cells], values[cells]
+            return tuple(x.view(torch.uint8)[slot_mapping].view(x.dtype).to(dtype) for x in (keys, values))  # type: ignore[return-value]
+        return keys[slot_mapping], values[slot_mapping]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pages:
+class PageTable:
     """The page table, int32 [slots, columns], as the host and the device know it (the same memory on cpu)."""
 
     host: Int32
@@ -159,11 +159,11 @@ class DecodeRows:
     """[rows], row of the page table."""
     lengths: Int32
     """[rows], tokens whose KV is read, the query's own included."""
-    pages: Pages
+    pages: PageTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class QueryChunk:
     """`count` query tokens of a slot at positions start..start+count-1."""
 
     slot: int
@@ -181,7 +181,7 @@ def unsupported_error(name: str, why: str) -> ValueError:
     return ValueError(f"{name} does not run here: {why}; choose reference or auto")
 
 
-def on_device(array: Int32, device: torch.device) -> torch.Tensor:
+def copy_to_device(array: Int32, device: torch.device) -> torch.Tensor:
     """Copy a small array to the device without waiting."""
     return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(device, non_blocking=True)
 
@@ -196,16 +196,16 @@ class AttentionBackend(ABC):
         self.geometry = geometry
         self.kv = kv
 
-    def kernels(self, *, norm: bool) -> set[Kernel]:
+    def kernel_specs(self, *, norm: bool) -> set[KernelSpec]:
         """Return what a start had better compile ahead; `norm` is whether queries and keys have one."""
         return set()
 
     @abstractmethod
-    def plan_decode(self, rows: DecodeRows) -> Run:
+    def plan_decode(self, rows: DecodeRows) -> PlannedAttention:
         """Prepare a batch of decodes."""
 
     @abstractmethod
-    def plan_prefill(self, chunks: tuple[Chunk, ...], pages: Pages) -> Run:
+    def plan_prefill(self, chunks: tuple[QueryChunk, ...], pages: PageTable) -> PlannedAttention:
         """Prepare prefill chunks; their tokens stand one chunk after the other."""
 
 
@@ -213,7 +213,7 @@ class AttentionBackend(ABC):
 class DevicePlannedDecode(Protocol):
     """A backend that plans decodes without the host knowing their lengths, as captured graphs need it."""
 
-    def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
+    def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> PlannedAttention:
         """Prepare a batch of decodes: int32 [rows], int32 [rows], int32 [slots, columns]."""
         ...
 
@@ -229,7 +229,7 @@ class DevicePlannedSequences(Protocol):
         lengths: torch.Tensor,
         table: torch.Tensor,
         longest: int,
-    ) -> Run:
+    ) -> PlannedAttention:
         """Prepare a batch of query sequences, the last tokens of their slots each.
 
         Args:
@@ -261,11 +261,11 @@ class LengthSplitDecode(Protocol):
         """Parts of contexts that run at once, by which it cuts; 0 where it cannot cut by lengths."""
         ...
 
-    def uneven(self, rows: int, lengths: Int32) -> bool:
+    def length_splits_are_faster(self, rows: int, lengths: Int32) -> bool:
         """Tell whether it pays for a batch padded to `rows`, of so many tokens (int32 [at most rows])."""
         ...
 
-    def plan_length_splits_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
+    def plan_length_splits_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> PlannedAttention:
         """Prepare a batch as `plan_decode_on_device` does, cut by its lengths."""
         ...
 
@@ -274,32 +274,32 @@ class LengthSplitDecode(Protocol):
 class FusedQKVDecode(Protocol):
     """A planned batch of decodes (a `Run` too) that can begin at the raw projection."""
 
-    def projected(self, cells: torch.Tensor) -> Projected:
-        """Return that, for new keys and values that go to `cells` (int64 [rows])."""
+    def fuse_qkv_prep(self, slot_mapping: torch.Tensor) -> FusedDecode:
+        """Return that, for new keys and values that go to `slot_mapping` (int64 [rows])."""
         ...
 
 
-class Attend:
+class StepAttention:
     """Attention of one step's mixed batch, layer by layer."""
 
     def __init__(
-        self, kv: PagedKV, cells: torch.Tensor, count: int, decode: Run | None, prefill: Run | None
+        self, kv: PagedKV, slot_mapping: torch.Tensor, count: int, decode: PlannedAttention | None, prefill: PlannedAttention | None
     ) -> None:
         self.kv = kv
-        self.cells = cells
+        self.slot_mapping = slot_mapping
         """int64 [tokens], where the tokens' KV goes."""
         self.count = count
         """Tokens that are decodes: the first ones."""
         self.decode = decode
         self.prefill = prefill
-        self.projected: Projected | None = None
+        self.fused_decode: FusedDecode | None = None
         """Attends from the raw projection, where the whole batch can."""
         if prefill is None and isinstance(decode, FusedQKVDecode):
-            self.projected = decode.projected(cells)
+            self.fused_decode = decode.fuse_qkv_prep(slot_mapping)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Store k, v [tokens, kv_heads, d] and attend q [tokens, heads, d] → [tokens, heads, d]."""
-        self.kv.store(layer, self.cells, k, v)
+        self.kv.store(layer, self.slot_mapping, k, v)
         out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.count
         if self.decode is not None:
             self.decode(layer, q[:count], k[:count], v[:count], out[:count])
@@ -307,8 +307,8 @@ class Attend:
             self.prefill(layer, q[count:], k[count:], v[count:], out[count:])
         return out
 
-    def stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Attend q [tokens, heads, d], whose keys and values are in the cache already; on a GPU alone."""
+    def attend_cached(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """StepAttention q [tokens, heads, d], whose keys and values are in the cache already; on a GPU alone."""
         out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.count
         if self.decode is not None:
             self.decode(layer, q[:count], None, None, out[:count])
@@ -325,17 +325,17 @@ class MixedAttention:
         kv: PagedKV,
         decode: AttentionBackend,
         prefill: AttentionBackend,
-        names: tuple[str, str] = ("", ""),
+        backend_names: tuple[str, str] = ("", ""),
     ) -> None:
         self.kv = kv
-        self.names = names
+        self.backend_names = backend_names
         """Of the backends of decodes and of prompts, as options call them."""
         self.decode = decode
         self.prefill = prefill
 
-    def plan(self, cells: torch.Tensor, rows: DecodeRows, chunks: tuple[Chunk, ...]) -> Attend:
-        """Prepare a step; `cells` (int64 [tokens]) is where its tokens' KV goes."""
+    def plan(self, slot_mapping: torch.Tensor, rows: DecodeRows, chunks: tuple[QueryChunk, ...]) -> StepAttention:
+        """Prepare a step; `slot_mapping` (int64 [tokens]) is where its tokens' KV goes."""
         count = len(rows.slots)
         decode = self.decode.plan_decode(rows) if count else None
         prefill = self.prefill.plan_prefill(chunks, rows.pages) if chunks else None
-        return Attend(self.kv, cells, count, decode, prefill)
+        return StepAttention(self.kv, slot_mapping, count, decode, prefill)

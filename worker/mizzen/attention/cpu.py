@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mizzen.attention.base import AttentionBackend, Chunk, DecodeRows, Geometry, PagedKV, Pages, Run
+from mizzen.attention.base import AttentionBackend, QueryChunk, DecodeRows, Geometry, PagedKV, PageTable, PlannedAttention
 from mizzen.attention.prefix_spans import Spans, find_shared_spans
 from mizzen.attention.reference import ReferenceAttention, grouped
 
@@ -26,17 +26,17 @@ class CpuAttention(AttentionBackend):
         super().__init__(geometry, kv)
         self.reference = ReferenceAttention(geometry, kv)
 
-    def plan_decode(self, rows: DecodeRows) -> Run:
+    def plan_decode(self, rows: DecodeRows) -> PlannedAttention:
         """Prepare a batch of decodes."""
         longest = int(rows.lengths.max())
-        whole = DecodeRun(self.geometry, self.kv, rows) if self.any_whole(longest) else None
+        whole = CpuDecode(self.geometry, self.kv, rows) if self.any_whole(longest) else None
         cut = self.reference.plan_decode(rows) if self.any_cut(longest) else None
         return self.by_layer(longest, whole, cut)
 
-    def plan_prefill(self, chunks: tuple[Chunk, ...], pages: Pages) -> Run:
+    def plan_prefill(self, chunks: tuple[QueryChunk, ...], pages: PageTable) -> PlannedAttention:
         """Prepare prefill chunks."""
         longest = max(chunk.end for chunk in chunks)
-        whole = PrefillRun(self.geometry, self.kv, chunks, pages) if self.any_whole(longest) else None
+        whole = CpuPrefill(self.geometry, self.kv, chunks, pages) if self.any_whole(longest) else None
         cut = self.reference.plan_prefill(chunks, pages) if self.any_cut(longest) else None
         return self.by_layer(longest, whole, cut)
 
@@ -48,7 +48,7 @@ class CpuAttention(AttentionBackend):
         """Tell whether a layer's window cuts into a batch of this length."""
         return any(window is not None and window < longest for window in self.geometry.windows)
 
-    def by_layer(self, longest: int, whole: Run | None, cut: Run | None) -> Run:
+    def by_layer(self, longest: int, whole: PlannedAttention | None, cut: PlannedAttention | None) -> PlannedAttention:
         """Choose for each layer by its window."""
         if cut is None and whole is not None:
             return whole
@@ -71,7 +71,7 @@ class Merge:
 
     def __init__(self, geometry: Geometry, levels: int, tokens: int, dtype: torch.dtype) -> None:
         self.geometry = geometry
-        rows = tokens * geometry.groups
+        rows = tokens * geometry.gqa_group_size
         # Cells that no part fills keep the weight exp(-inf) and must stay finite.
         self.outs = torch.zeros(levels, geometry.kv_heads, rows, geometry.head_dim, dtype=dtype)
         self.sums = torch.full((levels, geometry.kv_heads, rows), -torch.inf)
@@ -79,8 +79,8 @@ class Merge:
     def put(
         self, level: int, first: int, last: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Attend tokens first..last-1 of q [kv_heads, tokens * groups, d] to all of keys [m, kv_heads, d]."""
-        rows = slice(first * self.geometry.groups, last * self.geometry.groups)
+        """StepAttention tokens first..last-1 of q [kv_heads, tokens * groups, d] to all of keys [m, kv_heads, d]."""
+        rows = slice(first * self.geometry.gqa_group_size, last * self.geometry.gqa_group_size)
         out, sums = flash(
             q[:, rows][None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None], 0.0, False
         )
@@ -89,7 +89,7 @@ class Merge:
 
     def by_token(self, level: int) -> tuple[torch.Tensor, torch.Tensor]:
         """View a level as out [tokens, kv_heads, groups, d] and sums [tokens, kv_heads, groups]."""
-        kv_heads, groups, size = self.geometry.kv_heads, self.geometry.groups, self.geometry.head_dim
+        kv_heads, groups, size = self.geometry.kv_heads, self.geometry.gqa_group_size, self.geometry.head_dim
         out = self.outs[level].view(kv_heads, -1, groups, size).transpose(0, 1)
         return out, self.sums[level].view(kv_heads, -1, groups).transpose(0, 1)
 
@@ -97,17 +97,17 @@ class Merge:
         """Weigh the parts by their share of the softmax's sum; return [tokens, heads, d]."""
         weights = self.sums.softmax(dim=0).to(self.outs.dtype)
         merged = torch.einsum("lhr,lhrd->hrd", weights, self.outs)
-        kv_heads, groups, size = self.geometry.kv_heads, self.geometry.groups, self.geometry.head_dim
+        kv_heads, groups, size = self.geometry.kv_heads, self.geometry.gqa_group_size, self.geometry.head_dim
         return merged.view(kv_heads, -1, groups, size).transpose(0, 1).reshape(-1, kv_heads * groups, size)
 
 
 def by_kv_head(q: torch.Tensor, geometry: Geometry) -> torch.Tensor:
     """Return q [tokens, heads, d] as [kv_heads, tokens * groups, d]."""
-    shape = (len(q), geometry.kv_heads, geometry.groups, geometry.head_dim)
+    shape = (len(q), geometry.kv_heads, geometry.gqa_group_size, geometry.head_dim)
     return q.reshape(shape).transpose(0, 1).reshape(geometry.kv_heads, -1, geometry.head_dim)
 
 
-class DecodeRun:
+class CpuDecode:
     """A batch of decodes: spans in place, and all that is left over gathered into one padded tensor."""
 
     def __init__(self, geometry: Geometry, kv: PagedKV, rows: DecodeRows) -> None:
@@ -129,12 +129,12 @@ class DecodeRun:
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Attend q [rows, heads, d] into `out`."""
+        """StepAttention q [rows, heads, d] into `out`."""
         keys, values, geometry = self.kv.keys[layer], self.kv.values[layer], self.geometry
         q = q[self.order]
         shape = (len(q), -1, geometry.kv_heads, geometry.head_dim)
         rest, sums = flash(
-            q.view(len(q), geometry.kv_heads, geometry.groups, geometry.head_dim),
+            q.view(len(q), geometry.kv_heads, geometry.gqa_group_size, geometry.head_dim),
             keys.index_select(0, self.cells).view(shape).transpose(1, 2),
             values.index_select(0, self.cells).view(shape).transpose(1, 2),
             0.0,
@@ -154,10 +154,10 @@ class DecodeRun:
         out[self.order] = self.merge.result()
 
 
-class PrefillRun:
+class CpuPrefill:
     """Prefill chunks: each causally on its own tokens, and in full on what its slot holds already."""
 
-    def __init__(self, geometry: Geometry, kv: PagedKV, chunks: tuple[Chunk, ...], pages: Pages) -> None:
+    def __init__(self, geometry: Geometry, kv: PagedKV, chunks: tuple[QueryChunk, ...], pages: PageTable) -> None:
         self.geometry = geometry
         self.kv = kv
         slots = np.array([chunk.slot for chunk in chunks], np.int64)
@@ -179,7 +179,7 @@ class PrefillRun:
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Attend q [tokens, heads, d] into `out`; k and v [tokens, kv_heads, d] are the chunks' own."""
+        """StepAttention q [tokens, heads, d] into `out`; k and v [tokens, kv_heads, d] are the chunks' own."""
         kv_heads = self.geometry.kv_heads
         if self.levels == 1:
             for here in self.own:
@@ -203,7 +203,7 @@ class PrefillRun:
         out[self.tokens] = self.merge.result()
 
     def causal(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend one chunk to itself: out [groups, kv_heads, n, d] and sums [groups, kv_heads, n]."""
+        """StepAttention one chunk to itself: out [groups, kv_heads, n, d] and sums [groups, kv_heads, n]."""
         queries = grouped(q, self.geometry.kv_heads)
         shape = (len(queries), k.shape[1], len(k), k.shape[2])
         return flash(queries, k.transpose(0, 1).expand(shape), v.transpose(0, 1).expand(shape), 0.0, True)

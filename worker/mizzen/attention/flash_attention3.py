@@ -15,15 +15,15 @@ import torch
 from mizzen.attention.base import (
     E4M3_LARGEST,
     AttentionBackend,
-    Chunk,
+    QueryChunk,
     DecodeRows,
     Geometry,
     KVFormat,
     PagedKV,
-    Pages,
-    Run,
+    PageTable,
+    PlannedAttention,
     unsupported_error,
-    on_device,
+    copy_to_device,
 )
 from mizzen.core.request import Int32
 
@@ -32,7 +32,7 @@ WIDEST_HEAD = 256
 FLASH = "sgl_kernel.flash_attn"
 
 
-def missing(geometry: Geometry, kv: KVFormat) -> str | None:
+def unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
     """Tell what keeps this backend from running here; None when nothing does."""
     device = kv.device
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
@@ -68,7 +68,7 @@ class FlashAttention3(AttentionBackend):
             ImportError: the package is broken.
         """
         super().__init__(geometry, kv)
-        if why := missing(geometry, kv):
+        if why := unsupported_reason(geometry, kv):
             raise unsupported_error("attention fa3", why)
         from sgl_kernel.flash_attn import flash_attn_with_kvcache, get_scheduler_metadata
 
@@ -97,12 +97,12 @@ class FlashAttention3(AttentionBackend):
             return None
         return self.scales[layer].expand(rows, self.geometry.kv_heads)
 
-    def plan_decode(self, rows: DecodeRows) -> Run:
+    def plan_decode(self, rows: DecodeRows) -> PlannedAttention:
         """Prepare a batch of decodes."""
-        packed = on_device(np.stack([rows.slots.astype(np.int32), rows.lengths]), self.kv.keys.device)
+        packed = copy_to_device(np.stack([rows.slots.astype(np.int32), rows.lengths]), self.kv.keys.device)
         return self.plan_decode_on_device(packed[0], packed[1], rows.pages.device)
 
-    def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
+    def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> PlannedAttention:
         """Prepare a batch of decodes from what is on the device alone; may be captured in a graph.
 
         Args:
@@ -152,7 +152,7 @@ class FlashAttention3(AttentionBackend):
         lengths: torch.Tensor,
         table: torch.Tensor,
         longest: int,
-    ) -> Run:
+    ) -> PlannedAttention:
         """Prepare sequences of any lengths from what is on the device alone; may be captured in a graph."""
         geometry, page = self.geometry, self.kv.page_size
         schedules = {
@@ -193,13 +193,13 @@ class FlashAttention3(AttentionBackend):
 
         return run
 
-    def plan_prefill(self, chunks: tuple[Chunk, ...], pages: Pages) -> Run:
+    def plan_prefill(self, chunks: tuple[QueryChunk, ...], pages: PageTable) -> PlannedAttention:
         """Prepare prefill chunks as one batch of sequences of different lengths."""
         counts = np.array([chunk.count for chunk in chunks], np.int32)
         starts = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
         ends: Int32 = np.array([chunk.end for chunk in chunks], np.int32)
         slots: Int32 = np.array([chunk.slot for chunk in chunks], np.int32)
-        packed = on_device(np.concatenate([starts, slots, ends]), self.kv.keys.device)
+        packed = copy_to_device(np.concatenate([starts, slots, ends]), self.kv.keys.device)
         where, which, lengths = packed.split([len(starts), len(slots), len(ends)])
         return self.plan_on_device(where, which, lengths, pages.device, int(counts.max()))

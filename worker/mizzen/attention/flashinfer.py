@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from mizzen.attention.base import (
     AttentionBackend,
-    Chunk,
+    QueryChunk,
     DecodeRows,
     Geometry,
     KVFormat,
     PagedKV,
-    Pages,
-    Run,
+    PageTable,
+    PlannedAttention,
     unsupported_error,
 )
 from mizzen.core.request import Int32
@@ -49,7 +49,7 @@ SPARE_TILES = 512
 """Programs that a batch may be cut into more than it has tiles."""
 
 
-def missing(geometry: Geometry, kv: KVFormat, template: str = "fa2") -> str | None:
+def unsupported_reason(geometry: Geometry, kv: KVFormat, template: str = "fa2") -> str | None:
     """Tell what keeps this backend from running here; None when nothing does."""
     device = kv.device
     least = 9 if template == "fa3" else 8
@@ -64,7 +64,7 @@ def missing(geometry: Geometry, kv: KVFormat, template: str = "fa2") -> str | No
         return f"head_dim must be one of {HEADS}, not {geometry.head_dim}"
     if importlib.util.find_spec("flashinfer") is None:
         return "it needs the package flashinfer-python (pip install 'mizzen[gpu]')"
-    if not (comes_compiled() or finds_compiler()):
+    if not (has_compiled_kernels() or has_compiler()):
         return (
             "its kernels are not compiled, and no nvcc is here to do it: it needs the package "
             "flashinfer-jit-cache, of the version of flashinfer-python (docs/images.md)"
@@ -72,7 +72,7 @@ def missing(geometry: Geometry, kv: KVFormat, template: str = "fa2") -> str | No
     return None
 
 
-def comes_compiled() -> bool:
+def has_compiled_kernels() -> bool:
     """Tell whether kernels come with the package, or with the one that is made for that."""
     if importlib.util.find_spec("flashinfer_jit_cache") is not None:
         return True
@@ -81,7 +81,7 @@ def comes_compiled() -> bool:
     return any(next(Path(folder, "data/aot").glob("*/*.so"), None) for folder in folders)
 
 
-def finds_compiler() -> bool:
+def has_compiler() -> bool:
     """Tell whether there is an nvcc where FlashInfer looks for one."""
     if given := os.environ.get("FLASHINFER_NVCC"):
         return shutil.which(given) is not None
@@ -127,7 +127,7 @@ class Fence:
         self.event: torch.cuda.Event | None = None
 
     def plan(self, make: Callable[[], None]) -> None:
-        """Run a function that enqueues a copy of the buffer."""
+        """PlannedAttention a function that enqueues a copy of the buffer."""
         if self.event is not None:
             self.event.synchronize()
         make()
@@ -196,7 +196,7 @@ class FlashInferAttention(AttentionBackend):
             ImportError: the package is broken.
         """
         super().__init__(geometry, kv)
-        if why := missing(geometry, kv, template):
+        if why := unsupported_reason(geometry, kv, template):
             raise unsupported_error("attention flashinfer", why)
         from mizzen.kernels import set_compiler_cache_dirs
 
@@ -236,7 +236,7 @@ class FlashInferAttention(AttentionBackend):
             window: torch.empty(size, dtype=torch.uint8, device=self.device)
             for window in set(geometry.windows)
         }
-        tiles = rows + -(-rows * geometry.groups // TILE) + SPARE_TILES
+        tiles = rows + -(-rows * geometry.gqa_group_size // TILE) + SPARE_TILES
         partial = 4 * geometry.heads * tiles * TILE * (geometry.head_dim + 1)
         if partial > len(self.graph_workspace):
             self.graph_workspace = torch.zeros(partial, dtype=torch.uint8, device=self.device)
@@ -255,7 +255,7 @@ class FlashInferAttention(AttentionBackend):
             "kv_data_type": stored,
         }
 
-    def runner(self, wrappers: dict[int | None, Any]) -> Run:
+    def runner(self, wrappers: dict[int | None, Any]) -> PlannedAttention:
         """Return attention by planned wrappers."""
         windows = self.geometry.windows
 
@@ -264,7 +264,7 @@ class FlashInferAttention(AttentionBackend):
 
         return run
 
-    def listed(self, slots: NDArray[Any], lengths: Int32, pages: Pages, total: int) -> PageIndices:
+    def listed(self, slots: NDArray[Any], lengths: Int32, pages: PageTable, total: int) -> PageIndices:
         """List the pages of a batch whose lengths the host knows."""
         from mizzen.kernels.attention.page_indices import PageIndices, build_page_indices
 
@@ -274,7 +274,7 @@ class FlashInferAttention(AttentionBackend):
         build_page_indices(packed[0], packed[1], pages.device, self.kv.page_size, lists)
         return lists
 
-    def plan_decode(self, rows: DecodeRows) -> Run:
+    def plan_decode(self, rows: DecodeRows) -> PlannedAttention:
         """Prepare a batch of decodes."""
         batch = HostBatch.of(rows.lengths.astype(np.int32), self.kv.page_size)
         lists = self.listed(rows.slots, rows.lengths, rows.pages, int(batch.starts[-1]))
@@ -287,10 +287,10 @@ class FlashInferAttention(AttentionBackend):
         self.decode_fence.plan(make)
         return self.runner(self.decodes)
 
-    def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
+    def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> PlannedAttention:
         """Prepare a batch that is replayed; `refresh` plans each replay.
 
-        The first batch is the largest. Run outside of a capture, lengths are 1.
+        The first batch is the largest. PlannedAttention outside of a capture, lengths are 1.
 
         Args:
             slots: int32 [rows], rows of the page table.
@@ -320,7 +320,7 @@ class FlashInferAttention(AttentionBackend):
         padded[: len(lengths)] = lengths
         self.graphs[rows].refresh(padded)
 
-    def plan_prefill(self, chunks: tuple[Chunk, ...], pages: Pages) -> Run:
+    def plan_prefill(self, chunks: tuple[QueryChunk, ...], pages: PageTable) -> PlannedAttention:
         """Prepare prefill chunks as one batch of sequences of different lengths."""
         queries = starts_of(np.array([chunk.count for chunk in chunks], np.int32))
         ends = np.array([chunk.end for chunk in chunks], np.int32)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mizzen.attention.base import AttentionBackend, Chunk, DecodeRows, Geometry, PagedKV, Pages, Run
+from mizzen.attention.base import AttentionBackend, QueryChunk, DecodeRows, Geometry, PagedKV, PageTable, PlannedAttention
 
 MAX_GATHERED = 1 << 18
 """Tokens (padding included) whose KV is gathered at once, which bounds temporary memory."""
@@ -28,7 +28,7 @@ def grouped(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
 def attend_chunk(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, mask: torch.Tensor | None
 ) -> None:
-    """Attend q [n, heads, d] to k, v [m, kv_heads, d] into `out`; no mask means causal with n = m.
+    """StepAttention q [n, heads, d] to k, v [m, kv_heads, d] into `out`; no mask means causal with n = m.
 
     Keys are broadcast over the query heads that share them, by strides.
     """
@@ -44,7 +44,7 @@ def attend_chunk(
     grouped(out, k.shape[1]).copy_(result)
 
 
-def chunk_mask(chunk: Chunk, window: int | None, device: torch.device) -> torch.Tensor | None:
+def chunk_mask(chunk: QueryChunk, window: int | None, device: torch.device) -> torch.Tensor | None:
     """Return what a chunk's queries may see, bool [count, end]; None when that is plainly causal."""
     if chunk.start == 0 and (window is None or chunk.end <= window):
         return None
@@ -57,7 +57,7 @@ def chunk_mask(chunk: Chunk, window: int | None, device: torch.device) -> torch.
 class ReferenceAttention(AttentionBackend):
     """Gathers pages into padded tensors and lets scaled_dot_product_attention do the rest."""
 
-    def plan_decode(self, rows: DecodeRows) -> Run:
+    def plan_decode(self, rows: DecodeRows) -> PlannedAttention:
         """Prepare a batch of decodes, in parts of bounded temporary memory."""
         longest = int(rows.lengths.max())
         step = max(1, MAX_GATHERED // longest)
@@ -72,7 +72,7 @@ class ReferenceAttention(AttentionBackend):
 
         return run
 
-    def plan_prefill(self, chunks: tuple[Chunk, ...], pages: Pages) -> Run:
+    def plan_prefill(self, chunks: tuple[QueryChunk, ...], pages: PageTable) -> PlannedAttention:
         """Prepare prefill chunks, one after the other."""
         device = pages.device.device
         windows = set(self.geometry.windows)
@@ -113,8 +113,8 @@ class ReferenceDecodeRows:
             self.masks[window] = mask[:, None, None]
 
     def run(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Attend the part's rows of q [rows, heads, d] into those of `out`."""
-        shape = (-1, self.geometry.kv_heads, self.geometry.groups, self.geometry.head_dim)
+        """StepAttention the part's rows of q [rows, heads, d] into those of `out`."""
+        shape = (-1, self.geometry.kv_heads, self.geometry.gqa_group_size, self.geometry.head_dim)
         keys, values = self.kv.read(layer, self.cells, q.dtype)
         result = F.scaled_dot_product_attention(
             q[self.part].view(shape),

@@ -79,11 +79,11 @@ def unsupported_reasons() -> dict[str, Missing]:
 
     return {
         "cpu": cpu_unsupported_reason,
-        "fa3": flash_attention3.missing,
-        "flashinfer": flashinfer.missing,
-        "flashinfer-fa3": lambda geometry, kv: flashinfer.missing(geometry, kv, "fa3"),
+        "fa3": flash_attention3.unsupported_reason,
+        "flashinfer": flashinfer.unsupported_reason,
+        "flashinfer-fa3": lambda geometry, kv: flashinfer.unsupported_reason(geometry, kv, "fa3"),
         "reference": lambda geometry, kv: None,
-        "split": flash_decode.missing,
+        "split": flash_decode.unsupported_reason,
     }
 
 
@@ -95,7 +95,7 @@ def check_backends(geometry: Geometry, kv: KVFormat, *, prefill: str, decode: st
     """
     if prefill == "split":
         raise ValueError(
-            "attention split serves decodes alone: choose another for prompts (--attention-prefill)"
+            "attention split serves decodes alone: select_backend another for prompts (--attention-prefill)"
         )
     missing = unsupported_reasons()
     for option, name in (("--attention-prefill", prefill), ("--attention-decode", decode)):
@@ -107,7 +107,7 @@ def check_backends(geometry: Geometry, kv: KVFormat, *, prefill: str, decode: st
             raise unsupported_error(f"{option} {name}", why)
 
 
-def choose(name: str, geometry: Geometry, kv: KVFormat, *, decode: bool) -> str:
+def select_backend(name: str, geometry: Geometry, kv: KVFormat, *, decode: bool) -> str:
     """Resolve `auto` for a device and a shape of heads: the fastest that was measured, of those that run.
 
     Decodes go to our own kernel first, which was faster than fa3 at every batch where at most eight query
@@ -121,7 +121,7 @@ def choose(name: str, geometry: Geometry, kv: KVFormat, *, decode: bool) -> str:
     if decode:
         # Of 16 query heads a KV head, fa3 took 10.7, 27 and 160 us at batches of 1, 32 and 256, split 12.6,
         # 34 and 147; over 8-bit KV fa3 multiplies in 8 bits as well, and was the slower one.
-        behind_fa3 = geometry.groups > 8 and not kv.quantized
+        behind_fa3 = geometry.gqa_group_size > 8 and not kv.quantized
         candidates.insert(1 if behind_fa3 else 0, "split")
     missing, reasons = unsupported_reasons(), list[str]()
     for candidate in candidates:
@@ -141,10 +141,10 @@ def make_attention(geometry: Geometry, kv: PagedKV, *, prefill: str, decode: str
     check_backends(geometry, kv, prefill=prefill, decode=decode)
     made: dict[str, AttentionBackend] = {}
     chosen = [
-        choose(decode, geometry, kv, decode=True),
-        choose(prefill, geometry, kv, decode=False),
+        select_backend(decode, geometry, kv, decode=True),
+        select_backend(prefill, geometry, kv, decode=False),
     ]
     for name in chosen:
         if name not in made:
             made[name] = FACTORIES[name](geometry, kv)
-    return MixedAttention(kv, made[chosen[0]], made[chosen[1]], names=(chosen[0], chosen[1]))
+    return MixedAttention(kv, made[chosen[0]], made[chosen[1]], backend_names=(chosen[0], chosen[1]))

@@ -15,7 +15,7 @@ from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import Runner
-from mizzen.engine.grammar.pending import GrammarIntake, Grammars
+from mizzen.engine.grammar.pending import GrammarServices, PendingGrammars
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.overlap_loop import OverlapLoop
 
@@ -40,7 +40,7 @@ class Engine:
         info: EngineInfo,
         scheduler: Scheduler,
         runner: Runner,
-        grammars: Grammars | None = None,
+        grammars: GrammarServices | None = None,
         profiler: StepProfiler | None = None,
     ) -> None:
         """Assemble a loaded engine.
@@ -50,13 +50,17 @@ class Engine:
         self.info = info
         self._profiler = profiler
         self._loop = OverlapLoop(scheduler, runner)
-        self._grammars = GrammarIntake(grammars) if grammars is not None else None
+        self._grammars = PendingGrammars(grammars) if grammars is not None else None
         self._events: deque[Event] = deque()
 
     @property
     def busy(self) -> bool:
         """Return whether `step` has anything to do."""
-        return bool(self._events) or self._loop.busy or (self._grammars is not None and self._grammars.waits)
+        return (
+            bool(self._events)
+            or self._loop.busy
+            or (self._grammars is not None and self._grammars.has_waiting)
+        )
 
     def submit(self, request: Request) -> None:
         """Queue a request from the next step on; if it is rejected, `drain_finished` returns the reason."""
@@ -80,17 +84,17 @@ class Engine:
         grammars = self._grammars
         if grammars is None or not grammars.active:
             return self._loop.step(now)
-        for request in grammars.ready():
+        for request in grammars.drain_ready():
             self._loop.submit(request)
-        for rid in grammars.failed():
+        for rid in grammars.drain_failed():
             self._loop.abort(rid)
         output = self._loop.step(now)
         if output is None:
-            if grammars.waits and not self._loop.busy:
+            if grammars.has_waiting and not self._loop.busy:
                 grammars.pause()
             return None
         if output.finished:
-            return replace(output, finished=grammars.settle(output.finished))
+            return replace(output, finished=grammars.finalize(output.finished))
         return output
 
     def drain_finished(self) -> tuple[Finished, ...]:
@@ -98,7 +102,7 @@ class Engine:
         finished, grammars = self._loop.drain_finished(), self._grammars
         if grammars is None or not grammars.active:
             return finished
-        return (*grammars.settle(finished), *grammars.take_ended())
+        return (*grammars.finalize(finished), *grammars.drain_finished())
 
     def drain_cache_events(self) -> CacheEvents:
         """Return the KV blocks that entered or left the prefix cache since the last call."""
@@ -111,7 +115,7 @@ class Engine:
     def load(self) -> Load:
         """Return the engine's load; requests that wait for their grammar count as waiting."""
         load, grammars = self._loop.load(), self._grammars
-        if grammars is None or not grammars.waits:
+        if grammars is None or not grammars.has_waiting:
             return load
         count, tokens = grammars.load()
         return replace(load, waiting=load.waiting + count, waiting_tokens=load.waiting_tokens + tokens)
@@ -148,11 +152,11 @@ class Engine:
 
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, Abort):
-            if self._grammars is None or not self._grammars.drop(event.rid):
+            if self._grammars is None or not self._grammars.abort_waiting(event.rid):
                 self._loop.abort(event.rid)
             return
         request: Request | None = event.request
         if self._grammars is not None and event.request.sampling.grammar is not None:
-            request = self._grammars.take(event.request)
+            request = self._grammars.submit(event.request)
         if request is not None:
             self._loop.submit(request)

@@ -26,7 +26,7 @@ from mizzen.gateway.openai.parse import Parser
 from mizzen.gateway.openai.response_bodies import Model, ModelList
 from mizzen.gateway.routing.debug_route import explain_route
 from mizzen.gateway.services import Service
-from mizzen.gateway.telemetry.table_watch import parse_wait, table, version
+from mizzen.gateway.telemetry.table_watch import parse_wait, routing_table, table_version
 
 
 def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI:
@@ -73,7 +73,7 @@ def add_models(app: FastAPI, gateway: Gateway) -> None:
     created = int(time.time())
 
     def model(name: str, service: Service) -> Model:
-        context = service.table.context
+        context = service.table.max_context_length
         return Model(
             name, created, root=service.models[0], max_model_len=context if context else msgspec.UNSET
         )
@@ -126,7 +126,7 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
 
         def changed() -> bool:
             chosen = gateway.list_services(given.get("service"))
-            return version(chosen, gateway.services.synced, gateway.tenants) != known
+            return table_version(chosen, gateway.services.synced, gateway.tenants) != known
 
         if (
             known
@@ -135,7 +135,7 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
         ):
             return Response(status_code=304)
         chosen = gateway.list_services(given.get("service"))
-        return json_response(table(chosen, gateway.services.synced, gateway.tenants))
+        return json_response(routing_table(chosen, gateway.services.synced, gateway.tenants))
 
     @app.post("/admin/verify")
     async def verify(request: Request) -> Response:

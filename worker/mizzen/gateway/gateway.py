@@ -22,7 +22,7 @@ from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.engines.discovery import discovery
 from mizzen.gateway.engines.engine_client import EngineClient
 from mizzen.gateway.engines.engine_table import EngineTable
-from mizzen.gateway.engines.failure_limits import publish
+from mizzen.gateway.engines.failure_limits import publish_engine_gauges
 from mizzen.gateway.http.malloc_trim import MallocTrimmer
 from mizzen.gateway.http.request_bodies import BodyBudget
 from mizzen.gateway.requests.backpressure import UnreadOutput
@@ -61,7 +61,7 @@ class Gateway:
             max_priority=config.keyless_max_priority,
             divided_by=config.key_limits_divided_by,
         )
-        self.tenants.on_change = self.table_watch.tell
+        self.tenants.on_change = self.table_watch.notify
         self.trimmer = MallocTrimmer()
         self.body_budget = BodyBudget(config.max_bodies_bytes, config.max_body_bytes, self.trimmer.note_freed)
         self.body_reader = BodyReader()
@@ -118,9 +118,9 @@ class Gateway:
             await asyncio.sleep(KEY_RELOAD_SECONDS)
             with contextlib.suppress(ValueError):  # a file that cannot be read changes nothing
                 self._admin_tokens = read_admin_tokens(self.config.admin_token_file)
-            if self._key_folder is not None and self._key_folder.look():
+            if self._key_folder is not None and self._key_folder.refresh():
                 self.services.apply_own_keys()
-                self.table_watch.tell()
+                self.table_watch.notify()
 
     @property
     def not_ready_reason(self) -> str:
@@ -175,7 +175,7 @@ class Gateway:
         """
         deadline = (time.monotonic() if began is None else began) + self.config.queue_timeout_seconds
         service = self.services.find_by_model(generation.model)
-        most = service.table.context if service is not None else 0
+        most = service.table.max_context_length if service is not None else 0
         return new_queue_entry(scope, generation, deadline, first=first, most_tokens=most)
 
     def restart_queue_timeout(self, queue_entry: QueueEntry) -> None:
@@ -256,15 +256,15 @@ class Gateway:
         for state, count in states.items():
             metrics.engines.labels(state).set(count)
         tables = [service.table for service in self.services]
-        publish(metrics, tables, sum(service.waiting_requests for service in self.services))
+        publish_engine_gauges(metrics, tables, sum(service.waiting_requests for service in self.services))
         metrics.queued.set(sum(len(service.admission) for service in self.services))
         metrics.synced.set(self.services.synced)
-        unusable = not self.tenants.open and (bool(self.tenants.problem) or not self.tenants.in_force)
+        unusable = not self.tenants.keyless and (bool(self.tenants.problem) or not self.tenants.key_count)
         metrics.api_keys_unusable.set(unusable)
-        return metrics.text()
+        return metrics.render()
 
     def _new_service(self, entry: ServiceEntry) -> Service:
-        return Service(entry, self.config, self.curve_keys, self._name, self.metrics, self.table_watch.tell)
+        return Service(entry, self.config, self.curve_keys, self._name, self.metrics, self.table_watch.notify)
 
 
 def load_key_folder(config: GatewayConfig) -> KeyFolder | None:

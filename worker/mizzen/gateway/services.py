@@ -98,7 +98,7 @@ class Service:
             max_tokens_in_flight=config.max_tokens_in_flight,
             queue_size=config.queue_size,
             unavailable_reason=self.table.unavailable_reason,
-            on_wait=notify,
+            on_queue_change=notify,
         )
         self.dispatcher = Dispatcher(
             self.table,
@@ -115,7 +115,7 @@ class Service:
         self.table.use_keys(engine_keys(self.entry, keys))
 
     def _changed(self) -> None:
-        self.admission.poke()
+        self.admission.admit_waiting()
         self._notify()
 
     @property
@@ -153,7 +153,7 @@ class Service:
         self.admission.close(reason)
         try:
             async with asyncio.timeout(seconds):
-                await self.admission.empty.wait()
+                await self.admission.drained.wait()
         except TimeoutError:
             pass
         finally:

@@ -3,8 +3,8 @@
 The host's word to a step is one int32 buffer, the inbox:
 
     0         number of page writes
-    1         columns (`Inbox.writes`): flat page-table cells, then the pages that go there
-    ...       columns (`Inbox.rows`): the batch's slots, then the position that each row runs next
+    1         columns (`InboxLayout.writes`): flat page-table cells, then the pages that go there
+    ...       columns (`InboxLayout.rows`): the batch's slots, then the position that each row runs next
 
 It stays valid from step to step: every step advances the positions of its rows.
 """
@@ -21,7 +21,7 @@ BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inbox:
+class InboxLayout:
     """Where things stand in the inbox."""
 
     writes: int
@@ -30,7 +30,7 @@ class Inbox:
     """Batch rows that fit."""
 
     @property
-    def cells(self) -> slice:
+    def table_indices(self) -> slice:
         """Flat page-table cells to write."""
         return slice(1, 1 + self.writes)
 
@@ -80,7 +80,7 @@ def _decode_inputs_kernel(
     tl.store(lengths + row, position + 1, inside)
 
 
-def write_pages(inbox: torch.Tensor, layout: Inbox, table: torch.Tensor) -> None:
+def write_pages(inbox: torch.Tensor, layout: InboxLayout, table: torch.Tensor) -> None:
     """Write the inbox's pages to the page table, int32 [slots, columns]."""
     grid = (triton.cdiv(layout.writes, BLOCK),)
     _write_pages_kernel[grid](inbox, table, WRITES=layout.writes, BLOCK=BLOCK, num_warps=4)
@@ -94,7 +94,7 @@ class DecodeInputs:
     """int64, the token to run."""
     positions: torch.Tensor
     """int64, its position."""
-    cells: torch.Tensor
+    slot_mapping: torch.Tensor
     """int64, where its KV goes."""
     lengths: torch.Tensor
     """int32, tokens whose KV it reads, its own included."""
@@ -115,4 +115,4 @@ def gather_inputs(
         slots, positions, last_tokens, table, tokens, where, cells, lengths, table.shape[1], rows,
         PAGE=page_size, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
-    return DecodeInputs(tokens=tokens, positions=where, cells=cells, lengths=lengths)
+    return DecodeInputs(tokens=tokens, positions=where, slot_mapping=slot_mapping, lengths=lengths)

@@ -18,7 +18,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-Kernel = tuple[str, str, tuple[tuple[str, int], ...]]
+KernelSpec = tuple[str, str, tuple[tuple[str, int], ...]]
 """A source, the name of a kernel in it, and what it is compiled with."""
 DIGEST = hashlib.sha256().digest_size
 """Bytes of one."""
@@ -28,12 +28,12 @@ class CompileError(RuntimeError):
     """NVRTC or the driver refused a kernel; the message says why."""
 
 
-def source(name: str) -> str:
+def read_source(name: str) -> str:
     """Return the CUDA C++ source `{name}.cu`; `name` is a path below this package, e.g. `gemm/gemv`."""
     return Path(__file__).parent.joinpath(f"{name}.cu").read_text(encoding="utf-8")
 
 
-def checked(result: tuple[Any, ...], what: str) -> Any:
+def check_status(result: tuple[Any, ...], what: str) -> Any:
     """Return what a call of the CUDA bindings gives besides its status.
 
     Raises:
@@ -44,7 +44,7 @@ def checked(result: tuple[Any, ...], what: str) -> Any:
     return result[1] if len(result) == 2 else result[1:]
 
 
-def cubin(source: str, name: str, defines: tuple[tuple[str, int], ...], capability: tuple[int, int]) -> bytes:
+def compile_cubin(source: str, name: str, defines: tuple[tuple[str, int], ...], capability: tuple[int, int]) -> bytes:
     """Compile a source with these definitions for a GPU's capability.
 
     Raises:
@@ -52,28 +52,28 @@ def cubin(source: str, name: str, defines: tuple[tuple[str, int], ...], capabili
     """
     from cuda.bindings import nvrtc
 
-    program = checked(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []), name)
+    program = check_status(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []), name)
     # Hopper's own instructions are in a target of their own.
     target = f"sm_{capability[0]}{capability[1]}{'a' if capability == (9, 0) else ''}"
     options = [f"-arch={target}", *(f"-D{key}={value}" for key, value in defines)]
     status = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if int(status[0]) != 0:
-        text = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program), name)
+        text = b" " * check_status(nvrtc.nvrtcGetProgramLogSize(program), name)
         nvrtc.nvrtcGetProgramLog(program, text)
         raise CompileError(text.decode())
-    code = b" " * checked(nvrtc.nvrtcGetCUBINSize(program), name)
-    checked(nvrtc.nvrtcGetCUBIN(program, code), name)
+    code = b" " * check_status(nvrtc.nvrtcGetCUBINSize(program), name)
+    check_status(nvrtc.nvrtcGetCUBIN(program, code), name)
     return code
 
 
-def cache_folder() -> Path:
+def cache_dir() -> Path:
     """Return where compiled kernels are kept: $MIZZEN_CACHE_DIR, else below the user's cache folder."""
     if chosen := os.environ.get("MIZZEN_CACHE_DIR"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mizzen"
 
 
-def keep(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a file whole or not at all, whoever else writes it meanwhile.
 
     Raises:
@@ -104,24 +104,24 @@ def load_or_compile_cubin(
     from cuda.bindings import nvrtc
 
     try:
-        version = checked(nvrtc.nvrtcVersion(), name)
+        version = check_status(nvrtc.nvrtcVersion(), name)
     except RuntimeError as error:  # the library itself is missing
         raise CompileError(f"NVRTC cannot be loaded: {error}") from error
     key = hashlib.sha256(repr((source, name, defines, capability, version)).encode()).hexdigest()
-    path = cache_folder() / "kernels" / f"{name}-{key}.cubin"
+    path = cache_dir() / "kernels" / f"{name}-{key}.cubin"
     with contextlib.suppress(OSError):
         kept = path.read_bytes()
         if hashlib.sha256(kept[DIGEST:]).digest() == kept[:DIGEST]:
             return kept[DIGEST:]
         log.warning("%s is damaged: the kernel is compiled anew", path)
-    code = cubin(source, name, defines, capability)
+    code = compile_cubin(source, name, defines, capability)
     with contextlib.suppress(OSError):
-        keep(path, hashlib.sha256(code).digest() + code)
+        write_atomically(path, hashlib.sha256(code).digest() + code)
     return code
 
 
 @functools.cache
-def compiled(source: str, name: str, defines: tuple[tuple[str, int], ...], device: int) -> Any:
+def load_kernel(source: str, name: str, defines: tuple[tuple[str, int], ...], device: int) -> Any:
     """Return a kernel (a CUfunction) of a source, compiled with these definitions for a device.
 
     Raises:
@@ -131,11 +131,11 @@ def compiled(source: str, name: str, defines: tuple[tuple[str, int], ...], devic
 
     code = load_or_compile_cubin(source, name, defines, torch.cuda.get_device_capability(device))
     torch.cuda.current_stream(device)  # a context is there
-    module = checked(driver.cuModuleLoadData(code), f"loading {name}")
-    return checked(driver.cuModuleGetFunction(module, name.encode()), f"loading {name}")
+    module = check_status(driver.cuModuleLoadData(code), f"loading {name}")
+    return check_status(driver.cuModuleGetFunction(module, name.encode()), f"loading {name}")
 
 
-def compile_in_parallel(kernels: Iterable[Kernel], device: int, threads: int) -> None:
+def compile_in_parallel(kernels: Iterable[KernelSpec], device: int, threads: int) -> None:
     """Compile kernels that `compiled` is going to be asked for, so many at a time.
 
     Raises:
@@ -144,13 +144,13 @@ def compile_in_parallel(kernels: Iterable[Kernel], device: int, threads: int) ->
     from cuda.bindings import driver
 
     torch.cuda.current_stream(device)  # a context is there
-    context = checked(driver.cuCtxGetCurrent(), "asking for the context")
+    context = check_status(driver.cuCtxGetCurrent(), "asking for the context")
 
     def begin() -> None:
-        checked((*driver.cuCtxSetCurrent(context), None), "entering the context")
+        check_status((*driver.cuCtxSetCurrent(context), None), "entering the context")
 
     with ThreadPoolExecutor(threads, initializer=begin) as pool:
-        list(pool.map(lambda kernel: compiled(*kernel, device), kernels))
+        list(pool.map(lambda kernel: load_kernel(*kernel, device), kernels))
 
 
 @functools.cache
@@ -163,10 +163,10 @@ def allow_shared_memory(function: Any, shared: int) -> None:
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    checked((*driver.cuFuncSetAttribute(function, attribute, shared), None), "asking for shared memory")
+    check_status((*driver.cuFuncSetAttribute(function, attribute, shared), None), "asking for shared memory")
 
 
-def runs(
+def can_compile(
     source: str,
     name: str,
     defines: tuple[tuple[str, int], ...],
@@ -179,7 +179,7 @@ def runs(
     `shared` is what a block of it has besides what the kernel declares, in bytes.
     """
     try:
-        function = compiled(source, name, defines, device.index or 0)
+        function = load_kernel(source, name, defines, device.index or 0)
         if shared:
             allow_shared_memory(function, shared)
     except (ImportError, CompileError) as error:
@@ -256,4 +256,4 @@ def launch(
         allow_shared_memory(function, shared)
     stream = torch.cuda.current_stream(device).cuda_stream
     config = launch_config(grid, threads, stream, cluster, shared)
-    checked(driver.cuLaunchKernelEx(config, function, (tuple(values), tuple(types)), 0), "launching a kernel")
+    check_status(driver.cuLaunchKernelEx(config, function, (tuple(values), tuple(types)), 0), "launching a kernel")

@@ -13,7 +13,7 @@ from mizzen.parallel.collectives import SingleRank, Collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class WeightTarget:
     """Where one tensor of a checkpoint goes."""
 
     name: str
@@ -35,7 +35,7 @@ class LinearMethod(Protocol):
     keep their addresses once loaded, so that captured graphs stay valid.
     """
 
-    def targets(self, name: str, part: CheckpointShard) -> Iterator[Target]:
+    def targets(self, name: str, part: CheckpointShard) -> Iterator[WeightTarget]:
         """Yield where the tensors of the checkpoint's layer `name` go."""
         ...
 
@@ -64,9 +64,9 @@ LinearFactory = Callable[[int, int, bool, torch.dtype, torch.device], LinearMeth
 
 def dense(rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> LinearMethod:
     """Make plain weights."""
-    from mizzen.layers.linear import Dense
+    from mizzen.layers.linear import UnquantizedLinear
 
-    return Dense(rows, columns, bias, dtype, device)
+    return UnquantizedLinear(rows, columns, bias, dtype, device)
 
 
 def skinny(rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> LinearMethod:
@@ -77,7 +77,7 @@ def skinny(rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
+class BuildContext:
     """How a model is built on one rank."""
 
     device: torch.device

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.context import Build, CheckpointShard, Target
+from mizzen.layers.context import BuildContext, CheckpointShard, WeightTarget
 from mizzen.layers.linear import small_batch_gemm, method_kernel_specs, gemm_kernel_specs, max_small_batch
 from mizzen.parallel.collectives import Collectives
 
 if TYPE_CHECKING:
-    from mizzen.kernels.nvrtc import Kernel
+    from mizzen.kernels.nvrtc import KernelSpec
 
 ROW_MULTIPLE = 8
 """Ranks have room for a multiple of so many tokens each, as kernels want it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class VocabShard:
     """Which tokens a rank has rows for."""
 
     total: int
@@ -31,7 +31,7 @@ class Vocabulary:
     """Tokens of this rank; rows behind theirs are padding."""
 
     @classmethod
-    def of(cls, build: Build, total: int) -> Vocabulary:
+    def of(cls, build: BuildContext, total: int) -> VocabShard:
         """Split a vocabulary over the ranks."""
         return cls(total, *build.mesh.tensor.padded_shard(total, ROW_MULTIPLE))
 
@@ -44,46 +44,46 @@ class Vocabulary:
 class Embedding:
     """Rows of a table [vocab, hidden] by token id."""
 
-    def __init__(self, build: Build, name: str, vocab: int, hidden: int) -> None:
+    def __init__(self, build: BuildContext, name: str, vocab: int, hidden: int) -> None:
         self.name = name
         self.hidden = hidden
-        self.vocabulary = Vocabulary.of(build, vocab)
-        self.ranks = build.ranks
-        self.weight = build.empty(self.vocabulary.room, hidden)
+        self.vocabulary = VocabShard.of(build, vocab)
+        self.collectives = build.collectives
+        self.weight = build.allocate(self.vocabulary.rows, hidden)
         self.weight[self.vocabulary.count :].zero_()
 
-    def targets(self, prefix: str) -> Iterator[Target]:
+    def targets(self, prefix: str) -> Iterator[WeightTarget]:
         """Yield where the checkpoint's tensor goes."""
         vocabulary = self.vocabulary
-        yield Target(
+        yield WeightTarget(
             name=f"{prefix}{self.name}.weight",
             shape=(vocabulary.total, self.hidden),
-            part=(vocabulary.held, slice(0, self.hidden)),
+            part=(vocabulary.tokens, slice(0, self.hidden)),
             into=self.weight[: vocabulary.count],
         )
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """Map ids [tokens] to [tokens, hidden], freshly allocated."""
-        if self.ranks.size == 1:
+        if self.collectives.size == 1:
             return F.embedding(tokens, self.weight)
         vocabulary = self.vocabulary
-        rows = self.ranks.lookup(tokens, self.weight, vocabulary.held, vocabulary.total)
+        rows = self.collectives.lookup_rows(tokens, self.weight, vocabulary.tokens, vocabulary.total)
         if rows is not None:
             return rows
-        rows = tokens - self.vocabulary.held.start
+        rows = tokens - self.vocabulary.tokens.start
         elsewhere = (rows < 0) | (rows >= self.vocabulary.count)
         found = F.embedding(rows.masked_fill_(elsewhere, 0), self.weight)
-        return self.ranks.all_reduce(found.masked_fill_(elsewhere[:, None], 0))
+        return self.collectives.all_reduce(found.masked_fill_(elsewhere[:, None], 0))
 
 
-Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+ComputeShardLogits = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Maps [rows, hidden] to logits [rows, room] of a rank's tokens, into a tensor whose rows may lie apart."""
 
 
 def gather_logits(
     ranks: Collectives,
-    vocabulary: Vocabulary,
-    product: Product,
+    vocabulary: VocabShard,
+    product: ComputeShardLogits,
     x: torch.Tensor,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -91,36 +91,36 @@ def gather_logits(
 
     In a room of the ranks rank 0 alone has them: each writes its product to where rank 0 reads it.
     """
-    place = None if out is None else ranks.place(out, vocabulary.held)
+    place = None if out is None else ranks.map_logits_shard(out, vocabulary.tokens)
     if out is None or place is None:
         return ranks.gather_columns(product(x, None), vocabulary.total, out)
     product(x, place)
-    ranks.meet()
+    ranks.wait_for_logits()
     return out
 
 
 class TiedHead:
     """Logits from the embedding's own table."""
 
-    def __init__(self, build: Build, embedding: Embedding) -> None:
+    def __init__(self, build: BuildContext, embedding: Embedding) -> None:
         self.embedding = embedding
-        self.ranks = build.ranks
+        self.collectives = build.collectives
         self.widest = max_small_batch(embedding.weight) if build.fused else 0
 
-    def targets(self) -> Iterator[Target]:
+    def targets(self) -> Iterator[WeightTarget]:
         """Yield nothing: the table is loaded as the embedding."""
         return iter(())
 
-    def kernels(self, counts: Iterable[int]) -> set[Kernel]:
+    def kernel_specs(self, counts: Iterable[int]) -> set[KernelSpec]:
         """Return what logits of so many rows are compiled from; of several ranks nothing, as in `Head`."""
-        alone = self.ranks.size == 1
+        alone = self.collectives.size == 1
         return gemm_kernel_specs(self.embedding.weight, counts, self.widest) if alone else set()
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
-        if self.ranks.size == 1:
+        if self.collectives.size == 1:
             return self.part(x, out)
-        return gather_logits(self.ranks, self.embedding.vocabulary, self.part, x, out)
+        return gather_logits(self.collectives, self.embedding.vocabulary, self.part, x, out)
 
     def part(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits of this rank's tokens, in `out` where it is given; its rows may lie apart."""
@@ -134,28 +134,28 @@ class TiedHead:
 class Head:
     """Logits from a table of their own."""
 
-    def __init__(self, build: Build, name: str, vocab: int, hidden: int) -> None:
+    def __init__(self, build: BuildContext, name: str, vocab: int, hidden: int) -> None:
         self.name = name
-        self.ranks = build.ranks
-        self.vocabulary = Vocabulary.of(build, vocab)
+        self.collectives = build.collectives
+        self.vocabulary = VocabShard.of(build, vocab)
         self.part = CheckpointShard(
-            start=0, rows=self.vocabulary.held, columns=slice(0, hidden), shape=(vocab, hidden)
+            start=0, rows=self.vocabulary.tokens, columns=slice(0, hidden), shape=(vocab, hidden)
         )
-        self.method = build.linear(self.vocabulary.room, hidden, False, build.dtype, build.device)
+        self.method = build.make_linear(self.vocabulary.rows, hidden, False, build.dtype, build.device)
 
-    def targets(self) -> Iterator[Target]:
+    def targets(self) -> Iterator[WeightTarget]:
         """Yield where the checkpoint's tensor goes."""
         yield from self.method.targets(self.name, self.part)
 
-    def kernels(self, counts: Iterable[int]) -> set[Kernel]:
+    def kernel_specs(self, counts: Iterable[int]) -> set[KernelSpec]:
         """Return what logits of so many rows are compiled from.
 
         Of several ranks nothing: where they write to rank 0's memory, rows lie apart, and cuBLAS takes them.
         """
-        return method_kernel_specs(self.method, counts) if self.ranks.size == 1 else set()
+        return method_kernel_specs(self.method, counts) if self.collectives.size == 1 else set()
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
-        if self.ranks.size == 1:
+        if self.collectives.size == 1:
             return self.method.apply(x, out)
-        return gather_logits(self.ranks, self.vocabulary, self.method.apply, x, out)
+        return gather_logits(self.collectives, self.vocabulary, self.method.apply, x, out)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.context import Build, LinearMethod, CheckpointShard, Target
+from mizzen.layers.context import BuildContext, LinearMethod, CheckpointShard, WeightTarget
 from mizzen.layers.norm import RMSNorm
 
 if TYPE_CHECKING:
-    from mizzen.kernels.nvrtc import Kernel
+    from mizzen.kernels.nvrtc import KernelSpec
 
 MAX_BATCH_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 48))
 """(weights at most, rows): up to how many a product of our own pays ahead of attention, measured in steps."""
@@ -23,24 +23,24 @@ MAX_NORM_COLUMNS = 2048
 """Up to so many columns it pays that every block of a single row's product normalises it for itself."""
 
 
-class Dense:
+class UnquantizedLinear:
     """Plain weights: `weight` [rows, columns] and an optional `bias` [rows], in the model's dtype."""
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(rows, columns, dtype=dtype, device=device)
         self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
 
-    def targets(self, name: str, part: CheckpointShard) -> Iterator[Target]:
+    def targets(self, name: str, part: CheckpointShard) -> Iterator[WeightTarget]:
         """Yield where the tensors of the checkpoint's layer `name` go."""
         here = slice(part.start, part.start + part.rows.stop - part.rows.start)
-        yield Target(
+        yield WeightTarget(
             name=f"{name}.weight",
             shape=part.shape,
             part=(part.rows, part.columns),
             into=self.weight[here],
         )
         if self.bias is not None:
-            yield Target(name=f"{name}.bias", shape=part.shape[:1], part=(part.rows,), into=self.bias[here])
+            yield WeightTarget(name=f"{name}.bias", shape=part.shape[:1], part=(part.rows,), into=self.bias[here])
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [tokens, columns] to [tokens, rows], into `out` where it is given."""
@@ -51,7 +51,7 @@ class Dense:
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
 
-class SmallBatchLinear(Dense):
+class SmallBatchLinear(UnquantizedLinear):
     """Plain weights, with kernels of our own for the products of few rows, and for what surrounds them."""
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class SmallBatchLinear(Dense):
 
         return silu_mul(super().apply(x))
 
-    def kernels(self, counts: Iterable[int], *, gate: bool) -> set[Kernel]:
+    def kernel_specs(self, counts: Iterable[int], *, gate: bool) -> set[KernelSpec]:
         """Return `gemm_kernel_specs` of these weights, and what products of prompts are compiled from."""
         most = self.max_swiglu_batch if gate else self.widest
         late = self.defer_pdl and not gate
@@ -108,14 +108,14 @@ class SmallBatchLinear(Dense):
         return gemv(self.weight, x, gate=gate, norm=scaling, after=total), total
 
 
-def method_kernel_specs(method: LinearMethod, counts: Iterable[int], *, gate: bool = False) -> set[Kernel]:
+def method_kernel_specs(method: LinearMethod, counts: Iterable[int], *, gate: bool = False) -> set[KernelSpec]:
     """Return `SmallBatchLinear.kernels` of weights that are such, else nothing."""
     return method.kernels(counts, gate=gate) if isinstance(method, SmallBatchLinear) else set()
 
 
 def gemm_kernel_specs(
     weight: torch.Tensor, counts: Iterable[int], most: int, *, gate: bool = False, late: bool = False
-) -> set[Kernel]:
+) -> set[KernelSpec]:
     """Return what `small_batch_gemm` of these counts, up to `most`, is compiled from, where that takes long."""
     from mizzen.kernels.gemm import small_m, swap_ab
 
@@ -196,22 +196,22 @@ class MergedColumnParallelLinear:
     `parts` maps names in the checkpoint to output rows; the output is their outputs side by side.
     """
 
-    def __init__(self, build: Build, parts: dict[str, Rows], columns: int, bias: bool) -> None:
+    def __init__(self, build: BuildContext, parts: dict[str, Rows], columns: int, bias: bool) -> None:
         self.parts: dict[str, CheckpointShard] = {}
-        self.ranks = build.ranks
+        self.collectives = build.collectives
         start = 0
         for name, rows in parts.items():
             held, shape = rows.held, (rows.total, columns)
             self.parts[name] = CheckpointShard(start=start, rows=held, columns=slice(0, columns), shape=shape)
             start += held.stop - held.start
-        self.method = build.linear(start, columns, bias, build.dtype, build.device)
+        self.method = build.make_linear(start, columns, bias, build.dtype, build.device)
         if isinstance(self.method, SmallBatchLinear):
             size = start * columns
             most = next((rows for weights, rows in MAX_BATCH_BEFORE_ATTENTION if size <= weights), 0)
             self.method.widest = min(self.method.widest, most)
             self.method.defer_pdl = True
 
-    def targets(self, prefix: str) -> Iterator[Target]:
+    def targets(self, prefix: str) -> Iterator[WeightTarget]:
         """Yield where the checkpoint's tensors under `prefix` go."""
         for name, part in self.parts.items():
             yield from self.method.targets(prefix + name, part)
@@ -236,11 +236,11 @@ class MergedColumnParallelLinear:
             The outputs, and the stream with `x`.
         """
         method = self.method
-        if x is not None and self.ranks.size > 1:
-            inputs = self.ranks.all_reduce_add_norm(x, residual, norm.weight, norm.epsilon)
+        if x is not None and self.collectives.size > 1:
+            inputs = self.collectives.all_reduce_add_norm(x, residual, norm.weight, norm.epsilon)
             if inputs is not None:
                 return self.apply(inputs, gate), residual
-            x = self.ranks.all_reduce(x)
+            x = self.collectives.all_reduce(x)
         if isinstance(method, SmallBatchLinear) and (done := method.after(norm, x, residual, gate)) is not None:
             return done
         inputs = norm(residual) if x is None else norm.add(x, residual)
@@ -260,26 +260,26 @@ class MergedColumnParallelLinear:
 class RowParallelLinear:
     """A linear layer split by input columns, behind layers that are split by output rows."""
 
-    def __init__(self, build: Build, name: str, rows: int, columns: int, bias: bool) -> None:
-        held = build.mesh.tensor.part(columns, f"input columns of {name}")
+    def __init__(self, build: BuildContext, name: str, rows: int, columns: int, bias: bool) -> None:
+        held = build.mesh.tensor.shard(columns, f"input columns of {name}")
         self.name = name
         self.part = CheckpointShard(start=0, rows=slice(0, rows), columns=held, shape=(rows, columns))
         # The sum over ranks gets the bias once, from the first.
-        adds = bias and build.ranks.rank == 0
+        adds = bias and build.collectives.rank == 0
         self.elsewhere = bias and not adds
-        self.method = build.linear(rows, held.stop - held.start, adds, build.dtype, build.device)
-        self.nothing = build.empty(0)
-        method, alone = self.method, build.fused and build.ranks.size == 1 and not bias
+        self.method = build.make_linear(rows, held.stop - held.start, adds, build.dtype, build.device)
+        self.nothing = build.allocate(0)
+        method, alone = self.method, build.fused and build.collectives.size == 1 and not bias
         # Exactly these kinds: what derives from them may be more than its weights.
-        self.addable = method if alone and type(method) in (Dense, SmallBatchLinear) else None
+        self.fused_add_method = method if alone and type(method) in (UnquantizedLinear, SmallBatchLinear) else None
         """Whose products of many rows are added to the residual stream as they end; None where none is."""
 
-    def targets(self, prefix: str) -> Iterator[Target]:
+    def targets(self, prefix: str) -> Iterator[WeightTarget]:
         """Yield where the checkpoint's tensors under `prefix` go."""
         yield from self.method.targets(prefix + self.name, self.part)
         if self.elsewhere:
             rows = self.part.shape[0]
-            yield Target(
+            yield WeightTarget(
                 name=f"{prefix}{self.name}.bias", shape=(rows,), part=(slice(0, 0),), into=self.nothing
             )
 
@@ -287,12 +287,12 @@ class RowParallelLinear:
         """Map [tokens, columns held] to [tokens, rows]: this rank's term of the sum over ranks."""
         return self.method.apply(x)
 
-    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+    def add_to_residual(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         """Map x [tokens, columns held] to this rank's term of the residual stream [tokens, rows].
 
         Of many rows it is added to `residual` in place, by the product itself, and None is returned.
         """
-        if self.addable is None or len(x) < MIN_FUSED_ADD_ROWS:
+        if self.fused_add_method is None or len(x) < MIN_FUSED_ADD_ROWS:
             return self.method.apply(x)
-        torch.addmm(residual, x, self.addable.weight.t(), out=residual)
+        torch.addmm(residual, x, self.fused_add_method.weight.t(), out=residual)
         return None

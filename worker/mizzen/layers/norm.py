@@ -7,22 +7,22 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.context import Build, Target
+from mizzen.layers.context import BuildContext, WeightTarget
 
 
 class RMSNorm:
     """Scales the last dimension to unit root mean square, then by a learned weight."""
 
-    def __init__(self, build: Build, name: str, size: int, epsilon: float) -> None:
+    def __init__(self, build: BuildContext, name: str, size: int, epsilon: float) -> None:
         self.name = name
         self.epsilon = epsilon
-        self.weight = build.empty(size)
+        self.weight = build.allocate(size)
         self.fused = build.fused
 
-    def targets(self, prefix: str) -> Iterator[Target]:
+    def targets(self, prefix: str) -> Iterator[WeightTarget]:
         """Yield where the checkpoint's tensor goes."""
         size = len(self.weight)
-        yield Target(
+        yield WeightTarget(
             name=f"{prefix}{self.name}.weight",
             shape=(size,),
             part=(slice(0, size),),

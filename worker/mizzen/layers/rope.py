@@ -66,7 +66,7 @@ class Rotary:
     def __init__(self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self.inverse = inverse_frequencies(rope, head_dim).to(device)
         self.dtype = dtype
-        self.scale = rope.scale
+        self.scale = rope.attention_factor
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines [tokens, 1, head_dim / 2] of positions [tokens]."""

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mizzen.attention.base import Attend
-from mizzen.layers.context import Build, Target
+from mizzen.attention.base import StepAttention
+from mizzen.layers.context import BuildContext, WeightTarget
 from mizzen.layers.embedding import Embedding, Head, TiedHead
 from mizzen.layers.linear import RowParallelLinear, MergedColumnParallelLinear, Rows, SmallBatchLinear, method_kernel_specs
 from mizzen.layers.mlp import SwiGLUMLP
 from mizzen.layers.norm import RMSNorm
-from mizzen.layers.rope import Rotary, rotate
+from mizzen.layers.rope import RotaryEmbedding, rotate
 from mizzen.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from mizzen.kernels.nvrtc import Kernel
+    from mizzen.kernels.nvrtc import KernelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +29,17 @@ class Forward:
     cos: torch.Tensor
     sin: torch.Tensor
     """Angles of the tokens' positions, [tokens, 1, head_dim / 2]."""
-    attend: Attend
+    attend: StepAttention
 
 
 class Attention:
-    """Projections, optional norms of queries and keys, rotation, and paged attention."""
+    """QKVPrep, optional norms of queries and keys, rotation, and paged attention."""
 
-    def __init__(self, build: Build, config: ModelConfig, layer: int) -> None:
+    def __init__(self, build: BuildContext, config: ModelConfig, layer: int) -> None:
         self.layer = layer
         self.head_dim = config.head_dim
         tensor = build.mesh.tensor
-        held = tensor.part(config.heads, "num_attention_heads")
+        held = tensor.shard(config.heads, "num_attention_heads")
         shared = tensor.replicated_shard(config.kv_heads, "num_key_value_heads")
         self.heads, self.kv_heads = held.stop - held.start, shared.stop - shared.start
         width = config.heads * config.head_dim
@@ -58,7 +58,7 @@ class Attention:
             self.q_norm = RMSNorm(build, "q_norm", config.head_dim, config.norm_epsilon)
             self.k_norm = RMSNorm(build, "k_norm", config.head_dim, config.norm_epsilon)
 
-    def targets(self, prefix: str) -> Iterator[Target]:
+    def targets(self, prefix: str) -> Iterator[WeightTarget]:
         """Yield where the checkpoint's tensors under `prefix` go."""
         yield from self.qkv.targets(prefix)
         yield from self.out.targets(prefix)
@@ -80,16 +80,16 @@ class Attention:
         attended = self.attend(qkv, forward).view(len(qkv), -1)
         if rows is not None:
             attended, residual = attended[rows], residual[rows]
-        return self.out.onto(residual, attended), residual
+        return self.out.add_to_residual(residual, attended), residual
 
     def attend(self, qkv: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Store the keys and values of a projection; return what its queries find [tokens, heads, d]."""
         if self.fused:
-            if (projected := forward.attend.projected) is not None:
+            if (projected := forward.attend.fused_decode) is not None:
                 out = qkv.new_empty(len(qkv), self.heads, self.head_dim)
                 projected(self.layer, qkv, self.norms, self.epsilon, forward.cos, forward.sin, out)
                 return out
-            return forward.attend.stored(self.layer, self.prepare(qkv, forward))
+            return forward.attend.attend_cached(self.layer, self.prepare(qkv, forward))
         heads = qkv.view(len(qkv), -1, self.head_dim)
         rotated, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -111,20 +111,20 @@ class Attention:
 
         attend, norms = forward.attend, self.norms
         keys, values = attend.kv.keys[self.layer], attend.kv.values[self.layer]
-        return qk_norm_rope(qkv, norms, self.epsilon, forward.cos, forward.sin, attend.cells, keys, values)
+        return qk_norm_rope(qkv, norms, self.epsilon, forward.cos, forward.sin, attend.slot_mapping, keys, values)
 
 
 class DecoderLayer:
     """Attention and feed-forward, each behind a norm, with a residual stream around both."""
 
-    def __init__(self, build: Build, config: ModelConfig, layer: int) -> None:
+    def __init__(self, build: BuildContext, config: ModelConfig, layer: int) -> None:
         size, epsilon = config.hidden_size, config.norm_epsilon
         self.input_norm = RMSNorm(build, "input_layernorm", size, epsilon)
         self.attention = Attention(build, config, layer)
         self.mlp_norm = RMSNorm(build, "post_attention_layernorm", size, epsilon)
         self.mlp = SwiGLUMLP(build, size, config.intermediate_size, config.mlp_bias)
 
-    def targets(self, prefix: str) -> Iterator[Target]:
+    def targets(self, prefix: str) -> Iterator[WeightTarget]:
         """Yield where the checkpoint's tensors under `prefix` go."""
         yield from self.input_norm.targets(prefix)
         yield from self.attention.targets(prefix + "self_attn.")
@@ -152,9 +152,9 @@ class DecoderLayer:
 class Decoder:
     """Token ids in, logits out; weights as in the checkpoints of Hugging Face."""
 
-    def __init__(self, build: Build, config: ModelConfig) -> None:
+    def __init__(self, build: BuildContext, config: ModelConfig) -> None:
         self.config = config
-        self.ranks = build.ranks
+        self.collectives = build.collectives
         self.embedding = Embedding(build, "model.embed_tokens", config.vocab_size, config.hidden_size)
         self.layers = [DecoderLayer(build, config, layer) for layer in range(config.layers)]
         self.norm = RMSNorm(build, "model.norm", config.hidden_size, config.norm_epsilon)
@@ -164,9 +164,9 @@ class Decoder:
             else Head(build, "lm_head", config.vocab_size, config.hidden_size)
         )
         angles = torch.float32 if build.fused else build.dtype
-        self.rotary = Rotary(config.rope, config.head_dim, angles, build.device)
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim, angles, build.device)
 
-    def targets(self) -> Iterator[Target]:
+    def targets(self) -> Iterator[WeightTarget]:
         """Yield where the checkpoint's tensors go."""
         yield from self.embedding.targets("")
         for index, layer in enumerate(self.layers):
@@ -178,7 +178,7 @@ class Decoder:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        attend: Attend,
+        attend: StepAttention,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the layers over a batch of tokens [tokens] at `positions` [tokens], both int64.
@@ -199,7 +199,7 @@ class Decoder:
         for layer in self.layers[:-1]:
             x, residual = layer(x, residual, forward)
         x, residual = self.layers[-1](x, residual, forward, rows)
-        return residual if x is None else residual.add_(self.ranks.all_reduce(x))
+        return residual if x is None else residual.add_(self.collectives.all_reduce(x))
 
     @contextmanager
     def without_fused_swiglu(self) -> Iterator[None]:
@@ -217,7 +217,7 @@ class Decoder:
             for method in changed:
                 method.gates_prompts = True
 
-    def kernels(self, counts: Collection[int]) -> set[Kernel]:
+    def kernel_specs(self, counts: Collection[int]) -> set[KernelSpec]:
         """Return what products for batches of so many rows are compiled from; all layers share them."""
         layer = self.layers[0]
         found = self.head.kernels(counts) | method_kernel_specs(layer.mlp.gate_up.method, counts, gate=True)

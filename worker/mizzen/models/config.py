@@ -69,7 +69,7 @@ class ModelConfig:
     generates: bool = True
     """False of checkpoints that have no head: they embed alone, and the embedding stands in for the head."""
 
-    def for_context(self, length: int) -> ModelConfig:
+    def with_context_length(self, length: int) -> ModelConfig:
         """Return what serves contexts of so many tokens."""
         return replace(self, rope=replace(self.rope, served_context=length))
 

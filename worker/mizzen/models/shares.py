@@ -15,6 +15,6 @@ def check_shardable(config: ModelConfig, ranks: int) -> None:
         ValueError: names what does not divide, the numbers, and those that would do.
     """
     axis = Axis(0, ranks)
-    axis.part(config.heads, "num_attention_heads")
+    axis.shard(config.heads, "num_attention_heads")
     axis.replicated_shard(config.kv_heads, "num_key_value_heads")
-    axis.part(config.intermediate_size, "intermediate_size")
+    axis.shard(config.intermediate_size, "intermediate_size")

@@ -14,7 +14,7 @@ from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.engine.engine import Engine
 from mizzen.engine.overlap_loop import StepFailed
 from mizzen.gateway.text.stream import TextStream
-from mizzen.wire.client.stream import TokenLogprobs, entries
+from mizzen.wire.client.stream import TokenLogprobs, logprob_entries
 
 Advance = Callable[[int, int], None]
 """(requests that ended, tokens that came)."""
@@ -133,10 +133,10 @@ def _take_reports(reports: RequestSideOutputs, live: Mapping[int, Answer]) -> No
         if (answer := live.get(part.rid)) is None:
             continue
         if part.prompt:
-            answer.prompt_logprobs += entries(part.ids, part.values, 0)
+            answer.prompt_logprobs += logprob_entries(part.ids, part.values, 0)
         else:
             named = len(answer.request.sampling.logprob_token_ids)
-            answer.logprobs += entries(part.ids, part.values, named)
+            answer.logprobs += logprob_entries(part.ids, part.values, named)
     for vector in reports.vectors:
         if (answer := live.get(vector.rid)) is not None:
             answer.vector = vector.vector

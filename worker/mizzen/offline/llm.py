@@ -26,7 +26,7 @@ from mizzen.gateway.text.tokenizer import Tokenizer, read_files
 from mizzen.offline.batch import Answer, Batch
 from mizzen.progress import ProgressBar
 from mizzen.wire.client.stream import TokenLogprobs
-from mizzen.wire.server.request_validation import EMBEDS_ALONE
+from mizzen.wire.server.request_validation import EMBEDS_ONLY
 
 if TYPE_CHECKING:
     from mizzen.server.ranks.in_process import LocalRanks
@@ -96,7 +96,7 @@ class LLM:
         self.tokenizer = None if skip_tokenizer else Tokenizer.load(model)
         self._ranks = start_ranks(self.options)
         try:
-            self.engine: Engine = load_engine(self.options, lead=self._ranks and self._ranks.lead())
+            self.engine: Engine = load_engine(self.options, followers=self._ranks and self._ranks.lead())
         except BaseException:
             if self._ranks:
                 self._ranks.close()
@@ -140,7 +140,7 @@ class LLM:
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list: [prompt] for a single one")
         if not self.engine.info.generates:
-            raise ValueError(EMBEDS_ALONE)
+            raise ValueError(EMBEDS_ONLY)
         each = self._params(params, len(prompts))
         answers = [self._answer(i, prompt, each[i]) for i, prompt in enumerate(prompts)]
         if not answers:

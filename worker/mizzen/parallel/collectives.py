@@ -39,14 +39,14 @@ class Collectives(Protocol):
         """
         ...
 
-    def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def allocate_logits_buffer(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocate [rows, columns] in which rank 0 is to get what it alone needs: the logits.
 
         Not while a graph is captured; kept until `close`. What other ranks find there is nothing to go by.
         """
         ...
 
-    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
+    def map_logits_shard(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
         """Return where this rank's columns `held` of `out` are to be written to, for rank 0 to have them.
 
         It is a view [rows, held] of rank 0's memory; its rows lie apart. None on all ranks where there is no
@@ -58,7 +58,7 @@ class Collectives(Protocol):
         """
         ...
 
-    def meet(self) -> None:
+    def wait_for_logits(self) -> None:
         """Let rank 0 have what all wrote to their places; all-reduces follow before they write again."""
         ...
 
@@ -66,7 +66,7 @@ class Collectives(Protocol):
         """Overwrite x (contiguous) with rank 0's; all-reduces follow before the next call."""
         ...
 
-    def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
+    def lookup_rows(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
         """Look up rows of a table of which each rank holds some; None, and nothing done, where it cannot.
 
         Args:
@@ -88,15 +88,15 @@ class Collectives(Protocol):
 class NoPeerMemory:
     """What ranks do that reach no memory of one another."""
 
-    def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def allocate_logits_buffer(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocate memory that no other rank check_copies_arrive."""
         return torch.empty((rows, columns), dtype=dtype, device=device)
 
-    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
+    def map_logits_shard(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
         """Return None: there is none."""
         return None
 
-    def meet(self) -> None:
+    def wait_for_logits(self) -> None:
         """Do nothing."""
 
 
@@ -123,7 +123,7 @@ class SingleRank(NoPeerMemory):
     def broadcast(self, x: torch.Tensor) -> None:
         """Do nothing."""
 
-    def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
+    def lookup_rows(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
         """Return None: the table is whole."""
         return None
 
@@ -166,7 +166,7 @@ class GlooCollectives(NoPeerMemory):
         options.rootRank = 0
         self.group.broadcast([x], options).wait()
 
-    def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
+    def lookup_rows(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
         """Return None: there is no such operation."""
         return None
 

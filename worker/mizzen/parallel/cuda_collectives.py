@@ -136,7 +136,7 @@ class NcclCollectives(NoPeerMemory):
         """Overwrite x with rank 0's."""
         dist.broadcast(x, src=0, group=self.group)
 
-    def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
+    def lookup_rows(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
         """Return None: there is no such operation."""
         return None
 
@@ -200,26 +200,26 @@ class CudaCollectives(NcclCollectives):
         else:
             kernel(x)
 
-    def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def allocate_logits_buffer(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocate peer memory, where there is some."""
         made = None
         if not torch.cuda.is_current_stream_capturing():
             rooms: Rooms | None = self._kernel("logits", make_logits_buffers)
             made = rooms and rooms.add(rows, columns, dtype)
-        return super().room(rows, columns, dtype, device) if made is None else made
+        return super().allocate_logits_buffer(rows, columns, dtype, device) if made is None else made
 
-    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
+    def map_logits_shard(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
         """Find the columns in rank 0's memory."""
         rooms: Rooms | None = self.shared.get("logits")
         return rooms and rooms.place(out, held)
 
-    def meet(self) -> None:
+    def wait_for_logits(self) -> None:
         """Let rank 0 wait for the others; there is a place."""
         rooms: Rooms | None = self.shared.get("logits")
         if rooms is not None:
             rooms.meet()
 
-    def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
+    def lookup_rows(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
         """Look up over peer memory, where there are not too many rows."""
         row_bytes = table.shape[1] * table.element_size()
         if len(ids) > MAX_LOOKUP_ROWS or row_bytes % ALIGNMENT:

@@ -43,7 +43,7 @@ class RanksFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankConfig:
     """Which of the ranks this is, and where they meet."""
 
     rank: int
@@ -63,7 +63,7 @@ Check = Callable[[], None]
 """Raises when another rank is known to have failed, so that nobody waits for it."""
 
 
-def open_store(place: Place) -> dist.Store:
+def open_store(place: RankConfig) -> dist.Store:
     """Open the rendezvous.
 
     Raises:
@@ -81,7 +81,7 @@ def open_store(place: Place) -> dist.Store:
     return store
 
 
-def _tcp_store(place: Place, host: str, port: int, timeout: timedelta) -> dist.Store:
+def _tcp_store(place: RankConfig, host: str, port: int, timeout: timedelta) -> dist.Store:
     """Connect to rank 0's store; rank 0 listens on that address alone, where torch would on all."""
     if place.rank:
         return dist.TCPStore(host, port, place.size, False, timeout, wait_for_workers=False)
@@ -102,13 +102,13 @@ def _tcp_store(place: Place, host: str, port: int, timeout: timedelta) -> dist.S
     )
 
 
-class Group:
+class RankGroup:
     """This rank and the others. `close` once nothing is in flight."""
 
     joined_on_cuda: ClassVar[bool] = False
     """This process was in a group on CUDA."""
 
-    def __init__(self, place: Place, check: Check = lambda: None) -> None:
+    def __init__(self, place: RankConfig, check: Check = lambda: None) -> None:
         """Meet the other ranks.
 
         Raises:
@@ -179,12 +179,12 @@ class Group:
             raise RanksFailed("torch.distributed made no process group")
         from mizzen.parallel.cuda_collectives import CudaCollectives
 
-        first = not Group.joined_on_cuda
-        Group.joined_on_cuda = True
+        first = not RankGroup.joined_on_cuda
+        RankGroup.joined_on_cuda = True
         return CudaCollectives(world, place.device, place.all_reduce, first=first)
 
 
-def _gloo(place: Place, store: dist.Store, timeout: timedelta) -> dist.ProcessGroupGloo:
+def _gloo(place: RankConfig, store: dist.Store, timeout: timedelta) -> dist.ProcessGroupGloo:
     """Join the ranks over gloo: at the pod's own address, or where nobody outside of it can reach them."""
     address = place.address or (LOCAL if place.rendezvous.startswith("file:") else "")
     if not address:

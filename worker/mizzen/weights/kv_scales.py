@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from mizzen.layers.context import Target
+from mizzen.layers.context import WeightTarget
 from mizzen.weights.load import WeightsError, checkpoint_files
 
 SCALE = re.compile(
@@ -57,7 +57,7 @@ def read_kv_scales(folder: Path) -> Scales:
     return {layer: (scales.get("k", 1.0), scales.get("v", 1.0)) for layer, scales in found.items()}
 
 
-def fold_kv_scales(targets: Iterable[Target], scales: Scales) -> None:
+def fold_kv_scales(targets: Iterable[WeightTarget], scales: Scales) -> None:
     """Multiply and divide the weights around the cache; they must be loaded already."""
     parts = [(match, target) for target in targets if (match := PART.match(target.name))]
     normed = {match[1] for match, _ in parts if match[2] == "k_norm"}
@@ -74,4 +74,4 @@ def fold_kv_scales(targets: Iterable[Target], scales: Scales) -> None:
             }
             factor = factors.get(match[2], 1.0)
             if factor != 1:
-                target.into.mul_(factor)
+                target.destination.mul_(factor)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from mizzen.layers.context import Target
-from mizzen.weights.stream import Header, Piece, stream
+from mizzen.layers.context import WeightTarget
+from mizzen.weights.stream import SafetensorsHeader, FileRange, stream
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """(bytes done, bytes in all)."""
 
 INDEX = "model.safetensors.index.json"
@@ -34,7 +34,7 @@ class WeightsError(ValueError):
     """A checkpoint cannot be loaded; the message names files and tensors."""
 
 
-def some(names: Iterable[str]) -> str:
+def format_names(names: Iterable[str]) -> str:
     """List names, the first few of many."""
     ordered = sorted(names)
     more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
@@ -63,19 +63,19 @@ def checkpoint_files(folder: Path) -> list[Path]:
         raise WeightsError(f"{index} names files outside the folder: {outside}")
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
-        raise WeightsError(f"{index} names files that are missing: {some(missing)}")
+        raise WeightsError(f"{index} names files that are missing: {format_names(missing)}")
     return [folder / name for name in names]
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Header, Any]]:
+def open_safetensors(path: Path) -> Iterator[tuple[SafetensorsHeader, Any]]:
     """Open a safetensors file: its header, and what gives its tensors.
 
     Raises:
         WeightsError: it, or what is read of it meanwhile, cannot be read.
     """
     try:
-        header = Header(path)
+        header = SafetensorsHeader(path)
         with safe_open(path, framework="pt", device="cpu") as file:
             yield header, file
     except WeightsError:
@@ -90,7 +90,7 @@ def is_ignorable(name: str, tied: bool) -> bool:
     return derived or name.endswith(KV_SCALES)
 
 
-def load_checkpoint(folder: Path, targets: Iterable[Target], *, tied: bool, progress: Progress) -> None:
+def load_checkpoint(folder: Path, targets: Iterable[WeightTarget], *, tied: bool, progress: ProgressCallback) -> None:
     """Fill every target from the folder's safetensors.
 
     `tied` says that the head shares the embedding, so that a copy of it in the files is not unexpected.
@@ -99,12 +99,12 @@ def load_checkpoint(folder: Path, targets: Iterable[Target], *, tied: bool, prog
         WeightsError: tensors are missing, unexpected or of another form, or a file cannot be read.
     """
     wanted = {target.name: target for target in targets}
-    total = sum(size_of(target) for target in wanted.values())
+    total = sum(target_bytes(target) for target in wanted.values())
     done, unexpected = 0, []
-    pieces: list[Piece] = []
+    pieces: list[FileRange] = []
     progress(0, total)
     for path in checkpoint_files(folder):
-        with opened(path) as (header, file):
+        with open_safetensors(path) as (header, file):
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 target = wanted.pop(name, None) or wanted.pop(BASE + name, None)
                 if target is None:
@@ -114,17 +114,17 @@ def load_checkpoint(folder: Path, targets: Iterable[Target], *, tied: bool, prog
                 target = replace(target, name=name)
                 source = file.get_slice(name)
                 check_tensor(path, source, target)
-                if not target.into.numel():
+                if not target.destination.numel():
                     continue
-                piece = header.piece(target) if target.into.device.type == "cuda" else None
+                piece = header.file_range(target) if target.destination.device.type == "cuda" else None
                 if piece is not None:
                     pieces.append(piece)
                     continue
-                target.into.copy_(source[target.part])
-                done += size_of(target)
+                target.destination.copy_(source[target.shard])
+                done += target_bytes(target)
                 progress(done, total)
     wrong = {"missing": wanted, "unexpected": unexpected}
-    if told := [f"{what}: {some(names)}" for what, names in wrong.items() if names]:
+    if told := [f"{what}: {format_names(names)}" for what, names in wrong.items() if names]:
         raise WeightsError(f"{folder}: tensors are {'; '.join(told)}")
 
     def count(size: int) -> None:
@@ -138,9 +138,9 @@ def load_checkpoint(folder: Path, targets: Iterable[Target], *, tied: bool, prog
         raise WeightsError(f"{folder} cannot be read: {error}") from error
 
 
-def size_of(target: Target) -> int:
+def target_bytes(target: WeightTarget) -> int:
     """Return the bytes of a target."""
-    return target.into.numel() * target.into.element_size()
+    return target.destination.numel() * target.destination.element_size()
 
 
 def has_untied_head(folder: Path) -> bool:
@@ -151,20 +151,20 @@ def has_untied_head(folder: Path) -> bool:
     """
     places: dict[str, tuple[Path, str]] = {}
     for path in checkpoint_files(folder):
-        with opened(path) as (_, file):
+        with open_safetensors(path) as (_, file):
             names = {HEAD, EMBEDDING, BASE + EMBEDDING}.intersection(file.keys())
             places |= {name.removeprefix(BASE): (path, name) for name in names}
     if len(places) < 2:
         return False
     tensors: dict[str, torch.Tensor] = {}
     for part, (path, name) in places.items():
-        with opened(path) as (_, file):
+        with open_safetensors(path) as (_, file):
             tensors[part] = file.get_tensor(name)
     head, embedding = tensors[HEAD], tensors[EMBEDDING]
     return head.dtype != embedding.dtype or not torch.equal(head, embedding)
 
 
-def check_tensor(path: Path, source: Any, target: Target) -> None:
+def check_tensor(path: Path, source: Any, target: WeightTarget) -> None:
     """Compare the form of a tensor (a safetensors slice) with what is wanted.
 
     Raises:
@@ -183,25 +183,25 @@ def check_tensor(path: Path, source: Any, target: Target) -> None:
         )
 
 
-def fill_dummy(targets: Iterable[Target], *, seed: int, progress: Progress) -> None:
+def fill_dummy(targets: Iterable[WeightTarget], *, seed: int, progress: ProgressCallback) -> None:
     """Fill every target with seeded random values, the same for a tensor's name on every run.
 
     A part of a tensor gets what the whole one would have there, so that ranks hold one model together.
     """
     chosen = list(targets)
-    total, done = sum(size_of(target) for target in chosen), 0
+    total, done = sum(target_bytes(target) for target in chosen), 0
     for target in chosen:
-        device = target.into.device
+        device = target.destination.device
         generator = torch.Generator(device).manual_seed(seed ^ zlib.crc32(target.name.encode()))
-        if target.ones:
-            target.into.fill_(1)
+        if target.is_scale:
+            target.destination.fill_(1)
         else:
             columns = target.shape[-1] if len(target.shape) > 1 else math.inf
-            whole = target.into
+            whole = target.destination
             if tuple(whole.shape) != target.shape:
                 whole = torch.empty(target.shape, dtype=whole.dtype, device=device)
             whole.normal_(0, 1 / math.sqrt(columns), generator=generator)
-            if whole is not target.into:
-                target.into.copy_(whole[target.part])
-        done += size_of(target)
+            if whole is not target.destination:
+                target.destination.copy_(whole[target.shard])
+        done += target_bytes(target)
         progress(done, total)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from mizzen.layers.context import Target
+from mizzen.layers.context import WeightTarget
 
 THREADS = 8
 BLOCK = 16 << 20
@@ -31,7 +31,7 @@ POINTER = b"version https://git-lfs."
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FileRange:
     """Bytes of a file and where they go."""
 
     path: Path
@@ -44,7 +44,7 @@ class Piece:
     """Bytes from one run's beginning to the next one's."""
 
 
-class Header:
+class SafetensorsHeader:
     """Where the tensors of a safetensors file lie."""
 
     def __init__(self, path: Path) -> None:
@@ -66,38 +66,38 @@ class Header:
         self.path = path
         self.data = 8 + size
 
-    def piece(self, target: Target) -> Piece | None:
+    def file_range(self, target: WeightTarget) -> FileRange | None:
         """Return the bytes of a target; None where they are of another dtype, or neither rows nor columns."""
         entry = self.entries[target.name]
-        rows, *rest = target.part
-        if TYPES.get(entry["dtype"]) != target.into.dtype or not target.into.is_contiguous():
+        rows, *rest = target.shard
+        if TYPES.get(entry["dtype"]) != target.destination.dtype or not target.destination.is_contiguous():
             return None
         begin, end = entry["data_offsets"]
         row_bytes = (end - begin) // target.shape[0]
-        start, into = self.data + begin + rows.start * row_bytes, target.into.view(-1).view(torch.uint8)
+        start, into = self.data + begin + rows.start * row_bytes, target.destination.view(-1).view(torch.uint8)
         if all(part == slice(0, size) for part, size in zip(rest, target.shape[1:], strict=True)):
-            return Piece(self.path, start, into)
+            return FileRange(self.path, start, into)
         if len(rest) != 1:
             return None
-        (columns,), size = rest, target.into.element_size()
+        (columns,), size = rest, target.destination.element_size()
         run = (columns.stop - columns.start) * size
         if run > BLOCK:
             return None
-        return Piece(self.path, start + columns.start * size, into, run, row_bytes)
+        return FileRange(self.path, start + columns.start * size, into, run, row_bytes)
 
 
-def blocks(pieces: list[Piece]) -> Iterator[Piece]:
+def split_into_blocks(pieces: list[FileRange]) -> Iterator[FileRange]:
     """Cut pieces into blocks."""
     for piece in pieces:
-        runs = max(1, BLOCK // piece.run) if piece.run else 0
-        step = runs * piece.run or BLOCK
-        for first in range(0, len(piece.into), step):
-            start = first // piece.run * piece.stride if piece.run else first
-            part = piece.into[first : first + step]
-            yield Piece(piece.path, piece.start + start, part, piece.run, piece.stride)
+        runs = max(1, BLOCK // piece.run_bytes) if piece.run_bytes else 0
+        step = runs * piece.run_bytes or BLOCK
+        for first in range(0, len(piece.destination), step):
+            start = first // piece.run_bytes * piece.stride if piece.run_bytes else first
+            part = piece.destination[first : first + step]
+            yield FileRange(piece.path, piece.start + start, part, piece.run_bytes, piece.stride)
 
 
-class Lane(threading.local):
+class ThreadBuffers(threading.local):
     """A thread's buffers, its stream and its open files."""
 
     def __init__(self, device: torch.device) -> None:
@@ -109,7 +109,7 @@ class Lane(threading.local):
         self.copied: list[torch.cuda.Event | None] = [None] * BUFFERS
         self.turn = 0
 
-    def fill(self, descriptor: int, piece: Piece) -> int:
+    def fill(self, descriptor: int, piece: FileRange) -> int:
         """Read a block and start its copy; return its bytes.
 
         Raises:
@@ -118,17 +118,17 @@ class Lane(threading.local):
         self.turn = (self.turn + 1) % BUFFERS
         if (event := self.copied[self.turn]) is not None:
             event.synchronize()
-        size = len(piece.into)
+        size = len(piece.destination)
         buffer = self.buffers[self.turn][:size]
-        view, run = memoryview(buffer.numpy()), piece.run or size
+        view, run = memoryview(buffer.numpy()), piece.run_bytes or size
         for index, first in enumerate(range(0, size, run)):
             read(descriptor, view[first : first + run], piece.start + index * piece.stride, piece.path)
         with torch.inference_mode():
             if self.stream is None:
-                piece.into.copy_(buffer)
+                piece.destination.copy_(buffer)
             else:
                 with torch.cuda.stream(self.stream):
-                    piece.into.copy_(buffer, non_blocking=True)
+                    piece.destination.copy_(buffer, non_blocking=True)
                 self.copied[self.turn] = self.stream.record_event()
         return size
 
@@ -147,7 +147,7 @@ def read(descriptor: int, into: memoryview, start: int, path: Path) -> None:
         done += count
 
 
-def stream(pieces: list[Piece], done: Callable[[int], None]) -> None:
+def stream(pieces: list[FileRange], done: Callable[[int], None]) -> None:
     """Read pieces, all for one device, to where they go; `done` is called with bytes as they are read.
 
     Raises:
@@ -156,11 +156,11 @@ def stream(pieces: list[Piece], done: Callable[[int], None]) -> None:
     if not pieces:
         return
     device = pieces[0].into.device
-    lane = Lane(device)
+    lane = ThreadBuffers(device)
     descriptors = {path: os.open(path, os.O_RDONLY) for path in {piece.path for piece in pieces}}
     try:
         with ThreadPoolExecutor(THREADS, "mizzen-weights") as pool:
-            parts = blocks(pieces)
+            parts = split_into_blocks(pieces)
             futures = [pool.submit(lane.fill, descriptors[part.path], part) for part in parts]
             try:
                 for future in as_completed(futures):

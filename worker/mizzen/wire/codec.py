@@ -1,4 +1,4 @@
-"""Frames from messages and back. Bytes from a peer are never trusted."""
+"""Encodes messages as frames and decodes them. Bytes from a peer are never trusted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ M = TypeVar("M")
 
 
 class MalformedFrame(ValueError):
-    """A frame is not a message of the protocol; the text says what is wrong with it."""
+    """A frame is not a message of the protocol; the text gives the reason."""
 
 
 class Decoder(Generic[M]):
@@ -25,7 +25,7 @@ class Decoder(Generic[M]):
         """Return the message in a frame.
 
         Raises:
-            MalformedFrame: too long, no msgpack, an unknown tag, or a field of the wrong type.
+            MalformedFrame: the frame is too long, is not msgpack, or has an unknown tag or a mistyped field.
         """
         if len(frame) > MAX_FRAME_BYTES:
             raise MalformedFrame(f"frame of {len(frame)} bytes; at most {MAX_FRAME_BYTES} are allowed")
@@ -44,10 +44,10 @@ def encode(message: Message) -> bytes:
 
 
 def engine_decoder() -> Decoder[ToEngine]:
-    """Return a decoder of what engines receive."""
+    """Return a decoder of the messages that engines receive."""
     return Decoder(ToEngine)
 
 
 def gateway_decoder() -> Decoder[ToGateway]:
-    """Return a decoder of what gateways receive."""
+    """Return a decoder of the messages that gateways receive."""
     return Decoder(ToGateway)

@@ -1,4 +1,4 @@
-"""A step's output as packed columns, one set a peer, cut without touching single tokens; and read again."""
+"""Packs a step's output into columns per peer, without touching single tokens, and unpacks them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Int32, Int64
 from mizzen.wire.codec import MalformedFrame
 from mizzen.wire.messages import Outputs
-from mizzen.wire.server.request_table import NOBODY, RequestTable
+from mizzen.wire.server.request_table import NO_OWNER, RequestTable
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """Rows of one peer, packed as `mizzen.wire.messages.Outputs` wants them."""
+class PackedColumns:
+    """Rows of one peer, packed as in `mizzen.wire.messages.Outputs`."""
 
     rids: bytes = b""
     offsets: bytes = b""
@@ -24,14 +24,14 @@ class Columns:
     counts: bytes = b""
 
 
-def split(output: StepOutput, table: RequestTable) -> Iterator[tuple[int, Columns]]:
-    """Yield (owner, columns) for every peer that gets rows of a step."""
+def pack_by_peer(output: StepOutput, table: RequestTable) -> Iterator[tuple[int, PackedColumns]]:
+    """Yield (owner, columns) for every peer that receives rows of a step."""
     if not len(output.rids):
         return
     handles = table.handle[output.rids]
     if len(table.owners) == 1:  # the usual case: no sorting
         owner = next(iter(table.owners))
-        if owner != NOBODY:
+        if owner != NO_OWNER:
             yield owner, _pack(handles, output.offsets, output.tokens, output.counts)
         return
     owners = table.owner[output.rids]
@@ -47,7 +47,7 @@ def split(output: StepOutput, table: RequestTable) -> Iterator[tuple[int, Column
     start = 0
     for stop in [*cuts.tolist(), len(order)]:
         owner = int(owners[start])
-        if owner != NOBODY:
+        if owner != NO_OWNER:
             rows = slice(start, stop)
             if ends is None or counts is None:
                 part = _pack(handles[rows], offsets[rows], tokens[rows], None)
@@ -57,11 +57,11 @@ def split(output: StepOutput, table: RequestTable) -> Iterator[tuple[int, Column
         start = stop
 
 
-def unpack(message: Outputs) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Return the columns of a message: handles, offsets, counts of tokens [rows], and all tokens, flat.
+def unpack_columns(message: Outputs) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Return the columns of a message: handles, offsets and token counts [rows], and the flat tokens.
 
     Raises:
-        MalformedFrame: the columns do not fit together.
+        MalformedFrame: the lengths of the columns are inconsistent.
     """
     try:
         rids = np.frombuffer(message.rids, "<u4").tolist()
@@ -76,7 +76,7 @@ def unpack(message: Outputs) -> tuple[list[int], list[int], list[int], list[int]
 
 
 def _reorder(tokens: Int32, counts: Int32, order: Int64) -> tuple[Int32, Int64]:
-    """Return flat tokens in a new order of rows, and where each row begins (with the end, [rows + 1])."""
+    """Return flat tokens in a new order of rows, and the start of each row (with the end, int64 [rows + 1])."""
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     sizes = counts[order]
     ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
@@ -84,7 +84,7 @@ def _reorder(tokens: Int32, counts: Int32, order: Int64) -> tuple[Int32, Int64]:
     return tokens[index], ends
 
 
-def _pack(handles: np.ndarray, offsets: Int32, tokens: Int32, counts: Int32 | None) -> Columns:
+def _pack(handles: np.ndarray, offsets: Int32, tokens: Int32, counts: Int32 | None) -> PackedColumns:
     # offsets are never negative, so their int32 bytes are the uint32 ones of the protocol
     packed = b"" if counts is None else counts.astype("<u2").tobytes()
-    return Columns(handles.tobytes(), offsets.tobytes(), tokens.tobytes(), packed)
+    return PackedColumns(handles.tobytes(), offsets.tobytes(), tokens.tobytes(), packed)

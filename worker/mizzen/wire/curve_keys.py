@@ -1,10 +1,10 @@
-"""CURVE keys (CurveZMQ, RFC 26) as files: `engine.public`, `engine.secret`, and the same of `gateway`.
+"""CURVE keys (CurveZMQ, RFC 26) as files: `engine.public`, `engine.secret`, and the same for `gateway`.
 
-A side's folder holds its own pair and the other side's public key. Keys are Z85 text of 40 characters. On
-Kubernetes the folder is a mounted Secret; `mizzen serve` makes one for the two processes that it starts.
+A side's folder contains its own pair and the other side's public key. Keys are Z85 text of 40 characters. On
+Kubernetes the folder is a mounted Secret; `mizzen serve` creates one for the two processes that it starts.
 
-While keys are rotated there are two generations: the files of the next one begin with `next.`, and the file
-`generation` holds the number of the present one's engine key (0 without). Both are accepted meanwhile.
+During a rotation there are two generations, and both are accepted: the files of the next one have the prefix
+`next.`, and the file `generation` contains the number of the current engine key (0 if absent).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 SIDES = ("engine", "gateway")
 NEXT = "next."
 Z85 = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
-"""The alphabet of ZeroMQ RFC 32."""
+"""The Z85 alphabet of ZeroMQ RFC 32."""
 MOST_DIGITS = 18
-"""Of the number of a generation."""
+"""Maximum number of digits of a generation number."""
 
 
 class KeyFileError(ValueError):
-    """A key file is missing or holds no key."""
+    """A key file is missing or does not contain a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireKeys:
-    """One side's pair, and the public key of the side it talks to."""
+    """One side's key pair, and the public key of its peer."""
 
     public: bytes
     secret: bytes
@@ -46,13 +46,13 @@ class WireKeys:
 
     @property
     def ring(self) -> KeyRing:
-        """These keys as the only generation."""
+        """A key ring with these keys as its only generation."""
         return KeyRing((KeyPair(self.public, self.secret),), (self.peer,) if self.peer else ())
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """One side's own keys of one generation."""
+    """One side's key pair of one generation."""
 
     public: bytes
     secret: bytes
@@ -63,12 +63,12 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """What one side holds: the present generation, and while keys are rotated the next one after it.
+    """The keys of one side: the current generation and, during a rotation, the next one after it.
 
     Attributes:
-        own: its pairs.
-        peers: public keys of the other side; none where they are known from elsewhere.
-        generation: number of the engine's present key, which says at which port it is used.
+        own: key pairs of this side.
+        peers: public keys of the other side; empty if they come from elsewhere.
+        generation: number of the engine's current key, which determines its port.
     """
 
     own: tuple[KeyPair, ...]
@@ -76,8 +76,8 @@ class KeyRing:
     generation: int = 0
 
 
-def name_of(engine_public: bytes, gateway_public: bytes) -> str:
-    """Return what the keys of a connection are called where they must not be told themselves."""
+def key_pair_name(engine_public: bytes, gateway_public: bytes) -> str:
+    """Return a short name of a connection's keys, for places that must not show the keys."""
     return hashlib.sha256(engine_public + b" " + gateway_public).hexdigest()[:16]
 
 
@@ -87,13 +87,13 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise KeyFileError(f"cannot read the key file {path}: {error.strerror}") from error
     if len(key) != 40:
-        raise KeyFileError(f"{path} holds {len(key)} characters; a CURVE key in Z85 has 40")
+        raise KeyFileError(f"{path} contains {len(key)} characters; a CURVE key in Z85 has 40")
     if not set(key) <= Z85:
-        raise KeyFileError(f"{path} holds characters that Z85 does not have; a CURVE key is 40 of Z85")
+        raise KeyFileError(f"{path} contains characters outside Z85; a CURVE key has 40 characters of Z85")
     try:
         z85.decode(key)
-    except struct.error as error:  # five letters stand for 32 bits, and may be more
-        raise KeyFileError(f"{path} holds letters of Z85 that stand for no bytes: no CURVE key") from error
+    except struct.error as error:  # five characters encode 32 bits, and may exceed them
+        raise KeyFileError(f"{path} contains Z85 characters that do not decode to a CURVE key") from error
     return key
 
 
@@ -106,19 +106,19 @@ def _pair(folder: Path, name: str) -> KeyPair:
 
 
 def load_ring(folder: Path, side: str, *, peers: bool = True) -> KeyRing:
-    """Read the keys of `side` of one or two generations; without `peers` its own pairs alone.
+    """Read the keys of `side`, of one or two generations; without `peers` only its own pairs.
 
     Raises:
-        KeyFileError: names the file that is missing or malformed, or of a pair that is none.
+        KeyFileError: a file is missing or malformed, or two files are not a key pair; the text names it.
     """
     try:
         return _load(folder, side, peers)
     except OSError as error:
-        raise KeyFileError(f"cannot look into the folder of keys {folder}: {error.strerror}") from error
+        raise KeyFileError(f"cannot read the key folder {folder}: {error.strerror}") from error
 
 
 def _load(folder: Path, side: str, peers: bool) -> KeyRing:
-    # A mounted Secret changes as a whole, by a link to another folder: what is read belongs together.
+    # A mounted Secret changes atomically, by a link to another folder: all files read belong together.
     folder = (folder / "..data").resolve() if (folder / "..data").exists() else folder
     other = SIDES[1 - SIDES.index(side)]
     own = [_pair(folder, side)]
@@ -131,15 +131,15 @@ def _load(folder: Path, side: str, peers: bool) -> KeyRing:
 
 
 def find_pair(folder: Path, side: str, public: str) -> KeyPair:
-    """Return the pair of `side` with a public key, of whichever generation.
+    """Return the key pair of `side` with the given public key, of any generation.
 
     Raises:
-        KeyFileError: names the file that is missing or malformed, or the folder without such a pair.
+        KeyFileError: a file is missing or malformed, or the folder has no such pair; the text names it.
     """
     for pair in load_ring(folder, side, peers=False).own:
         if pair.public == public.encode():
             return pair
-    raise KeyFileError(f"{folder} holds no pair of {side} whose public key is {public}")
+    raise KeyFileError(f"{folder} has no {side} key pair whose public key is {public}")
 
 
 def _generation(path: Path) -> int:
@@ -150,33 +150,33 @@ def _generation(path: Path) -> int:
     except OSError as error:
         raise KeyFileError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise KeyFileError(f"{path} must hold a whole number, not {error.object[:40]!r}") from error
+        raise KeyFileError(f"{path} must contain a whole number, not {error.object[:40]!r}") from error
     if not (text.isascii() and text.isdecimal()):
-        raise KeyFileError(f"{path} must hold a whole number, not {text[:40]!r}")
+        raise KeyFileError(f"{path} must contain a whole number, not {text[:40]!r}")
     if len(text) > MOST_DIGITS:
-        raise KeyFileError(f"{path} holds a number of {len(text)} digits; at most {MOST_DIGITS} are allowed")
+        raise KeyFileError(f"{path} has a number of {len(text)} digits; at most {MOST_DIGITS} are allowed")
     return int(text)
 
 
 class KeyFolder:
-    """The keys of a folder, read again when `look` is called; files that cannot be used change nothing."""
+    """The keys of a folder, read again by `refresh`; the previous keys stay if files are unusable."""
 
     def __init__(self, folder: Path, side: str, *, peers: bool = True) -> None:
         """Read the folder.
 
         Raises:
-            KeyFileError: names the file that is missing or malformed.
+            KeyFileError: a file is missing or malformed; the text names it.
         """
         self._folder, self._side, self._peers = folder, side, peers
         self._problem = ""
         self.ring = load_ring(folder, side, peers=peers)
 
-    def look(self) -> bool:
-        """Read the folder; tell whether the keys are others than before."""
+    def refresh(self) -> bool:
+        """Read the folder again; return whether the keys have changed."""
         try:
             ring = load_ring(self._folder, self._side, peers=self._peers)
         except KeyFileError as error:
-            if str(error) != self._problem:  # said once, not every time
+            if str(error) != self._problem:  # log each problem once
                 log.error("keys cannot be read", extra={"fields": {"reason": str(error)}})
             self._problem = str(error)
             return False
@@ -184,12 +184,12 @@ class KeyFolder:
         changed, self.ring = ring != self.ring, ring
         if changed:
             fields = {"generation": ring.generation, "generations": len(ring.own)}
-            log.info("keys were read again", extra={"fields": fields})
+            log.info("keys reloaded", extra={"fields": fields})
         return changed
 
 
 def write_keys(folder: Path) -> None:
-    """Make fresh keys of both sides in a folder that only this user may read."""
+    """Generate keys of both sides in a folder that only this user may read."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for side in SIDES:
         for half, key in zip(("public", "secret"), zmq.curve_keypair(), strict=True):

@@ -1,4 +1,4 @@
-"""Which ZMQ endpoints may be used without keys, and how keys are put on a socket."""
+"""ZMQ endpoints: which ones need CURVE keys, and how a socket is secured."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ ZAP_DOMAIN = b"mizzen"
 
 
 class UnsafeEndpoint(ValueError):
-    """An endpoint that other machines can reach was given without keys."""
+    """An endpoint that other machines can reach has no keys."""
 
 
 def is_local(endpoint: str) -> bool:
-    """Tell whether only this machine can reach an endpoint.
+    """Return whether only this machine can reach an endpoint.
 
     Raises:
         ValueError: the endpoint is not of the form tcp://HOST:PORT, ipc://PATH or inproc://NAME.
     """
     transport, separator, address = endpoint.partition("://")
     if not separator or not address or transport not in ("tcp", "ipc", "inproc"):
-        raise ValueError(f"{endpoint!r} is no endpoint; give tcp://HOST:PORT, ipc://PATH or inproc://NAME")
+        raise ValueError(f"{endpoint!r} is not an endpoint; use tcp://HOST:PORT, ipc://PATH or inproc://NAME")
     if transport != "tcp":
         return True
     host, separator, port = address.rpartition(":")
     if not separator or not host or not (port.isdecimal() or port == "*"):
-        raise ValueError(f"{endpoint!r} names no host and port; give tcp://HOST:PORT")
+        raise ValueError(f"{endpoint!r} has no host and port; use tcp://HOST:PORT")
     if host == "localhost":
         return True
     try:
@@ -38,7 +38,7 @@ def is_local(endpoint: str) -> bool:
 
 
 def require_safe(endpoint: str, keys: WireKeys | KeyFolder | KeyRing | KeyPair | None) -> None:
-    """Refuse an endpoint beyond this machine without keys.
+    """Reject an endpoint that other machines can reach if there are no keys.
 
     Raises:
         UnsafeEndpoint: other machines can reach it, and there are no keys.
@@ -51,14 +51,14 @@ def require_safe(endpoint: str, keys: WireKeys | KeyFolder | KeyRing | KeyPair |
         )
 
 
-def door(endpoint: str, generation: int) -> str:
-    """Return where an engine takes connections with its key of a generation.
+def generation_endpoint(endpoint: str, generation: int) -> str:
+    """Return the endpoint at which an engine listens with its key of a generation.
 
-    The key of a socket cannot change, so each generation has a socket of its own: those with even numbers at
-    the endpoint itself, those with odd ones at the next port.
+    The key of a socket cannot change, so each generation has its own socket: even generations use the
+    endpoint itself, odd ones the next port.
 
     Raises:
-        ValueError: the port is the last one, or not known yet.
+        ValueError: the port is 65535 or not a number.
     """
     if not generation % 2:
         return endpoint
@@ -66,12 +66,12 @@ def door(endpoint: str, generation: int) -> str:
         return f"{endpoint}-odd"
     base, _, port = endpoint.rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 65535:
-        raise ValueError(f"{endpoint} has no next port, which odd generations of keys need")
+        raise ValueError(f"{endpoint} has no next port, which odd key generations need")
     return f"{base}:{int(port) + 1}"
 
 
 def secure_server(socket: zmq.Socket[bytes], keys: KeyPair | WireKeys) -> None:
-    """Make a socket a CURVE server whose clients a ZAP handler judges (`mizzen.wire.server.client_allow_list`)."""
+    """Make a socket a CURVE server whose clients are authorized by `mizzen.wire.server.client_allow_list`."""
     socket.curve_server = True
     socket.curve_secretkey = keys.secret
     socket.curve_publickey = keys.public
@@ -79,14 +79,14 @@ def secure_server(socket: zmq.Socket[bytes], keys: KeyPair | WireKeys) -> None:
 
 
 def secure_client(socket: zmq.Socket[bytes], keys: WireKeys) -> None:
-    """Make a socket a CURVE client that accepts the one server whose public key it holds."""
+    """Make a socket a CURVE client that accepts only the server with the public key `keys.peer`."""
     socket.curve_serverkey = keys.peer
     socket.curve_secretkey = keys.secret
     socket.curve_publickey = keys.public
 
 
-def heartbeats(socket: zmq.Socket[bytes], seconds: float, timeout_seconds: float) -> None:
-    """Have ZMQ notice a peer that vanished without closing its connection (ZMTP 3.1 PING and PONG)."""
+def enable_heartbeats(socket: zmq.Socket[bytes], seconds: float, timeout_seconds: float) -> None:
+    """Enable ZMTP 3.1 heartbeats, which detect a peer that vanished without closing its connection."""
     socket.heartbeat_ivl = int(seconds * 1000)
     socket.heartbeat_timeout = int(timeout_seconds * 1000)
     socket.heartbeat_ttl = int(timeout_seconds * 1000)

@@ -1,4 +1,4 @@
-"""Bounds of the engine's socket."""
+"""Limits of the engine's socket."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireLimits:
-    """Bounds of the engine's socket."""
+    """Limits of the engine's socket."""
 
     peers: int = 64
+    """Maximum number of connected gateways."""
     send_frames: int = 1000
-    """Frames that may wait for one peer; one step is one frame."""
+    """Maximum number of frames queued for one peer; one step is one frame."""
     receive_frames: int = 1000
-    """Unread frames of one peer; its further ones wait in its own queue."""
+    """Maximum number of unread frames of one peer; further ones wait in the peer's queue."""
     frames_per_receive: int = 128
-    """Frames read between two steps at most."""
+    """Maximum number of frames read between two steps."""
     file_asks: int = 8
-    """Parts of files that one peer may ask for before the first of them has been sent."""
+    """Maximum number of file parts that one peer may have requested and not received."""
     parts_under_way: int = 2
-    """Parts of files that one peer has been sent and its connection has not taken."""
+    """Maximum number of file parts sent to one peer that its connection has not accepted."""
     parts_per_receive: int = 2
-    """Parts of files sent between two steps at most, to all peers together."""
+    """Maximum number of file parts sent between two steps, to all peers together."""
     retry_after_seconds: float = 1.0
-    """What a gateway is told when the queue is full."""
+    """Retry-After that a gateway receives if the queue is full."""
     heartbeat_seconds: float = 1.0
+    """Interval of ZMTP heartbeats."""
     heartbeat_timeout_seconds: float = 5.0
-    """A peer that does not answer for this long has vanished."""
+    """Time without an answer after which a peer is considered gone."""
     stats_seconds: float = 1.0
+    """Maximum interval between two `Stats`."""
     stats_change_seconds: float = 0.02
-    """Changes are told at most this often."""
+    """Minimum interval between two `Stats`."""
     linger_seconds: float = 2.0
-    """How long `close` lets the last frames leave."""
+    """Maximum time that `close` waits for the last frames to be sent."""

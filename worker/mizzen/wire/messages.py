@@ -1,8 +1,8 @@
-"""What gateways and engines say to each other.
+"""The wire protocol: messages between gateways and engines.
 
-A gateway holds one DEALER socket an engine; the engine binds one ROUTER. Each ZMQ message is one frame: a
-msgpack array whose first element is the message's tag. Handles (`rid`) are chosen by the gateway and unique
-on its connection while the request lives. Packed integer columns are little-endian `bytes`.
+A gateway opens one DEALER socket per engine; the engine binds one ROUTER. Each ZMQ message is one frame: a
+msgpack array whose first element is the message's tag. The gateway chooses handles (`rid`), which are unique on
+its connection while the request is live. Packed integer columns are little-endian `bytes`.
 
     gateway ──Hello──▶ engine ──Welcome──▶ gateway            first, and again after a reconnect
     gateway ──FetchFile──▶ engine ──File──▶ gateway           tokenizer and configuration files, in parts
@@ -10,14 +10,14 @@ on its connection while the request lives. Packed integer columns are little-end
     gateway ──Embed──▶ engine ──Embedding / Refused──▶ gateway
     engine ──Stats / Blocks──▶ gateway                        on change, Stats at least once a second
 
-An `Abort` is always answered by a `Finish` in an `Outputs` frame (or was overtaken by one), so both sides
-agree on when a handle is free. A `Refused` frees its handle too.
+An `Abort` is always answered by a `Finish` in an `Outputs` frame (unless one was already on its way), so both
+sides agree on when a handle is free. A `Refused` frees its handle too.
 
-A connection starts with `Hello`, and each further `Hello` starts it anew: the engine aborts what it still
-runs for it, all handles are free, `Blocks.sequence` begins at 0. Any other frame from a connection without
-one is refused with `RefusalCode.UNKNOWN_PEER`. An engine forgets a connection that does not take its frames
-(its queue is full, ZMQ drops at the high-water mark) or does not answer heartbeats, and tells it so with
-`Refused(None, UNKNOWN_PEER)` as soon as it can: the gateway treats all its handles as lost and says `Hello`.
+A connection starts with `Hello`, and each further `Hello` restarts it: the engine aborts the connection's live
+requests, all handles become free, and `Blocks.sequence` restarts at 0. Any other frame before a `Hello` is
+rejected with `RefusalCode.UNKNOWN_PEER`. An engine drops a connection that does not accept its frames (its
+queue is full; ZMQ drops frames at the high-water mark) or does not answer heartbeats. It then sends
+`Refused(None, UNKNOWN_PEER)` as soon as possible, and the gateway treats all its handles as lost and sends `Hello`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ import msgspec
 from mizzen.core.sampling_params import PARAMETERS
 
 PROTOCOL = 2
-"""Grows with every incompatible change; both sides refuse another's."""
+"""Version of the protocol, incremented with every incompatible change; both sides reject any other version."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 FILE_PART_BYTES = 4 * 1024 * 1024
 MAX_GRAMMAR_BYTES = 512 * 1024
-"""Of `Sampling.grammar`'s text, at most: a frame that is longer than a request can be ends its connection."""
+"""Maximum size of the text of `Sampling.grammar`; a frame longer than any request ends its connection."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of all messages; the class's name is the tag."""
+    """Base class of all messages; the class name is the tag."""
 
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ else:
 
 
 class Hello(Message, frozen=True):
-    """A gateway introduces itself."""
+    """Registers a gateway with an engine."""
 
     protocol: int
     gateway: str
 
 
 class Generate(Message, frozen=True):
-    """Continue a prompt."""
+    """Requests the continuation of a prompt."""
 
     rid: int
     prompt: bytes
@@ -78,75 +78,75 @@ class Generate(Message, frozen=True):
     salt: bytes = b""
     priority: int = 0
     queue_seconds: float = 0.0
-    """How long the request may wait in the engine's queue before it is refused; 0 is no limit of its own."""
+    """Maximum time in the engine's queue before the request is rejected; 0 means no limit."""
     generated: int = 0
-    """So many last tokens of `prompt` are output that an engine gave before it was lost: limits, penalties
-    and the grammar count them as output, and `Outputs.offsets` go on from there."""
+    """Number of trailing tokens of `prompt` that are output of a lost engine: limits, penalties and the grammar
+    count them as output, and `Outputs.offsets` continue after them."""
     tenant: int = 0
-    """Opaque: requests of one number are one tenant's, whom the engine lets starve no other."""
+    """Opaque tenant number; the engine prevents requests of one tenant from starving those of others."""
 
 
 class Embed(Message, frozen=True):
-    """Run a prompt and return one vector of its last hidden states (after the final norm)."""
+    """Requests one vector of a prompt's last hidden states (after the final norm)."""
 
     rid: int
     prompt: bytes
     """int32 token ids."""
     pooling: str = "last"
-    """`last` (the last token's) or `mean` (over all tokens)."""
+    """Pooling: `last` (hidden state of the last token) or `mean` (over all tokens)."""
     normalize: bool = True
-    """Scale the vector to length 1."""
+    """Whether the vector is scaled to length 1."""
     salt: bytes = b""
     priority: int = 0
     queue_seconds: float = 0.0
 
 
 class Abort(Message, frozen=True):
-    """Stop a request."""
+    """Aborts a request."""
 
     rid: int
 
 
 class FetchFile(Message, frozen=True):
-    """Ask for a file named in `Welcome.files`, from a byte offset.
+    """Requests a part of a file named in `Welcome.files`, from a byte offset.
 
-    An engine keeps a few asks of a gateway (`WireLimits.file_asks`), and refuses more with
+    An engine queues a few such requests per gateway (`WireLimits.file_asks`) and rejects more with
     `RefusalCode.QUEUE_FULL`.
     """
 
     name: str
     offset: int = 0
-    """A multiple of FILE_PART_BYTES."""
+    """Byte offset; a multiple of FILE_PART_BYTES."""
 
 
 class Welcome(Message, frozen=True):
-    """An engine introduces itself."""
+    """Describes an engine to a gateway."""
 
     protocol: int
     engine: str
-    """Its name; the pod's, on Kubernetes."""
+    """Name of the engine; on Kubernetes, of its pod."""
     incarnation: str
-    """Random at every start: all that a gateway knew of a former one is void."""
+    """Random identifier of this start of the engine; with a new one, all earlier state is void."""
     revision: str
     model: str
-    """The name that the engine was told to serve under."""
+    """Served model name."""
     tokenizer_hash: str
-    """Of the files below: equal hashes tokenize and render alike."""
+    """Hash of `files`; engines with equal hashes tokenize and render identically."""
     files: dict[str, int]
-    """Tokenizer and configuration files that `FetchFile` serves: name to size in bytes."""
+    """Size in bytes of the tokenizer and configuration files that `FetchFile` serves, by name."""
     context_length: int
     vocab_size: int
     end_token_ids: tuple[int, ...]
-    """Tokens that end a request unless `ignore_eos`."""
+    """Token ids that end a request unless `ignore_eos` is set."""
     page_size: int
     max_running_requests: int
     draining: bool
     generates: bool = True
-    """Whether it takes `Generate`; a model without a head takes `Embed` alone."""
+    """Whether the engine accepts `Generate`; a model without a language-model head accepts only `Embed`."""
 
 
 class File(Message, frozen=True):
-    """A part of a file; `size` is the whole file's."""
+    """A part of a file; `size` is the size of the complete file."""
 
     name: str
     offset: int
@@ -155,7 +155,7 @@ class File(Message, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True):
-    """The end of one request. `reason` is a `mizzen.core.request.FinishReason`."""
+    """The result of a finished request. `reason` is a `mizzen.core.request.FinishReason`."""
 
     rid: int
     reason: int
@@ -165,32 +165,32 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     stop_token: int | None = None
     message: str = ""
     first_token_seconds: float = 0.0
-    """From its arrival in the engine to its first token, by the engine's clock; 0 without one."""
+    """Seconds from arrival in the engine to the first token, by the engine's clock; 0 without a token."""
     at_fault: bool = False
-    """The request itself made it end in error: no engine is to blame, and none is to try again."""
+    """Whether the request itself causes the error; then no engine is at fault and none should retry."""
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log probabilities of a row's tokens: n tokens, m entries each.
 
-    A token's first entry is the token itself, then come the most probable ones, then those asked for by id.
+    The first entry of a token is the token itself; the most probable tokens follow, then those requested by id.
     """
 
     rid: int
     width: int
-    """m."""
+    """Number of entries per token, m."""
     ids: bytes
     """int32 [n, m]."""
     values: bytes
     """float32 [n, m]: natural logarithms after temperature-free softmax of the processed logits."""
     prompt: bool = False
-    """Of the prompt's tokens from the second on, not of the output's."""
+    """Whether the tokens are the prompt's, from the second on, instead of the output's."""
 
 
 class Outputs(Message, frozen=True):
-    """All that one step gave the requests of one gateway, as columns; one row a request.
+    """Outputs of one step for the requests of one gateway, as columns; one row per request.
 
-    `counts` is empty when every row has exactly one token.
+    `counts` is empty if every row has exactly one token.
     """
 
     step: int
@@ -204,11 +204,11 @@ class Outputs(Message, frozen=True):
     """uint16 [rows], or empty."""
     finished: tuple[Finish, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
-    """Of those rows that asked for them."""
+    """Log probabilities of the rows that requested them."""
 
 
 class Embedding(Message, frozen=True):
-    """The answer to `Embed`; it frees the handle."""
+    """The result of an `Embed`; it frees the handle."""
 
     rid: int
     vector: bytes
@@ -218,26 +218,26 @@ class Embedding(Message, frozen=True):
 
 
 class RefusalCode(enum.IntEnum):
-    """Why an engine did not take a request. The numbers are part of the protocol."""
+    """Reason why an engine rejected a request. The numbers are part of the protocol."""
 
     DRAINING = 1
     """Try another engine."""
     QUEUE_FULL = 2
     """Try another engine, or later."""
     QUEUE_TIMEOUT = 3
-    """Waited `queue_seconds` without a first token."""
+    """The request waited `queue_seconds` without a first token."""
     INVALID = 4
-    """Would be refused everywhere: `message` names the field."""
+    """Every engine would reject the request: `message` names the field."""
     STARTING = 5
     """Try another engine."""
     UNKNOWN_PEER = 6
-    """This connection said no `Hello`, or was forgotten: every handle on it is lost; say `Hello` again."""
+    """The connection sent no `Hello`, or was dropped: every handle on it is lost; send `Hello` again."""
     BUSY = 7
-    """Too many requests of this one's tenant and kind are there: try another engine, or later."""
+    """The tenant has too many requests of this kind: try another engine, or later."""
 
 
 class Refused(Message, frozen=True):
-    """A request, or a frame that could not be read (`rid` is then None), is refused."""
+    """Rejects a request, or a frame that could not be decoded (then `rid` is None)."""
 
     rid: int | None
     code: int
@@ -246,7 +246,7 @@ class Refused(Message, frozen=True):
 
 
 class Stats(Message, frozen=True):
-    """How busy the engine is."""
+    """Load of the engine."""
 
     running: int
     waiting: int
@@ -257,14 +257,14 @@ class Stats(Message, frozen=True):
     draining: bool
     steps: int
     patience_seconds: float = 0.0
-    """After so long without a step it hangs, by what its steps took so far; 0: it cannot say."""
+    """Seconds without a completed step after which the engine hangs, judged by its past steps; 0 if unknown."""
 
 
 class Blocks(Message, frozen=True):
-    """Changes of the prefix cache: 64-bit names of `mizzen.core.kv.block_hashes`, uint64 columns.
+    """Changes of the prefix cache: 64-bit hashes of `mizzen.core.kv.block_hashes`, uint64 columns.
 
-    `sequence` counts from 0 for a peer and grows by one; after a gap, or with `reset`, what was known is void
-    and `stored` holds all that the cache holds.
+    `sequence` counts from 0 per peer. After a gap, or with `reset`, earlier knowledge is void and `stored`
+    contains all cached blocks.
     """
 
     sequence: int

@@ -1,8 +1,8 @@
-"""Call back when a ZMQ socket has frames, straight from the event loop's selector.
+"""Calls back when a ZMQ socket has frames, directly from the event loop's selector.
 
-pyzmq's own asyncio sockets make several futures for each wait. A ZMQ socket's descriptor tells only that its
-state may have changed (see ZMQ_FD): frames must be read until there are none, and whoever sends has to look
-afterwards, for sending may have taken notice of an arrival in the reader's place.
+pyzmq's asyncio sockets create several futures for each wait. A ZMQ socket's descriptor signals only that its
+state may have changed (see ZMQ_FD): frames must be read until none is left, and a sender must check for frames
+after sending, because sending may consume the signal of an arrival.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import zmq
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
-class Readiness:
+class SocketReadiness:
     """Calls `read` on the event loop while a socket has frames. Used from the loop's thread."""
 
     def __init__(self, socket: zmq.Socket[bytes], read: Callable[[], bool]) -> None:
-        """Prepare. `read` takes a bounded number of frames and tells whether there may be more."""
+        """Create. `read` reads a bounded number of frames and returns whether more may be available."""
         self._socket = socket
         self._read = read
         self._loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ class Readiness:
         """Read until cancelled.
 
         Raises:
-            Exception: whatever `read` raised.
+            Exception: any error that `read` raised.
         """
         descriptor = self._socket.fileno()
         self._loop.add_reader(descriptor, self._ready)
@@ -44,7 +44,7 @@ class Readiness:
                 self._again.cancel()
 
     def sent(self) -> None:
-        """Look for frames, after something was sent."""
+        """Check for frames after sending."""
         events = self._socket.getsockopt(_EVENTS)
         if isinstance(events, int) and events & _POLLIN:
             self._soon()
@@ -62,7 +62,7 @@ class Readiness:
             return
         try:
             more = self._read()
-        except Exception as error:  # it ends `run`, which raises it
+        except Exception as error:  # passed on by `run`
             self._ended.set_exception(error)
             return
         if more:

@@ -19,7 +19,13 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from mizzen.attention.base import Attend, DevicePlannedDecode, MixedAttention, HostPlannedDecode, LengthSplitDecode
+from mizzen.attention.base import (
+    DevicePlannedDecode,
+    HostPlannedDecode,
+    LengthSplitDecode,
+    MixedAttention,
+    StepAttention,
+)
 from mizzen.core.request import Int64
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.execution.graph_capture import capture_graph
@@ -60,7 +66,7 @@ class DecodeGraphs:
         Raises:
             ValueError: The attention backend needs lengths on the host, or the state has no scratch slot.
         """
-        from mizzen.kernels.decode_inputs import Inbox
+        from mizzen.kernels.decode_inputs import InboxLayout
 
         if not isinstance(attention.decode, DevicePlannedDecode) or state.scratch_slot is None:
             raise ValueError("decode graphs need a backend with lengths on the device, and a slot of padding")
@@ -73,13 +79,15 @@ class DecodeGraphs:
         self.upload = upload
         self.sizes = sizes
         largest, device = sizes[-1], upload.device
-        self.inbox_layout = Inbox(writes=max(MIN_PAGE_WRITES, 2 * largest), rows=largest)
+        self.inbox_layout = InboxLayout(writes=max(MIN_PAGE_WRITES, 2 * largest), rows=largest)
         self.blank_inbox = np.zeros(self.inbox_layout.size, np.int32)
         self.blank_inbox[self.inbox_layout.slots] = self.scratch_slot
         pinned = torch.from_numpy(np.tile(self.blank_inbox, (BUFFERS, 1))).pin_memory()
         self.pinned_buffers: Iterator[torch.Tensor] = cycle(pinned.unbind())
         self.inbox = torch.from_numpy(self.blank_inbox).to(device)
-        self.logits = state.ranks.room(largest, model.config.vocab_size, model.embedding.weight.dtype, device)
+        self.logits = state.ranks.allocate_logits_buffer(
+            largest, model.config.vocab_size, model.embedding.weight.dtype, device
+        )
         self.tokens = torch.zeros(largest, dtype=torch.int64, device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.length_split = LengthSplitGraphs.for_backend(attention.decode, sizes, state.ranks, device)
@@ -120,7 +128,7 @@ class DecodeGraphs:
         batch = gather_inputs(slots, positions, state.synced_last_tokens(), table, self.kv.page_size)
         plan = backend.plan_length_splits_on_device if backend else self.backend.plan_decode_on_device
         decode = plan(slots, batch.lengths, table)
-        attend = Attend(self.kv, batch.cells, size, decode, None)
+        attend = StepAttention(self.kv, batch.slot_mapping, size, decode, None)
         hidden = self.model.hidden(batch.tokens, batch.positions, attend)
         logits = self.model.logits(hidden, self.logits[:size])
         sample_and_advance(
@@ -214,7 +222,7 @@ class DecodeGraphs:
             table[writes.slots, writes.columns] = writes.pages
             view[0] = count
             cells = writes.slots.astype(np.int64) * table.shape[1] + writes.columns
-            view[layout.cells][:count] = cells
+            view[layout.table_indices][:count] = cells
             # Read back: the device does not order several writes to one cell.
             view[layout.pages][:count] = table[writes.slots, writes.columns]
         view[layout.slots][:rows] = plan.decode

@@ -71,6 +71,6 @@ class LengthSplitGraphs:
             size: Size of the plain graph.
             lengths: Context lengths of the batch's rows.
         """
-        if self.backend is None or not self.sizes or not self.backend.uneven(size, lengths):
+        if self.backend is None or not self.sizes or not self.backend.length_splits_are_faster(size, lengths):
             return None
         return next((size for size in self.sizes if size >= len(lengths)), None)

@@ -23,15 +23,15 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from mizzen.attention.base import Attend, DevicePlannedSequences, MixedAttention
+from mizzen.attention.base import DevicePlannedSequences, MixedAttention, StepAttention
 from mizzen.core.request import Int32
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.execution.forward_batch import BatchLayout
 from mizzen.engine.execution.graph_capture import capture_graph
 from mizzen.engine.execution.slot_state import SlotState
 from mizzen.engine.uploader import Uploader
-from mizzen.models.config import ModelConfig
 from mizzen.models.base import Decoder
+from mizzen.models.config import ModelConfig
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class PrefillGraphs:
         largest = PackedLayout(sizes[-1], min(sizes[-1], rows)).size
         pinned = torch.zeros((BUFFERS, largest), dtype=torch.int32).pin_memory()
         self.pinned_buffers: Iterator[torch.Tensor] = cycle(pinned.unbind())
-        self.logits = state.ranks.room(
+        self.logits = state.ranks.allocate_logits_buffer(
             min(sizes[-1], rows), model.config.vocab_size, model.embedding.weight.dtype, self.device
         )
         self.graphs: dict[int, PrefillGraph] = {}
@@ -160,7 +160,7 @@ class PrefillGraphs:
         attention_plan = self.backend.plan_on_device(
             starts, sequence_slots, lengths, state.page_table.device, packed.tokens
         )
-        attend = Attend(self.kv, batch.cells, 0, None, attention_plan)
+        attend = StepAttention(self.kv, batch.slot_mapping, 0, None, attention_plan)
         hidden = self.model.hidden(tokens, batch.positions, attend, rows.long())
         self.model.logits(hidden, self.logits[: packed.sequences])
 

@@ -20,7 +20,7 @@ from mizzen.core.step_plan import StepPlan, StepTokens
 from mizzen.engine.execution.decode_graphs import DecodeGraphs
 from mizzen.engine.execution.step import StepExecutor, StepResult
 from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
-from mizzen.weights.load import Progress
+from mizzen.weights.load import ProgressCallback
 
 StepDelay = Callable[[StepPlan], float]
 """Returns the seconds that a step is held back; tests use it to exercise overlap and deferred frees."""
@@ -54,7 +54,7 @@ def copy_to_pinned(tensor: torch.Tensor) -> torch.Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-def count_up(progress: Progress, total: int) -> Callable[[], None]:
+def count_up(progress: ProgressCallback, total: int) -> Callable[[], None]:
     """Return a callback that advances `progress` by one item of `total`."""
     done = count(1)
     return lambda: progress(next(done), total)
@@ -110,7 +110,7 @@ class CudaRunner:
         step: StepExecutor,
         device: torch.device,
         graphs: DecodeGraphs | None = None,
-        progress: Progress = lambda done, total: None,
+        progress: ProgressCallback = lambda done, total: None,
     ) -> None:
         """Capture the graphs; `progress` gets the number of captured graphs and their total."""
         self.step = step

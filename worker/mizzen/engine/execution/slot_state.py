@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mizzen.attention.base import Pages
+from mizzen.attention.base import PageTable
 from mizzen.core.request import Int32, Int64
 from mizzen.core.step_plan import PageWrites, SlotStart
 from mizzen.engine.sampling.logits_params import LogitsParamsTable
@@ -53,7 +53,7 @@ class SlotState:
 
         Args:
             slots: Number of slots that requests can take.
-            columns: Pages per slot.
+            columns: PageTable per slot.
             upload: Copies arrays to the device.
             scratch_page: Page of the padding slot, if there is to be one.
             vocab: Vocabulary size, needed for penalties.
@@ -88,10 +88,10 @@ class SlotState:
         return self.last_tokens
 
     @property
-    def pages(self) -> Pages:
+    def pages(self) -> PageTable:
         """The page table."""
         host: Int32 = self.page_table.host  # type: ignore[assignment]
-        return Pages(host=host, device=self.page_table.device)
+        return PageTable(host=host, device=self.page_table.device)
 
     def write_pages(self, writes: PageWrites) -> None:
         """Set cells of the page table."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mizzen.attention.base import Chunk, DecodeRows, MixedAttention
+from mizzen.attention.base import DecodeRows, MixedAttention, QueryChunk
 from mizzen.core.request import Int64
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.execution.forward_batch import BatchLayout
@@ -128,7 +128,7 @@ class StepExecutor:
             lengths=(layout.positions[:count] + 1).astype(np.int32),
             pages=state.pages,
         )
-        chunks = tuple(Chunk(slot=c.slot, start=c.start, count=len(c.tokens)) for c in plan.prefill)
+        chunks = tuple(QueryChunk(slot=c.slot, start=c.start, count=len(c.tokens)) for c in plan.prefill)
         slot_mapping = state.slot_mapping(layout.slots, layout.positions, self.attention.kv.page_size)
         slots, positions, slot_mapping = upload.upload_together(layout.slots, layout.positions, slot_mapping)
         tokens = (state.synced_last_tokens() if count else state.last_tokens)[slots[:count]]

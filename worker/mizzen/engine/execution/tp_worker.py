@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mizzen.core.step_plan import Runner, StepPlan, StepTokens
-from mizzen.parallel.process_group import Group
+from mizzen.parallel.process_group import RankGroup
 
 PLAN_WAIT_SECONDS = 0.5
 """Longest wait of an idle rank for a plan before it signals its heartbeat."""
@@ -82,16 +82,18 @@ class FollowerRanks:
     launch_guard: AbstractContextManager[None] = field(default_factory=nullcontext)
     """Context of each launch, because a launch may never return once another rank is gone."""
 
-    def make_runner(self, runner: Runner, group: Group) -> LeaderRunner:
+    def make_runner(self, runner: Runner, group: RankGroup) -> LeaderRunner:
         """Wrap a warmed-up runner so that its plans also go to the other ranks."""
-        poll_seconds = 0.0 if group.place.device.type == "cuda" else CPU_POLL_SECONDS
+        poll_seconds = 0.0 if group.config.device.type == "cuda" else CPU_POLL_SECONDS
         return LeaderRunner(runner, group, self, poll_seconds)
 
 
 class LeaderRunner:
     """Rank 0's runner: sends every plan to the other ranks first, so that all start together."""
 
-    def __init__(self, runner: Runner, group: Group, followers: FollowerRanks, poll_seconds: float) -> None:
+    def __init__(
+        self, runner: Runner, group: RankGroup, followers: FollowerRanks, poll_seconds: float
+    ) -> None:
         self._runner = runner
         self._group = group
         self._followers = followers
@@ -144,7 +146,7 @@ class LeaderRunner:
 class FollowerRunner:
     """Runs the plans that rank 0 sends, on any other rank."""
 
-    def __init__(self, runner: Runner, group: Group | None) -> None:
+    def __init__(self, runner: Runner, group: RankGroup | None) -> None:
         self._runner = runner
         self._group = group
 

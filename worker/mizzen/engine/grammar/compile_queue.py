@@ -1,7 +1,7 @@
-"""Whose grammar is compiled next: that of the tenant whose grammars have taken the least time so far.
+"""Fair queue of grammars to compile: the tenant whose grammars have taken the least time is next.
 
-A tenant that begins to wait is put level with the one whose turn it was last, so that it can neither save up
-time nor be made to wait for what others have used.
+A tenant that starts to wait is raised to the level of the tenant served last, so it can neither save up time
+nor pay for time that others have used. Each `CompileLane` has one queue.
 """
 
 from __future__ import annotations
@@ -15,60 +15,62 @@ T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(slots=True)
-class _Tenant(Generic[T]):
+class _TenantQueue(Generic[T]):
     used: float
-    """Seconds, from the level that it began at."""
+    """Seconds used so far, from the level at which the tenant started."""
     items: deque[T] = field(default_factory=deque)
 
 
-class Turns(Generic[T]):
-    """Items that wait, each for one tenant or several; a tenant's own go in order."""
+class CompileQueue(Generic[T]):
+    """Waiting items, each for one tenant or several; the items of a tenant keep their order."""
 
     def __init__(self) -> None:
-        self._tenants: dict[int, _Tenant[T]] = {}
+        self._tenants: dict[int, _TenantQueue[T]] = {}
         self._level = 0.0
 
-    def add(self, tenant: int, item: T) -> None:
-        """Let an item wait for a tenant too; a second time changes nothing."""
+    def add_waiter(self, tenant: int, item: T) -> None:
+        """Let an item also wait for a tenant; adding it twice has no effect."""
         if len(self._tenants) > 4096:
             self._forget_idle()
-        known = self._tenants.setdefault(tenant, _Tenant(self._level))
-        if not known.items:
-            known.used = max(known.used, self._level)
-        if item not in known.items:
-            known.items.append(item)
+        queue = self._tenants.setdefault(tenant, _TenantQueue(self._level))
+        if not queue.items:
+            queue.used = max(queue.used, self._level)
+        if item not in queue.items:
+            queue.items.append(item)
 
-    def take(self) -> tuple[int, T] | None:
-        """Take the next item out, with the tenant whose turn it is; None when none waits."""
-        waiting = [(one.used, name) for name, one in self._tenants.items() if one.items]
+    def pop_next(self) -> tuple[int, T] | None:
+        """Remove the next item; return it with the tenant that is charged, or None if none waits."""
+        waiting = [(queue.used, tenant) for tenant, queue in self._tenants.items() if queue.items]
         if not waiting:
             return None
-        self._level, name = min(waiting)
-        item = self._tenants[name].items[0]
+        self._level, tenant = min(waiting)
+        item = self._tenants[tenant].items[0]
         self.remove(item)
-        return name, item
+        return tenant, item
 
     def remove(self, item: T) -> None:
-        """Take an item out, wherever it waits."""
+        """Remove an item for all tenants it waits for."""
         for tenant in self._tenants.values():
             if item in tenant.items:
                 tenant.items.remove(item)
 
     def charge(self, tenant: int, seconds: float) -> None:
-        """Count what a tenant's item has taken."""
+        """Add the time that a tenant's item has taken."""
         if tenant in self._tenants:
             self._tenants[tenant].used += seconds
 
-    def surplus(self, tenant: int) -> T | None:
-        """Return the newest item of whoever has most, if that is more than this tenant would have."""
-        name = max(self._tenants, key=lambda one: len(self._tenants[one].items), default=tenant)
+    def newest_of_largest(self, tenant: int) -> T | None:
+        """Return the newest item of the tenant with the most items, if it has more than this tenant would have."""
+        largest = max(self._tenants, key=lambda name: len(self._tenants[name].items), default=tenant)
         own = len(self._tenants[tenant].items) if tenant in self._tenants else 0
-        if name == tenant or len(self._tenants[name].items) <= own + 1:
+        if largest == tenant or len(self._tenants[largest].items) <= own + 1:
             return None
-        return self._tenants[name].items[-1]
+        return self._tenants[largest].items[-1]
 
     def _forget_idle(self) -> None:
-        """Forget tenants that would begin at the present level anyway."""
-        idle = [name for name, one in self._tenants.items() if not one.items and one.used <= self._level]
+        """Drop tenants that would start at the current level anyway."""
+        idle = [
+            name for name, queue in self._tenants.items() if not queue.items and queue.used <= self._level
+        ]
         for name in idle:
             del self._tenants[name]

@@ -1,10 +1,10 @@
-"""Compiles grammars in threads of its own, keeps what it compiled, and remembers what it refused.
+"""Compiles grammars in its own threads, caches compiled ones, and remembers rejected ones.
 
-A grammar is tried in the sandbox first; what came through within its bounds is then compiled here, by the
-same code, with the interpreter's lock released. What is not done soon goes on in a lane of its own, one at a
-time: nobody's slow grammars hold up the quick ones of others. In each lane tenants share the time, and when
-there is no room, whoever has most there gives some up. (Compiled grammars can be sent between processes, but
-reading one takes longer than compiling it again.)
+A grammar is first tried in the sandbox; if it stays within its limits there, the same code compiles it here,
+with the interpreter lock released. A grammar that takes longer moves to a slow lane that compiles one at a
+time, so slow grammars do not delay the quick ones of others. In each lane tenants share the time, and if the
+lane is full, the tenant with the most waiting grammars gives one up. (Compiled grammars can be sent between
+processes, but reading one takes longer than compiling it again.) `PendingGrammars` calls it.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ from typing import TYPE_CHECKING
 
 from mizzen.core.outputs import GrammarCounts
 from mizzen.core.sampling_params import Grammar
-from mizzen.engine.grammar.compile_queue import Turns
+from mizzen.engine.grammar.compile_queue import CompileQueue
 from mizzen.engine.grammar.compiled import CompiledGrammar
-from mizzen.engine.grammar.errors import CompilerDown, GrammarError, TooSlow
+from mizzen.engine.grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError
 from mizzen.engine.grammar.limits import GrammarLimits
-from mizzen.engine.grammar.sandbox import Sandbox
+from mizzen.engine.grammar.sandbox import GrammarSandbox
 
 if TYPE_CHECKING:
-    from mizzen.engine.grammar.xgrammar_backend import Builder
+    from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder
 
 OVERHEAD_BYTES = 4096
-"""Of a cached grammar beside what it holds."""
+"""Bytes of a cache entry besides the compiled grammar and its text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """A compiled grammar, or why there is none."""
+class CompileResult:
+    """A compiled grammar, or the reason why there is none."""
 
     grammar: CompiledGrammar | None
-    fault: str = ""
-    passing: bool = False
-    """The fault is of this moment, not of the grammar."""
+    error: str = ""
+    temporary: bool = False
+    """Whether the error is a matter of current load, not of the grammar."""
     bytes: int = OVERHEAD_BYTES
 
 
 @dataclass(slots=True, eq=False)
-class Task:
-    """A grammar that waits to be compiled, or is."""
+class CompileTask:
+    """A grammar that waits to be compiled or is being compiled."""
 
     grammar: Grammar
-    lane: Lane
+    lane: CompileLane
     tenants: set[int]
-    """Who has asked for it."""
-    future: Future[Outcome | None] = field(default_factory=Future)
-    """None: it takes longer than the lane gives it."""
+    """Tenants that have requested it."""
+    future: Future[CompileResult | None] = field(default_factory=Future)
+    """Result of the compilation; None if it takes longer than the lane allows."""
 
 
-class Lane:
+class CompileLane:
     """Threads that compile, with a builder of their own once there is something to build."""
 
     def __init__(self, workers: int, seconds: float, name: str) -> None:
         self.pool = ThreadPoolExecutor(workers, name)
         self.seconds = seconds
-        """What a compilation is given."""
+        """Time limit of one compilation."""
         self.lock = Lock()
-        """Of the builder."""
-        self.builder: Builder | None = None
-        self.turns: Turns[Task] = Turns()
+        """Guards the builder."""
+        self.builder: GrammarBuilder | None = None
+        self.queue: CompileQueue[CompileTask] = CompileQueue()
 
 
 class GrammarCompiler:
-    """Grammars of one model. Its methods are used from one thread and never wait."""
+    """Compiles the grammars of one model. Its methods are called from one thread and never block."""
 
     def __init__(
         self,
@@ -77,211 +77,216 @@ class GrammarCompiler:
         end_token_ids: tuple[int, ...],
         limits: GrammarLimits | None = None,
     ) -> None:
-        """Take the model; nothing is loaded before the first grammar comes, or `warm` is called."""
+        """Configure the model; nothing is loaded before the first grammar or `start_loading`."""
         self.limits = limits or GrammarLimits()
         self.counts = GrammarCounts()
         self._target = {"folder": folder, "vocab_size": vocab_size, "end_token_ids": end_token_ids}
-        self._sandbox = Sandbox(dict(self._target), self.limits)
+        self._sandbox = GrammarSandbox(dict(self._target), self.limits)
         quick = min(self.limits.quick_seconds, self.limits.compile_seconds)
-        self._quick = Lane(self.limits.workers, quick, "mizzen-grammar")
-        self._slow = Lane(1, self.limits.compile_seconds, "mizzen-grammar-slow")
+        self._quick_lane = CompileLane(self.limits.workers, quick, "mizzen-grammar")
+        self._slow_lane = CompileLane(1, self.limits.compile_seconds, "mizzen-grammar-slow")
         self._lock = Lock()
-        """Of the lanes' turns, the starts of tasks, and the counted time."""
-        self._running: dict[Grammar, Task] = {}
-        self._slowly: set[Grammar] = set()
-        """Of those that run, the ones in the slow lane."""
-        self._forgotten: set[Grammar] = set()
-        """Of those that run, the ones that nobody waits for."""
-        self._kept: OrderedDict[Grammar, Outcome] = OrderedDict()
-        """The least recently used first."""
-        self._kept_bytes = 0
-        self._refused: OrderedDict[Grammar, str] = OrderedDict()
+        """Guards the lanes' queues, the start of tasks, and the counted time."""
+        self._tasks: dict[Grammar, CompileTask] = {}
+        self._slow_grammars: set[Grammar] = set()
+        """Grammars of `_tasks` that are in the slow lane."""
+        self._abandoned: set[Grammar] = set()
+        """Grammars of `_tasks` for which no request waits any more."""
+        self._cache: OrderedDict[Grammar, CompileResult] = OrderedDict()
+        """Compiled grammars, the least recently used first."""
+        self._cache_bytes = 0
+        self._rejected: OrderedDict[Grammar, str] = OrderedDict()
 
-    def warm(self) -> None:
-        """Load what grammars need, in the background."""
-        self._quick.pool.submit(self._warm)
+    def start_loading(self) -> None:
+        """Load the vocabulary and start the sandbox in the background."""
+        self._quick_lane.pool.submit(self._load_in_background)
 
-    def find(self, grammar: Grammar, tenant: int = 0) -> Outcome | None:
-        """Return what became of a grammar; None while it is compiled, which begins with the first call."""
-        if grammar in self._kept:
-            self._kept.move_to_end(grammar)
-            return self._kept[grammar]
-        if grammar in self._refused:
-            self._refused.move_to_end(grammar)
-            return Outcome(None, self._refused[grammar])
-        task = self._running.get(grammar)
-        self._forgotten.discard(grammar)
+    def find_or_compile(self, grammar: Grammar, tenant: int = 0) -> CompileResult | None:
+        """Return the result for a grammar; None while it compiles, which the first call starts."""
+        if grammar in self._cache:
+            self._cache.move_to_end(grammar)
+            return self._cache[grammar]
+        if grammar in self._rejected:
+            self._rejected.move_to_end(grammar)
+            return CompileResult(None, self._rejected[grammar])
+        task = self._tasks.get(grammar)
+        self._abandoned.discard(grammar)
         if task is None:
-            return self._begin(grammar, tenant)
+            return self._start_compiling(grammar, tenant)
         if not task.future.done():
             if tenant not in task.tenants:
-                self._join(task, tenant)
+                self._add_tenant(task, tenant)
             return None
         outcome = task.future.result()
-        del self._running[grammar]
+        del self._tasks[grammar]
         if outcome is None:
-            return self._go_on_slowly(task, tenant)
-        self._slowly.discard(grammar)
-        return self._settle(grammar, outcome)
+            return self._move_to_slow_lane(task, tenant)
+        self._slow_grammars.discard(grammar)
+        return self._store_result(grammar, outcome)
 
-    def forget(self, grammar: Grammar) -> None:
-        """Note that nobody waits for a grammar any more; it is not compiled unless that has begun."""
-        task = self._running.get(grammar)
+    def cancel(self, grammar: Grammar) -> None:
+        """Record that no request waits for a grammar any more; it is not compiled unless that has started."""
+        task = self._tasks.get(grammar)
         if task is None:
             return
         with self._lock:
-            waited = task.future.cancel()
-            if waited:
-                task.lane.turns.remove(task)
-        if waited:
-            del self._running[grammar]
-            self._slowly.discard(grammar)
+            cancelled = task.future.cancel()
+            if cancelled:
+                task.lane.queue.remove(task)
+        if cancelled:
+            del self._tasks[grammar]
+            self._slow_grammars.discard(grammar)
         else:
-            self._forgotten.add(grammar)
+            self._abandoned.add(grammar)
 
     def close(self) -> None:
-        """End the threads and the sandbox."""
-        lanes = self._quick, self._slow
+        """Stop the threads and the sandbox."""
+        lanes = self._quick_lane, self._slow_lane
         for lane in lanes:
             lane.pool.shutdown(wait=False, cancel_futures=True)
         self._sandbox.close()
         for lane in lanes:
             lane.pool.shutdown(wait=True)
 
-    def _begin(self, grammar: Grammar, tenant: int) -> Outcome | None:
+    def _start_compiling(self, grammar: Grammar, tenant: int) -> CompileResult | None:
         if not self._target["end_token_ids"]:
             text = "this model has no end token (eos_token_id), and nothing else ends a complete text"
-            return self._settle(grammar, Outcome(None, text))
-        size, most = len(grammar.text.encode()), self.limits.text_bytes
-        if size > most:
-            return self._settle(grammar, Outcome(None, f"the text has {size} bytes; at most {most} may be"))
-        self._take_forgotten()
-        waiting = len(self._running)
-        if waiting >= self.limits.waiting and not self._make_room(self._quick, tenant):
-            return Outcome(
-                None, f"{waiting} grammars wait to be compiled already: try again later", passing=True
+            return self._store_result(grammar, CompileResult(None, text))
+        size, limit = len(grammar.text.encode()), self.limits.text_bytes
+        if size > limit:
+            return self._store_result(
+                grammar, CompileResult(None, f"the text has {size} bytes; at most {limit} may be")
             )
-        self._submit(Task(grammar, self._quick, {tenant}))
+        self._collect_abandoned()
+        waiting = len(self._tasks)
+        if waiting >= self.limits.max_waiting and not self._evict_from_queue(self._quick_lane, tenant):
+            return CompileResult(
+                None, f"{waiting} grammars wait to be compiled already: try again later", temporary=True
+            )
+        self._submit(CompileTask(grammar, self._quick_lane, {tenant}))
         return None
 
-    def _go_on_slowly(self, task: Task, tenant: int) -> Outcome | None:
+    def _move_to_slow_lane(self, task: CompileTask, tenant: int) -> CompileResult | None:
         """Put a grammar that takes long into the slow lane."""
-        most = self.limits.slow_waiting
-        if len(self._slowly) >= most and not self._make_room(self._slow, tenant):
-            text = f"{most} slow grammars wait to be compiled already: try again later"
-            return Outcome(None, text, passing=True)
-        self._slowly.add(task.grammar)
-        self._submit(Task(task.grammar, self._slow, task.tenants))
+        limit = self.limits.max_slow_waiting
+        if len(self._slow_grammars) >= limit and not self._evict_from_queue(self._slow_lane, tenant):
+            text = f"{limit} slow grammars wait to be compiled already: try again later"
+            return CompileResult(None, text, temporary=True)
+        self._slow_grammars.add(task.grammar)
+        self._submit(CompileTask(task.grammar, self._slow_lane, task.tenants))
         return None
 
-    def _submit(self, task: Task) -> None:
-        self._running[task.grammar] = task
+    def _submit(self, task: CompileTask) -> None:
+        self._tasks[task.grammar] = task
         with self._lock:
             for tenant in task.tenants:
-                task.lane.turns.add(tenant, task)
-        task.lane.pool.submit(self._next, task.lane)
+                task.lane.queue.add_waiter(tenant, task)
+        task.lane.pool.submit(self._compile_next, task.lane)
 
-    def _join(self, task: Task, tenant: int) -> None:
-        """Let a grammar that waits for others wait for a tenant too: whose turn is first has it compiled."""
+    def _add_tenant(self, task: CompileTask, tenant: int) -> None:
+        """Let a waiting grammar also wait for a tenant; the tenant served first gets it compiled."""
         task.tenants.add(tenant)
         with self._lock:
             if not task.future.running() and not task.future.done():
-                task.lane.turns.add(tenant, task)
+                task.lane.queue.add_waiter(tenant, task)
 
-    def _make_room(self, lane: Lane, tenant: int) -> bool:
-        """Turn away the newest grammar of the tenant that has most in a lane; False when that is this one."""
+    def _evict_from_queue(self, lane: CompileLane, tenant: int) -> bool:
+        """Reject the newest grammar of the tenant with the most in a lane; return False if that is this tenant."""
         with self._lock:
-            task = lane.turns.surplus(tenant)
+            task = lane.queue.newest_of_largest(tenant)
             if task is None:
                 return False
-            lane.turns.remove(task)
+            lane.queue.remove(task)
             task.future.set_running_or_notify_cancel()
         text = "too many grammars of one key wait to be compiled: try again later"
-        task.future.set_result(Outcome(None, text, passing=True))
-        self._slowly.discard(task.grammar)
+        task.future.set_result(CompileResult(None, text, temporary=True))
+        self._slow_grammars.discard(task.grammar)
         return True
 
-    def _take_forgotten(self) -> None:
-        """Keep what became of grammars that nobody asks for any more, so that they hold no place."""
-        for grammar in [one for one in self._forgotten if self._running[one].future.done()]:
-            self._forgotten.remove(grammar)
-            self._slowly.discard(grammar)
-            outcome = self._running.pop(grammar).future.result()
+    def _collect_abandoned(self) -> None:
+        """Store the results of grammars that no request waits for, so they free their places."""
+        for grammar in [abandoned for abandoned in self._abandoned if self._tasks[abandoned].future.done()]:
+            self._abandoned.remove(grammar)
+            self._slow_grammars.discard(grammar)
+            outcome = self._tasks.pop(grammar).future.result()
             if outcome is not None:
-                self._settle(grammar, outcome)
+                self._store_result(grammar, outcome)
 
-    def _settle(self, grammar: Grammar, outcome: Outcome) -> Outcome:
-        """Count and keep what became of a grammar."""
+    def _store_result(self, grammar: Grammar, outcome: CompileResult) -> CompileResult:
+        """Count and store the result of a grammar."""
         if outcome.grammar is None:
             self.counts.refused += 1
-            if not outcome.passing and len(grammar.text) <= self.limits.text_bytes:
-                self._refused[grammar] = outcome.fault
-            if len(self._refused) > self.limits.refusals:
-                self._refused.popitem(last=False)
+            if not outcome.temporary and len(grammar.text) <= self.limits.text_bytes:
+                self._rejected[grammar] = outcome.error
+            if len(self._rejected) > self.limits.max_rejections:
+                self._rejected.popitem(last=False)
             return outcome
         self.counts.compiled += 1
-        self._kept[grammar] = outcome
-        self._kept_bytes += outcome.bytes
-        while self._kept_bytes > self.limits.cache_bytes and len(self._kept) > 1:
-            self._kept_bytes -= self._kept.popitem(last=False)[1].bytes
+        self._cache[grammar] = outcome
+        self._cache_bytes += outcome.bytes
+        while self._cache_bytes > self.limits.cache_bytes and len(self._cache) > 1:
+            self._cache_bytes -= self._cache.popitem(last=False)[1].bytes
         return outcome
 
     # ── in the threads ────────────────────────────────────────────────────────────────────────────────────
 
-    def _warm(self) -> None:
+    def _load_in_background(self) -> None:
         try:
             self._sandbox.start()
-            with self._quick.lock:
-                self._made(self._quick)
-        except (GrammarError, CompilerDown, ImportError):
-            pass  # the first grammar is told
+            with self._quick_lane.lock:
+                self._lane_builder(self._quick_lane)
+        except (GrammarError, CompilerUnavailable, ImportError):
+            pass  # the first grammar gets the error
 
-    def _next(self, lane: Lane) -> None:
-        """Compile what is next in a lane."""
+    def _compile_next(self, lane: CompileLane) -> None:
+        """Compile the next grammar of a lane."""
         with self._lock:
-            turn = lane.turns.take()
-            if turn is None:
-                return  # it was forgotten, or turned away
-            tenant, task = turn
+            popped = lane.queue.pop_next()
+            if popped is None:
+                return  # it was cancelled or evicted
+            tenant, task = popped
             task.future.set_running_or_notify_cancel()
-        began = time.monotonic()
+        start_time = time.monotonic()
         try:
             task.future.set_result(self._compile(task.grammar, lane))
         except BaseException as error:
             task.future.set_exception(error)
         finally:
             with self._lock:
-                lane.turns.charge(tenant, time.monotonic() - began)
+                lane.queue.charge(tenant, time.monotonic() - start_time)
 
-    def _compile(self, grammar: Grammar, lane: Lane) -> Outcome | None:
-        """Return what becomes of a grammar; None when it takes longer than this lane gives it."""
-        began, seconds = time.monotonic(), lane.seconds
-        if lane is self._quick and len(self._running) - len(self._slowly) > self.limits.patience:
-            seconds = min(seconds, self.limits.hurried_seconds)
+    def _compile(self, grammar: Grammar, lane: CompileLane) -> CompileResult | None:
+        """Compile a grammar; return None if it takes longer than this lane allows."""
+        start_time, seconds = time.monotonic(), lane.seconds
+        if (
+            lane is self._quick_lane
+            and len(self._tasks) - len(self._slow_grammars) > self.limits.busy_queue_length
+        ):
+            seconds = min(seconds, self.limits.busy_quick_seconds)
         try:
-            tried = self._sandbox.check(grammar, seconds)
+            rules = self._sandbox.check(grammar, seconds)
             with lane.lock:
-                compiled = self._made(lane).compile(grammar, tried=tried)
-        except TooSlow:
+                compiled = self._lane_builder(lane).compile(grammar, checked_rules=rules)
+        except CompileTimeout:
             return None
         except GrammarError as error:
-            return Outcome(None, str(error))
-        except CompilerDown as error:
-            return Outcome(None, str(error), passing=True)
+            return CompileResult(None, str(error))
+        except CompilerUnavailable as error:
+            return CompileResult(None, str(error), temporary=True)
         except ImportError as error:
-            return Outcome(None, f"this engine cannot compile grammars: {error}")
+            return CompileResult(None, f"this engine cannot compile grammars: {error}")
         finally:
             with self._lock:
-                self.counts.compile_seconds += time.monotonic() - began
-        held = compiled.memory_size_bytes + len(grammar.text.encode()) + OVERHEAD_BYTES
-        return Outcome(CompiledGrammar(grammar.kind, grammar.text, compiled), bytes=held)
+                self.counts.compile_seconds += time.monotonic() - start_time
+        size = compiled.memory_size_bytes + len(grammar.text.encode()) + OVERHEAD_BYTES
+        return CompileResult(CompiledGrammar(grammar.kind, grammar.text, compiled), bytes=size)
 
-    def _made(self, lane: Lane) -> Builder:
-        """Return a lane's builder, whose lock is held; the first caller makes it."""
-        from mizzen.engine.grammar.sandbox_worker import threads
-        from mizzen.engine.grammar.xgrammar_backend import Builder, Target
+    def _lane_builder(self, lane: CompileLane) -> GrammarBuilder:
+        """Return the builder of a lane whose lock is held; the first caller creates it."""
+        from mizzen.engine.grammar.sandbox_worker import compile_threads
+        from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
 
         if lane.builder is None:
-            target = Target(**self._target)  # type: ignore[arg-type]
-            lane.builder = Builder(target, threads=threads(), nesting=self.limits.nesting)
+            target = GrammarTarget(**self._target)  # type: ignore[arg-type]
+            lane.builder = GrammarBuilder(target, threads=compile_threads(), nesting=self.limits.nesting)
         return lane.builder

@@ -1,4 +1,4 @@
-"""What a grammar is refused with."""
+"""Errors of structured output."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ class GrammarError(ValueError):
     """A grammar cannot be used; the text says what is wrong and what would be right."""
 
 
-class CompilerDown(RuntimeError):
-    """Grammars cannot be compiled at the moment, whatever they are."""
+class CompilerUnavailable(RuntimeError):
+    """No grammar can be compiled at the moment."""
 
 
-class TooSlow(RuntimeError):
-    """A grammar takes longer than it was given, and may be given more."""
+class CompileTimeout(RuntimeError):
+    """A grammar takes longer than its current time limit, and may be given more."""

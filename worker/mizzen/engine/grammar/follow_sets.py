@@ -1,13 +1,13 @@
-"""Tells the compiler which characters may follow each rule of a grammar.
+"""Computes FOLLOW sets of a grammar's rules and passes them to the compiler as lookaheads.
 
-A token may go on beyond the end of the rule that it begins in. Where the compiler does not know what follows,
-it has to try such tokens against all that is open whenever a mask is made: thousands of them, some
-microseconds each, for a rule as plain as a word of at most twelve letters. It knows by itself only what
-follows rules that are named once, in the middle of others. So the sets FOLLOW of the text-book are worked out
-here, over the compiler's own form of the grammar, and given to all other rules as their lookahead. That only
-sorts out tokens which no text could have there: masks stay the same.
+A token may extend beyond the end of the rule in which it starts. If the compiler does not know what follows,
+it has to try such tokens against every open rule whenever it fills a mask: thousands of tokens at some
+microseconds each, for a rule as plain as a word of at most twelve letters. By itself it knows only the
+followers of rules that are referenced once, in the middle of others. So the textbook FOLLOW sets are computed
+here, over the compiler's own form of the grammar, and given to all other rules as lookaheads. They only rule
+out tokens that no text could have at that point: masks stay the same.
 
-Only sets within ASCII are given: of a longer character a token may hold a part.
+Only ASCII sets are given, because a token may hold part of a longer character.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Any
 
 import xgrammar
 
-FORMAT = "v16"
-"""Of the compiler's written grammars that this module reads; others are left as they are."""
-MOST_PARTS = 6000
-"""Larger grammars are left as they are: some 10 us a part go into it with the interpreter's lock held."""
-MOST_TEXT = 1 << 17
-"""Characters of a grammar that is read here at all."""
-OTHER = 1 << 128
-"""Bit for all characters beyond ASCII, and for what is not known; bits below stand for a character each."""
-ASCII = OTHER - 1
-ANYTHING = OTHER | ASCII
-NOTHING = 1
-"""No set may be empty; a token with a zero byte is then tried as ever."""
+SERIAL_FORMAT = "v16"
+"""Format version of the compiler's serialized grammars that this module reads; others are left unchanged."""
+MAX_EXPRESSIONS = 6000
+"""Larger grammars are left unchanged: each expression takes about 10 us with the interpreter lock held."""
+MAX_TEXT_CHARACTERS = 1 << 17
+"""Longer grammar texts are left unchanged."""
+NON_ASCII = 1 << 128
+"""Bit for all characters beyond ASCII and for unknown ones; each lower bit stands for one character."""
+ASCII = NON_ASCII - 1
+ANY_CHARACTER = NON_ASCII | ASCII
+ZERO_BYTE = 1
+"""Stands for an empty set, which the compiler does not accept; tokens with a zero byte are tried as before."""
 
 
-class Kind(enum.IntEnum):
-    """What a part of a grammar is; its numbers are the compiler's."""
+class ExpressionKind(enum.IntEnum):
+    """Kinds of grammar expressions; the numbers are the compiler's."""
 
     BYTES = 0
     CLASS = 1
@@ -51,207 +51,230 @@ class Kind(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GrammarExpression:
     """One expression of a grammar."""
 
-    kind: Kind
+    kind: ExpressionKind
     data: tuple[int, ...]
 
 
-class Unknown(Exception):
-    """A grammar has what this module does not know."""
+class UnsupportedGrammar(Exception):
+    """A grammar has expressions that this module does not know."""
 
 
-def followed(grammar: xgrammar.Grammar) -> str:
-    """Return a grammar with lookaheads where the compiler finds none itself, as JSON that the compiler reads.
+def add_lookaheads(grammar: xgrammar.Grammar) -> str:
+    """Return the grammar as the compiler's JSON, with lookaheads where the compiler finds none itself.
 
-    Empty where it stays as it is.
+    Empty if the grammar stays unchanged.
     """
     try:
-        plain = optimised(grammar)
-        written = json.loads(plain.serialize_json())
-        followers = Followers(written).found()
-    except (Unknown, RuntimeError):  # it names tokens, or is wrong, which the compiler says
+        plain = normalize_grammar(grammar)
+        serialized = json.loads(plain.serialize_json())
+        followers = FollowSets(serialized).compute()
+    except (UnsupportedGrammar, RuntimeError):  # it names tokens, or is invalid, which the compiler reports
         return ""
     changed = False
-    for rule, follow in zip(written["rules"], followers, strict=True):
-        if rule[2] == -1 and not follow & OTHER:
-            rule[2] = add(written, Kind.SEQUENCE, [add(written, Kind.CLASS, [0, *ranges(follow or NOTHING)])])
+    for rule, follow in zip(serialized["rules"], followers, strict=True):
+        if rule[2] == -1 and not follow & NON_ASCII:
+            rule[2] = add_expression(
+                serialized,
+                ExpressionKind.SEQUENCE,
+                [
+                    add_expression(
+                        serialized, ExpressionKind.CLASS, [0, *character_ranges(follow or ZERO_BYTE)]
+                    )
+                ],
+            )
             changed = True
-    return json.dumps(written) if changed else ""
+    return json.dumps(serialized) if changed else ""
 
 
-def optimised(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
-    """Return a grammar with the rules that the compiler makes of it, repetitions written out.
+def normalize_grammar(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
+    """Return the grammar with the compiler's optimized rules, repetitions expanded.
 
-    It goes through text, for the compiler's own holds automata, too: much for each rule.
+    It goes through text, because the compiler's own object also holds automata, which are large for each
+    rule.
 
     Raises:
-        RuntimeError: the compiler cannot use it without a vocabulary.
-        Unknown: it is another one as text, or large.
+        RuntimeError: The compiler cannot use it without a vocabulary.
+        UnsupportedGrammar: It differs after the round trip through text, or is too large.
     """
     no_tokens = xgrammar.TokenizerInfo([], xgrammar.VocabType.RAW, vocab_size=0, stop_token_ids=[])
     compiler = xgrammar.GrammarCompiler(no_tokens, max_threads=1, cache_enabled=False)
     text = str(compiler.compile_grammar(grammar).grammar)
-    if len(text) > MOST_TEXT:
-        raise Unknown
-    read = xgrammar.Grammar.from_ebnf(text)
-    if str(read) != text:
-        raise Unknown
-    return read
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise UnsupportedGrammar
+    parsed = xgrammar.Grammar.from_ebnf(text)
+    if str(parsed) != text:
+        raise UnsupportedGrammar
+    return parsed
 
 
-def add(written: dict[str, Any], kind: Kind, data: list[int]) -> int:
-    """Add a part to a written grammar; return its number."""
-    parts, starts = written["grammar_expr_data"], written["grammar_expr_indptr"]
-    starts.append(len(parts))
-    parts += [kind, len(data), *data]
+def add_expression(serialized: dict[str, Any], kind: ExpressionKind, data: list[int]) -> int:
+    """Append an expression to a serialized grammar; return its number."""
+    expressions, starts = serialized["grammar_expr_data"], serialized["grammar_expr_indptr"]
+    starts.append(len(expressions))
+    expressions += [kind, len(data), *data]
     return len(starts) - 1
 
 
-def ranges(characters: int) -> list[int]:
-    """Return a set as the first and the last characters of its ranges."""
-    found: list[int] = []
+def character_ranges(characters: int) -> list[int]:
+    """Return a set as the first and last characters of its ranges."""
+    bounds: list[int] = []
     for character in range(128):
         if not characters >> character & 1:
             continue
-        if found and found[-1] == character - 1:
-            found[-1] = character
+        if bounds and bounds[-1] == character - 1:
+            bounds[-1] = character
         else:
-            found += [character, character]
-    return found
+            bounds += [character, character]
+    return bounds
 
 
-class Followers:
-    """Works out which characters may follow the rules of a written grammar."""
+class FollowSets:
+    """Computes FOLLOW sets of the rules of a serialized grammar."""
 
-    def __init__(self, written: dict[str, Any]) -> None:
-        """Read it.
+    def __init__(self, serialized: dict[str, Any]) -> None:
+        """Read a serialized grammar.
 
         Raises:
-            Unknown: it has what this module does not know.
+            UnsupportedGrammar: It has expressions that this module does not know.
         """
-        data, starts = written["grammar_expr_data"], written["grammar_expr_indptr"]
-        if written["__VERSION__"] != FORMAT or written["suffix_stop_infos"] or len(starts) > MOST_PARTS:
-            raise Unknown
+        data, starts = serialized["grammar_expr_data"], serialized["grammar_expr_indptr"]
+        if (
+            serialized["__VERSION__"] != SERIAL_FORMAT
+            or serialized["suffix_stop_infos"]
+            or len(starts) > MAX_EXPRESSIONS
+        ):
+            raise UnsupportedGrammar
         try:
-            self.parts = [
-                Part(Kind(data[start]), tuple(data[start + 2 : start + 2 + data[start + 1]]))
+            self.expressions = [
+                GrammarExpression(
+                    ExpressionKind(data[start]), tuple(data[start + 2 : start + 2 + data[start + 1]])
+                )
                 for start in starts
             ]
         except ValueError:
-            raise Unknown from None
-        self.bodies = [self.parts[rule[1]] for rule in written["rules"]]
-        self.empty = [False] * len(self.bodies)
-        """By rule: whether its text may be empty."""
-        self.first = [0] * len(self.bodies)
-        """By rule: characters that its texts begin with."""
-        self.follow = [0] * len(self.bodies)
-        self.ends: list[set[int]] = [set() for _ in self.bodies]
-        """By rule: those that its texts may end with."""
+            raise UnsupportedGrammar from None
+        self.bodies = [self.expressions[rule[1]] for rule in serialized["rules"]]
+        self.nullable = [False] * len(self.bodies)
+        """Whether each rule's text may be empty."""
+        self.first_sets = [0] * len(self.bodies)
+        """Characters that each rule's texts begin with."""
+        self.follow_sets = [0] * len(self.bodies)
+        """Characters that may follow each rule."""
+        self.ending_rules: list[set[int]] = [set() for _ in self.bodies]
+        """Rules that each rule's texts may end with."""
 
-    def found(self) -> list[int]:
-        """Return the set of each rule."""
-        self.find_empty()
-        begins: list[set[int]] = [set() for _ in self.bodies]
+    def compute(self) -> list[int]:
+        """Return the FOLLOW set of each rule."""
+        self.find_nullable_rules()
+        beginning_rules: list[set[int]] = [set() for _ in self.bodies]
         for rule, body in enumerate(self.bodies):
-            named: set[int] = set()
-            self.first[rule] = self.head(body, named)
-            for one in named:
-                begins[one].add(rule)
-        spread(self.first, begins)
+            starts: set[int] = set()
+            self.first_sets[rule] = self.first_set(body, starts)
+            for start in starts:
+                beginning_rules[start].add(rule)
+        propagate_sets(self.first_sets, beginning_rules)
         for rule, body in enumerate(self.bodies):
-            self.walk(body, 0, {rule})
-        spread(self.follow, self.ends)
-        return self.follow
+            self.add_followers(body, 0, {rule})
+        propagate_sets(self.follow_sets, self.ending_rules)
+        return self.follow_sets
 
-    def find_empty(self) -> None:
+    def find_nullable_rules(self) -> None:
         """Find the rules whose texts may be empty."""
-        named_by: list[set[int]] = [set() for _ in self.bodies]
+        referenced_by: list[set[int]] = [set() for _ in self.bodies]
         for rule, body in enumerate(self.bodies):
-            for one in self.named(body):
-                named_by[one].add(rule)
+            for referenced in self.referenced_rules(body):
+                referenced_by[referenced].add(rule)
         waiting = set(range(len(self.bodies)))
         while waiting:
             rule = waiting.pop()
-            if not self.empty[rule] and self.may_be_empty(self.bodies[rule]):
-                self.empty[rule] = True
-                waiting |= named_by[rule]
+            if not self.nullable[rule] and self.is_nullable(self.bodies[rule]):
+                self.nullable[rule] = True
+                waiting |= referenced_by[rule]
 
-    def named(self, part: Part) -> list[int]:
-        """Return the rules within a part."""
-        if part.kind in (Kind.SEQUENCE, Kind.CHOICES):
-            return [rule for inner in part.data for rule in self.named(self.parts[inner])]
-        return [part.data[0]] if part.kind in (Kind.RULE, Kind.REPEAT) else []
+    def referenced_rules(self, expression: GrammarExpression) -> list[int]:
+        """Return the rules referenced in an expression."""
+        if expression.kind in (ExpressionKind.SEQUENCE, ExpressionKind.CHOICES):
+            return [
+                rule for inner in expression.data for rule in self.referenced_rules(self.expressions[inner])
+            ]
+        return [expression.data[0]] if expression.kind in (ExpressionKind.RULE, ExpressionKind.REPEAT) else []
 
-    def may_be_empty(self, part: Part) -> bool:
-        """Tell whether a text of a part may be empty, as far as is known."""
-        kind, data = part.kind, part.data
-        if kind is Kind.SEQUENCE:
-            return all(self.may_be_empty(self.parts[inner]) for inner in data)
-        if kind is Kind.CHOICES:
-            return any(self.may_be_empty(self.parts[inner]) for inner in data)
-        if kind in (Kind.RULE, Kind.REPEAT):
-            return self.empty[data[0]] or (kind is Kind.REPEAT and not data[1])
-        return kind is not Kind.CLASS and not (kind is Kind.BYTES and data)
+    def is_nullable(self, expression: GrammarExpression) -> bool:
+        """Return whether a text of an expression may be empty, as far as is known."""
+        kind, data = expression.kind, expression.data
+        if kind is ExpressionKind.SEQUENCE:
+            return all(self.is_nullable(self.expressions[inner]) for inner in data)
+        if kind is ExpressionKind.CHOICES:
+            return any(self.is_nullable(self.expressions[inner]) for inner in data)
+        if kind in (ExpressionKind.RULE, ExpressionKind.REPEAT):
+            return self.nullable[data[0]] or (kind is ExpressionKind.REPEAT and not data[1])
+        return kind is not ExpressionKind.CLASS and not (kind is ExpressionKind.BYTES and data)
 
-    def head(self, part: Part, named: set[int] | None = None) -> int:
-        """Return what texts of a part begin with; with `named`, add rules to that instead of their sets."""
-        kind, data = part.kind, part.data
-        if kind is Kind.SEQUENCE:
-            found = 0
+    def first_set(self, expression: GrammarExpression, rules: set[int] | None = None) -> int:
+        """Return the characters that begin an expression's texts.
+
+        With `named`, add referenced rules to it instead of including their sets.
+        """
+        kind, data = expression.kind, expression.data
+        if kind is ExpressionKind.SEQUENCE:
+            first = 0
             for inner in data:
-                found |= self.head(self.parts[inner], named)
-                if not self.may_be_empty(self.parts[inner]):
+                first |= self.first_set(self.expressions[inner], rules)
+                if not self.is_nullable(self.expressions[inner]):
                     break
-            return found
-        if kind is Kind.CHOICES:
-            return union(self.head(self.parts[inner], named) for inner in data)
-        if kind in (Kind.RULE, Kind.REPEAT):
-            if named is None:
-                return self.first[data[0]]
-            named.add(data[0])
+            return first
+        if kind is ExpressionKind.CHOICES:
+            return union_sets(self.first_set(self.expressions[inner], rules) for inner in data)
+        if kind in (ExpressionKind.RULE, ExpressionKind.REPEAT):
+            if rules is None:
+                return self.first_sets[data[0]]
+            rules.add(data[0])
             return 0
-        if kind is Kind.BYTES:
-            return 0 if not data else 1 << data[0] if data[0] < 128 else OTHER
-        if kind in (Kind.CLASS, Kind.CLASS_STAR):
-            return characters(data)
-        return 0 if kind is Kind.EMPTY else ANYTHING
+        if kind is ExpressionKind.BYTES:
+            return 0 if not data else 1 << data[0] if data[0] < 128 else NON_ASCII
+        if kind in (ExpressionKind.CLASS, ExpressionKind.CLASS_STAR):
+            return character_class_set(data)
+        return 0 if kind is ExpressionKind.EMPTY else ANY_CHARACTER
 
-    def walk(self, part: Part, after: int, ending: set[int]) -> tuple[int, set[int]]:
-        """Note what follows the rules within a part.
+    def add_followers(
+        self, expression: GrammarExpression, after: int, ending: set[int]
+    ) -> tuple[int, set[int]]:
+        """Add the followers of the rules within an expression.
 
         Args:
-            part: The part.
+            expression: The expression.
             after: Characters that follow it.
-            ending: What follows these rules follows it, too.
+            ending: Rules whose followers also follow it.
 
         Returns:
-            The same of what stands before the part.
+            The same two values for whatever precedes the expression.
         """
-        kind, data = part.kind, part.data
-        if kind is Kind.SEQUENCE:
+        kind, data = expression.kind, expression.data
+        if kind is ExpressionKind.SEQUENCE:
             for inner in reversed(data):
-                after, ending = self.walk(self.parts[inner], after, ending)
+                after, ending = self.add_followers(self.expressions[inner], after, ending)
             return after, ending
-        if kind is Kind.CHOICES:
+        if kind is ExpressionKind.CHOICES:
             for inner in data:
-                self.walk(self.parts[inner], after, ending)
-        elif kind in (Kind.RULE, Kind.REPEAT):
-            again = self.first[data[0]] if kind is Kind.REPEAT else 0
-            self.follow[data[0]] |= after | again
+                self.add_followers(self.expressions[inner], after, ending)
+        elif kind in (ExpressionKind.RULE, ExpressionKind.REPEAT):
+            repeated = self.first_sets[data[0]] if kind is ExpressionKind.REPEAT else 0
+            self.follow_sets[data[0]] |= after | repeated
             for rule in ending:
-                self.ends[rule].add(data[0])
-        elif kind in (Kind.TAGS, Kind.TOKEN_TAGS):
-            for rule in data[1:-2:2] if kind is Kind.TAGS else data[2 : 2 + 2 * data[0] : 2]:
-                self.follow[rule] |= ANYTHING
-        if self.may_be_empty(part):
-            return after | self.head(part), ending
-        return self.head(part), set()
+                self.ending_rules[rule].add(data[0])
+        elif kind in (ExpressionKind.TAGS, ExpressionKind.TOKEN_TAGS):
+            for rule in data[1:-2:2] if kind is ExpressionKind.TAGS else data[2 : 2 + 2 * data[0] : 2]:
+                self.follow_sets[rule] |= ANY_CHARACTER
+        if self.is_nullable(expression):
+            return after | self.first_set(expression), ending
+        return self.first_set(expression), set()
 
 
-def spread(sets: list[int], into: list[set[int]]) -> None:
-    """Add each set to those that it goes into, until nothing changes."""
+def propagate_sets(sets: list[int], into: list[set[int]]) -> None:
+    """Add each set to those that include it, until nothing changes."""
     waiting = list(range(len(sets)))
     while waiting:
         source = waiting.pop()
@@ -261,20 +284,20 @@ def spread(sets: list[int], into: list[set[int]]) -> None:
                 waiting.append(target)
 
 
-def union(sets: Any) -> int:
-    """Return what is in any of some sets."""
-    found = 0
-    for one in sets:
-        found |= one
-    return found
+def union_sets(sets: Any) -> int:
+    """Return the union of sets."""
+    result = 0
+    for characters in sets:
+        result |= characters
+    return result
 
 
-def characters(data: tuple[int, ...]) -> int:
-    """Return the set of a class: whether it is negated, then the first and the last characters of ranges."""
-    found = 0
+def character_class_set(data: tuple[int, ...]) -> int:
+    """Return the set of a class expression: its negation flag, then the bounds of its ranges."""
+    members = 0
     for low, high in zip(data[1::2], data[2::2], strict=True):
         if low < 128:
-            found |= (1 << min(high, 127) + 1) - (1 << low)
+            members |= (1 << min(high, 127) + 1) - (1 << low)
         if high >= 128:
-            found |= OTHER
-    return found if not data[0] else (ASCII & ~found) | OTHER
+            members |= NON_ASCII
+    return members if not data[0] else (ASCII & ~members) | NON_ASCII

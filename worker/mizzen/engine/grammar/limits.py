@@ -1,4 +1,4 @@
-"""Bounds of structured output: what one request's grammar may cost the others."""
+"""Limits of structured output: how much of the engine one request's grammar may use."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarLimits:
-    """Bounds of compiling and matching."""
+    """Limits of compiling and matching."""
 
     text_bytes: int = 256 * 1024
-    """Of a schema, regular expression, EBNF text or structural tag."""
+    """Maximum size of a schema, regular expression, EBNF text or structural tag."""
     nesting: int = 64
-    """Levels of objects and lists in a schema or structural tag."""
+    """Maximum nesting of objects and lists in a schema or structural tag."""
     compile_seconds: float = 10.0
-    """Of one compilation, by the clock."""
+    """Maximum wall time of one compilation."""
     quick_seconds: float = 1.0
-    """What takes longer is compiled one at a time, so that it holds up no other."""
-    hurried_seconds: float = 0.25
-    """The same while more than `patience` grammars wait: those that are slow are to be found out sooner."""
-    patience: int = 8
-    slow_waiting: int = 64
-    """Slow grammars that may wait; others are turned away, so that there is room for quick ones."""
+    """Wall time after which a compilation moves to the slow lane, so it delays no other."""
+    busy_quick_seconds: float = 0.25
+    """The same limit while more than `busy_queue_length` grammars wait, to find slow ones sooner."""
+    busy_queue_length: int = 8
+    max_slow_waiting: int = 64
+    """Maximum number of waiting slow grammars; further ones are rejected."""
     compile_bytes: int = 1 << 30
-    """Memory that a compilation may take."""
+    """Maximum memory of one compilation."""
     compiled_bytes: int = 128 << 20
-    """Memory that one compiled grammar may keep."""
+    """Maximum memory of one compiled grammar."""
     workers: int = 2
-    """Quick compilations at a time."""
-    waiting: int = 256
-    """Grammars that may wait for a worker."""
+    """Number of concurrent quick compilations."""
+    max_waiting: int = 256
+    """Maximum number of grammars that wait for a worker."""
     cache_bytes: int = 512 << 20
-    """Of compiled grammars that are kept for the next request."""
-    refusals: int = 1024
-    """Refused grammars that are remembered with their reasons."""
+    """Maximum memory of cached compiled grammars."""
+    max_rejections: int = 1024
+    """Number of rejected grammars that are remembered with their reasons."""
     start_seconds: float = 120.0
-    """For the process that tries grammars to begin its work."""
+    """Maximum start-up time of the sandbox process."""
     mask_seconds: float = 0.1
-    """Processor time of one mask, or of one token's match; beyond it the request ends."""
+    """Maximum CPU time of one mask, or of matching one token; beyond it the request ends."""

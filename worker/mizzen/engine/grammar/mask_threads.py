@@ -1,4 +1,7 @@
-"""Spreads the masks of a step over threads, where that is worth their waking."""
+"""Spreads filling a step's masks over threads, if that saves more than waking them costs.
+
+`GrammarMasks` calls it once per step.
+"""
 
 from __future__ import annotations
 
@@ -8,69 +11,69 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-WORTH_SECONDS = 0.0001
-"""A thread is woken for as much work: to hand it over and to wait for its end takes half of it."""
+MIN_HELPER_SECONDS = 0.0001
+"""Minimum work for which a thread is woken: handing it over and waiting for its end takes half of this."""
 BATCH_SECONDS = 0.00005
-"""Of work that a thread takes at a time: to take it costs microseconds with the interpreter's lock held."""
+"""Work that a thread takes at once: taking it costs microseconds with the interpreter lock held."""
 FIRST_BATCH = 4
-"""Rows, while nothing is known of their time."""
+"""Rows per batch while their time is unknown."""
 
 T = TypeVar("T")
 
 
-class Fillers(Generic[T]):
-    """The caller's thread, and others that take rows from the same queue. Used from one thread.
+class MaskThreads(Generic[T]):
+    """The calling thread and helpers that take rows from the same queue. Used from one thread.
 
-    Most masks take microseconds and some take milliseconds, and which is not known before. So the caller
-    begins alone, and takes help once its rows turn out to be slow, or were in the step before.
+    Most masks take microseconds and some take milliseconds, unpredictably. So the caller starts alone, and
+    gets help once its rows turn out to be slow, or if the previous step's were.
     """
 
     def __init__(self, threads: int) -> None:
-        """Take the number of threads, the caller's among them."""
+        """Use `threads` threads, including the caller's."""
         self._helpers = threads - 1
         self._pool: ThreadPoolExecutor | None = None
         self._row_seconds = 0.0
-        """Of the step before, in the mean."""
+        """Mean seconds per row in the previous step."""
 
-    def run(self, rows: list[T], fill: Callable[[list[T]], None]) -> None:
-        """Call `fill` with all rows, some at a time; it lets the interpreter's lock go while it is slow."""
+    def fill_rows(self, rows: list[T], fill: Callable[[list[T]], None]) -> None:
+        """Call `fill` with all rows, in batches; it releases the interpreter lock while it is slow."""
         size = max(1, int(BATCH_SECONDS / self._row_seconds)) if self._row_seconds else FIRST_BATCH
         waiting = deque(rows[start : start + size] for start in range(0, len(rows), size))
-        helpers = self._call(waiting, fill, size * self._row_seconds)
-        began, done = time.perf_counter(), 0
+        helpers = self._start_helpers(waiting, fill, size * self._row_seconds)
+        start_time, filled = time.perf_counter(), 0
         while waiting:
             try:
                 batch = waiting.popleft()
             except IndexError:  # a helper was faster
                 break
             fill(batch)
-            done += len(batch)
+            filled += len(batch)
             if not helpers and waiting:
-                took = time.perf_counter() - began
-                if took > WORTH_SECONDS:
-                    helpers = self._call(waiting, fill, took / done * size)
-        if done:
-            self._row_seconds = (time.perf_counter() - began) / done
+                elapsed = time.perf_counter() - start_time
+                if elapsed > MIN_HELPER_SECONDS:
+                    helpers = self._start_helpers(waiting, fill, elapsed / filled * size)
+        if filled:
+            self._row_seconds = (time.perf_counter() - start_time) / filled
         for helper in helpers:
             helper.result()
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 
-    def _call(
+    def _start_helpers(
         self, waiting: deque[list[T]], fill: Callable[[list[T]], None], batch_seconds: float
     ) -> list[Future[None]]:
-        wanted = min(self._helpers, len(waiting) - 1, int(len(waiting) * batch_seconds / WORTH_SECONDS))
+        wanted = min(self._helpers, len(waiting) - 1, int(len(waiting) * batch_seconds / MIN_HELPER_SECONDS))
         if wanted <= 0:
             return []
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._helpers, "mizzen-masks")
-        return [self._pool.submit(self._help, waiting, fill) for _ in range(wanted)]
+        return [self._pool.submit(self._fill_batches, waiting, fill) for _ in range(wanted)]
 
     @staticmethod
-    def _help(waiting: deque[list[T]], fill: Callable[[list[T]], None]) -> None:
+    def _fill_batches(waiting: deque[list[T]], fill: Callable[[list[T]], None]) -> None:
         while True:
             try:
                 batch = waiting.popleft()

@@ -1,4 +1,4 @@
-"""What of regular expressions is matched as written."""
+"""Checks and adapts regular expressions before they are compiled."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from mizzen.engine.grammar.errors import GrammarError
 
 
 def check_pattern(pattern: str, *, quoted: bool) -> None:
-    """Refuse what the compiler would read otherwise than a person; see `pattern_fault`.
+    """Reject a pattern that the compiler would read differently from a person; see `pattern_fault`.
 
     Raises:
-        GrammarError: says what and why.
+        GrammarError: Names the construct and the reason.
     """
     fault = pattern_fault(pattern, quoted=quoted)
     if fault is not None:
         raise GrammarError(fault)
 
 
-def one_line(pattern: str) -> str:
-    """Return the pattern with a dot that is any character but the end of a line."""
+def exclude_line_ends(pattern: str) -> str:
+    """Return the pattern with dots that match any character except line ends."""
     return "".join(r"[^\n\r]" if piece == "." and not inside else piece for piece, inside in pieces(pattern))

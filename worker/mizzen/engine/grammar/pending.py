@@ -1,4 +1,7 @@
-"""Requests that wait for their grammar to be compiled, before the scheduler hears of them."""
+"""Requests that wait for their grammar to compile, before the scheduler gets them.
+
+`Engine` submits requests with a grammar here, and passes every `Finished` through `finalize`.
+"""
 
 from __future__ import annotations
 
@@ -19,134 +22,137 @@ if TYPE_CHECKING:  # simulated engines have no masks, and would wait for torch
     from mizzen.engine.grammar.matchers import GrammarMasks
 
 POLL_SECONDS = 0.001
+"""Pause between checks while the engine has nothing to do but wait for a compilation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grammars:
-    """What compiles grammars, and what applies them."""
+class GrammarServices:
+    """Compiler and masks of an engine."""
 
     compiler: GrammarCompiler
     masks: GrammarMasks
     shared: bool = False
-    """Others use the compiler too, and close it."""
+    """Whether other engines use the compiler too, and close it."""
 
 
-class GrammarIntake:
-    """Holds requests back until their grammar is there. Used from one thread."""
+class PendingGrammars:
+    """Holds requests back until their grammar is compiled. Used from one thread."""
 
-    def __init__(self, grammars: Grammars) -> None:
+    def __init__(self, grammars: GrammarServices) -> None:
         self._compiler = grammars.compiler
         self._masks = grammars.masks
         self._shared = grammars.shared
         self._waiting: dict[int, Request] = {}
-        """By request id, in the order of arrival."""
+        """Waiting requests by id, in order of arrival."""
         self._running: dict[int, CompiledGrammar] = {}
         self._failed: dict[int, str] = {}
-        """Requests that are being ended, and why."""
+        """Requests that are being aborted, with the reason."""
         self._aborts: list[int] = []
-        self._ended: list[Finished] = []
+        self._finished: list[Finished] = []
 
     @property
-    def waits(self) -> bool:
-        """Tell whether any request waits for its grammar."""
+    def has_waiting(self) -> bool:
+        """Return whether any request waits for its grammar."""
         return bool(self._waiting)
 
     @property
     def active(self) -> bool:
-        """Tell whether any request with a grammar is known: one that waits, runs, or has ended untold."""
-        return bool(self._waiting or self._running or self._ended)
+        """Return whether any request with a grammar waits, runs, or has finished without being reported."""
+        return bool(self._waiting or self._running or self._finished)
 
     @property
     def counts(self) -> GrammarCounts:
-        """What grammars cost so far."""
+        """Compilation and mask costs so far."""
         return self._compiler.counts
 
     def load(self) -> tuple[int, int]:
-        """Return how many requests wait, and their prompts' tokens."""
+        """Return the number of waiting requests and of their prompt tokens."""
         return len(self._waiting), sum(len(request.prompt) for request in self._waiting.values())
 
-    def take(self, request: Request) -> Request | None:
-        """Take a request in; returns it with its compiled grammar when that is known already."""
+    def submit(self, request: Request) -> Request | None:
+        """Add a request; return it with its compiled grammar if that is available already."""
         self._waiting[request.rid] = request
-        ready = self._try(request)
+        ready = self._attach_grammar(request)
         if ready is not None:
             self._compiler.counts.hits += 1
         return ready
 
-    def drop(self, rid: int) -> bool:
-        """End a request that waits; False when it does not wait here."""
+    def abort_waiting(self, rid: int) -> bool:
+        """Abort a waiting request; return False if it does not wait here."""
         request = self._waiting.pop(rid, None)
         if request is None:
             return False
         grammar = request.sampling.grammar
         assert grammar is not None
         if all(other.sampling.grammar != grammar for other in self._waiting.values()):
-            self._compiler.forget(grammar)
-        self._ended.append(_end(request, FinishReason.ABORT))
+            self._compiler.cancel(grammar)
+        self._finished.append(_finished_result(request, FinishReason.ABORT))
         return True
 
-    def ready(self) -> list[Request]:
-        """Return the requests whose grammars have come, with them; refused ones go to `take_ended`."""
-        found = [self._try(request) for request in list(self._waiting.values())]
-        return [request for request in found if request is not None]
+    def drain_ready(self) -> list[Request]:
+        """Return the requests whose grammars are compiled, with them; rejected ones go to `drain_finished`."""
+        requests = [self._attach_grammar(request) for request in list(self._waiting.values())]
+        return [request for request in requests if request is not None]
 
-    def take_ended(self) -> list[Finished]:
-        """Return the requests that ended here since the last call."""
-        ended, self._ended = self._ended, []
-        return ended
+    def drain_finished(self) -> list[Finished]:
+        """Return the requests that finished here since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
 
-    def failed(self) -> list[int]:
-        """Return running requests that cannot follow their grammar any more; they are to be aborted."""
+    def drain_failed(self) -> list[int]:
+        """Return running requests that cannot follow their grammar any more; the caller aborts them."""
         rids, self._aborts = self._aborts, []
-        for grammar, reason in self._masks.take_faults():
+        for grammar, reason in self._masks.drain_failures():
             if self._running.get(grammar.rid) is grammar and grammar.rid not in self._failed:
                 self._failed[grammar.rid] = reason
                 rids.append(grammar.rid)
         return rids
 
-    def settle(self, ended: Iterable[Finished]) -> tuple[Finished, ...]:
-        """Take note of ends; returns them, those of failed requests with the reason."""
-        self._aborts = self.failed()
-        return tuple(self._settle(end) for end in ended)
+    def finalize(self, finished: Iterable[Finished]) -> tuple[Finished, ...]:
+        """Process finished requests; return them, failed ones with the reason."""
+        self._aborts = self.drain_failed()
+        return tuple(self._finalize(request) for request in finished)
 
-    def _settle(self, end: Finished) -> Finished:
-        self._running.pop(end.rid, None)
-        reason = self._failed.pop(end.rid, None)
+    def _finalize(self, finished: Finished) -> Finished:
+        self._running.pop(finished.rid, None)
+        reason = self._failed.pop(finished.rid, None)
         if reason is None:
-            return end
-        if end.rid in self._aborts:
-            self._aborts.remove(end.rid)  # the id may be given out again before the abort is taken
-        return with_fields(end, reason=FinishReason.ERROR, message=reason, stop_token=None, at_fault=True)
+            return finished
+        if finished.rid in self._aborts:
+            self._aborts.remove(finished.rid)  # the id may be reused before the abort is handled
+        return with_fields(
+            finished, reason=FinishReason.ERROR, message=reason, stop_token=None, at_fault=True
+        )
 
     def pause(self) -> None:
-        """Let a moment pass: there is nothing to do but to wait."""
+        """Sleep briefly: there is nothing to do but wait."""
         time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """End the threads of masks, and the compiler if no one else has it."""
+        """Stop the mask threads, and the compiler unless it is shared."""
         self._masks.close()
         if not self._shared:
             self._compiler.close()
 
-    def _try(self, request: Request) -> Request | None:
+    def _attach_grammar(self, request: Request) -> Request | None:
         grammar = request.sampling.grammar
         assert grammar is not None
-        outcome = self._compiler.find(Grammar(grammar.kind, grammar.text), request.tenant)
-        if outcome is None:
+        result = self._compiler.find_or_compile(Grammar(grammar.kind, grammar.text), request.tenant)
+        if result is None:
             return None
         del self._waiting[request.rid]
-        if outcome.grammar is None:
-            end = _end(request, FinishReason.ERROR, f"grammar: {outcome.fault}")
-            self._ended.append(with_fields(end, refused=not outcome.passing, busy=outcome.passing))
+        if result.grammar is None:
+            end = _finished_result(request, FinishReason.ERROR, f"grammar: {result.error}")
+            self._finished.append(with_fields(end, refused=not result.temporary, busy=result.temporary))
             return None
-        # A complete text can only be followed by an end token, which must then end the request.
-        own = outcome.grammar.for_request(request.rid)
-        sampling = replace(request.sampling, grammar=own, ignore_eos=False)
-        self._running[request.rid] = own
+        # After a complete text only an end token is allowed, which must then end the request.
+        request_grammar = result.grammar.for_request(request.rid)
+        sampling = replace(request.sampling, grammar=request_grammar, ignore_eos=False)
+        self._running[request.rid] = request_grammar
         return with_fields(request, sampling=sampling)
 
 
-def _end(request: Request, reason: FinishReason, message: str = "") -> Finished:
+def _finished_result(request: Request, reason: FinishReason, message: str = "") -> Finished:
     return Finished(
         rid=request.rid,
         reason=reason,

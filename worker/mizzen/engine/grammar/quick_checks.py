@@ -1,7 +1,7 @@
-"""xgrammar without PyTorch and Transformers, for a process that compiles and nothing else.
+"""Imports xgrammar without PyTorch and Transformers, for the sandbox, which only compiles.
 
-The package imports both for its types and for what it does to logits. Without them a process is up in a
-fraction of the time and of the memory, and forks as fast.
+The package imports both for its types and for its logits operations. Without them a process starts in a
+fraction of the time and memory, and forks as fast.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ import importlib
 import sys
 from types import ModuleType
 
-HEAVY = ("torch", "transformers")
+SKIPPED_PACKAGES = ("torch", "transformers")
 
 
-class Anything:
-    """Stands for a class of a module that is left out."""
+class StubClass:
+    """Stands for a class of a skipped package."""
 
     def __init__(self, *values: object, **named: object) -> None:
         pass
 
 
-class LeftOut(ModuleType):
-    """A module that has every name, as a class of nothing."""
+class StubModule(ModuleType):
+    """A module whose every attribute is a stub class."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (Anything,), {})
+        return type(name, (StubClass,), {})
 
 
-def import_light() -> None:
-    """Import xgrammar without what it does not need here; as it is, where another version needs more."""
-    if any(name in sys.modules for name in HEAVY):
+def import_xgrammar_without_torch() -> None:
+    """Import xgrammar without the packages it does not need here; normally if a version needs more."""
+    if any(name in sys.modules for name in SKIPPED_PACKAGES):
         return
     try:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # the binding looks whether there is one
+        sys.modules["torch"] = None  # type: ignore[assignment]  # the binding checks whether torch exists
         importlib.import_module("tvm_ffi")
-        sys.modules.update({name: LeftOut(name) for name in HEAVY})
+        sys.modules.update({name: StubModule(name) for name in SKIPPED_PACKAGES})
         importlib.import_module("xgrammar")
     except Exception:
         for name in [name for name in sys.modules if name.partition(".")[0] in ("xgrammar", "tvm_ffi")]:
             del sys.modules[name]
     finally:
-        for name in HEAVY:
+        for name in SKIPPED_PACKAGES:
             sys.modules.pop(name, None)

@@ -1,4 +1,7 @@
-"""The engine's side of the process that tries grammars: starts it, asks it, and outlives its death."""
+"""The engine's side of the sandbox process: starts it, sends it grammars, and survives its death.
+
+`GrammarCompiler` calls it from its threads; `mizzen.engine.grammar.sandbox_worker` is the other side.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,24 @@ import threading
 from dataclasses import asdict
 
 from mizzen.core.sampling_params import Grammar
-from mizzen.engine.grammar.errors import CompilerDown, GrammarError, TooSlow
+from mizzen.engine.grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError
 from mizzen.engine.grammar.limits import GrammarLimits
 
 log = logging.getLogger(__name__)
 
 SPARE_SECONDS = 5.0
-"""Beyond a child's own deadline, for forks and answers."""
-ENDING_SECONDS = 0.2
-"""After the end of a child, for that of its parent to show."""
+"""Time beyond a child's own deadline, for forks and answers."""
+EXIT_NOTICE_SECONDS = 0.2
+"""Time after a child's death within which the death of its parent becomes visible."""
 SINGLE_RANK = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A process that forks should have no threads."""
 
 
-class Sandbox:
-    """Tries grammars elsewhere. Safe to use from several threads."""
+class GrammarSandbox:
+    """Tries grammars in another process. Safe to use from several threads."""
 
     def __init__(self, target: dict[str, object], limits: GrammarLimits) -> None:
-        """Take the fields of `mizzen.engine.grammar.xgrammar_backend.Target`; nothing is started yet."""
+        """Store the fields of `mizzen.engine.grammar.xgrammar_backend.GrammarTarget`; nothing is started yet."""
         self._target = target
         self._limits = limits
         self._lock = threading.Lock()
@@ -38,33 +41,33 @@ class Sandbox:
         self._closed = False
 
     def start(self) -> None:
-        """Start the process, unless it runs, and wait until it is ready.
+        """Start the process unless it runs, and wait until it is ready.
 
         Raises:
-            CompilerDown: it does not come up.
-            GrammarError: the model has no tokenizer that can be used.
+            CompilerUnavailable: It does not start.
+            GrammarError: The model has no usable tokenizer.
         """
         with self._lock:
-            self._ready()
+            self._running_control()
 
     def check(self, grammar: Grammar, seconds: float) -> str:
-        """Try a grammar, for so many seconds; return what `Builder.compile` takes as `tried`.
+        """Try a grammar for at most `seconds`; return the `checked_rules` for `GrammarBuilder.compile`.
 
         Raises:
-            GrammarError: it cannot be used; says why.
-            TooSlow: it takes longer, and may be given more time.
-            CompilerDown: there is no process to try it in.
+            GrammarError: The grammar cannot be used; says why.
+            CompileTimeout: It takes longer, and may be given more time.
+            CompilerUnavailable: There is no process to try it in.
         """
         try:
-            reply = self._ask(grammar, seconds)
+            reply = self._run_job(grammar, seconds)
         except ConnectionError:  # the process was killed; the next one is fresh
             try:
-                reply = self._ask(grammar, seconds)
+                reply = self._run_job(grammar, seconds)
             except ConnectionError:
-                raise CompilerDown("the process that tries grammars is gone: try again") from None
+                raise CompilerUnavailable("the process that tries grammars is gone: try again") from None
         if not reply:
             if seconds < self._limits.compile_seconds:
-                raise TooSlow
+                raise CompileTimeout
             raise GrammarError(
                 f"to compile it takes more than {self._limits.compile_seconds:g} s or "
                 f"{self._limits.compile_bytes >> 20} MiB: make it smaller"
@@ -75,19 +78,19 @@ class Sandbox:
         return verdict["tried"]
 
     def close(self) -> None:
-        """End the process, also one that is still starting."""
+        """Kill the process, even while it is starting."""
         self._closed = True
         process = self._process
         if process is not None:
-            process.kill()  # whoever waits for it holds the lock
+            process.kill()  # the thread that waits for it holds the lock
         with self._lock:
-            self._drop()
+            self._kill()
 
-    def _ask(self, grammar: Grammar, seconds: float) -> bytes:
+    def _run_job(self, grammar: Grammar, seconds: float) -> bytes:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs, self._lock:
-                socket.send_fds(self._ready(), [b"j"], [theirs.fileno()])
+                socket.send_fds(self._running_control(), [b"j"], [theirs.fileno()])
                 process = self._process
             ours.settimeout(seconds + SPARE_SECONDS)
             try:
@@ -97,19 +100,19 @@ class Sandbox:
                     reply = file.read()
             except TimeoutError:
                 return b""
-            except (BrokenPipeError, ConnectionResetError):  # it was ended before it had read all
+            except (BrokenPipeError, ConnectionResetError):  # it was killed before it had read everything
                 reply = b""
-        if not reply and process is not None and has_ended(process):
-            raise ConnectionError  # it took along whoever tried the grammar
+        if not reply and process is not None and has_exited(process):
+            raise ConnectionError  # the whole sandbox died, not just the child
         return reply
 
-    def _ready(self) -> socket.socket:
-        """Return the control socket of a process that runs."""
+    def _running_control(self) -> socket.socket:
+        """Return the control socket of a running process."""
         if self._closed:
-            raise CompilerDown("the engine is shutting down")
+            raise CompilerUnavailable("the engine is shutting down")
         if self._process is not None and self._process.poll() is not None:
             log.warning("the process that tries grammars ended with %d", self._process.returncode)
-            self._drop()
+            self._kill()
         if self._control is None:
             self._control = self._spawn()
         return self._control
@@ -124,7 +127,12 @@ class Sandbox:
                 [sys.executable, "-m", "mizzen.engine.grammar.sandbox_worker", *words],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **SINGLE_RANK, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"},
+                env={
+                    **os.environ,
+                    **SINGLE_RANK,
+                    "CUDA_VISIBLE_DEVICES": "",
+                    "TOKENIZERS_PARALLELISM": "false",
+                },
             )
         control.settimeout(self._limits.start_seconds)
         try:
@@ -133,14 +141,14 @@ class Sandbox:
             answer = b""
         if answer[:1] != b"r":
             control.close()
-            self._drop()
-            if not answer:  # killed, or late on a busy machine: that says nothing of the grammar
-                raise CompilerDown("the process that tries grammars does not start: try again")
+            self._kill()
+            if not answer:  # killed, or late on a busy machine: not the grammar's fault
+                raise CompilerUnavailable("the process that tries grammars does not start: try again")
             raise GrammarError(json.loads(answer)["fault"])
         control.settimeout(SPARE_SECONDS)
         return control
 
-    def _drop(self) -> None:
+    def _kill(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -150,10 +158,10 @@ class Sandbox:
             self._process = None
 
 
-def has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Tell whether a process has ended, or does at this moment."""
+def has_exited(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process has exited, or exits within EXIT_NOTICE_SECONDS."""
     try:
-        process.wait(ENDING_SECONDS)
+        process.wait(EXIT_NOTICE_SECONDS)
     except subprocess.TimeoutExpired:
         return False
     return True

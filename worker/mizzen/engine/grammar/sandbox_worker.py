@@ -1,10 +1,10 @@
-"""Tries grammars in processes of their own, so that none can take the engine's time, memory or life.
+"""Tries grammars in separate processes, so that none can take the engine's time, memory or life.
 
     python -m mizzen.engine.grammar.sandbox_worker --fd N --target JSON --limits JSON
 
 Started by `mizzen.engine.grammar.sandbox`, which sends one end of a socket for each grammar. The process
-loads the vocabulary once and forks for each: the child has a deadline and a bound of memory, compiles, walks
-some tokens, answers what is wrong (or nothing) and the rules that it worked out, and ends.
+loads the vocabulary once and forks for each grammar: the child has a deadline and a memory limit, compiles,
+walks some tokens, answers with the error (or none) and the rules that it computed, and exits.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from typing import Any
 from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.limits import GrammarLimits
-from mizzen.engine.grammar.quick_checks import import_light
+from mizzen.engine.grammar.quick_checks import import_xgrammar_without_torch
 
 READY = b"r"
 PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
 
 
-def bound(limits: GrammarLimits, parent: int) -> None:
-    """Bound this process's time and memory; end it with its parent, also with one that has ended already."""
+def apply_limits(limits: GrammarLimits, parent: int) -> None:
+    """Limit this process's time and memory; kill it when its parent dies, even if that has happened already."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process wherever it is
     signal.setitimer(signal.ITIMER_REAL, limits.compile_seconds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was killed before the kernel was told
+        if os.getppid() != parent:  # the parent died before prctl
             os._exit(1)
         with open("/proc/self/statm") as file:
-            held = int(file.read().split()[0]) * resource.getpagesize()
-        most = held + limits.compile_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            used_bytes = int(file.read().split()[0]) * resource.getpagesize()
+        limit_bytes = used_bytes + limits.compile_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
 
 def read_job(stream: socket.socket) -> Grammar:
-    """Read a grammar, and give it as long as its sender says, who closes its half behind it."""
+    """Read a grammar and set its sender's time limit; the sender closes its half of the socket afterwards."""
     with stream.makefile("rb") as file:
         kind, text, seconds = json.loads(file.read())
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -53,16 +53,16 @@ def read_job(stream: socket.socket) -> Grammar:
 
 
 def serve(control: socket.socket, target: dict[str, Any], limits: GrammarLimits) -> None:
-    """Fork for each socket that comes, until the engine is gone."""
-    import_light()
-    from mizzen.engine.grammar.validity import judge
-    from mizzen.engine.grammar.xgrammar_backend import Builder, Target
+    """Fork for each socket received, until the engine is gone."""
+    import_xgrammar_without_torch()
+    from mizzen.engine.grammar.validity import find_fault
+    from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
 
-    model = Target(**{**target, "end_token_ids": tuple(target["end_token_ids"])})
-    builder = Builder(model, threads=threads(), nesting=limits.nesting)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    model = GrammarTarget(**{**target, "end_token_ids": tuple(target["end_token_ids"])})
+    builder = GrammarBuilder(model, threads=compile_threads(), nesting=limits.nesting)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped automatically
     control.sendall(READY)
-    own = os.getpid()
+    process_id = os.getpid()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
@@ -74,28 +74,30 @@ def serve(control: socket.socket, target: dict[str, Any], limits: GrammarLimits)
                 code = 1
                 try:
                     control.close()
-                    bound(limits, own)
-                    fault, tried = judge(builder, read_job(stream), model.vocab_size, limits)
+                    apply_limits(limits, process_id)
+                    fault, tried = find_fault(builder, read_job(stream), model.vocab_size, limits)
                     stream.sendall(json.dumps({"fault": fault, "tried": tried}).encode())
                     code = 0
                 finally:
                     os._exit(code)
 
 
-def threads() -> int:
-    """Return how many threads one compilation may use."""
+def compile_threads() -> int:
+    """Return the number of threads that one compilation may use."""
     return max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
 def main() -> None:
-    """Run as the sandbox's process."""
+    """Run the sandbox process."""
     parser = argparse.ArgumentParser(description="tries grammars; started by the engine")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--target", type=json.loads, required=True)
     parser.add_argument("--limits", type=json.loads, required=True)
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the engine gets them too, and ends this by closing its end
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # the engine gets them too, and stops this process by closing its end
     os.nice(5)
     with socket.socket(fileno=args.fd) as control:
         try:

@@ -1,8 +1,8 @@
-"""What of JSON Schema (draft 2020-12) is enforced: a schema that asks for more is refused by name.
+"""The enforced part of JSON Schema (draft 2020-12); a schema that uses more is rejected by keyword.
 
-The compiler passes over keywords that it does not know, and over some that it knows beside others. An answer
-would then not conform and nobody would be told, so each schema is read first. What is here allowed together
-is what was found to be enforced, and every case of it is in the tests.
+The compiler ignores keywords that it does not know, and some that it knows in combination with others. An
+answer would then silently not conform, so each schema is checked first. The combinations allowed here were
+found to be enforced, and every case of it is in the tests.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from mizzen.common.json_schema import BOUNDS, CHOICES, LENGTHS, MORE, NOT_ENFORC
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.patterns import check_pattern
 
-SINGLE = (*CHOICES, "enum", "const")
-"""Of these a schema has one, alone."""
-CONSTRAINTS = ("type", *SINGLE, *STRUCTURE)
+EXCLUSIVE_KEYWORDS = (*CHOICES, "enum", "const")
+"""Keywords of which a schema has at most one, on its own."""
+CONSTRAINTS = ("type", *EXCLUSIVE_KEYWORDS, *STRUCTURE)
+"""All keywords that constrain values."""
 
 
 def read_json(text: str, nesting: int) -> Any:
-    """Parse JSON of a bounded depth.
+    """Parse JSON of limited depth.
 
     Raises:
-        GrammarError: it is no JSON, or nests too deeply.
+        GrammarError: It is not JSON, or nests too deeply.
     """
     try:
         value = json.loads(text)
@@ -50,21 +51,21 @@ def _children(value: Any) -> list[Any]:
 
 
 def check_schema(schema: Any) -> None:
-    """Refuse a schema that the compiler would not enforce as a whole.
+    """Reject a schema that the compiler would not enforce completely.
 
     Raises:
-        GrammarError: names the place (a JSON pointer) and the keyword, and what to do.
+        GrammarError: Names the place (a JSON pointer), the keyword, and the way out.
     """
-    Check(schema).all()
+    SchemaChecker(schema).check_all()
 
 
-class Check:
-    """One schema with its parts."""
+class SchemaChecker:
+    """Checks one schema and its subschemas."""
 
     def __init__(self, schema: Any) -> None:
         self.root = schema
 
-    def all(self) -> None:
+    def check_all(self) -> None:
         """Check the schema and all schemas in it."""
         waiting: list[tuple[str, Any]] = [("", self.root)]
         while waiting:
@@ -73,36 +74,36 @@ class Check:
                 continue
             if not isinstance(schema, dict):
                 raise GrammarError(f"schema at {path or '/'} must be an object or a boolean")
-            self.one(path, schema)
+            self.check_one(path, schema)
             waiting += subschemas(path, schema)
 
-    def one(self, path: str, schema: Schema) -> None:
-        """Check one schema without those in it."""
+    def check_one(self, path: str, schema: Schema) -> None:
+        """Check one schema without its subschemas."""
         for name in NOT_ENFORCED:
             if name in schema:
-                raise fault(path, name, "is not enforced: leave it out")
+                raise keyword_error(path, name, "is not enforced: leave it out")
         if schema.get("uniqueItems"):
-            raise fault(path, "uniqueItems", "is not enforced: leave it out")
-        choice = next((name for name in SINGLE if name in schema), None)
-        if choice is not None:
-            self.choice(path, schema, choice)
+            raise keyword_error(path, "uniqueItems", "is not enforced: leave it out")
+        exclusive = next((name for name in EXCLUSIVE_KEYWORDS if name in schema), None)
+        if exclusive is not None:
+            self.check_exclusive(path, schema, exclusive)
             return
-        types = self.types(path, schema)
+        types = self.schema_types(path, schema)
         if types is None or "string" in types:
-            self.string(path, schema)
+            self.check_string(path, schema)
         if types is None or types & {"number", "integer"}:
-            self.number(path, schema, types)
+            self.check_number(path, schema, types)
         if types is None or "object" in types:
-            self.object(path, schema)
+            self.check_object(path, schema)
 
-    def types(self, path: str, schema: Schema) -> set[str] | None:
-        """Return the types of a schema; None is any."""
-        given = schema.get("type")
-        if given is not None:
-            names = given if isinstance(given, list) else [given]
+    def schema_types(self, path: str, schema: Schema) -> set[str] | None:
+        """Return the types that a schema allows; None means any."""
+        declared = schema.get("type")
+        if declared is not None:
+            names = declared if isinstance(declared, list) else [declared]
             for name in names:
                 if name not in TYPES:
-                    raise fault(path, "type", f"must be one of {', '.join(TYPES)}, not {name!r}")
+                    raise keyword_error(path, "type", f"must be one of {', '.join(TYPES)}, not {name!r}")
             return set(names)
         if "properties" in schema:
             return {"object"}
@@ -110,37 +111,39 @@ class Check:
             return {"array"}
         for name in STRUCTURE:
             if name in schema:
-                raise fault(path, name, 'is enforced beside "type" alone: add it')
+                raise keyword_error(path, name, 'is enforced beside "type" alone: add it')
         return None
 
-    def choice(self, path: str, schema: Schema, choice: str) -> None:
+    def check_exclusive(self, path: str, schema: Schema, keyword: str) -> None:
         """Check a schema that is a reference, a choice or a list of values."""
-        allowed = ("type",) if choice in ("enum", "const") else ()
+        allowed = ("type",) if keyword in ("enum", "const") else ()
         for name in CONSTRAINTS:
-            if name in schema and name != choice and name not in allowed:
-                raise fault(path, name, f'is not enforced beside "{choice}": move it into the schemas there')
-        value = schema[choice]
-        if choice == "$ref" and not (isinstance(value, str) and value.startswith("#")):
-            raise fault(path, choice, "must point into the schema itself (#/...)")
-        if choice == "allOf" and (not isinstance(value, list) or len(value) != 1):
-            raise fault(path, choice, "is enforced with a single schema alone: merge them")
-        if choice == "oneOf" and isinstance(value, list):
-            self.disjoint(path, value)
-        if choice in ("enum", "const") and "type" in schema:
-            types = self.types(path, schema) or set()
-            for entry in value if choice == "enum" and isinstance(value, list) else [value]:
+            if name in schema and name != keyword and name not in allowed:
+                raise keyword_error(
+                    path, name, f'is not enforced beside "{keyword}": move it into the schemas there'
+                )
+        value = schema[keyword]
+        if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
+            raise keyword_error(path, keyword, "must point into the schema itself (#/...)")
+        if keyword == "allOf" and (not isinstance(value, list) or len(value) != 1):
+            raise keyword_error(path, keyword, "is enforced with a single schema alone: merge them")
+        if keyword == "oneOf" and isinstance(value, list):
+            self.check_disjoint(path, value)
+        if keyword in ("enum", "const") and "type" in schema:
+            types = self.schema_types(path, schema) or set()
+            for entry in value if keyword == "enum" and isinstance(value, list) else [value]:
                 if not any(TYPES[name](entry) for name in types):
-                    raise fault(path, choice, f"holds {entry!r}, which is not of the type beside it")
+                    raise keyword_error(path, keyword, f"holds {entry!r}, which is not of the type beside it")
 
-    def disjoint(self, path: str, schemas: list[Any]) -> None:
+    def check_disjoint(self, path: str, schemas: list[Any]) -> None:
         """Check that no value can conform to two schemas: `oneOf` is enforced as `anyOf`."""
-        for one, other in combinations([self.follow(schema) for schema in schemas], 2):
-            if not apart(one, other):
+        for first, second in combinations([self.resolve_ref(schema) for schema in schemas], 2):
+            if not are_disjoint(first, second):
                 text = "is enforced where its schemas differ in type or in a required constant: use anyOf"
-                raise fault(path, "oneOf", text)
+                raise keyword_error(path, "oneOf", text)
 
-    def follow(self, schema: Any) -> Any:
-        """Return what a reference stands for."""
+    def resolve_ref(self, schema: Any) -> Any:
+        """Return the schema that a reference points to."""
         for _ in range(16):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema
@@ -151,36 +154,38 @@ class Check:
             schema = target
         return schema
 
-    def string(self, path: str, schema: Schema) -> None:
+    def check_string(self, path: str, schema: Schema) -> None:
         """Check the keywords of strings."""
         lengths = [name for name in LENGTHS if name in schema]
         for other in ("pattern", "format"):
             if other in schema and lengths:
-                raise fault(path, lengths[0], f'is not enforced beside "{other}": say it in a pattern')
+                raise keyword_error(
+                    path, lengths[0], f'is not enforced beside "{other}": say it in a pattern'
+                )
         if "pattern" in schema:
             if not isinstance(schema["pattern"], str):
-                raise fault(path, "pattern", "must be a string")
+                raise keyword_error(path, "pattern", "must be a string")
             try:
                 check_pattern(schema["pattern"], quoted=True)
             except GrammarError as error:
-                raise fault(path, "pattern", str(error)) from None
+                raise keyword_error(path, "pattern", str(error)) from None
 
-    def number(self, path: str, schema: Schema, types: set[str] | None) -> None:
+    def check_number(self, path: str, schema: Schema, types: set[str] | None) -> None:
         """Check the keywords of numbers."""
         for name in ("exclusiveMinimum", "exclusiveMaximum"):
             if isinstance(schema.get(name), bool):
-                raise fault(path, name, "must be a number (draft 2020-12)")
+                raise keyword_error(path, name, "must be a number (draft 2020-12)")
         if "multipleOf" not in schema:
             return
         step = schema["multipleOf"]
         if types is None or "number" in types or not isinstance(step, int) or step < 1:
-            raise fault(path, "multipleOf", "is enforced for whole numbers of type integer alone")
+            raise keyword_error(path, "multipleOf", "is enforced for whole numbers of type integer alone")
         bounds = {name for name in BOUNDS if name in schema}
         if bounds and bounds != {"minimum", "maximum"}:
             text = 'is enforced alone, or with both "minimum" and "maximum"'
-            raise fault(path, "multipleOf", text)
+            raise keyword_error(path, "multipleOf", text)
 
-    def object(self, path: str, schema: Schema) -> None:
+    def check_object(self, path: str, schema: Schema) -> None:
         """Check the keywords of objects."""
         properties = schema.get("properties") or {}
         patterns = schema.get("patternProperties") or {}
@@ -191,31 +196,33 @@ class Check:
             or not isinstance(patterns, dict)
             or not isinstance(required, list)
         ):
-            raise fault(path, "properties", "and patternProperties must be objects, required a list")
+            raise keyword_error(path, "properties", "and patternProperties must be objects, required a list")
         for name in required:
             if name not in properties:
-                raise fault(path, "required", f'names {name!r}: describe it in "properties"')
+                raise keyword_error(path, "required", f'names {name!r}: describe it in "properties"')
         if "propertyNames" in schema and (properties or patterns):
-            raise fault(path, "propertyNames", "is not enforced beside described properties")
+            raise keyword_error(path, "propertyNames", "is not enforced beside described properties")
         if len(patterns) > 1 or (patterns and more):
-            raise fault(path, "patternProperties", "is enforced with one pattern and no further properties")
+            raise keyword_error(
+                path, "patternProperties", "is enforced with one pattern and no further properties"
+            )
         for pattern in patterns:
             try:
                 check_pattern(pattern, quoted=True)
                 clash = next((name for name in properties if re.search(pattern, name)), None)
             except re.error as error:
-                raise fault(path, "patternProperties", f"is no regular expression: {error}") from None
+                raise keyword_error(path, "patternProperties", f"is no regular expression: {error}") from None
             except GrammarError as error:
-                raise fault(path, "patternProperties", str(error)) from None
+                raise keyword_error(path, "patternProperties", str(error)) from None
             if clash is not None:
-                raise fault(path, "patternProperties", f"covers the property {clash!r}, too")
+                raise keyword_error(path, "patternProperties", f"covers the property {clash!r}, too")
         least = schema.get("minProperties", 0)
         if (patterns or more or "propertyNames" in schema) and isinstance(least, int) and least > 1:
-            raise fault(path, "minProperties", "above 1 is enforced for described properties alone")
+            raise keyword_error(path, "minProperties", "above 1 is enforced for described properties alone")
 
 
-def apart(one: Any, other: Any) -> bool:
-    """Tell whether surely no value conforms to both of two schemas."""
+def are_disjoint(one: Any, other: Any) -> bool:
+    """Return whether certainly no value conforms to both schemas."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         return False
     values = [_values(schema) for schema in (one, other)]
@@ -241,7 +248,7 @@ def _types(schema: Schema) -> set[str]:
 
 
 def _values(schema: Any) -> list[str] | None:
-    """Return the values that a schema lists, as JSON."""
+    """Return the values that a schema lists, as JSON; None if it lists none."""
     if not isinstance(schema, dict):
         return None
     if "const" in schema:
@@ -252,7 +259,7 @@ def _values(schema: Any) -> list[str] | None:
 
 
 def subschemas(path: str, schema: Schema) -> Iterator[tuple[str, Any]]:
-    """Yield the schemas directly in a schema, with their places."""
+    """Yield the direct subschemas of a schema, with their places."""
     for name in ("properties", "patternProperties", "$defs", "definitions"):
         parts = schema.get(name)
         if isinstance(parts, dict):
@@ -268,6 +275,6 @@ def subschemas(path: str, schema: Schema) -> Iterator[tuple[str, Any]]:
         yield f"{path}/propertyNames", {"type": "string", **schema["propertyNames"]}
 
 
-def fault(path: str, keyword: str, text: str) -> GrammarError:
+def keyword_error(path: str, keyword: str, text: str) -> GrammarError:
     """Return the error about a keyword."""
     return GrammarError(f'"{keyword}" at {path or "/"} {text}')

@@ -1,7 +1,7 @@
-"""What the tokens of a model stand for, as bytes, read from its `tokenizer.json`.
+"""Reads the bytes that a model's tokens stand for from its `tokenizer.json`.
 
-Three kinds of vocabulary are told apart by the tokenizer's decoder: byte-level BPE (GPT-2's alphabet, one
-character a byte), SentencePiece with byte fallback (`<0x..>` and U+2581 for a blank), and plain text.
+The tokenizer's decoder tells three kinds of vocabularies apart: byte-level BPE (GPT-2's alphabet, one
+character per byte), SentencePiece with byte fallback (`<0x..>`, and U+2581 for a space), and plain text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from mizzen.engine.grammar.errors import GrammarError
 
 UNREACHABLE = b"\xff"
-"""Begins the bytes of special tokens: no text in UTF-8 holds it, so no rule of text lets them through."""
+"""First byte of special tokens: no UTF-8 text contains it, so no text rule lets them through."""
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -30,13 +30,13 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> list[bytes]:
-    """Return the bytes of each token id; empty for ids that no token has, which are never drawn.
+    """Return the bytes of each token id; empty for ids without a token, which are never sampled.
 
-    Special tokens stand for no text: their bytes begin with `UNREACHABLE`, and a grammar can name them by id
-    alone.
+    Special tokens stand for no text: their bytes begin with `UNREACHABLE`, and a grammar can name them only
+    by id.
 
     Raises:
-        GrammarError: the folder has no tokenizer.json, or one that cannot be read.
+        GrammarError: The folder has no tokenizer.json, or an unreadable one.
     """
     path = folder / "tokenizer.json"
     try:
@@ -98,7 +98,7 @@ def _decoder(content: dict[str, Any]) -> Any:
 
 
 def _steps(description: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a decoder or pre-tokenizer, sequences taken apart."""
+    """Yield the steps of a decoder or pre-tokenizer, with sequences flattened."""
     if not description:
         return
     if description.get("type") == "Sequence":

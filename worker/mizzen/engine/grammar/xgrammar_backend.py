@@ -1,4 +1,7 @@
-"""From a grammar's text to what matches it, with xgrammar. Runs where it may take long: see `tryout`."""
+"""Compiles a grammar's text with xgrammar.
+
+It may take long, so untrusted grammars are first tried in the sandbox; see `sandbox_worker`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from typing import Any, TypeVar
 import xgrammar
 
 from mizzen.core.sampling_params import Grammar, GrammarKind
-from mizzen.engine.grammar.ebnf import json_rules
+from mizzen.engine.grammar.ebnf import json_schema_to_ebnf
 from mizzen.engine.grammar.errors import GrammarError
-from mizzen.engine.grammar.follow_sets import followed
-from mizzen.engine.grammar.patterns import check_pattern, one_line
+from mizzen.engine.grammar.follow_sets import add_lookaheads
+from mizzen.engine.grammar.patterns import check_pattern, exclude_line_ends
 from mizzen.engine.grammar.schema_support import check_schema, read_json
 from mizzen.engine.grammar.vocabulary import read_vocabulary
 
@@ -30,14 +33,14 @@ rest ::= [^\x00-\x1f"\\]* "\"" | [^\x00-\x1f"\\]* "\\" escape rest
 escape ::= ["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F]
 number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+\-]? [0-9]+)?
 """
-"""RFC 8259 without blanks, beginning with an object."""
+"""RFC 8259 JSON without whitespace, starting with an object."""
 _PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: ")
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class GrammarTarget:
     """The model that grammars are compiled for."""
 
     folder: str
@@ -45,20 +48,20 @@ class Target:
     end_token_ids: tuple[int, ...]
 
 
-class Builder:
+class GrammarBuilder:
     """Compiles grammars for one model. Used from one thread at a time."""
 
-    def __init__(self, target: Target, *, threads: int, nesting: int) -> None:
+    def __init__(self, target: GrammarTarget, *, threads: int, nesting: int) -> None:
         """Read the model's vocabulary.
 
         Raises:
-            GrammarError: the folder has no tokenizer that can be used.
+            GrammarError: The folder has no usable tokenizer.
         """
         tokens = read_vocabulary(Path(target.folder), target.vocab_size)
         self._target = target
         self._nesting = nesting
         self._text = self._compiler(tokens, threads)
-        # In JSON without blanks no control character stands anywhere, and not all rules of it see to that.
+        # JSON without whitespace contains no control characters, but not all of its rules exclude them.
         printable = [b"" if any(byte < 0x20 for byte in token) else token for token in tokens]
         self._json = self._compiler(printable, threads)
 
@@ -71,35 +74,35 @@ class Builder:
         )
         return xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
 
-    def compile(self, grammar: Grammar, *, tried: str | None = None) -> xgrammar.CompiledGrammar:
+    def compile(self, grammar: Grammar, *, checked_rules: str | None = None) -> xgrammar.CompiledGrammar:
         """Compile a grammar.
 
-        With `tried` it came through `try_out`, which returned that: its text is not looked at again, nor what
-        follows its rules. That may take long, and (unlike the compiler) with the interpreter's lock held.
+        With `checked_rules`, the result of `check_and_compile`, neither its text nor its FOLLOW sets are
+        examined again: that may take long and, unlike the compiler, holds the interpreter lock.
 
         Raises:
-            GrammarError: it is wrong, or asks for what is not enforced; says what.
+            GrammarError: It is wrong, or uses something that is not enforced; names it.
         """
-        if tried is None:
-            return self.try_out(grammar)[0]
+        if checked_rules is None:
+            return self.check_and_compile(grammar)[0]
 
         def work() -> xgrammar.CompiledGrammar:
-            read = self._read(grammar.kind, grammar.text) if not tried else None
-            return self._compile(grammar.kind, read, tried)
+            parsed = self._read(grammar.kind, grammar.text) if not checked_rules else None
+            return self._compile(grammar.kind, parsed, checked_rules)
 
         return self._named(grammar, work)
 
-    def try_out(self, grammar: Grammar) -> tuple[xgrammar.CompiledGrammar, str]:
-        """Check and compile a grammar; return also its rules as they were compiled, where they were changed.
+    def check_and_compile(self, grammar: Grammar) -> tuple[xgrammar.CompiledGrammar, str]:
+        """Check and compile a grammar; also return its rules as compiled, if lookaheads were added.
 
         Raises:
-            GrammarError: as `compile`.
+            GrammarError: As `compile`.
         """
 
         def work() -> tuple[xgrammar.CompiledGrammar, str]:
             self._check(grammar.kind, grammar.text)
             read = self._read(grammar.kind, grammar.text)
-            tried = followed(read)
+            tried = add_lookaheads(read)
             return self._compile(grammar.kind, read, tried), tried
 
         return self._named(grammar, work)
@@ -128,66 +131,68 @@ class Builder:
             except GrammarError as error:
                 raise GrammarError(f"the regex {error}") from None
         elif kind is GrammarKind.STRUCTURAL_TAG:
-            for schema in schemas_of(read_json(text, self._nesting)):
+            for schema in tag_schemas(read_json(text, self._nesting)):
                 check_schema(schema)
 
     def _compile(
-        self, kind: GrammarKind, read: xgrammar.Grammar | None, changed: str
+        self, kind: GrammarKind, parsed: xgrammar.Grammar | None, changed: str
     ) -> xgrammar.CompiledGrammar:
-        """Compile rules: those that were changed, or where there are none those that were read."""
-        of_json = kind in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA)
-        rules = read if read is not None and not changed else xgrammar.Grammar.deserialize_json(changed)
-        return (self._json if of_json else self._text).compile_grammar(rules)
+        """Compile `changed` rules if there are any, else the rules that were read."""
+        is_json = kind in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA)
+        rules = parsed if parsed is not None and not changed else xgrammar.Grammar.deserialize_json(changed)
+        return (self._json if is_json else self._text).compile_grammar(rules)
 
     def _read(self, kind: GrammarKind, text: str) -> xgrammar.Grammar:
         if kind is GrammarKind.JSON_OBJECT:
             return xgrammar.Grammar.from_ebnf(JSON_OBJECT)
         if kind is GrammarKind.JSON_SCHEMA:
-            return xgrammar.Grammar.from_ebnf(json_rules(text))
+            return xgrammar.Grammar.from_ebnf(json_schema_to_ebnf(text))
         if kind is GrammarKind.REGEX:
-            return xgrammar.Grammar.from_regex(one_line(text))
+            return xgrammar.Grammar.from_regex(exclude_line_ends(text))
         if kind is GrammarKind.EBNF:
             return xgrammar.Grammar.from_ebnf(text)
         tag = read_json(text, self._nesting)
-        return xgrammar.Grammar.from_structural_tag(json.dumps(compact(bounded_strings(tag))))
+        return xgrammar.Grammar.from_structural_tag(
+            json.dumps(replace_compact_schemas(bound_strings_by_pattern(tag)))
+        )
 
 
-def schemas_of(tag: Any) -> list[Any]:
-    """Return the schemas that the parts of a structural tag conform to."""
+def tag_schemas(tag: Any) -> list[Any]:
+    """Return the schemas in the parts of a structural tag."""
     if isinstance(tag, list):
-        return [schema for part in tag for schema in schemas_of(part)]
+        return [schema for part in tag for schema in tag_schemas(part)]
     if not isinstance(tag, dict):
         return []
     if "json_schema" in tag:
         return [tag["json_schema"]]
-    return [schema for part in tag.values() for schema in schemas_of(part)]
+    return [schema for part in tag.values() for schema in tag_schemas(part)]
 
 
-def compact(tag: Any) -> Any:
-    """Return a structural tag with the rules of those schemas that allow no blanks.
+def replace_compact_schemas(tag: Any) -> Any:
+    """Return a structural tag in which schemas that allow no whitespace are replaced by EBNF rules.
 
-    The compiler knows 1 as the least `max_whitespace_cnt`; here 0 stands for JSON with plain separators.
+    The compiler's smallest `max_whitespace_cnt` is 1; here 0 means JSON with plain separators.
     """
     if isinstance(tag, list):
-        return [compact(part) for part in tag]
+        return [replace_compact_schemas(part) for part in tag]
     if not isinstance(tag, dict):
         return tag
     plain = tag.get("type") == "json_schema" and tag.get("style", "json") == "json"
     if not plain or tag.get("max_whitespace_cnt") != 0 or "json_schema" not in tag:
-        return {key: compact(part) for key, part in tag.items()}
-    return {"type": "grammar", "grammar": json_rules(json.dumps(tag["json_schema"]))}
+        return {key: replace_compact_schemas(part) for key, part in tag.items()}
+    return {"type": "grammar", "grammar": json_schema_to_ebnf(json.dumps(tag["json_schema"]))}
 
 
-def bounded_strings(tag: Any) -> Any:
-    """Return a structural tag whose schemas bound the lengths of strings by patterns.
+def bound_strings_by_pattern(tag: Any) -> Any:
+    """Return a structural tag whose schemas bound string lengths by patterns.
 
-    Rules with lengths let control characters through, which blanks between tokens of JSON need here.
+    Rules with lengths let control characters through, which whitespace between JSON tokens requires here.
     """
     if isinstance(tag, list):
-        return [bounded_strings(part) for part in tag]
+        return [bound_strings_by_pattern(part) for part in tag]
     if not isinstance(tag, dict):
         return tag
-    tag = {key: bounded_strings(part) for key, part in tag.items()}
+    tag = {key: bound_strings_by_pattern(part) for key, part in tag.items()}
     low, high = tag.get("minLength", 0), tag.get("maxLength")
     lengths = "minLength" in tag or "maxLength" in tag
     if tag.get("type") != "string" or not lengths or "pattern" in tag or "format" in tag:

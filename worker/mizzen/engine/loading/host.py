@@ -1,4 +1,7 @@
-"""What this process may use of its machine: processors and memory, within the limits of its container."""
+"""Host resources of this process: CPUs and memory, within the limits of its container; and GPU memory.
+
+The loader sizes thread pools and the KV cache from them.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A device's memory, in bytes."""
+    """A device's total and free memory, in bytes."""
 
     total: int
     free: int
 
 
-def read_word(path: Path) -> int | None:
-    """Read a number from a file's first word; None when there is no file or no number ("max")."""
+def read_first_number(path: Path) -> int | None:
+    """Return the number in a file's first word; None without a file or a number ("max")."""
     try:
         return int(path.read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -34,7 +37,7 @@ def read_word(path: Path) -> int | None:
 
 
 def cpu_count(cgroup: Path = CGROUP) -> int:
-    """Return the processors of this process: its affinity, capped by the container's quota."""
+    """Return the CPUs of this process: its affinity, capped by the container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
@@ -45,18 +48,18 @@ def cpu_count(cgroup: Path = CGROUP) -> int:
 
 
 def host_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> DeviceMemory:
-    """Return the machine's memory, or the container's where it is less; caches of files count as free."""
+    """Return the memory of the machine, or of the container if smaller; file caches count as free."""
     lines = (line.split() for line in meminfo.read_text().splitlines())
     fields = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
     total, free = fields["MemTotal"], fields["MemAvailable"]
-    limit, used = read_word(cgroup / "memory.max"), read_word(cgroup / "memory.current")
+    limit, used = read_first_number(cgroup / "memory.max"), read_first_number(cgroup / "memory.current")
     if limit is not None and used is not None and limit < total:
-        total, free = limit, min(free, limit - used + inactive_files(cgroup))
+        total, free = limit, min(free, limit - used + reclaimable_file_bytes(cgroup))
     return DeviceMemory(total, free)
 
 
-def inactive_files(cgroup: Path) -> int:
-    """Return the bytes of cached files that a container would give back at once."""
+def reclaimable_file_bytes(cgroup: Path) -> int:
+    """Return the bytes of cached files that a container would release immediately."""
     try:
         rows = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
         return int(dict(rows)["inactive_file"])
@@ -65,33 +68,33 @@ def inactive_files(cgroup: Path) -> int:
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
-    """Return the memory of the device that the model runs on."""
+    """Return the memory of the device that the model runs on; what PyTorch caches unused counts as free."""
     if device.type == "cpu":
         return host_memory()
     free, total = torch.cuda.mem_get_info(device)
-    # What PyTorch holds without using it is free to us.
+    # Memory that PyTorch caches without using it is free for this process.
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return DeviceMemory(total, free + idle)
 
 
-def held_memory(device: torch.device) -> DeviceMemory:
-    """Return the device's memory as it says itself: what PyTorch holds without using it is not free."""
+def reported_device_memory(device: torch.device) -> DeviceMemory:
+    """Return the device's memory as the driver reports it; what PyTorch caches unused is not free."""
     if device.type == "cpu":
         return host_memory()
     free, total = torch.cuda.mem_get_info(device)
     return DeviceMemory(total, free)
 
 
-def taken_by(device: torch.device, make: Callable[[], T]) -> tuple[T, int]:
-    """Make what stays on a device; return it with the bytes that it took of a GPU, 0 on cpu.
+def measure_allocation(device: torch.device, make: Callable[[], T]) -> tuple[T, int]:
+    """Call `make`; return its result and the GPU bytes that it took, 0 on CPU.
 
-    What PyTorch holds without using it is given back before and after. Other processes that share the GPU
-    may give back more meanwhile than was taken; then nothing is told.
+    PyTorch's unused cache is released before and after. If other processes on the GPU free more meanwhile
+    than `make` took, the result is 0.
     """
     if device.type == "cpu":
         return make(), 0
     torch.cuda.empty_cache()
-    before = held_memory(device).free
-    made = make()
+    before = reported_device_memory(device).free
+    result = make()
     torch.cuda.empty_cache()
-    return made, max(0, before - held_memory(device).free)
+    return result, max(0, before - reported_device_memory(device).free)

@@ -1,4 +1,7 @@
-"""Builds an engine from its options."""
+"""Loads an engine from its options: the model, its KV cache, the runner, the scheduler and grammars.
+
+`mizzen engine`, `mizzen serve` and `LLM` call `load_engine`; other ranks than 0 call `load_follower`.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,18 @@ from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.execution.tp_worker import FollowerRanks, FollowerRunner
 from mizzen.engine.grammar.compile_service import GrammarCompiler
 from mizzen.engine.grammar.matchers import GrammarMasks
-from mizzen.engine.grammar.pending import Grammars
+from mizzen.engine.grammar.pending import GrammarServices
 from mizzen.engine.info import EngineInfo
-from mizzen.engine.loading.host import cpu_count, held_memory, taken_by
-from mizzen.engine.loading.memory_budget import KvNeed, shortage
-from mizzen.engine.loading.model_setup import fitting_pages, make_kv, make_model, take_kv_scales, whole_need
-from mizzen.engine.loading.resolve import check_options, is_fused, kv_dtype_of, scheduler_config
+from mizzen.engine.loading.host import cpu_count, measure_allocation, reported_device_memory
+from mizzen.engine.loading.memory_budget import MemoryNeed, memory_shortage
+from mizzen.engine.loading.model_setup import (
+    fit_pages_on_ranks,
+    fold_checkpoint_kv_scales,
+    make_attention_with_kv,
+    make_model,
+    measure_need,
+)
+from mizzen.engine.loading.resolve import check_options, resolve_kv_dtype, scheduler_config, uses_own_kernels
 from mizzen.engine.loading.validate import make_trace_folder
 from mizzen.engine.loading.warmup import make_runner, warm_up
 from mizzen.engine.sampling.logits_params import TokenMasks
@@ -36,29 +45,30 @@ from mizzen.engine.uploader import Uploader
 from mizzen.models.config import ModelConfig
 from mizzen.models.registry import read_config, read_end_tokens
 from mizzen.parallel.collectives import SINGLE_RANK
-from mizzen.parallel.process_group import Group
-from mizzen.weights.load import Progress, size_of
+from mizzen.parallel.process_group import RankGroup
+from mizzen.weights.load import ProgressCallback, target_bytes
 
 log = logging.getLogger(__name__)
 
-Report = Callable[[str], None]
-"""Called with the name of a phase of start-up as it begins."""
-MOST_MASK_THREADS = 12
-MakeMasks = Callable[[ModelConfig, tuple[int, ...], Uploader], TokenMasks | None]
-"""Makes what masks tokens, from the model, its end tokens, and the way to the device."""
+ReportPhase = Callable[[str], None]
+"""Called with the name of a start-up phase when it begins."""
+MAX_MASK_THREADS = 12
+"""Default maximum of threads that fill grammar masks."""
+TokenMaskFactory = Callable[[ModelConfig, tuple[int, ...], Uploader], TokenMasks | None]
+"""Creates the token masks from the model, its end tokens, and the uploader to the device."""
 
 
-class Phases:
-    """Times the phases of start-up and reports each as it begins."""
+class StartupPhases:
+    """Times the phases of start-up and reports each when it begins."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ReportPhase) -> None:
         self.report = report
         self.seconds: dict[str, float] = {}
         self.current = ""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Run one phase."""
+        """Run one phase in the context."""
         self.report(name)
         self.current = name
         begin = time.perf_counter()
@@ -67,80 +77,80 @@ class Phases:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A model that is ready to run plans, or a rank's part of one."""
+class LoadedModel:
+    """A model, or a rank's shard of one, that is ready to run plans."""
 
     config: ModelConfig
     end_token_ids: tuple[int, ...]
     scheduling: SchedulerConfig
     runner: CpuRunner | CudaRunner
     info: EngineInfo
-    group: Group | None
+    group: RankGroup | None
 
 
-def load(
+def load_model(
     options: EngineOptions,
-    phases: Phases,
-    progress: Progress,
+    phases: StartupPhases,
+    progress: ProgressCallback,
     delay: StepDelay | None,
     join: Callable[[], Group] | None,
-    make_masks: MakeMasks,
-) -> Loaded:
-    """Load a model or a rank's part of it, allocate its KV, and warm it up.
+    make_masks: TokenMaskFactory,
+) -> LoadedModel:
+    """Load a model or a rank's shard of it, allocate its KV cache, and warm it up.
 
     Args:
-        options: What the engine is told.
-        phases: Told as they begin.
-        progress: Called with bytes of weights done and in all, then with graphs.
+        options: Engine options.
+        phases: Times and reports the phases.
+        progress: Called with bytes of weights done and in total, then with numbers of graphs.
         delay: Holds steps back.
-        join: Meets the other ranks, where there are some.
-        make_masks: Makes what masks tokens, or None.
+        join: Meets the other ranks, if any.
+        make_masks: Creates the token masks, or returns None.
 
     Raises:
-        ValueError: an option, config.json or the checkpoint is wrong, or memory is short; names what and why.
+        ValueError: An option, config.json or the checkpoint is wrong, or memory is short; names what and why.
     """
     folder = Path(options.model)
     with phases("config"):
         config = read_config(folder)
         check_options(options, config)
-        config = config.for_context(options.context_length or config.context_length)
+        config = config.with_context_length(options.context_length or config.context_length)
         end_token_ids = read_end_tokens(folder, config)
         if (join is None) != (options.tensor == 1):
             raise ValueError(f"--tensor {options.tensor} needs as many ranks: start `mizzen engine`, or LLM")
         group = join() if join else None
     try:
-        return assemble(options, config, end_token_ids, phases, progress, delay, group, make_masks)
+        return build_model(options, config, end_token_ids, phases, progress, delay, group, make_masks)
     except BaseException as error:
         if group is not None:
             group.close()
         if isinstance(error, torch.OutOfMemoryError):
-            raise shortage(phases.current, error) from error
+            raise memory_shortage(phases.current, error) from error
         raise
 
 
-def assemble(
+def build_model(
     options: EngineOptions,
     config: ModelConfig,
     end_token_ids: tuple[int, ...],
-    phases: Phases,
-    progress: Progress,
+    phases: StartupPhases,
+    progress: ProgressCallback,
     delay: StepDelay | None,
-    group: Group | None,
-    make_masks: MakeMasks,
-) -> Loaded:
-    """Do what `load` does once the configuration is known and the ranks have met."""
-    device = group.place.device if group else torch.device(options.device)
+    group: RankGroup | None,
+    make_masks: TokenMaskFactory,
+) -> LoadedModel:
+    """Do the work of `load_model` once the configuration is known and the ranks have met."""
+    device = group.config.device if group else torch.device(options.device)
     with phases("weights"):
         model = make_model(options, config, progress, group)
     with phases("kv"):
         context = options.context_length or config.context_length
-        kv_dtype = kv_dtype_of(options, model.embedding.weight.dtype)
-        need = KvNeed.of(config, options, model.embedding.weight.element_size(), kv_dtype.itemsize)
+        kv_dtype = resolve_kv_dtype(options, model.embedding.weight.dtype)
+        need = MemoryNeed.estimate(config, options, model.embedding.weight.element_size(), kv_dtype.itemsize)
         upload = Uploader(device)
-        key_scales = take_kv_scales(options, model, kv_dtype)
+        key_scales = fold_checkpoint_kv_scales(options, model, kv_dtype)
 
         def make_step(pages: int, columns: int) -> StepExecutor:
-            attention = make_kv(
+            attention = make_attention_with_kv(
                 model,
                 options.page_size,
                 pages + (device.type == "cuda"),  # the last one is scratch
@@ -157,42 +167,46 @@ def assemble(
                 vocab=config.vocab_size,
                 ranks=group.collectives if group else SINGLE_RANK,
             )
-            return StepExecutor(model, attention, state, upload, fused=is_fused(options))
+            return StepExecutor(model, attention, state, upload, fused=uses_own_kernels(options))
 
         columns = -(-context // options.page_size)
         with model.without_fused_swiglu():
-            need = whole_need(options, context, need, device, group, lambda pages: make_step(pages, columns))
-        pages = fitting_pages(options, context, need, device, group)
+            need = measure_need(
+                options, context, need, device, group, lambda pages: make_step(pages, columns)
+            )
+        pages = fit_pages_on_ranks(options, context, need, device, group)
         scheduling = scheduler_config(options, pages, context, end_token_ids)
         step = make_step(pages, scheduling.columns)
     step.state.logits_params.masks = make_masks(config, end_token_ids, upload)
     with phases("graphs") if device.type == "cuda" else nullcontext():
-        runner, graph_bytes = taken_by(device, lambda: make_runner(options, step, device, delay, progress))
+        runner, graph_bytes = measure_allocation(
+            device, lambda: make_runner(options, step, device, delay, progress)
+        )
     with phases("warmup"):
         warm_up(runner, config)
         if group:
             group.barrier("warm")
-    memory = held_memory(device)
+    memory = reported_device_memory(device)
     info = EngineInfo(
         context_length=scheduling.capacity_tokens,
         vocab_size=config.vocab_size,
         end_token_ids=end_token_ids,
         page_size=options.page_size,
         pages_total=pages,
-        weights_bytes=sum(size_of(target) for target in model.targets()),
+        weights_bytes=sum(target_bytes(target) for target in model.targets()),
         kv_bytes=pages * options.page_size * need.token_bytes,
         step_bytes=need.step_bytes,
         graph_bytes=graph_bytes,
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         device=options.device,
         generates=config.generates,
-        attention=step.attention.names,
+        attention=step.attention.backend_names,
         device_bytes=memory.total,
         free_bytes=memory.free,
         phases=phases.seconds,
     )
-    tell(info)
-    return Loaded(
+    log_loaded(info)
+    return LoadedModel(
         config=config,
         end_token_ids=end_token_ids,
         scheduling=scheduling,
@@ -202,8 +216,8 @@ def assemble(
     )
 
 
-def tell(info: EngineInfo) -> None:
-    """Log what was loaded."""
+def log_loaded(info: EngineInfo) -> None:
+    """Log the sizes of the loaded engine."""
     decode, prefill = info.attention
     fields = {
         "weights_bytes": info.weights_bytes,
@@ -221,49 +235,53 @@ def tell(info: EngineInfo) -> None:
     log.info("the engine is loaded", extra={"fields": fields})
 
 
-def mask_threads(options: EngineOptions) -> int:
-    """Return how many threads fill masks: by default half of the processors that the ranks leave."""
-    return options.mask_threads or min(MOST_MASK_THREADS, max(1, (cpu_count() - options.local_ranks) // 2))
+def mask_thread_count(options: EngineOptions) -> int:
+    """Return the number of threads that fill masks: by default half of the CPUs that the ranks leave."""
+    return options.mask_threads or min(MAX_MASK_THREADS, max(1, (cpu_count() - options.local_ranks) // 2))
 
 
 def load_engine(
     options: EngineOptions,
-    report: Report = lambda phase: None,
-    progress: Progress = lambda done, total: None,
+    report: ReportPhase = lambda phase: None,
+    progress: ProgressCallback = lambda done, total: None,
     delay: StepDelay | None = None,
     compiler: GrammarCompiler | None = None,
-    lead: FollowerRanks | None = None,
+    followers: FollowerRanks | None = None,
 ) -> Engine:
-    """Load a model and everything around it; of several ranks, rank 0's part.
+    """Load a model and everything around it; of several ranks, rank 0's shard.
 
     Args:
-        options: What the engine is told.
+        options: Engine options.
         report: Called with the name of each phase as it begins: config, weights, kv, graphs (cuda), warmup.
-        progress: Called with bytes of weights done and in all, then with graphs.
-        delay: Holds steps back; for tests, on cpu alone.
-        compiler: Compiles grammars, for several engines of one model; the caller closes it.
-        lead: The other ranks, where there are some.
+        progress: Called with bytes of weights done and in total, then with numbers of graphs.
+        delay: Holds steps back; for tests, on cpu only.
+        compiler: Compiles grammars for several engines of one model; the caller closes it.
+        followers: The other ranks, if any.
 
     Raises:
-        ValueError: an option, config.json or the checkpoint is wrong, or memory is short; names what and why.
-        RanksFailed: another rank did not come along.
+        ValueError: An option, config.json or the checkpoint is wrong, or memory is short; names what and why.
+        RanksFailed: Another rank failed to start.
     """
     if options.profile:
         make_trace_folder(Path(options.profile))
-    grammars: list[Grammars] = []
+    grammars: list[GrammarServices] = []
 
     def make_masks(config: ModelConfig, end_token_ids: tuple[int, ...], upload: Uploader) -> GrammarMasks:
-        chosen = compiler or GrammarCompiler(options.model, config.vocab_size, end_token_ids)
-        masks = GrammarMasks(config.vocab_size, upload, chosen.counts, threads=mask_threads(options))
-        grammars.append(Grammars(chosen, masks, compiler is not None))
+        grammar_compiler = compiler or GrammarCompiler(options.model, config.vocab_size, end_token_ids)
+        masks = GrammarMasks(
+            config.vocab_size, upload, grammar_compiler.counts, threads=mask_thread_count(options)
+        )
+        grammars.append(GrammarServices(grammar_compiler, masks, compiler is not None))
         if options.device == "cuda":
-            chosen.warm()
+            grammar_compiler.start_loading()
         return masks
 
-    loaded = load(options, Phases(report), progress, delay, lead and lead.join_group, make_masks)
+    loaded = load_model(
+        options, StartupPhases(report), progress, delay, followers and followers.join_group, make_masks
+    )
     runner: Runner = loaded.runner
-    if lead and loaded.group:
-        runner = lead.make_runner(loaded.runner, loaded.group)
+    if followers and loaded.group:
+        runner = followers.make_runner(loaded.runner, loaded.group)
     profiled: ProfilingRunner | None = None
     if options.profile:
         device = torch.device(options.device)
@@ -274,13 +292,13 @@ def load_engine(
 def load_follower(
     options: EngineOptions,
     join: Callable[[], Group],
-    report: Report = lambda phase: None,
-    progress: Progress = lambda done, total: None,
+    report: ReportPhase = lambda phase: None,
+    progress: ProgressCallback = lambda done, total: None,
 ) -> FollowerRunner:
-    """Load the part of another rank than 0.
+    """Load the shard of a rank other than 0.
 
     Raises:
-        ValueError, RanksFailed: as `load_engine`.
+        ValueError, RanksFailed: As `load_engine`.
     """
-    loaded = load(options, Phases(report), progress, None, join, lambda *_: None)
+    loaded = load_model(options, StartupPhases(report), progress, None, join, lambda *_: None)
     return FollowerRunner(loaded.runner, loaded.group)

@@ -1,4 +1,4 @@
-"""How much memory the largest step takes, measured: KV gets what that leaves."""
+"""Measures how much memory the largest step takes; the KV cache gets what that leaves."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.sampling.sampler import PARTIAL_SORT_LIMIT
 
-GREEDIEST = SamplingParams(
+LARGEST_SAMPLING = SamplingParams(
     **{
         **{parameter.name: parameter.profiled for parameter in PARAMETERS},
-        "top_k": PARTIAL_SORT_LIMIT + 1,  # without a kernel for it the whole vocabulary is put in order
+        "top_k": PARTIAL_SORT_LIMIT + 1,  # without a kernel for it the whole vocabulary is sorted
     }
 )
-"""Asks for all that takes memory in a step, beside the log probabilities of prompts."""
+"""Sampling parameters that use every feature that takes memory in a step, except prompt log probabilities."""
 
 
-def largest_plan(options: EngineOptions, context: int) -> StepPlan:
-    """Return a step with as many tokens and samples as any: prompts in all slots, of the same length.
+def build_largest_plan(options: EngineOptions, context: int) -> StepPlan:
+    """Return a step with the maximum number of tokens and samples: prompts of equal length in all slots.
 
-    Slot s begins at page s * n, where n is the number of pages of each.
+    Slot s begins at page s * n, where n is the number of pages per slot.
     """
     slots = options.max_running_requests
     size = min(-(-(options.prefill_chunk_tokens + slots) // slots), context - 1)
     columns = -(-size // options.page_size)
     tokens = np.zeros(size, np.int32)
-    # Log probabilities of prompts are made one after the other, so that one need ask for the most probable.
+    # Prompt log probabilities are computed one prompt at a time, so only one has to request the top ones.
     first, other = (
         SlotOptions(tokens=tokens, prompt_tokens=size, prompt_logprobs=top) for top in (MAX_LOGPROBS, 0)
     )
     starts = [
-        SlotStart(slot=slot, length=0, sampling=GREEDIEST, seed=slot, options=other if slot else first)
+        SlotStart(slot=slot, length=0, sampling=LARGEST_SAMPLING, seed=slot, options=other if slot else first)
         for slot in range(slots)
     ]
     pages = PageWrites(
@@ -54,16 +54,16 @@ def largest_plan(options: EngineOptions, context: int) -> StepPlan:
     )
 
 
-def measured_bytes(
+def measure_step_bytes(
     make_step: Callable[[int], StepExecutor], plan: StepPlan, page_bytes: int, device: torch.device
 ) -> int:
-    """Return what a step takes on a GPU besides weights and KV: slots, workspaces and intermediate results.
+    """Return the GPU bytes a step takes besides weights and KV: slots, workspaces and activations.
 
     Args:
-        make_step: makes a step over KV of so many pages, and one of padding.
-        plan: the largest step.
-        page_bytes: what a page takes.
-        device: the GPU.
+        make_step: Makes a step over KV of the given number of pages, plus a scratch page.
+        plan: The largest step.
+        page_bytes: Bytes per page.
+        device: The GPU.
     """
     pages = len(plan.pages.pages)
     torch.cuda.synchronize(device)

@@ -1,4 +1,7 @@
-"""Makes a model, its KV and its attention, and finds how many pages fit."""
+"""Builds the model, its KV cache and attention, and finds how many KV pages fit on every rank.
+
+Called by the loader, phase by phase.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,22 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading.host import device_memory
 from mizzen.engine.loading.memory_budget import (
-    KvNeed,
+    MemoryNeed,
     MemoryShortage,
-    agreed_pages,
-    count_pages,
-    share_memory,
+    fit_kv_pages,
+    min_pages_over_ranks,
+    rank_memory,
 )
-from mizzen.engine.loading.memory_profile import largest_plan, measured_bytes
-from mizzen.engine.loading.resolve import dtype_of, is_fused
-from mizzen.layers.context import Build, dense, skinny
+from mizzen.engine.loading.memory_profile import build_largest_plan, measure_step_bytes
+from mizzen.engine.loading.resolve import resolve_dtype, uses_own_kernels
+from mizzen.layers.context import BuildContext, dense, skinny
 from mizzen.layers.sharding import Axis, Mesh
-from mizzen.models.config import ModelConfig
 from mizzen.models.base import Decoder
+from mizzen.models.config import ModelConfig
 from mizzen.parallel.collectives import SINGLE_RANK
-from mizzen.parallel.process_group import Group
+from mizzen.parallel.process_group import RankGroup
 from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
-from mizzen.weights.load import Progress, fill_dummy, has_untied_head, load_checkpoint
+from mizzen.weights.load import ProgressCallback, fill_dummy, has_untied_head, load_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +43,16 @@ DUMMY_SEED = 0
 
 
 def make_model(
-    options: EngineOptions, config: ModelConfig, progress: Progress, group: Group | None = None
+    options: EngineOptions, config: ModelConfig, progress: ProgressCallback, group: RankGroup | None = None
 ) -> Decoder:
-    """Build the model, or a rank's part of it, on its device and fill its weights."""
-    fused, dummy = is_fused(options), options.load_format == "dummy"
+    """Build the model, or a rank's shard, on its device and fill its weights."""
+    fused, dummy = uses_own_kernels(options), options.load_format == "dummy"
     if config.tie_embeddings and config.generates and not dummy and has_untied_head(Path(options.model)):
         log.warning("lm_head.weight is no copy of the embedding: it is used, despite tie_word_embeddings")
         config = replace(config, tie_embeddings=False)
-    build = Build(
-        device=group.place.device if group else torch.device(options.device),
-        dtype=dtype_of(options, config),
+    build = BuildContext(
+        device=group.config.device if group else torch.device(options.device),
+        dtype=resolve_dtype(options, config),
         mesh=Mesh(Axis(group.rank, group.size)) if group else Mesh(),
         linear=skinny if fused else dense,
         fused=fused,
@@ -66,7 +69,7 @@ def make_model(
     return model
 
 
-def make_kv(
+def make_attention_with_kv(
     model: Decoder,
     page_size: int,
     pages: int,
@@ -76,19 +79,22 @@ def make_kv(
     dtype: torch.dtype | None = None,
     key_scales: tuple[float, ...] = (),
 ) -> MixedAttention:
-    """Allocate the paged KV of a model (of the weights' precision, or `dtype`) and the attention over it."""
-    config, weight, held = model.config, model.embedding.weight, model.layers[0].attention
+    """Allocate the paged KV cache of a model (of the weights' dtype, or `dtype`) and the attention over it."""
+    config, weight, layer_attention = model.config, model.embedding.weight, model.layers[0].attention
     geometry = Geometry(
-        heads=held.heads, kv_heads=held.kv_heads, head_dim=config.head_dim, windows=config.windows
+        heads=layer_attention.heads,
+        kv_heads=layer_attention.kv_heads,
+        head_dim=config.head_dim,
+        windows=config.windows,
     )
-    shape = (config.layers, pages * page_size, held.kv_heads, config.head_dim)
+    shape = (config.layers, pages * page_size, layer_attention.kv_heads, config.head_dim)
     keys, values = (zeros(shape, dtype or weight.dtype, weight.device) for _ in range(2))
     kv = PagedKV(keys=keys, values=values, page_size=page_size, key_scales=key_scales)
     return make_attention(geometry, kv, prefill=prefill, decode=decode)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate zeros; on cpu the memory is taken only where it is written to."""
+    """Allocate zeros; on CPU the memory is taken only when it is written."""
     if device.type != "cpu":
         return (
             torch.zeros(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device)
@@ -98,11 +104,13 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-def take_kv_scales(options: EngineOptions, model: Decoder, kv_dtype: torch.dtype) -> tuple[float, ...]:
-    """Fold the checkpoint's scales of an 8-bit KV cache into the weights; return those of keys, by layer.
+def fold_checkpoint_kv_scales(
+    options: EngineOptions, model: Decoder, kv_dtype: torch.dtype
+) -> tuple[float, ...]:
+    """Fold the checkpoint's scales of an 8-bit KV cache into the weights; return the key scales by layer.
 
     Raises:
-        WeightsError: a scale is no positive number.
+        WeightsError: A scale is not a positive number.
     """
     if kv_dtype != torch.float8_e4m3fn or options.load_format == "dummy":
         return ()
@@ -112,48 +120,49 @@ def take_kv_scales(options: EngineOptions, model: Decoder, kv_dtype: torch.dtype
     return keys if any(scale != 1 for scale in keys) else ()
 
 
-def whole_need(
+def measure_need(
     options: EngineOptions,
     context: int,
-    need: KvNeed,
+    need: MemoryNeed,
     device: torch.device,
-    group: Group | None,
+    group: RankGroup | None,
     make_step: Callable[[int], StepExecutor],
-) -> KvNeed:
-    """Return the need with what the largest step takes and what graphs keep.
+) -> MemoryNeed:
+    """Return the need with the memory of the largest step and of graphs.
 
-    On one GPU the step is run, over KV of its own. Among ranks it is estimated, as graphs are everywhere.
+    On one GPU the step runs over a KV cache of its own. With several ranks it is estimated, as graphs always
+    are.
 
     Raises:
-        MemoryShortage: not even that step fits.
+        MemoryShortage: Not even that step fits.
     """
     if device.type != "cuda" or group is not None:
-        return need.taking(need.step_bytes)
+        return need.with_measured_step(need.step_bytes)
     page_bytes = options.page_size * need.token_bytes
     try:
-        taken = measured_bytes(make_step, largest_plan(options, context), page_bytes, device)
+        step_bytes = measure_step_bytes(make_step, build_largest_plan(options, context), page_bytes, device)
     except torch.cuda.OutOfMemoryError as error:
         raise MemoryShortage(
             f"the largest step of {options.prefill_chunk_tokens} prompt tokens and "
             f"{options.max_running_requests} requests finds no memory beside the weights: lower "
             f"--prefill-chunk-tokens or --max-running-requests ({error})"
         ) from error
-    return need.taking(taken)
+    return need.with_measured_step(step_bytes)
 
 
-def fitting_pages(
-    options: EngineOptions, context: int, need: KvNeed, device: torch.device, group: Group | None
+def fit_pages_on_ranks(
+    options: EngineOptions, context: int, need: MemoryNeed, device: torch.device, group: RankGroup | None
 ) -> int:
-    """Return how many KV pages fit, on every rank.
+    """Return the number of KV pages that fit on every rank.
 
     Raises:
-        MemoryShortage: none do, or ranks differ too much.
+        MemoryShortage: None fit, or ranks differ too much.
     """
     if group is None:
-        return count_pages(options, context, need, device_memory(device))
-    group.barrier("weights")  # nobody's weights are still coming
-    memory = share_memory(device_memory(device), options)
-    pages = count_pages(options, context, need, memory)
+        return fit_kv_pages(options, context, need, device_memory(device))
+    group.barrier("weights")  # all ranks have loaded their weights
+    memory = rank_memory(device_memory(device), options)
+    pages = fit_kv_pages(options, context, need, memory)
     words = [word.split() for word in group.exchange("pages", f"{pages} {memory.free}")]
     free = [int(word[1]) for word in words] if device.type == "cuda" else None
-    return agreed_pages([int(word[0]) for word in words], free)
+    return min_pages_over_ranks([int(word[0]) for word in words], free)

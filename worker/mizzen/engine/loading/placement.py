@@ -1,4 +1,7 @@
-"""Where a rank of a pod runs: its GPU, and the processors next to it."""
+"""Placement of a rank: its GPU, and the CPUs next to it.
+
+Rank processes call it before they load anything.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,17 @@ from pathlib import Path
 import torch
 
 from mizzen.engine.config import EngineOptions
-from mizzen.parallel.process_group import Place
+from mizzen.parallel.process_group import RankConfig
 
 log = logging.getLogger(__name__)
 
 PCI = Path("/sys/bus/pci/devices")
+"""Folder in which Linux describes PCI devices."""
 
 
-def local_place(options: EngineOptions, rank: int, rendezvous: str, address: str = "") -> Place:
-    """Return the place of a rank in its pod: the first rank of a pod has GPU 0, the next GPU 1, and so on."""
-    return Place(
+def rank_placement(options: EngineOptions, rank: int, rendezvous: str, address: str = "") -> RankConfig:
+    """Return a rank's placement in its pod: the pod's first rank has GPU 0, the next GPU 1, and so on."""
+    return RankConfig(
         rank=rank,
         size=options.tensor,
         rendezvous=rendezvous,
@@ -30,44 +34,44 @@ def local_place(options: EngineOptions, rank: int, rendezvous: str, address: str
     )
 
 
-def take_processors(place: Place) -> None:
-    """Run this process on the processors next to its GPU, where the machine tells which those are.
+def pin_to_near_cpus(place: RankConfig) -> None:
+    """Restrict this process to the CPUs next to its GPU, if the machine reports them.
 
-    Memory then comes from there too: Linux gives a page to the processor that touches it first.
+    Its memory then comes from there too: Linux allocates a page near the CPU that touches it first.
     """
     if place.device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
-    torch.cuda.set_device(place.device)  # what asks for its properties may set up the current one
-    near = processors_near(pci_address(place.device)) & os.sched_getaffinity(0)
+    torch.cuda.set_device(place.device)  # reading device properties may initialize the current device
+    near = cpus_near(pci_address(place.device)) & os.sched_getaffinity(0)
     if near:
         os.sched_setaffinity(0, near)
         log.info("processors", extra={"fields": {"rank": place.rank, "processors": len(near)}})
 
 
 def pci_address(device: torch.device) -> str:
-    """Return a GPU's address on the PCI bus, as Linux writes it; empty when PyTorch does not tell."""
-    found = torch.cuda.get_device_properties(device)
+    """Return a GPU's PCI address as Linux writes it; empty if PyTorch does not report it."""
+    properties = torch.cuda.get_device_properties(device)
     try:
-        return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+        return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     except AttributeError:
         return ""
 
 
-def processors_near(address: str, devices: Path = PCI) -> set[int]:
-    """Return the processors of a PCI device's NUMA node; none where the machine does not tell."""
+def cpus_near(address: str, devices: Path = PCI) -> set[int]:
+    """Return the CPUs of a PCI device's NUMA node; empty if the machine does not report them."""
     try:
         text = (devices / address / "local_cpulist").read_text()
     except OSError:
         return set()
-    return parse_list(text)
+    return parse_cpu_list(text)
 
 
-def parse_list(text: str) -> set[int]:
-    """Read Linux's list of processors, such as `0-3,8`; what is no such list is none."""
-    found: set[int] = set()
+def parse_cpu_list(text: str) -> set[int]:
+    """Parse Linux's CPU list format, such as `0-3,8`; return an empty set for anything else."""
+    cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         if not first.isdigit() or (last and not last.isdigit()):
             return set()
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        cpus |= set(range(int(first), int(last or first) + 1))
+    return cpus

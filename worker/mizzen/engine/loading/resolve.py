@@ -1,4 +1,4 @@
-"""What an engine's options mean for this model and device."""
+"""Resolves engine options for a model and a device: dtypes, kernels, attention geometry, scheduler config."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from mizzen.attention.base import Geometry, KVSpec
 from mizzen.attention.registry import check_backends
 from mizzen.core.config import SchedulerConfig
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.loading.validate import check_model, precision_of
+from mizzen.engine.loading.validate import check_model, resolve_precision
 from mizzen.models.config import ModelConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def dtype_of(options: EngineOptions, config: ModelConfig) -> torch.dtype:
-    """Resolve the precision of weights and KV."""
-    return DTYPES[precision_of(options, config)]
+def resolve_dtype(options: EngineOptions, config: ModelConfig) -> torch.dtype:
+    """Return the dtype of weights and activations."""
+    return DTYPES[resolve_precision(options, config)]
 
 
-def kv_dtype_of(options: EngineOptions, weights: torch.dtype) -> torch.dtype:
-    """Resolve the precision of KV; `check_model` refuses what does not go together."""
+def resolve_kv_dtype(options: EngineOptions, weights: torch.dtype) -> torch.dtype:
+    """Return the dtype of the KV cache; `check_model` rejects incompatible options."""
     return weights if options.kv_cache_dtype == "auto" else torch.float8_e4m3fn
 
 
-def is_fused(options: EngineOptions) -> bool:
-    """Tell whether the kernels of `mizzen.kernels` are used."""
+def uses_own_kernels(options: EngineOptions) -> bool:
+    """Return whether the kernels of `mizzen.kernels` are used."""
     return options.device == "cuda" and options.fusion == "auto"
 
 
 def check_options(options: EngineOptions, config: ModelConfig) -> None:
-    """Refuse what this engine, model or device cannot do, before weights are read.
+    """Reject options that this engine, model or device does not support, before weights are read.
 
     Raises:
-        ValueError: names the option and the way out.
+        ValueError: Names the option and the way out.
     """
     check_model(options, config)
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -45,15 +45,15 @@ def check_options(options: EngineOptions, config: ModelConfig) -> None:
             f"{torch.cuda.device_count()} are here: lower it"
         )
     check_backends(
-        geometry_of(config, options.tensor),
-        KVSpec(torch.device(options.device), kv_dtype_of(options, dtype_of(options, config))),
+        rank_geometry(config, options.tensor),
+        KVSpec(torch.device(options.device), resolve_kv_dtype(options, resolve_dtype(options, config))),
         prefill=options.attention_prefill,
         decode=options.attention_decode,
     )
 
 
-def geometry_of(config: ModelConfig, ranks: int) -> Geometry:
-    """Return the shape of a rank's attention; KV heads that are fewer than ranks are held by several."""
+def rank_geometry(config: ModelConfig, ranks: int) -> Geometry:
+    """Return the attention geometry of a rank; several ranks share a KV head if there are fewer heads than ranks."""
     return Geometry(
         heads=config.heads // ranks,
         kv_heads=max(1, config.kv_heads // ranks),
@@ -65,7 +65,7 @@ def geometry_of(config: ModelConfig, ranks: int) -> Geometry:
 def scheduler_config(
     options: EngineOptions, pages: int, context_length: int, end_token_ids: tuple[int, ...]
 ) -> SchedulerConfig:
-    """Return what the scheduler is told."""
+    """Return the scheduler's configuration."""
     return SchedulerConfig(
         pages_total=pages,
         context_length=context_length,

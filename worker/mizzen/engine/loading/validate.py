@@ -1,4 +1,7 @@
-"""What cannot work, as an engine's options and its model's config.json alone tell; without torch."""
+"""Rejects unsupported options from the options and config.json alone; without torch.
+
+The loader and `mizzen check` use it.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ from mizzen.models.config import ModelConfig
 from mizzen.models.shares import check_shardable
 
 
-def precision_of(options: EngineOptions, config: ModelConfig) -> str:
-    """Resolve the precision of weights, by its name in torch."""
+def resolve_precision(options: EngineOptions, config: ModelConfig) -> str:
+    """Return the dtype of weights by its name in torch."""
     if options.dtype != "auto":
         return options.dtype
     return config.dtype if options.device == "cuda" else "float32"
 
 
 def check_model(options: EngineOptions, config: ModelConfig) -> None:
-    """Refuse options that this model cannot be served with.
+    """Reject options with which this model cannot be served.
 
     Raises:
-        ValueError: names the option and the way out.
+        ValueError: Names the option and the way out.
     """
     check_shardable(config, options.tensor)
     if options.context_length is not None and options.context_length > config.context_length:
@@ -30,16 +33,16 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
             f"({config.context_length}): lower it"
         )
     if options.kv_cache_dtype == "fp8" and (
-        options.device != "cuda" or precision_of(options, config) != "bfloat16"
+        options.device != "cuda" or resolve_precision(options, config) != "bfloat16"
     ):
         raise ValueError("--kv-cache-dtype fp8 needs --device cuda and --dtype bfloat16: use auto here")
 
 
 def make_trace_folder(folder: Path) -> None:
-    """Make the folder of --profile, if need be.
+    """Create the folder of --profile if it does not exist.
 
     Raises:
-        ValueError: it cannot be written to.
+        ValueError: The folder is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

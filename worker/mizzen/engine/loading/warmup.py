@@ -1,4 +1,4 @@
-"""Makes what runs plans on a device, with its graphs, and warms it up."""
+"""Builds the runner of a device with its CUDA graphs, compiles kernels, and warms both up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mizzen.engine.execution.runner import CpuRunner, CudaRunner, StepDelay
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading.host import cpu_count
 from mizzen.models.config import ModelConfig
-from mizzen.weights.load import Progress
+from mizzen.weights.load import ProgressCallback
 
 log = logging.getLogger(__name__)
 
@@ -29,30 +29,30 @@ def make_runner(
     step: StepExecutor,
     device: torch.device,
     delay: StepDelay | None,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> CpuRunner | CudaRunner:
-    """Make the runner of a device; `progress` is told of the graphs that are captured, and of all."""
+    """Build the runner of a device; `progress` gets the number of captured graphs and their total."""
     if options.device == "cpu":
         threads = options.threads or max(1, cpu_count() // options.local_ranks)
         return CpuRunner(step, threads=threads, delay=delay)
-    torch.cuda.synchronize(device)  # weights were written in another stream
+    torch.cuda.synchronize(device)  # weights were written in another stream than the captures use
     step.prefill_graphs = make_prefill_graphs(options, step)
-    graphs = make_graphs(options, step)
-    counts = captured_rows(graphs, step.prefill_graphs)
+    graphs = make_decode_graphs(options, step)
+    counts = gemm_row_counts(graphs, step.prefill_graphs)
     compile_kernels(step, counts, device, max(1, cpu_count() // options.local_ranks))
     return CudaRunner(step, device, graphs, progress)
 
 
-def make_graphs(options: EngineOptions, step: StepExecutor) -> DecodeGraphs | None:
-    """Make the decode graphs, where options and attention backend allow."""
+def make_decode_graphs(options: EngineOptions, step: StepExecutor) -> DecodeGraphs | None:
+    """Build the decode graphs, if options and attention backend allow them."""
     if options.cuda_graph == "off" or not isinstance(step.attention.decode, DevicePlannedDecode):
         return None
     sizes = batch_sizes(min(options.cuda_graph_max_batch, options.max_running_requests))
     return DecodeGraphs(step.model, step.attention, step.state, step.upload, sizes)
 
 
-def captured_rows(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) -> set[int]:
-    """Return of how many rows the products of captures are: all tokens, and of prompts those sampled."""
+def gemm_row_counts(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) -> set[int]:
+    """Return the row counts of all GEMMs in captures: all tokens, and the sampled rows of prefill."""
     counts = set(decode.sizes) if decode else set()
     if prefill:
         counts.update(prefill.sizes, (min(size, prefill.max_sequences) for size in prefill.sizes))
@@ -60,9 +60,9 @@ def captured_rows(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) ->
 
 
 def compile_kernels(step: StepExecutor, counts: set[int], device: torch.device, threads: int) -> None:
-    """Compile what captures and eager steps would come upon one by one, so many at a time."""
+    """Compile the kernels that captures and eager steps would otherwise compile one by one, `threads` at a time."""
     begin, model = time.perf_counter(), step.model
-    kernels = model.kernels(counts) | step.attention.decode.kernels(norm=model.config.qk_norm)
+    kernels = model.kernel_specs(counts) | step.attention.decode.kernel_specs(norm=model.config.qk_norm)
     if not kernels:
         return
     from mizzen.kernels.nvrtc import compile_in_parallel
@@ -72,32 +72,35 @@ def compile_kernels(step: StepExecutor, counts: set[int], device: torch.device, 
 
 
 def make_prefill_graphs(options: EngineOptions, step: StepExecutor) -> PrefillGraphs | None:
-    """Make the graphs of steps with prompts, where options and attention backend allow."""
+    """Build the graphs of steps with prefill, if options and attention backend allow them."""
     running, largest = options.max_running_requests, options.cuda_graph_max_tokens
     most = options.prefill_chunk_tokens + running
     if largest is None:
         largest = max_profitable_tokens(step.model.config, most)
-    if options.cuda_graph == "off" or not largest or not isinstance(step.attention.prefill, DevicePlannedSequences):
+    if (
+        options.cuda_graph == "off"
+        or not largest
+        or not isinstance(step.attention.prefill, DevicePlannedSequences)
+    ):
         return None
     sizes = token_sizes(min(largest, most))
     return PrefillGraphs(step.model, step.attention, step.state, step.upload, sizes, running)
 
 
 def warm_up(runner: Runner, config: ModelConfig) -> None:
-    """Run a prompt and a decode, so that the first request meets neither lazy loading nor first touches.
+    """Run a prompt and a decode, so the first request does not pay for lazy loading or first touches.
 
-    They write to page 0 and slot 0, which no request holds yet. Once plainly, and before with penalties, and
-    with filters and log probabilities of processed logits and of the model's: their kernels would be compiled
-    under way.
+    They write to page 0 and slot 0, which no request holds yet. They run with filters, log probabilities and
+    penalties first, then plainly; otherwise those kernels would be compiled while serving.
     """
     prompt = np.zeros(1, np.int32)
     chunk = PrefillChunk(slot=0, start=0, tokens=prompt, last=True)
     plain = SamplingParams(temperature=0)
     filtered = SamplingParams(top_p=0.5, logprobs=1)
-    wishes = replace(filtered, frequency_penalty=1, logit_bias=((0, 1.0),))
-    for step, sampling in ((-4, wishes), (-2, filtered), (0, plain)):
-        asks = None if sampling is plain else SlotOptions(tokens=prompt, prompt_tokens=1)
-        start = SlotStart(slot=0, length=0, sampling=sampling, seed=0, options=asks)
+    processed = replace(filtered, frequency_penalty=1, logit_bias=((0, 1.0),))
+    for step, sampling in ((-4, processed), (-2, filtered), (0, plain)):
+        slot_options = None if sampling is plain else SlotOptions(tokens=prompt, prompt_tokens=1)
+        start = SlotStart(slot=0, length=0, sampling=sampling, seed=0, options=slot_options)
         runner.launch(
             StepPlan(
                 step=step - 1,

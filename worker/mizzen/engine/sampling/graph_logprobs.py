@@ -48,7 +48,6 @@ class LogprobGraphs:
 
     def enqueue_report(self, count: int) -> None:
         """Enqueue the work of one replay, from `row_table` to `output`."""
-        from mizzen.kernels.sampling.logprobs import report
 
         report(self.logits, self.row_table[:count], self.tokens, self.output, None, self.penalties)
 

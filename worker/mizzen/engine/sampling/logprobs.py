@@ -121,7 +121,6 @@ def compute_logprobs_fused(
 
     Rows that sample from the model's logits are penalized by `penalties`, whose counts include their tokens.
     """
-    from mizzen.kernels.sampling.logprobs import report
 
     max_top, token_ids = min(reported.max_top_logprobs, logits.shape[1]), reported.token_ids
     columns = 1 + max_top + (0 if token_ids is None else token_ids.shape[1])

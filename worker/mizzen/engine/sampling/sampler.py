@@ -227,7 +227,7 @@ def sample_fused(
 ) -> torch.Tensor:
     """Sample on a GPU: every row as if it had no filters, then rows with filters once more."""
     from mizzen.kernels.sampling import top_k_top_p
-    from mizzen.kernels.sampling.sample import draw as draw_unfiltered
+    from mizzen.kernels.sampling.sample import sample_tokens as draw_unfiltered
 
     slots_device, positions_device = upload.upload_together(
         slots.astype(np.int32), positions.astype(np.int32)

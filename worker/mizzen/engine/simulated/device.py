@@ -1,4 +1,7 @@
-"""Device state without a device: executes plans on token ids, and holds them to their rules."""
+"""Device state without a device: executes plans on token ids and enforces the rules of plans.
+
+`SimulatedRunner` and the scheduler's tests use it; any broken rule raises `PlanViolation`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import numpy as np
 from mizzen.core.request import Int32
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.step_plan import PrefillChunk, StepPlan, StepTokens
-from mizzen.engine.simulated.scripts import Context, Script
-from mizzen.engine.simulated.side_outputs import SideTable
+from mizzen.engine.simulated.scripts import Script, ScriptContext
+from mizzen.engine.simulated.side_outputs import SimulatedSideOutputs
 
 
 class PlanViolation(RuntimeError):
@@ -30,8 +33,8 @@ class SimulatedDevice:
         script: Script,
         vocab_size: int = 1 << 17,
     ) -> None:
-        """Arguments as in `SchedulerConfig`: `slots` is its max_running_requests, `pages` its pages_total."""
-        self._side = SideTable(vocab_size)
+        """Allocate state; `slots` is `SchedulerConfig.max_running_requests`, `pages` its pages_total."""
+        self._side_outputs = SimulatedSideOutputs(vocab_size)
         self._page_size = page_size
         self._script = script
         self._table: Int32 = np.full((slots, -(-context_length // page_size)), -1, np.int32)
@@ -50,7 +53,7 @@ class SimulatedDevice:
         """Run one step.
 
         Raises:
-            PlanViolation: says which rule the plan breaks.
+            PlanViolation: Names the rule that the plan breaks.
         """
         self._check_batch(plan)
         writes = plan.pages
@@ -61,24 +64,24 @@ class SimulatedDevice:
             self._lengths[start.slot] = start.length
             self._prompts[start.slot] = -start.output_tokens
             self._started[start.slot] = (start.sampling, start.seed)
-            self._side.start(start.slot, start.sampling, start.options)
+            self._side_outputs.start_slot(start.slot, start.sampling, start.options)
             self._decoding.discard(start.slot)
-        # A step reads what steps before it have written, so all reading comes before any writing.
+        # A step reads only what previous steps have written, so all reads come before any write.
         runs = [self._decode_run(plan, slot) for slot in plan.decode.tolist()]
         runs += [self._chunk_run(plan, chunk) for chunk in plan.prefill]
         for slot, before, tokens, _ in runs:
             self._write(slot, len(before), tokens)
-        drawn = {
+        tokens_by_slot = {
             slot: self._sample(slot, np.append(before, tokens)) for slot, before, tokens, last in runs if last
         }
-        sampled = np.array(list(drawn.values()), np.int32).reshape(-1, 1)
-        if not self._side.asks:
+        sampled = np.array(list(tokens_by_slot.values()), np.int32).reshape(-1, 1)
+        if not self._side_outputs.options_by_slot:
             return StepTokens(plan.step, sampled)
         chunks = [
             (chunk, np.append(before, tokens))
             for chunk, (_, before, tokens, _) in zip(plan.prefill, runs[len(plan.decode) :], strict=True)
         ]
-        return StepTokens(plan.step, sampled, None, self._side.side(chunks, drawn))
+        return StepTokens(plan.step, sampled, None, self._side_outputs.step_outputs(chunks, tokens_by_slot))
 
     def _check_batch(self, plan: StepPlan) -> None:
         if plan.step != self._step + 1:
@@ -136,67 +139,68 @@ class SimulatedDevice:
             self._decoding.add(slot)
             self._prompts[slot] += len(tokens)
         prompt_tokens = int(self._prompts[slot])
-        token = self._script(Context(tokens, prompt_tokens, sampling, seed))
-        token = self._side.allowed(slot, token, len(tokens) - prompt_tokens)
+        token = self._script(ScriptContext(tokens, prompt_tokens, sampling, seed))
+        token = self._side_outputs.avoid_early_end(slot, token, len(tokens) - prompt_tokens)
         self._last[slot] = token
         return token
 
 
-Tenant = tuple[int, int]
-"""A slot, and which of its requests."""
+SlotRequest = tuple[int, int]
+"""A slot, and the running number of its request."""
 
-_SHARED: Tenant = (-1, -1)
+_SHARED: SlotRequest = (-1, -1)
 
 
-class FenceGuard:
+class InflightUseGuard:
     """Checks at launch that no step takes a slot or page that a step in flight still uses.
 
-    A page may be read by many; it is written for one request only while no other's step in flight uses it.
+    A page may be read by many requests; it is written for one request only while no step in flight uses it
+    for another.
     """
 
     def __init__(self, *, slots: int, page_size: int, context_length: int) -> None:
-        """Take the device's sizes."""
+        """Allocate state for a device of the given sizes."""
         self._page_size = page_size
         self._table: Int32 = np.full((slots, -(-context_length // page_size)), -1, np.int32)
         self._lengths: Int32 = np.zeros(slots, np.int32)
-        self._tenancy: Int32 = np.zeros(slots, np.int32)
-        """Counts the requests that each slot has had."""
-        self._used: deque[tuple[set[int], dict[int, Tenant]]] = deque()
-        """For each step in flight, its slots, and who uses each page (`_SHARED`: several)."""
+        self._request_numbers: Int32 = np.zeros(slots, np.int32)
+        """Number of requests that each slot has had."""
+        self._inflight: deque[tuple[set[int], dict[int, SlotRequest]]] = deque()
+        """For each step in flight, its slots, and the user of each page (`_SHARED` if several)."""
 
-    def launch(self, plan: StepPlan) -> None:
-        """Take note of a step.
+    def check_launch(self, plan: StepPlan) -> None:
+        """Check a step and add it to the steps in flight.
 
         Raises:
-            PlanViolation: it uses what a step in flight uses for another request.
+            PlanViolation: The step uses a slot or page that a step in flight uses for another request.
         """
         self._table[plan.pages.slots, plan.pages.columns] = plan.pages.pages
         for start in plan.starts:
-            if any(start.slot in slots for slots, _ in self._used):
+            if any(start.slot in slots for slots, _ in self._inflight):
                 raise PlanViolation(f"step {plan.step} starts slot {start.slot}, which a step in flight uses")
             self._lengths[start.slot] = start.length
-            self._tenancy[start.slot] += 1
+            self._request_numbers[start.slot] += 1
         runs = [(slot, 1) for slot in plan.decode.tolist()]
         runs += [(chunk.slot, len(chunk.tokens)) for chunk in plan.prefill]
-        users: dict[int, Tenant] = {}
+        users: dict[int, SlotRequest] = {}
         for slot, count in runs:
-            start, tenant = int(self._lengths[slot]), (slot, int(self._tenancy[slot]))
+            start, slot_request = int(self._lengths[slot]), (slot, int(self._request_numbers[slot]))
             self._lengths[slot] = end = start + count
             pages = self._table[slot, : -(-end // self._page_size)].tolist()
-            self._check(plan.step, tenant, pages[start // self._page_size :])
+            self._check(plan.step, slot_request, pages[start // self._page_size :])
             for page in pages:
-                users[page] = tenant if users.get(page, tenant) == tenant else _SHARED
-        self._used.append(({slot for slot, _ in runs}, users))
+                users[page] = slot_request if users.get(page, slot_request) == slot_request else _SHARED
+        self._inflight.append(({slot for slot, _ in runs}, users))
 
-    def land(self) -> None:
-        """Take note that the oldest step is complete."""
-        self._used.popleft()
+    def complete_step(self) -> None:
+        """Remove the oldest step from the steps in flight."""
+        self._inflight.popleft()
 
-    def _check(self, step: int, tenant: Tenant, written: list[int]) -> None:
-        for _, users in self._used:
+    def _check(self, step: int, slot_request: SlotRequest, written: list[int]) -> None:
+        for _, users in self._inflight:
             for page in written:
-                if users.get(page, tenant) != tenant:
+                if users.get(page, slot_request) != slot_request:
                     raise PlanViolation(
-                        f"step {step} writes page {page} for slot {tenant[0]}, which a step in flight uses "
+                        f"step {step} writes page {page} for slot {slot_request[0]}, which a step in flight uses "
                         "for another request"
                     )

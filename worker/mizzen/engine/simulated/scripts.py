@@ -1,4 +1,4 @@
-"""What a simulated model answers."""
+"""Scripts that choose the output of a simulated model."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from mizzen.core.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """What a script sees: all tokens of a sequence, as its KV says."""
+class ScriptContext:
+    """Everything a script can see: all tokens of a sequence, as read from its KV."""
 
     tokens: Int32
     prompt_tokens: int
-    """How many of them are the prompt's; the others are output."""
+    """Number of prompt tokens among `tokens`; the rest are output."""
     sampling: SamplingParams
     seed: int
 
 
-Script = Callable[[Context], int]
-"""Chooses the token that follows."""
+Script = Callable[[ScriptContext], int]
+"""Chooses the next token."""
 
 
 def hashed(vocab_size: int, first: int = 0) -> Script:
     """Return a script whose token is a hash of the whole sequence, in [first, vocab_size).
 
-    Depends on the seed unless the temperature is 0, and not on where a retraction cut the sequence.
+    It depends on the seed unless the temperature is 0, and not on where preemption split the sequence.
     """
 
-    def choose(context: Context) -> int:
+    def choose(context: ScriptContext) -> int:
         seed = context.seed & 0xFFFFFFFF if context.sampling.temperature > 0 else 0
         return first + zlib.crc32(context.tokens.tobytes(), seed) % (vocab_size - first)
 
@@ -41,7 +41,7 @@ def hashed(vocab_size: int, first: int = 0) -> Script:
 def echo(end_token: int) -> Script:
     """Return a script that repeats the prompt once and then ends."""
 
-    def choose(context: Context) -> int:
+    def choose(context: ScriptContext) -> int:
         done = len(context.tokens) - context.prompt_tokens
         return int(context.tokens[done]) if done < context.prompt_tokens else end_token
 
@@ -51,7 +51,7 @@ def echo(end_token: int) -> Script:
 def fixed(tokens: Sequence[int], end_token: int) -> Script:
     """Return a script that answers every prompt with the same tokens and then ends."""
 
-    def choose(context: Context) -> int:
+    def choose(context: ScriptContext) -> int:
         done = len(context.tokens) - context.prompt_tokens
         return int(tokens[done]) if done < len(tokens) else end_token
 
@@ -59,9 +59,9 @@ def fixed(tokens: Sequence[int], end_token: int) -> Script:
 
 
 def ends_after(script: Script, count: int, end_token: int) -> Script:
-    """Return a script that ends another one's output after `count` tokens."""
+    """Return a script that ends the output of another script after `count` tokens."""
 
-    def choose(context: Context) -> int:
+    def choose(context: ScriptContext) -> int:
         done = len(context.tokens) - context.prompt_tokens
         return script(context) if done < count else end_token
 

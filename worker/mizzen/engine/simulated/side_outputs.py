@@ -1,7 +1,7 @@
-"""What a simulated model says beside its tokens: made-up log probabilities and embeddings, by rule.
+"""Side outputs of a simulated model: made-up log probabilities and embeddings, by rule.
 
-The i-th most probable token behind another one is the one with an id higher by i, and half as probable as
-the one before. A hidden state is a function of all tokens up to its own.
+The i-th most probable successor of a token has an id higher by i and half the probability of the one before.
+A hidden state is a function of all tokens up to its own.
 """
 
 from __future__ import annotations
@@ -17,20 +17,25 @@ from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.step_plan import Float32, PrefillChunk, SideOutputs, SlotLogprobs, SlotOptions, SlotVector
 
 HIDDEN_SIZE = 16
+"""Size of hidden states and embeddings."""
 
 
-def rows(tokens: Int32, top: int, by_id: tuple[int, ...], vocab_size: int) -> tuple[Int32, Float32]:
-    """Return the entries of tokens: ids and log probabilities, each [tokens, 1 + top + by_id]."""
-    steps = np.concatenate([[0], np.arange(top)])
-    ids = (tokens[:, None].astype(np.int64) + steps) % vocab_size
-    named = np.broadcast_to(np.array(by_id, np.int64), (len(tokens), len(by_id)))
-    behind = np.concatenate([np.broadcast_to(steps, ids.shape), (named - tokens[:, None]) % vocab_size], 1)
-    values = np.maximum(-math.log(2) * (behind + 1), -9999.0)
-    return np.concatenate([ids, named], 1).astype(np.int32), values.astype(np.float32)
+def logprob_entries(
+    tokens: Int32, top: int, by_id: tuple[int, ...], vocab_size: int
+) -> tuple[Int32, Float32]:
+    """Return ids and log probabilities of tokens, each [tokens, 1 + top + by_id]."""
+    ranks = np.concatenate([[0], np.arange(top)])
+    ids = (tokens[:, None].astype(np.int64) + ranks) % vocab_size
+    requested = np.broadcast_to(np.array(by_id, np.int64), (len(tokens), len(by_id)))
+    distances = np.concatenate(
+        [np.broadcast_to(ranks, ids.shape), (requested - tokens[:, None]) % vocab_size], 1
+    )
+    values = np.maximum(-math.log(2) * (distances + 1), -9999.0)
+    return np.concatenate([ids, requested], 1).astype(np.int32), values.astype(np.float32)
 
 
 def hidden_states(tokens: Int32, first: int) -> Float32:
-    """Return the hidden states [n, HIDDEN_SIZE] of the tokens from `first` on, each of all up to it."""
+    """Return the hidden states [n, HIDDEN_SIZE] of the tokens from `first` on, each from all tokens up to it."""
     digest = zlib.crc32(tokens[:first].tobytes())
     digests = []
     for token in tokens[first:]:
@@ -41,79 +46,84 @@ def hidden_states(tokens: Int32, first: int) -> Float32:
 
 
 @dataclass(slots=True)
-class SideTable:
-    """What the slots of a simulated device ask."""
+class SimulatedSideOutputs:
+    """Options and pooling state of the slots of a simulated device."""
 
     vocab_size: int
-    asks: dict[int, tuple[SamplingParams, SlotOptions]] = field(default_factory=dict)
-    sums: dict[int, Float32] = field(default_factory=dict)
+    options_by_slot: dict[int, tuple[SamplingParams, SlotOptions]] = field(default_factory=dict)
+    hidden_sums: dict[int, Float32] = field(default_factory=dict)
 
-    def start(self, slot: int, sampling: SamplingParams, asks: SlotOptions | None) -> None:
-        """Take note of what a request asks that takes a slot."""
-        self.sums.pop(slot, None)
-        self.asks.pop(slot, None)
-        if asks is not None:
-            self.asks[slot] = (sampling, asks)
+    def start_slot(self, slot: int, sampling: SamplingParams, options: SlotOptions | None) -> None:
+        """Record the options of a request that starts in a slot."""
+        self.hidden_sums.pop(slot, None)
+        self.options_by_slot.pop(slot, None)
+        if options is not None:
+            self.options_by_slot[slot] = (sampling, options)
 
-    def allowed(self, slot: int, token: int, output: int) -> int:
-        """Return the token that a slot may draw in place of one that ends it too early."""
-        if slot in self.asks:
-            sampling, asks = self.asks[slot]
-            ends = asks.end_tokens if output < sampling.min_tokens else ()
+    def avoid_early_end(self, slot: int, token: int, output_tokens: int) -> int:
+        """Return `token`, or the next token if it would end the output before min_tokens."""
+        if slot in self.options_by_slot:
+            sampling, options = self.options_by_slot[slot]
+            ends = options.end_tokens if output_tokens < sampling.min_tokens else ()
             while token in ends and len(ends) < self.vocab_size:
                 token = (token + 1) % self.vocab_size
         return token
 
-    def drawn(self, slot: int, token: int) -> SlotLogprobs | None:
-        """Return the log probabilities of a token that a slot drew, if it asks for them."""
-        if slot not in self.asks:
+    def output_logprobs(self, slot: int, token: int) -> SlotLogprobs | None:
+        """Return the log probabilities of a sampled token, or None if the slot does not request them."""
+        if slot not in self.options_by_slot:
             return None
-        sampling, asks = self.asks[slot]
-        if sampling.logprobs is None or asks.pooling is not None:
+        sampling, options = self.options_by_slot[slot]
+        if sampling.logprobs is None or options.pooling is not None:
             return None
         tokens = np.array([token], np.int32)
         return SlotLogprobs(
-            slot, *rows(tokens, sampling.logprobs, sampling.logprob_token_ids, self.vocab_size)
+            slot, *logprob_entries(tokens, sampling.logprobs, sampling.logprob_token_ids, self.vocab_size)
         )
 
-    def prompt(self, chunk: PrefillChunk) -> SlotLogprobs | None:
-        """Return the log probabilities of the tokens behind a chunk's, if the prompt's are asked for."""
-        asks = self.asks[chunk.slot][1]
-        if asks.prompt_logprobs is None:
+    def prompt_logprobs(self, chunk: PrefillChunk) -> SlotLogprobs | None:
+        """Return log probabilities of the tokens that follow a chunk's positions, or None if not requested."""
+        options = self.options_by_slot[chunk.slot][1]
+        if options.prompt_logprobs is None:
             return None
         start = chunk.start + 1
-        tokens = asks.tokens[start : min(start + len(chunk.tokens), asks.prompt_tokens)]
+        tokens = options.tokens[start : min(start + len(chunk.tokens), options.prompt_tokens)]
         if not len(tokens):
             return None
-        return SlotLogprobs(chunk.slot, *rows(tokens, asks.prompt_logprobs, (), self.vocab_size), start)
+        return SlotLogprobs(
+            chunk.slot, *logprob_entries(tokens, options.prompt_logprobs, (), self.vocab_size), start
+        )
 
-    def pooled(self, chunk: PrefillChunk, known: Int32) -> SlotVector | None:
-        """Return a prompt's vector with its last chunk; `known` are all its tokens so far, as KV says."""
-        slot, asks = chunk.slot, self.asks[chunk.slot][1]
-        if asks.pooling is None or (asks.pooling is Pooling.LAST and not chunk.last):
+    def pool_hidden(self, chunk: PrefillChunk, tokens: Int32) -> SlotVector | None:
+        """Return a prompt's pooled vector with its last chunk, else None.
+
+        `known` holds all tokens of the slot up to the chunk's end, as read from KV.
+        """
+        slot, options = chunk.slot, self.options_by_slot[chunk.slot][1]
+        if options.pooling is None or (options.pooling is Pooling.LAST and not chunk.last):
             return None
-        if asks.pooling is Pooling.LAST:
-            vector = hidden_states(known, len(known) - 1)[0]
+        if options.pooling is Pooling.LAST:
+            vector = hidden_states(tokens, len(tokens) - 1)[0]
         else:
-            vector = self.sums.pop(slot, np.zeros(HIDDEN_SIZE, np.float32))
-            vector = vector + hidden_states(known, chunk.start).sum(axis=0)
+            vector = self.hidden_sums.pop(slot, np.zeros(HIDDEN_SIZE, np.float32))
+            vector = vector + hidden_states(tokens, chunk.start).sum(axis=0)
             if not chunk.last:
-                self.sums[slot] = vector
+                self.hidden_sums[slot] = vector
                 return None
-            vector = vector / np.float32(len(known))
-        return SlotVector(slot, vector / np.linalg.norm(vector) if asks.normalize else vector)
+            vector = vector / np.float32(len(tokens))
+        return SlotVector(slot, vector / np.linalg.norm(vector) if options.normalize else vector)
 
-    def side(self, chunks: list[tuple[PrefillChunk, Int32]], drawn: dict[int, int]) -> SideOutputs:
-        """Return what a step gives beside its tokens.
+    def step_outputs(self, chunks: list[tuple[PrefillChunk, Int32]], sampled: dict[int, int]) -> SideOutputs:
+        """Return the side outputs of a step.
 
         Args:
-            chunks: its chunks, each with all tokens of its slot up to its end.
-            drawn: what slots drew.
+            chunks: The step's chunks, each with all tokens of its slot up to the chunk's end.
+            sampled: Sampled tokens by slot.
         """
-        asked = [(chunk, known) for chunk, known in chunks if chunk.slot in self.asks]
-        logprobs = [self.prompt(chunk) for chunk, _ in asked]
-        logprobs += [self.drawn(slot, token) for slot, token in drawn.items()]
-        vectors = [self.pooled(chunk, known) for chunk, known in asked]
+        requested = [(chunk, tokens) for chunk, tokens in chunks if chunk.slot in self.options_by_slot]
+        logprobs = [self.prompt_logprobs(chunk) for chunk, _ in requested]
+        logprobs += [self.output_logprobs(slot, token) for slot, token in sampled.items()]
+        vectors = [self.pool_hidden(chunk, tokens) for chunk, tokens in requested]
         return SideOutputs(
             tuple(part for part in logprobs if part is not None),
             tuple(vector for vector in vectors if vector is not None),

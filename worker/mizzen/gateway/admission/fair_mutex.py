@@ -18,7 +18,7 @@ class FairMutex:
         """By group, the next one first."""
         self._locked = False
 
-    async def take(self, group: Hashable) -> None:
+    async def acquire(self, group: Hashable) -> None:
         """Wait for a turn; `give` ends it."""
         if not self._locked:
             self._locked = True
@@ -29,10 +29,10 @@ class FairMutex:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # it came in the same moment
-                self.give(group)
+                self.release(group)
             raise
 
-    def give(self, group: Hashable) -> None:
+    def release(self, group: Hashable) -> None:
         """End a group's turn, and let the next one have it."""
         if group in self._waiting:
             self._waiting[group] = self._waiting.pop(group)  # behind all others

@@ -66,9 +66,9 @@ class FairQueue(Generic[T]):
             for entry in tuple(flow.items):
                 yield entry.item
 
-    def push(self, item: T, group: Hashable, kind: Hashable, cost: float, weight: float) -> None:
+    def push(self, item: T, group: Hashable, flow_class: Hashable, cost: float, weight: float) -> None:
         """Add an item at the end of its flow; the flow has the weight of its last item."""
-        name = (group, kind)
+        name = (group, flow_class)
         flow = self._flows.get(name)
         if flow is None:
             flow = self._flows[name] = _Flow(group, weight)
@@ -129,9 +129,9 @@ class FairQueue(Generic[T]):
         self._forget(item, flow.group)
         return True
 
-    def correct(self, group: Hashable, kind: Hashable, cost: float) -> None:
+    def charge(self, group: Hashable, flow_class: Hashable, cost: float) -> None:
         """Charge a flow for what an item cost more than was said; below 0, for what it cost less."""
-        flow = self._flows.get((group, kind))
+        flow = self._flows.get((group, flow_class))
         if flow is not None:
             flow.debt += cost / flow.weight
 

@@ -29,7 +29,7 @@ def new_queue_entry(
         ApiError: 400 or 403 for a priority that it may not have.
     """
     tenant = get_tenant(scope) or DEFAULT_TENANT
-    expected = expected_tokens(generation, prompt=first)
+    expected = estimate_tokens(generation, prompt=first)
     return QueueEntry(
         deadline,
         tenant=tenant,
@@ -39,7 +39,7 @@ def new_queue_entry(
     )
 
 
-def expected_tokens(generation: GenerationRequest, *, prompt: bool = True) -> int:
+def estimate_tokens(generation: GenerationRequest, *, prompt: bool = True) -> int:
     """Return about how many tokens a sequence will need, before anything is tokenized."""
     answer = generation.sampling.max_tokens or EXPECTED_OUTPUT_TOKENS
     return (estimate_prompt_tokens(generation) if prompt else 0) + answer

@@ -31,24 +31,24 @@ class QueueEntry:
     """with what the client got of the engine."""
     served: bool = False
     """Whether an engine has done its work without giving a token, as for an embedding."""
-    waited: float = 0.0
+    waited_seconds: float = 0.0
     siblings: SiblingSequences | None = field(default=None, repr=False)
     """The other sequences of its request, where there are any, until it has begun."""
-    turn: asyncio.Future[None] | None = field(default=None, repr=False)
-    limit: asyncio.TimerHandle | None = field(default=None, repr=False)
+    granted: asyncio.Future[None] | None = field(default=None, repr=False)
+    deadline_timer: asyncio.TimerHandle | None = field(default=None, repr=False)
     """Ends its wait."""
     reserved: bool = field(default=False, repr=False)
     """Whether its tenant's tokens are taken, until it is settled."""
 
     @property
-    def ends(self) -> float:
+    def wait_deadline(self) -> float:
         """When waiting ends: the deadline, or later because siblings run."""
-        return self.deadline if self.siblings is None else max(self.deadline, self.siblings.until)
+        return self.deadline if self.siblings is None else max(self.deadline, self.siblings.wait_deadline)
 
     @property
-    def entered(self) -> bool:
+    def request_started(self) -> bool:
         """Whether its request has begun with another sequence."""
-        return self.siblings is not None and self.siblings.entered
+        return self.siblings is not None and self.siblings.started
 
     @property
     def used_tokens(self) -> int:
@@ -58,12 +58,12 @@ class QueueEntry:
         return self.output_tokens + (self.prompt_tokens if self.charges_prompt else 0)
 
     @property
-    def share(self) -> float:
+    def weight(self) -> float:
         """Its weight in the queue: each step of priority doubles it."""
         return self.tenant.weight * 2.0**self.priority
 
 
-def reserve(entries: Sequence[QueueEntry]) -> None:
+def reserve_tokens(entries: Sequence[QueueEntry]) -> None:
     """Take from a tenant what all sequences of one request are expected to use, before one of them begins.
 
     `Admission.leave` settles those that were let in, `Admission.settle` all others: what one of them uses

@@ -20,28 +20,28 @@ class SiblingSequences:
     def __init__(self, seconds: float, queue_size: int) -> None:
         """Let them wait so long in a queue of a size."""
         self.seconds = seconds
-        self.line = asyncio.Semaphore(max(1, min(MAX_IN_QUEUE, queue_size // MAX_IN_QUEUE)))
+        self.queue_slots = asyncio.Semaphore(max(1, min(MAX_IN_QUEUE, queue_size // MAX_IN_QUEUE)))
         """Held by those that stand in the queue."""
-        self.entered = False
+        self.started = False
         """Whether one has got a turn: the request has begun, and is not refused for want of room any more."""
         self._running = 0
         self._until = 0.0
 
     @property
-    def until(self) -> float:
+    def wait_deadline(self) -> float:
         """Until when one of them waits at least, in seconds of the monotonic clock; 0 before any has run."""
         return time.monotonic() + self.seconds if self._running else self._until
 
     @property
-    def go_on(self) -> bool:
+    def may_wait(self) -> bool:
         """Whether one runs, or has run so lately that the others wait."""
-        return self.until > time.monotonic()
+        return self.wait_deadline > time.monotonic()
 
-    def began(self) -> None:
+    def sequence_started(self) -> None:
         """Note that an engine gives one of them tokens."""
         self._running += 1
 
-    def ended(self) -> None:
+    def sequence_ended(self) -> None:
         """Note that it does so no more."""
         self._running -= 1
         self._until = time.monotonic() + self.seconds

@@ -97,7 +97,7 @@ class InvalidKeyFile(ValueError):
     """A file of keys is missing or malformed; the text names the file and the entry, never a key."""
 
 
-def read_files(paths: Iterable[str]) -> dict[Path, bytes]:
+def read_key_files(paths: Iterable[str]) -> dict[Path, bytes]:
     """Return the contents of the files at `paths`, and of those in folders among them.
 
     Raises:
@@ -191,7 +191,7 @@ def _grant(where: str, entry: KeyEntry) -> Grant:
     )
 
 
-class KeyRing:
+class ApiKeyIndex:
     """Finds the holder of a presented key in constant time, whatever its number of right characters."""
 
     def __init__(self, grants: Iterable[Grant]) -> None:
@@ -199,7 +199,7 @@ class KeyRing:
         # An index by a keyed hash: what a look-up takes says nothing about the keys.
         self._holders = {self._index(grant.digest): grant for grant in grants}
 
-    def find(self, key: bytes) -> Grant | None:
+    def find_grant(self, key: bytes) -> Grant | None:
         """Return what the holder of a key may do; None for a key that nobody holds."""
         digest = hashlib.sha256(key).digest()
         grant = self._holders.get(self._index(digest))

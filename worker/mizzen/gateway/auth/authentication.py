@@ -9,7 +9,14 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mizzen.gateway.auth.api_keys import Grant, InvalidKeyFile, KeyRing, divide_limits, parse_key_files, read_files
+from mizzen.gateway.auth.api_keys import (
+    ApiKeyIndex,
+    Grant,
+    InvalidKeyFile,
+    divide_limits,
+    parse_key_files,
+    read_key_files,
+)
 from mizzen.gateway.auth.tenant import Tenant, default_tenant
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.telemetry.request_record import get_record
@@ -46,25 +53,25 @@ class TenantRegistry:
         self._seconds = reload_seconds
         self._divided_by = divided_by
         self._files: dict[Path, bytes] = {}
-        self._key_index: KeyRing | None = None
+        self._key_index: ApiKeyIndex | None = None
         self._tenants: dict[str, Tenant] = {}
         self._default_tenant = default_tenant(max_priority)
         self._problem = ""
         self.on_change: Callable[[], None] = lambda: None
         """Is told when other keys are in force, or the files can be read no more, or again."""
         if self._paths:
-            files = read_files(self._paths)
+            files = read_key_files(self._paths)
             self._use(files, parse_key_files(files))
         else:
             log.warning("no API keys are configured (--api-keys-file): the gateway serves everyone")
 
     @property
-    def open(self) -> bool:
+    def keyless(self) -> bool:
         """Whether nobody needs a key."""
         return self._key_index is None
 
     @property
-    def in_force(self) -> int:
+    def key_count(self) -> int:
         """How many keys are accepted."""
         return len(self._tenants)
 
@@ -73,7 +80,7 @@ class TenantRegistry:
         """Why the files as they are now are not in force; names the file and the entry, never a key."""
         return self._problem
 
-    def named(self, name: str) -> Tenant | None:
+    def get(self, name: str) -> Tenant | None:
         """Return the tenant of a key's name."""
         return self._tenants.get(name)
 
@@ -82,7 +89,7 @@ class TenantRegistry:
         while self._paths:
             await asyncio.sleep(self._seconds)
             try:
-                files = await asyncio.to_thread(read_files, self._paths)
+                files = await asyncio.to_thread(read_key_files, self._paths)
                 if files != self._files:
                     self._use(files, await asyncio.to_thread(parse_key_files, files))
                 problem = ""
@@ -102,13 +109,13 @@ class TenantRegistry:
             if tenant is None:
                 tenant = Tenant(grant)
             else:
-                tenant.use(grant)
+                tenant.set_grant(grant)
             tenants[grant.name] = tenant
-        self._files, self._tenants, self._key_index, self._problem = files, tenants, KeyRing(grants), ""
+        self._files, self._tenants, self._key_index, self._problem = files, tenants, ApiKeyIndex(grants), ""
         log.info("API keys are in force", extra={"fields": {"keys": len(grants)}})
         self.on_change()
 
-    def find(self, scope: Scope) -> Tenant:
+    def authenticate(self, scope: Scope) -> Tenant:
         """Return whose request this is.
 
         Raises:
@@ -120,7 +127,7 @@ class TenantRegistry:
         if scheme.lower() != b"bearer" or not key.strip():
             text = "this gateway needs an API key: send it as Authorization: Bearer <key>"
             raise ApiError(401, text, code="missing_api_key")
-        grant = self._key_index.find(key.strip()) if len(key) <= MAX_KEY_BYTES else None
+        grant = self._key_index.find_grant(key.strip()) if len(key) <= MAX_KEY_BYTES else None
         if grant is None:
             raise ApiError(401, "the API key is not known here", code="invalid_api_key")
         return self._tenants[grant.name]
@@ -140,20 +147,20 @@ class ParallelSlot:
         Raises:
             ApiError: 429 when it is one too many.
         """
-        tenant.begin()
+        tenant.begin_request()
         self._tenant: Tenant | None = tenant
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give it back, unless that was done."""
         if self._tenant is not None:
-            self._tenant.end()
+            self._tenant.end_request()
             self._tenant = None
 
 
 def release_parallel_slot(scope: Scope) -> None:
     """Count a request as in work no more, where it was: only its client is waited for."""
     if SLOT_KEY in scope:
-        scope[SLOT_KEY].leave()
+        scope[SLOT_KEY].release()
 
 
 class AuthMiddleware:
@@ -169,7 +176,7 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
         try:
-            tenant = self._tenants.find(scope)
+            tenant = self._tenants.authenticate(scope)
         except ApiError as error:
             get_record(scope).error = error.code or error.error_type
             await send_error(send, error, [(b"www-authenticate", b"Bearer")])
@@ -181,19 +188,19 @@ class AuthMiddleware:
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *tenant.headers()]
+                message["headers"] = [*message.get("headers", ()), *tenant.rate_limit_headers()]
             await send(message)
 
         try:
             place = scope[SLOT_KEY] = ParallelSlot(tenant)
         except ApiError as error:
             get_record(scope).error = error.code or error.error_type
-            await send_error(send, error, tenant.headers())
+            await send_error(send, error, tenant.rate_limit_headers())
             return
         try:
-            await self._app(scope, receive, sending if tenant.limited else send)
+            await self._app(scope, receive, sending if tenant.rate_limited else send)
         finally:
-            place.leave()
+            place.release()
 
 
 async def send_error(send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:

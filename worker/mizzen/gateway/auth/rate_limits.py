@@ -34,11 +34,11 @@ class TokenBucket:
         self._level -= amount
         return 0.0
 
-    def correct(self, amount: float) -> None:
+    def refund(self, amount: float) -> None:
         """Give back what was taken too much; with an amount below 0, take what was taken too little."""
         self._level = min(self.per_minute, self.level + amount)
 
-    def change(self, per_minute: int) -> None:
+    def set_rate(self, per_minute: int) -> None:
         """Take another rate; what was used stays used."""
         used = self.per_minute - self.level
         self.per_minute, self._level = per_minute, per_minute - used

@@ -25,9 +25,9 @@ class Tenant:
         """What engines know it by."""
         self.requests: TokenBucket | None = None
         self.tokens: TokenBucket | None = None
-        self.use(grant)
+        self.set_grant(grant)
 
-    def use(self, grant: Grant) -> None:
+    def set_grant(self, grant: Grant) -> None:
         """Take a newer grant of the same name; what was used stays used."""
         self.grant = grant
         self.requests = self._bucket(self.requests, grant.requests_per_minute)
@@ -38,7 +38,7 @@ class Tenant:
             return None
         if bucket is None:
             return TokenBucket(per_minute, self._clock)
-        bucket.change(per_minute)
+        bucket.set_rate(per_minute)
         return bucket
 
     @property
@@ -52,7 +52,7 @@ class Tenant:
         return self.grant.weight
 
     @property
-    def limited(self) -> bool:
+    def rate_limited(self) -> bool:
         """Whether it has rates, which answers tell of."""
         return self.requests is not None or self.tokens is not None
 
@@ -94,7 +94,7 @@ class Tenant:
             raise ApiError(403, text, param="priority", code="priority_not_allowed")
         return asked
 
-    def begin(self) -> None:
+    def begin_request(self) -> None:
         """Count one request as running, until `end`.
 
         Raises:
@@ -110,7 +110,7 @@ class Tenant:
             raise ApiError(429, text, code="rate_limit_exceeded", retry_after_seconds=wait)
         self.running += 1
 
-    def end(self) -> None:
+    def end_request(self) -> None:
         """End the count of a request."""
         self.running -= 1
 
@@ -134,9 +134,9 @@ class Tenant:
     def settle(self, reserved: int, used: int) -> None:
         """Charge what a request has used instead of what was reserved for it."""
         if self.tokens is not None:
-            self.tokens.correct(reserved - used)
+            self.tokens.refund(reserved - used)
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
+    def rate_limit_headers(self) -> list[tuple[bytes, bytes]]:
         """Return OpenAI's x-ratelimit headers as of now."""
         found: list[tuple[bytes, bytes]] = []
         for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):

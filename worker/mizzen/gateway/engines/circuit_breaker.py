@@ -43,7 +43,7 @@ class CircuitBreaker:
     not close a breaker that has opened since, and one that ends badly does not open it for longer.
     """
 
-    __slots__ = ("_clock", "_failures", "_limits", "_period", "_probes", "_seconds", "_until", "opened")
+    __slots__ = ("_clock", "_failures", "_limits", "_period", "_probes", "_seconds", "_until", "open_count")
 
     def __init__(
         self, limits: BreakerLimits | None = None, clock: Callable[[], float] = time.monotonic
@@ -51,7 +51,7 @@ class CircuitBreaker:
         self._limits = limits or BreakerLimits()
         self._clock = clock
         self._period = 0
-        self.opened = 0
+        self.open_count = 0
         """How often it has opened."""
         self._close()
 
@@ -71,17 +71,17 @@ class CircuitBreaker:
         return state is BreakerState.CLOSED
 
     @property
-    def remaining(self) -> float:
+    def remaining_seconds(self) -> float:
         """Seconds until an open breaker lets a probe through; 0 when it is not open."""
         return 0.0 if self._until is None else max(0.0, self._until - self._clock())
 
-    def begin(self) -> int:
+    def begin_request(self) -> int:
         """Note that a request is sent; return what its outcome is reported with."""
         if self.state is BreakerState.HALF_OPEN:
             self._probes += 1
         return self._period
 
-    def success(self, period: int) -> None:
+    def record_success(self, period: int) -> None:
         """Note that a request got an answer."""
         if period != self._period:
             return
@@ -89,7 +89,7 @@ class CircuitBreaker:
         if self._until is not None:
             self._close()
 
-    def failure(self, period: int) -> bool:
+    def record_failure(self, period: int) -> bool:
         """Note that a request failed or timed out; tell whether the breaker has opened by that."""
         if period != self._period:
             return False
@@ -101,10 +101,10 @@ class CircuitBreaker:
         self._until = self._clock() + self._seconds
         self._period += 1
         self._probes = 0
-        self.opened += 1
+        self.open_count += 1
         return True
 
-    def cancel(self, period: int) -> None:
+    def cancel_request(self, period: int) -> None:
         """Note that a request ended without a verdict on the engine."""
         if period == self._period and self._until is not None:
             self._probes -= 1

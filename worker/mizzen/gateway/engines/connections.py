@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from mizzen.wire.client.engine_client import Link
-from mizzen.wire.client.key_offers import Offer
+from mizzen.wire.client.engine_client import EngineLink
+from mizzen.wire.client.key_offers import KeyOffer
 
-OfferSource = Callable[[], Sequence[Offer]]
-MakeLink = Callable[[OfferSource, Callable[[Link], None]], Link]
+OfferSource = Callable[[], Sequence[KeyOffer]]
+MakeLink = Callable[[OfferSource, Callable[[EngineLink], None]], EngineLink]
 
 
 class EngineConnections:
     """All on one event loop."""
 
-    def __init__(self, make: MakeLink, offers: OfferSource, on_change: Callable[[Link], None]) -> None:
+    def __init__(self, make: MakeLink, offers: OfferSource, on_change: Callable[[EngineLink], None]) -> None:
         """Connect.
 
         Args:
@@ -30,16 +30,16 @@ class EngineConnections:
         self._make = make
         self._offers = offers
         self._on_change = on_change
-        self._tasks: dict[Link, asyncio.Task[None]] = {}
-        self._next: Link | None = None
+        self._tasks: dict[EngineLink, asyncio.Task[None]] = {}
+        self._next: EngineLink | None = None
         self.current = self._start(offers)
 
     @property
-    def keys(self) -> list[str]:
+    def key_names(self) -> list[str]:
         """Names of the keys that connections use."""
         return sorted({link.offer.name for link in self._tasks if link.welcome is not None} - {""})
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Try newer keys, where there are some, and end what has no requests any more."""
         for link in tuple(self._tasks):
             if link not in (self.current, self._next) and not link.open_streams:
@@ -59,22 +59,22 @@ class EngineConnections:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _better_offers(self) -> Sequence[Offer]:
+    def _better_offers(self) -> Sequence[KeyOffer]:
         """The ways that are better than the present connection's."""
         ways = list(self._offers())
         there = self.current.offer
         return ways[: ways.index(there)] or ways[:1] if there in ways else ways
 
-    def _start(self, ways: OfferSource) -> Link:
+    def _start(self, ways: OfferSource) -> EngineLink:
         link = self._make(ways, self._changed)
         self._tasks[link] = asyncio.get_running_loop().create_task(link.run())
         self._tasks[link].add_done_callback(lambda task: self._tasks.pop(link, None))
         return link
 
-    def _end(self, link: Link) -> None:
+    def _end(self, link: EngineLink) -> None:
         self._tasks[link].cancel()
 
-    def _changed(self, link: Link) -> None:
+    def _changed(self, link: EngineLink) -> None:
         if link is self._next and link.welcome is not None:
             self.current, self._next = link, None
         self._on_change(link)

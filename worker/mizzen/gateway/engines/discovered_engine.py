@@ -22,7 +22,7 @@ class DiscoveredEngine:
     revision: str = ""
     terminating: bool = False
     """It ends what it has, and gets nothing new."""
-    held: bool = False
+    awaiting_verification: bool = False
     """It has not been verified yet: it gets golden prompts alone."""
 
 
@@ -32,6 +32,6 @@ class MeanRequestSize:
     def __init__(self) -> None:
         self.tokens = FOREIGN_REQUEST_TOKENS
 
-    def saw(self, tokens: float) -> None:
+    def add_request(self, tokens: float) -> None:
         """Note a request."""
         self.tokens += MEAN_WEIGHT * (tokens - self.tokens)

@@ -18,8 +18,8 @@ from mizzen.gateway.routing.interfaces import ModelIdentity
 from mizzen.gateway.routing.prefix_index import EnginePrefixes, decode_hashes
 from mizzen.gateway.text.model import TextModel, TextModels
 from mizzen.gateway.text.tokenizer import wanted
-from mizzen.wire.client.engine_client import Link
-from mizzen.wire.client.key_offers import Offer
+from mizzen.wire.client.engine_client import EngineLink
+from mizzen.wire.client.key_offers import KeyOffer
 from mizzen.wire.client.stream import EngineStream, StreamLost
 from mizzen.wire.codec import MalformedFrame
 from mizzen.wire.endpoint import require_safe
@@ -47,19 +47,19 @@ class EngineClient:
         warm: Callable[[EngineClient], Coroutine[Any, Any, None] | None] = lambda engine: None,
     ) -> None:
         """Make the table's view of an engine; `warm` returns what fills its cache, if anything should."""
-        self.found = found
+        self.discovered = found
         self.prefixes = EnginePrefixes()
-        self.text: TextModel | None = None
+        self.text_model: TextModel | None = None
         self.requests = 0
-        self.tokens = 0.0
-        self.gone = False
+        self.tokens_in_flight = 0.0
+        self.removed = False
         """Discovery no longer reports it."""
         self.breaker = CircuitBreaker(breaker)
         self.health = HealthCheck(health)
-        self.progress = StepProgress(health or HealthLimits())
-        self.waiting: set[EngineStream] = set()
+        self.step_progress = StepProgress(health or HealthLimits())
+        self.awaiting_first_token: set[EngineStream] = set()
         """Requests without a first token."""
-        self.questions = 0
+        self.open_verifications = 0
         """Golden prompts that it is asked now."""
         self._texts = texts
         self._on_change = on_change
@@ -73,14 +73,14 @@ class EngineClient:
         self._unresponsive = False
         self._problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
-        self.link: Link
+        self.link: EngineLink
         self._links: EngineConnections
 
     def start(
         self,
         gateway: str,
         context: zmq.asyncio.Context,
-        offers: Callable[[], Sequence[Offer]],
+        offers: Callable[[], Sequence[KeyOffer]],
         *,
         timeout: float,
         lost: float,
@@ -90,11 +90,11 @@ class EngineClient:
         Raises:
             ValueError: the endpoint is malformed, or needs keys.
         """
-        require_safe(self.found.endpoint, offers()[0].keys)
+        require_safe(self.discovered.endpoint, offers()[0].keys)
 
-        def link(ways: Callable[[], Sequence[Offer]], on_change: Callable[[Link], None]) -> Link:
-            made = Link(
-                self.found.endpoint,
+        def link(ways: Callable[[], Sequence[KeyOffer]], on_change: Callable[[EngineLink], None]) -> EngineLink:
+            made = EngineLink(
+                self.discovered.endpoint,
                 gateway=gateway,
                 context=context,
                 keys=ways()[0].keys,
@@ -117,26 +117,26 @@ class EngineClient:
         await asyncio.gather(*tasks, self._links.close(), return_exceptions=True)
 
     @property
-    def keys(self) -> list[str]:
+    def key_names(self) -> list[str]:
         """Names of the keys that its connections use."""
-        return self._links.keys
+        return self._links.key_names
 
     # ── what routing asks ─────────────────────────────────────────────────────────────────────────────────
 
     @property
     def name(self) -> str:
         """See `Candidate`."""
-        return self.found.name
+        return self.discovered.name
 
     @property
     def draining(self) -> bool:
         """Whether it gets nothing new for good."""
-        return self.gone or self.found.terminating or self.link.draining
+        return self.removed or self.discovered.terminating or self.link.draining
 
     @property
     def serving(self) -> bool:
         """See `Candidate`."""
-        return self._usable and not self.found.held and not self.warming
+        return self._usable and not self.discovered.awaiting_verification and not self.warming
 
     @property
     def warming(self) -> bool:
@@ -146,18 +146,18 @@ class EngineClient:
     @property
     def verifying(self) -> bool:
         """Whether it could serve, and waits to be verified."""
-        return self._usable and self.found.held
+        return self._usable and self.discovered.awaiting_verification
 
     @property
     def _usable(self) -> bool:
         link = self.link
         answers = link.welcome is not None and not link.silent
-        return answers and self.text is not None and not self.draining
+        return answers and self.text_model is not None and not self.draining
 
     @property
     def full(self) -> bool:
         """See `Candidate`."""
-        if self.requests >= self.room or not self.breaker.allows:
+        if self.requests >= self.max_requests or not self.breaker.allows:
             return True
         return time.monotonic() < self._full_until
 
@@ -167,7 +167,7 @@ class EngineClient:
         return self.health.suspect
 
     @property
-    def room(self) -> int:
+    def max_requests(self) -> int:
         """Requests that it runs at once, and a quarter more that queue there so that no slot stays empty."""
         running = self.link.welcome.max_running_requests if self.link.welcome else 0
         return running + max(8, running // 4) if running else 0
@@ -177,7 +177,7 @@ class EngineClient:
         """See `Candidate`."""
         stats = self.link.stats
         foreign = max(0, stats.running + stats.waiting - self.requests) if stats else 0
-        return self.tokens + foreign * self._mean_request_size.tokens
+        return self.tokens_in_flight + foreign * self._mean_request_size.tokens
 
     @property
     def context_length(self) -> int:
@@ -187,10 +187,10 @@ class EngineClient:
     @property
     def tokenizer_hash(self) -> str:
         """Of the tokenizer that its requests must be made with."""
-        return self.text.name if self.text else ""
+        return self.text_model.name if self.text_model else ""
 
     @property
-    def pin(self) -> ModelIdentity:
+    def model_identity(self) -> ModelIdentity:
         """See `Candidate`."""
         welcome = self.link.welcome
         return ModelIdentity(welcome.model, welcome.revision, self.tokenizer_hash) if welcome else NO_MODEL
@@ -211,7 +211,9 @@ class EngineClient:
     @property
     def problem(self) -> str:
         """What is wrong with it."""
-        return self._problem or self.link.problem or ("it should have been heard" if self._unresponsive else "")
+        return (
+            self._problem or self.link.problem or ("it should have been heard" if self._unresponsive else "")
+        )
 
     @property
     def other_protocol(self) -> bool:
@@ -221,7 +223,7 @@ class EngineClient:
     @property
     def revision(self) -> str:
         """The revision that it serves."""
-        return self.link.welcome.revision if self.link.welcome else self.found.revision
+        return self.link.welcome.revision if self.link.welcome else self.discovered.revision
 
     # ── what happens to it ────────────────────────────────────────────────────────────────────────────────
 
@@ -230,49 +232,49 @@ class EngineClient:
         self._full_until = time.monotonic() + seconds
         asyncio.get_running_loop().call_later(seconds, self._on_change)
 
-    def take(self, tokens: float) -> None:
+    def add_request(self, tokens: float) -> None:
         """Count a request as in work."""
         self.requests += 1
-        self.tokens += tokens
-        self._mean_request_size.saw(tokens)
+        self.tokens_in_flight += tokens
+        self._mean_request_size.add_request(tokens)
 
-    def release(self, tokens: float) -> None:
+    def remove_request(self, tokens: float) -> None:
         """End the count of a request."""
         self.requests -= 1
-        self.tokens = self.tokens - tokens if self.requests else 0.0
+        self.tokens_in_flight = self.tokens_in_flight - tokens if self.requests else 0.0
         self._on_change()
 
-    def succeeded(self, period: int) -> None:
+    def record_success(self, period: int) -> None:
         """Note that a request got its first token, or its answer."""
         closed = self.breaker.state
-        self.breaker.success(period)
+        self.breaker.record_success(period)
         if closed is not self.breaker.state:
             log.info("engine gets requests again", extra={"fields": {"engine": self.name}})
             self._on_change()
 
-    def failed(self, period: int) -> None:
+    def record_failure(self, period: int) -> None:
         """Note that a request was lost here, or got no token in time."""
-        if not self.breaker.failure(period):
+        if not self.breaker.record_failure(period):
             return
-        pause = self.breaker.remaining
-        fields = {"engine": self.name, "seconds": round(pause, 2), "times": self.breaker.opened}
+        pause = self.breaker.remaining_seconds
+        fields = {"engine": self.name, "seconds": round(pause, 2), "times": self.breaker.open_count}
         log.warning("engine fails and is left alone", extra={"fields": fields})
         asyncio.get_running_loop().call_later(pause + 0.01, self._on_change)
 
-    def look(self, spare: bool = False) -> None:
+    def check_health(self, spare: bool = False) -> None:
         """Look whether it should have been heard, goes on, and knows newer keys.
 
         `spare` tells whether another engine could take what it has.
         """
-        self._links.look()
-        if self.health.look(self.link):
-            fields = {"engine": self.name, "suspect": self.suspect, "waiting": len(self.waiting)}
+        self._links.refresh()
+        if self.health.check(self.link):
+            fields = {"engine": self.name, "suspect": self.suspect, "waiting": len(self.awaiting_first_token)}
             log.warning("engine should have been heard", extra={"fields": fields})
             self._on_change()
         hung, self._unresponsive = self._unresponsive, self.suspect and self._silent_beyond_step()
         if hung is not self._unresponsive:
             self._on_change()
-        if self.progress.look(self.link, spare):
+        if self.step_progress.check_stuck(self.link, spare):
             fields = {"engine": self.name, "streams": self.link.open_streams}
             log.warning("engine makes no step", extra={"fields": fields})
             self.link.give_up(StreamLost("stuck", f"{self.name} makes no step"))
@@ -286,11 +288,11 @@ class EngineClient:
 
     def fail_waiting(self, reason: str) -> None:
         """Fail the requests that have no token yet, so that they are tried elsewhere."""
-        for stream in tuple(self.waiting):
+        for stream in tuple(self.awaiting_first_token):
             stream.abort()
             stream.fail(StreamLost("suspect", reason))
 
-    def _link_changed(self, link: Link) -> None:
+    def _link_changed(self, link: EngineLink) -> None:
         """Take what a connection says; of one that only ends what it has, nothing counts."""
         self.link = self._links.current
         if link is self.link:
@@ -312,12 +314,14 @@ class EngineClient:
 
     def _discard_process_state(self) -> None:
         """Void what is known of a process: the next one may have other files, and has an empty cache."""
-        self.text = self._prepared = None
+        self.text_model = self._prepared = None
         self.prefixes.clear()
 
-    def _apply_blocks(self, link: Link, message: Blocks) -> None:
+    def _apply_blocks(self, link: EngineLink, message: Blocks) -> None:
         if link is self.link:
-            self.prefixes.event(decode_hashes(message.stored), decode_hashes(message.evicted), message.reset)
+            self.prefixes.apply_event(
+                decode_hashes(message.stored), decode_hashes(message.evicted), message.reset
+            )
 
     async def _prepare(self, welcome: Welcome) -> None:
         """Get the tokenizer that requests to this engine must be made with, while it stays connected."""
@@ -364,7 +368,7 @@ class EngineClient:
 
     def _use_text_model(self, welcome: Welcome, text: TextModel) -> None:
         if self.link.welcome is welcome:
-            self.text, self._problem = text, ""
+            self.text_model, self._problem = text, ""
             self._texts.add(text)
             self._start_warmup(welcome)
             log.info(

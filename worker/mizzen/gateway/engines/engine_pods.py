@@ -139,5 +139,5 @@ def discover_engine(pod: EnginePod) -> DiscoveredEngine | None:
         endpoint=f"tcp://{host}:{port}",
         revision=pod.metadata.labels.get("mizzen.dev/revision", ""),
         terminating=terminating,
-        held=gated and conditions.get(VERIFIED_GATE) != "True",
+        awaiting_verification=gated and conditions.get(VERIFIED_GATE) != "True",
     )

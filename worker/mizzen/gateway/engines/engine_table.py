@@ -19,7 +19,7 @@ from mizzen.gateway.engines.health import HealthLimits
 from mizzen.gateway.routing.prefix_index import DEFAULT_BLOCKS, PrefixBudget
 from mizzen.gateway.routing.warmup import CacheWarmer
 from mizzen.gateway.text.model import TextModel, TextModels
-from mizzen.wire.client.key_offers import Offer, names, offers
+from mizzen.wire.client.key_offers import KeyOffer, offer_names, key_offers
 from mizzen.wire.curve_keys import KeyRing
 
 log = logging.getLogger(__name__)
@@ -75,20 +75,20 @@ class EngineTable:
         for key, one in wanted.items():
             engine = self._engines.get(key)
             if engine is not None:
-                engine.found, engine.gone = one, False
+                engine.discovered, engine.removed = one, False
             elif not one.terminating:
                 self._add(key, one)
         for key, engine in self._engines.items():
-            engine.gone = key not in wanted
+            engine.removed = key not in wanted
         self.synced = True
         if self._watching is None:
             self._watching = asyncio.get_running_loop().create_task(self._watch())
         self._changed()
 
     @property
-    def keys(self) -> list[str]:
+    def key_names(self) -> list[str]:
         """Names of the keys with which connections may be made."""
-        return names(self._keys)
+        return offer_names(self._keys)
 
     def use_keys(self, keys: KeyRing | None) -> None:
         """Connect with these keys from now on; connections with others end once they have no requests."""
@@ -96,11 +96,11 @@ class EngineTable:
             return
         self._keys = keys
         for engine in self:
-            engine.look()
+            engine.check_health()
         self._changed()
 
-    def _offers(self, endpoint: str) -> tuple[Offer, ...]:
-        return offers(endpoint, self._keys)
+    def _offers(self, endpoint: str) -> tuple[KeyOffer, ...]:
+        return key_offers(endpoint, self._keys)
 
     @property
     def serving(self) -> bool:
@@ -113,7 +113,7 @@ class EngineTable:
 
     def capacity(self) -> int:
         """Return how many requests may be in work: room where some are taken, and what other engines hold."""
-        return sum(e.room if e.serving and not e.full else e.requests for e in self._engines.values())
+        return sum(e.max_requests if e.serving and not e.full else e.requests for e in self._engines.values())
 
     def unavailable_reason(self) -> str:
         """Return why no engine takes a request."""
@@ -129,10 +129,10 @@ class EngineTable:
         left = [e for e in self if e.serving and not e.full and e not in tried]
         if keep is not None and (not left or any(e.tokenizer_hash == keep.name for e in left)):
             return keep
-        return random.choice(left).text if left else None
+        return random.choice(left).text_model if left else None
 
     @property
-    def context(self) -> int:
+    def max_context_length(self) -> int:
         """The longest context among all engines; 0 while none is known."""
         return max((engine.context_length for engine in self._engines.values()), default=0)
 
@@ -153,7 +153,13 @@ class EngineTable:
 
     def _add(self, key: tuple[str, str], found: DiscoveredEngine) -> None:
         engine = EngineClient(
-            found, self._texts, self._changed, self._mean_request_size, self._breaker, self._health_limits, self._new_warmup
+            found,
+            self._texts,
+            self._changed,
+            self._mean_request_size,
+            self._breaker,
+            self._health_limits,
+            self._new_warmup,
         )
         try:
             ways = partial(self._offers, found.endpoint)
@@ -166,12 +172,16 @@ class EngineTable:
 
     def _new_warmup(self, engine: EngineClient) -> Coroutine[Any, Any, None] | None:
         """What fills the cache of an engine; None when there is nothing to fill it with, or it is needed."""
-        if self.cache_warmer is None or not self._has_capacity or not self.cache_warmer.prefixes(engine):
+        if (
+            self.cache_warmer is None
+            or not self._has_capacity
+            or not self.cache_warmer.missing_prefixes(engine)
+        ):
             return None
-        return self.cache_warmer.run(engine, lambda: not self._has_capacity)
+        return self.cache_warmer.fill_cache(engine, lambda: not self._has_capacity)
 
     def _divide_budget(self) -> None:
-        self._budget.share([engine.prefixes for engine in self])
+        self._budget.divide([engine.prefixes for engine in self])
 
     async def _watch(self) -> None:
         """Suspect engines that should have been heard, and try elsewhere what waits there."""
@@ -185,8 +195,8 @@ class EngineTable:
             self._stop_unneeded_warmups()
             for engine in self:
                 spare = self._has_substitute(engine)
-                engine.look(spare)
-                if engine.suspect and engine.waiting and spare:
+                engine.check_health(spare)
+                if engine.suspect and engine.awaiting_first_token and spare:
                     engine.fail_waiting(f"{engine.name} should have been heard")
 
     def _stop_unneeded_warmups(self) -> None:
@@ -198,12 +208,12 @@ class EngineTable:
 
     def _has_substitute(self, engine: EngineClient) -> bool:
         """Tell whether another engine can take what this one has."""
-        others = (e for e in self if e is not engine and e.pin == engine.pin)
+        others = (e for e in self if e is not engine and e.model_identity == engine.model_identity)
         return any(e.serving and not e.suspect and not e.full for e in others)
 
     def _changed(self) -> None:
         for key, engine in tuple(self._engines.items()):
-            if engine.gone and not engine.requests:
+            if engine.removed and not engine.requests:
                 del self._engines[key]
                 self._divide_budget()
                 task = asyncio.get_running_loop().create_task(engine.stop())

@@ -20,8 +20,8 @@ def breaker_limits(config: GatewayConfig) -> BreakerLimits:
 def resume_limits(config: GatewayConfig) -> ResumeLimits:
     """Return how far an answer is followed."""
     return ResumeLimits(
-        resumes=config.max_resumes,
-        seconds=config.resume_timeout_seconds,
+        max_resumes=config.max_resumes,
+        capacity_seconds=config.resume_timeout_seconds,
         replacement_seconds=config.resume_wait_seconds,
     )
 
@@ -31,16 +31,16 @@ def warm_limits(config: GatewayConfig) -> WarmLimits:
     return WarmLimits(tokens=config.warm_tokens, seconds=config.warm_seconds)
 
 
-def publish(metrics: Metrics, tables: Iterable[EngineTable], waiting: int) -> None:
+def publish_engine_gauges(metrics: Metrics, tables: Iterable[EngineTable], waiting: int) -> None:
     """Set the gauges of routing as of now. `waiting`: requests that wait while no engine of theirs serves."""
     metrics.breaker.clear()
     metrics.breaker_opened.clear()
     blocks = forgotten = suspects = 0
     for engine in (engine for table in tables for engine in table):
         metrics.breaker.labels(engine.name).set(int(engine.breaker.state))
-        metrics.breaker_opened.labels(engine.name).set(engine.breaker.opened)
+        metrics.breaker_opened.labels(engine.name).set(engine.breaker.open_count)
         blocks += len(engine.prefixes)
-        forgotten += engine.prefixes.forgotten
+        forgotten += engine.prefixes.evicted_blocks
         suspects += engine.suspect
     metrics.prefix_blocks.set(blocks)
     metrics.prefix_forgotten.set(forgotten)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mizzen.wire.client.engine_client import Link
+from mizzen.wire.client.engine_client import EngineLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class HealthCheck:
         self.suspect = False
         """Whether it should have been heard, and was not."""
 
-    def look(self, link: Link) -> bool:
+    def check(self, link: EngineLink) -> bool:
         """Ask where it is time to; tell whether `suspect` has changed."""
         quiet = link.quiet_seconds if link.welcome is not None else 0.0
         if quiet < self._limits.ping_after:
@@ -75,7 +75,7 @@ class StepProgress:
         self._steps: int | None = None
         self._since = 0.0
 
-    def look(self, link: Link, spare: bool = False) -> bool:
+    def check_stuck(self, link: EngineLink, spare: bool = False) -> bool:
         """Tell whether it is stuck; when it was, the time begins again.
 
         `spare`: another engine could go on with its answers, so that little is lost by an error.

@@ -56,6 +56,8 @@ class SharedServicesWatch:
         for one in found:
             content = (one.data or {}).get(FILE, "")
             try:
-                self._services.sync_services(parse_services(content.encode(), f"ConfigMap {self._name}, {FILE}"))
+                self._services.sync_services(
+                    parse_services(content.encode(), f"ConfigMap {self._name}, {FILE}")
+                )
             except ValueError as error:
                 log.error("services cannot be read", extra={"fields": {"reason": str(error)}})

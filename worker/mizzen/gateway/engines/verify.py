@@ -38,16 +38,18 @@ async def verify_engine(services: Iterable[Service], question: VerifyRequest) ->
         ApiError: 404, there is no such engine; 409, it does not wait to be verified; 400, no engine would
             take the prompt; 503, it could not answer; 504, not in time.
     """
-    engine = next((e for one in services for e in one.table if e.found.uid == question.uid), None)
+    engine = next((e for one in services for e in one.table if e.discovered.uid == question.uid), None)
     if engine is None:
         raise ApiError(404, f"{question.service} has no engine with the uid {question.uid!r} here")
-    text = engine.text
+    text = engine.text_model
     if not engine.verifying or text is None:
         raise ApiError(409, f"{engine.name} is {engine.state}: golden prompts are for one that is verifying")
-    if engine.questions >= MAX_CONCURRENT_PROMPTS:
-        raise unavailable(f"{engine.name} is asked {engine.questions} golden prompts already", RETRY_AFTER_SECONDS)
+    if engine.open_verifications >= MAX_CONCURRENT_PROMPTS:
+        raise unavailable(
+            f"{engine.name} is asked {engine.open_verifications} golden prompts already", RETRY_AFTER_SECONDS
+        )
     began = time.monotonic()
-    engine.questions += 1
+    engine.open_verifications += 1
     try:
         async with asyncio.timeout(question.timeout_seconds):
             prompt, said, tokens, finish = await _generate(engine, text, question)
@@ -62,7 +64,7 @@ async def verify_engine(services: Iterable[Service], question: VerifyRequest) ->
     except (EngineOverloaded, StreamLost) as error:
         raise unavailable(f"{engine.name}: {error}", RETRY_AFTER_SECONDS) from None
     finally:
-        engine.questions -= 1
+        engine.open_verifications -= 1
     if finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
         raise unavailable(f"{engine.name}: {finish.message or 'it gave the prompt up'}", RETRY_AFTER_SECONDS)
     return {

@@ -1,4 +1,8 @@
-"""The admin port of several gateway processes: what each of them says, put together."""
+"""Admin port of several gateway processes: forwards requests to all of them and merges their answers.
+
+`processes` serves it in the parent. Routing tables, metrics and health are merged; other paths go to the
+first process.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +26,18 @@ from mizzen.gateway.telemetry.table_watch import MAX_WAITERS, parse_wait
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PROCESS_TIMEOUT_SECONDS = 5.0
-"""A process that takes longer to answer on its admin port counts as failed."""
+"""Time after which a process that does not answer on its admin port counts as failed."""
 FORWARDED_HEADERS = ("authorization", "content-type", SESSION_HEADER.decode())
-"""Headers of requests that the processes get."""
+"""Request headers that the processes get."""
 RETURNED_HEADERS = ("content-type", "retry-after", "x-should-retry")
-"""Headers of the processes' answers that are passed on."""
+"""Response headers of the processes that are returned."""
 SAMPLE_LINE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? ", re.DOTALL)
 
 
 class AdminFanout:
-    """Asks all processes, on loopback, whatever is asked here.
+    """Forwards requests of the common admin port to the processes, on loopback.
 
-    Who may ask is theirs to know, so bodies are bounded before that: by `largest`, and all together.
+    The processes check the token. Bodies are therefore bounded before that: each by `largest`, and in total.
     """
 
     def __init__(self, ports: Sequence[int], bodies: BodyBudget, largest: int) -> None:
@@ -44,7 +48,7 @@ class AdminFanout:
         self._http = httpx.AsyncClient(timeout=PROCESS_TIMEOUT_SECONDS, limits=limits, trust_env=False)
 
     def app(self) -> Starlette:
-        """Return the application of the common admin port."""
+        """Return the ASGI application of the common admin port."""
         return Starlette(
             routes=[
                 Route("/metrics", self._metrics),
@@ -87,9 +91,9 @@ class AdminFanout:
         return await asyncio.gather(*(self._forward(request, port) for port in self._ports))
 
     async def _worst_answer(self, request: Request) -> Response:
-        """Answer as the first that is not well, or as all."""
+        """Return the first answer that is not 200, or else the first answer."""
         answers = await self._forward_to_all(request)
-        return to_response(next((one for one in answers if one.status_code != 200), answers[0]))
+        return to_response(next((answer for answer in answers if answer.status_code != 200), answers[0]))
 
     async def _first_process(self, request: Request) -> Response:
         if request.method != "POST":
@@ -97,11 +101,13 @@ class AdminFanout:
         return await self._forward_body(request)
 
     async def _verify(self, request: Request) -> Response:
-        """Pass the question on to one process, and wait as long as it says."""
+        """Forward a verify request to the first process, and wait as long as its body allows."""
         return await self._forward_body(request, verify_timeout)
 
-    async def _forward_body(self, request: Request, timeout_of: Callable[[bytes], float] = lambda _: 0.0) -> Response:
-        """Pass a body on to one process; `waits` says how long its answer may take."""
+    async def _forward_body(
+        self, request: Request, timeout_of: Callable[[bytes], float] = lambda _: 0.0
+    ) -> Response:
+        """Forward a body to the first process; `timeout_of` returns how long the answer to it may take."""
         with RequestBody(self._bodies, self._largest) as body:
             try:
                 content = await body.read(request.scope, request.receive)
@@ -114,7 +120,7 @@ class AdminFanout:
 
     async def _metrics(self, request: Request) -> Response:
         answers = await self._forward_to_all(request)
-        texts = {number: one.text for number, one in enumerate(answers) if one.status_code == 200}
+        texts = {number: answer.text for number, answer in enumerate(answers) if answer.status_code == 200}
         return Response(merge_metrics(texts), media_type=METRICS_CONTENT_TYPE)
 
     async def _engines(self, request: Request) -> Response:
@@ -126,14 +132,14 @@ class AdminFanout:
         service = request.query_params.get("service")
         query = {} if service is None else {"service": service}
         answers = [await self._forward(request, port, query) for port in self._ports]
-        bad = next((one for one in answers if one.status_code != 200), None)
-        if bad is not None:
-            return to_response(bad)
-        tables = [msgspec.json.decode(one.content) for one in answers]
+        failed = next((answer for answer in answers if answer.status_code != 200), None)
+        if failed is not None:
+            return to_response(failed)
+        tables = [msgspec.json.decode(answer.content) for answer in answers]
         return Response(msgspec.json.encode(merge_tables(tables)), media_type="application/json")
 
     async def _wait_for_change(self, request: Request, known: Sequence[str], seconds: float) -> bool:
-        """Wait until one of the processes has another table than is known."""
+        """Wait until one of the processes has a table version other than `known`; return whether one has."""
         timeout_of = [
             asyncio.create_task(
                 self._forward(request, port, {**request.query_params, "version": version}, seconds)
@@ -152,7 +158,7 @@ class AdminFanout:
 
 
 def to_response(answer: httpx.Response) -> Response:
-    """Return a process's answer as the common one."""
+    """Return a process's answer as a response of the common port."""
     headers = {name: answer.headers[name] for name in RETURNED_HEADERS if name in answer.headers}
     return Response(answer.content, answer.status_code, headers)
 
@@ -164,10 +170,13 @@ def rejected(error: ApiError) -> Response:
 
 
 def merge_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the routing tables of all processes as one: an engine serves when it does for all of them."""
+    """Return the routing tables of all processes as one.
+
+    An engine serves if it serves for all of them.
+    """
     engines: dict[tuple[str, str, str], dict[str, Any]] = {}
     seen: dict[tuple[str, str, str], int] = {}
-    for engine in (one for table in tables for one in table["engines"]):
+    for engine in (engine for table in tables for engine in table["engines"]):
         key = (engine["service"], engine["uid"], engine["name"])
         seen[key] = seen.get(key, 0) + 1
         known = engines.setdefault(key, {**engine, "requests": 0, "keys": []})
@@ -191,17 +200,17 @@ def merge_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def merge_api_keys(told: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Return what all processes say of their API keys: the first problem, and the fewest keys."""
-    known = [one for one in told if one is not None]
+def merge_api_keys(statuses: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Return the API key status of all processes as one: the first problem, and the fewest keys."""
+    known = [status for status in statuses if status is not None]
     if not known:
         return None
-    problem = next((one["problem"] for one in known if one["problem"]), "")
-    return {"inForce": min(one["inForce"] for one in known), "problem": problem}
+    problem = next((status["problem"] for status in known if status["problem"]), "")
+    return {"inForce": min(status["inForce"] for status in known), "problem": problem}
 
 
 def merge_metrics(texts: Mapping[int, str]) -> str:
-    """Return the metrics of all processes, each sample with its process's number as the label `process`."""
+    """Return the metrics of all processes; each sample gets its process's number as the label `process`."""
     families: dict[str, list[str]] = {}
     for number, text in texts.items():
         family, first = "", False
@@ -219,10 +228,10 @@ def merge_metrics(texts: Mapping[int, str]) -> str:
 
 
 def add_process_label(sample: str, number: int) -> str:
-    """Return a sample of a process with its number."""
+    """Return a sample with its process's number as the label `process`."""
     match = SAMPLE_LINE.match(sample)
     if match is None:
         return sample
     name, labels = match.groups()
-    told = f'{labels},process="{number}"' if labels else f'process="{number}"'
-    return f"{name}{{{told}}} {sample[match.end() :]}"
+    labels = f'{labels},process="{number}"' if labels else f'process="{number}"'
+    return f"{name}{{{labels}}} {sample[match.end() :]}"

@@ -1,6 +1,6 @@
-"""One of several gateway processes: `python -m mizzen.gateway.http.child_process CONFIGURATION API-FD ADMIN-FD`.
+"""One of several gateway processes: `python -m mizzen.gateway.http.child_process CONFIG API-FD ADMIN-FD`.
 
-Started by `mizzen.gateway.http.processes`; the sockets are inherited, and listen already.
+Started by `mizzen.gateway.http.processes`; the sockets are inherited and already listen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mizzen.gateway.main import serve, tune_garbage_collector
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until a signal; return the exit status."""
+    """Serve until a signal arrives, and return the exit status."""
     import uvloop
 
     options, api, admin = arguments

@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections with bounds that uvicorn has not: of heads, and of clients that take no answer.
+"""HTTP/1.1 connections with bounds that uvicorn lacks: on request heads, and on clients that do not read.
 
-They speak nothing but HTTP/1.1, whatever a client would rather, and tell a request that its client has left.
-When the server ends they lose no request that is on its way.
+Connections ignore upgrades to other protocols, notify a request when its client disconnects, and lose no
+request that is on its way when the server shuts down. `main` passes the protocol classes to uvicorn.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from mizzen.gateway.errors import ApiError
 from mizzen.gateway.http.raw_errors import raw_response, unchunked_send
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers of one request; also what comes in a row of a chunk's size, or of trailers."""
+"""Largest request line with headers; also bounds the bytes between chunks of a body, and trailers."""
 HEAD_TIMEOUT_SECONDS = 20.0
-"""A connection that has begun no request, or not ended its head, for this long is closed."""
+"""Time in which a connection must send a complete head, or it is closed."""
 WRITE_STALL_SECONDS = 60.0
-"""A connection whose client takes nothing of what waits for it for this long is cut off."""
+"""Time after which a connection is aborted if its client reads nothing of the buffered output."""
 IDLE_LINGER_SECONDS = 1.0
-"""So long an idle connection is open yet when the server ends: a request may be on its way over it."""
+"""Time that an idle connection stays open at shutdown, because a request may be on its way."""
 RECHECK_SECONDS = 0.05
-"""So soon an idle connection over which something has come is looked at again, once that was read."""
+"""Delay before an idle connection with unread input is checked again."""
 HEAD_TOO_LARGE = ApiError(
     431,
     f"the request's head is larger than {MAX_HEAD_BYTES} bytes: send fewer headers",
     code="head_too_large",
 )
-INVALID_HTTP = "the connection got what is no HTTP/1.1 request"
+INVALID_HTTP = "the connection received something other than an HTTP/1.1 request"
 
 WRITER_KEY = "mizzen.output"
-"""Where a request's scope holds its `Output`."""
+"""Key of a request's `ConnectionWriter` in its ASGI scope."""
 
 
 class ConnectionWriter:
-    """Writes more of a chunked response without waiting, past the layers of ASGI.
+    """Writes chunks of a response without waiting, past the ASGI layers.
 
-    A stream is thousands of small writes, each of which would otherwise go through as many coroutines as
-    there are middlewares. What begins and what ends a response goes through ASGI.
+    A stream is thousands of small writes, each of which would otherwise pass as many coroutines as there are
+    middlewares. The beginning and the end of a response go through ASGI.
     """
 
     __slots__ = ("_cycle", "_flow", "_write")
@@ -52,7 +52,7 @@ class ConnectionWriter:
         self._write = cycle.transport.write
 
     def write(self, data: bytes) -> bool:
-        """Write a chunk; False when that cannot be done now, and nothing was written."""
+        """Write a chunk; return False, with nothing written, if that is not possible now."""
         cycle = self._cycle
         if not cycle.chunked_encoding or cycle.response_complete or self._flow.write_paused:
             return False
@@ -61,37 +61,38 @@ class ConnectionWriter:
         return True
 
     def abort(self) -> None:
-        """End the connection at once."""
+        """Abort the connection at once."""
         self._cycle.transport.abort()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection whose requests' heads come whole, soon, and within a size, and whose answers are taken.
+    """Connection whose request heads are bounded in size and time, and whose clients must read their
+    responses.
 
-    To close a transport is to wait until all was taken, which a client that reads nothing never lets happen:
-    it would keep the connection and the answer, however large that is.
+    Closing a transport waits until the client has read everything. A client that never reads would keep the
+    connection and the response in memory, however large.
     """
 
     linger_seconds = 0.0
-    """As `LEAVING_SECONDS`."""
+    """As `IDLE_LINGER_SECONDS`; 0 closes idle connections at once."""
     _shutting_down = False
-    """The server ends."""
+    """Whether the server is shutting down."""
     _head_bytes = 0
-    """What came since the last of a body: of a head, or of what is around chunks."""
+    """Bytes received since the last part of a body: those of a head, or of chunk framing."""
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _buffered_bytes = 0
     _active_cycle: RequestResponseCycle | None = None
-    """The request that is being answered; `cycle` is the newest, which may be in line behind it."""
+    """Request being answered; `cycle` is the newest request, which may be pipelined after it."""
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for the first request."""
+        """Start to wait for the first request."""
         super().connection_made(transport)
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting, and tell the request that is being answered; those in line never begin."""
+        """Cancel the timers, and notify the request being answered; pipelined ones never start."""
         self._cancel_head_timer()
         self._cancel_stall_timer()
         self.pipeline.clear()
@@ -101,13 +102,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; refuse a head that grows too large, and trailers that do."""
+        """Parse received bytes; reject heads and trailers that grow too large."""
         if self.transport.is_closing():
             return
-        if (
-            self._head_timer is None and self._idle
-        ):  # after an answer: the time for keep-alive ends with the first byte
-            self._start_head_timer()
+        if self._head_timer is None and self._idle:
+            self._start_head_timer()  # the keep-alive time after a response ends with the first byte
         self._head_bytes += len(data)
         self._unset_keepalive_if_required()
         try:
@@ -121,12 +120,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reject(HEAD_TOO_LARGE)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header of the head; trailers come this way too, and nobody wants them."""
+        """Store a header of the head; trailers, which also come this way, are dropped."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Let the request begin, unless its head is to be parsed again."""
+        """Start the request, unless its head is to be parsed again without an upgrade."""
         if self.parser.should_upgrade():
             return
         self._in_head, self._head_bytes = False, 0
@@ -137,11 +136,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.send = unchunked_send(self.cycle)  # pyright: ignore[reportAttributeAccessIssue]
         if self._shutting_down:
             self.cycle.keep_alive = False
-        if len(self.pipeline) == 1:  # while nothing is read, nobody sees that the client leaves
+        if len(self.pipeline) == 1:  # a disconnect is only seen while reading
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
-        """Take more of a body."""
+        """Pass on more of a body."""
         self._head_bytes = 0
         super().on_body(body)
 
@@ -153,24 +152,25 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """Write no more, and see that the client takes what waits."""
+        """Pause writing, and watch that the client reads the buffered output."""
         super().pause_writing()
         self._start_stall_timer()
 
     def resume_writing(self) -> None:
-        """Write again."""
+        """Resume writing."""
         self._cancel_stall_timer()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Expect the next request, or close; an answer that nobody takes is not waited for."""
+        """Expect the next request, or close; bound the time to flush a response that the client does not
+        read."""
         super().on_response_complete()
         self._watch_final_flush()
         if self._shutting_down and self._idle:
             self._close_after_linger()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection that was idle."""
+        """Close an idle connection after the keep-alive timeout."""
         if self._has_unread_data:
             self.timeout_keep_alive_task = self.loop.call_later(
                 RECHECK_SECONDS, self.timeout_keep_alive_handler
@@ -180,10 +180,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch_final_flush()
 
     def shutdown(self) -> None:
-        """Answer what is under way or on its way; answers that begin from now on say that they are the last.
+        """Answer requests in progress and on their way; responses that begin now announce `connection:
+        close`.
 
-        To close an idle connection, or one behind an answer that did not say so, loses a request that its
-        client has just sent (RFC 9112, 9.6); most clients send another within moments, and are told so.
+        Closing an idle connection, or one whose response did not announce it, loses a request that its client
+        has just sent (RFC 9112, 9.6). Most clients send another request within moments, and learn of the
+        close from its response.
         """
         self._shutting_down = True
         if self._idle:
@@ -192,7 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def stop_lingering(self) -> None:
-        """Wait no longer for requests that may be on their way."""
+        """Stop waiting for requests that may be on their way."""
         self.linger_seconds = 0.0
         if self._idle:
             self._close_if_idle()
@@ -214,10 +216,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _has_unread_data(self) -> bool:
-        """Whether something has come that was not read yet.
+        """Whether bytes have arrived that were not read yet.
 
-        A process that was held up may run a timer before it reads what came meanwhile (libuv does), and to
-        close the connection then would lose a request that its client has sent long ago.
+        After the process was held up, its event loop may run a timer before it reads what arrived meanwhile
+        (libuv does). Closing the connection then would lose a request that the client sent long ago.
         """
         if self.transport.is_closing():
             return False
@@ -234,20 +236,22 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _parse(self, data: memoryview) -> None:
-        """Parse requests, and leave each wish for another protocol unheard, as RFC 9110 (7.8) lets a server.
+        """Parse requests and ignore upgrades to other protocols, as RFC 9110 (7.8) allows.
 
-        The parser takes all behind the head of such a request for the other protocol, its body too, and gives
-        up. So the head goes through a parser once more, without the wish, and then what is behind it.
+        The parser hands everything after such a head to the other protocol, including the body, and stops.
+        The head therefore goes through a new parser without its upgrade header, followed by the remaining
+        bytes.
 
         Raises:
-            httptools.HttpParserError: this is no HTTP, or asks for a tunnel, and nothing behind it is parsed.
+            httptools.HttpParserError: the bytes are not HTTP, or request a tunnel; nothing after them is
+                parsed.
         """
         while data:
             try:
                 self.parser.feed_data(data)
                 return
-            except httptools.HttpParserUpgrade as generation:
-                data = data[generation.args[0] :]  # it counts from where this feed began, not the head
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]  # an offset in this feed, not in the head
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
@@ -255,7 +259,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _head_without_upgrade(self) -> bytes:
         method = self.parser.get_method()
-        if method == b"CONNECT":  # the parser would find the same again
+        if method == b"CONNECT":  # the parser would stop at it again
             raise httptools.HttpParserError("a tunnel")
         first = b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())
         headers = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
@@ -266,7 +270,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_stall_timer()
 
     def _start_stall_timer(self) -> None:
-        """Look in a while whether less waits for the client; nothing is written meanwhile."""
+        """Check after `WRITE_STALL_SECONDS` whether the client has read anything; nothing is written
+        meanwhile."""
         self._cancel_stall_timer()
         self._buffered_bytes = self.transport.get_write_buffer_size()
         self._stall_timer = self.loop.call_later(WRITE_STALL_SECONDS, self._check_write_progress)
@@ -284,13 +289,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stall_timer = None
 
     def _reject(self, error: ApiError) -> None:
-        """Answer what came with an error, unless there is an answer, and close the connection."""
+        """Answer the received bytes with an error, unless a response has begun, and close the connection."""
         self._cancel_head_timer()
         unanswered = self._idle
-        if not self._in_head:  # the rest of a body that is waited for
+        if not self._in_head:  # in the middle of a body
             waiting = self.cycle is self._active_cycle and not self.cycle.response_started
             unanswered = waiting and error is not HEAD_TOO_LARGE
-        if unanswered:  # no request gets two answers, and none is mixed with another
+        if unanswered:  # no request gets two responses, and none is mixed with another
             self.transport.write(raw_response(error))
         self.transport.close()
         self._watch_final_flush()
@@ -311,6 +316,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class LingeringProtocol(BoundedProtocol):
-    """Connections over which requests come that must not be lost."""
+    """Connections that stay open for a while at shutdown, so that no request on its way is lost."""
 
     linger_seconds = IDLE_LINGER_SECONDS

@@ -1,4 +1,7 @@
-"""How long a request may take, as it or its gateway says."""
+"""Deadlines of requests, set by the client or by the gateway's options.
+
+`openai.http_call` runs each request inside a `RequestDeadline`.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ TIMEOUT_HEADER = b"x-request-timeout"
 
 
 class RequestDeadline:
-    """Ends the block at a request's deadline; an asynchronous context manager.
+    """Asynchronous context manager that ends its block at a request's deadline.
 
-    The header x-request-timeout sets it, or the body's `timeout` (`bound`), the shorter one of both;
-    `--max-request-timeout-seconds` bounds them. `--request-timeout-seconds` is for requests that say nothing.
+    The header x-request-timeout and the body's `timeout` (`shorten`) set it; the shorter one counts, and
+    `--max-request-timeout-seconds` bounds it. `--request-timeout-seconds` applies if the client sets neither.
     """
 
     def __init__(self, config: GatewayConfig, scope: Scope, began: float) -> None:
@@ -31,25 +34,25 @@ class RequestDeadline:
         self._timeout = asyncio.timeout(None)
 
     async def __aenter__(self) -> RequestDeadline:
-        """Begin.
+        """Start the timeout.
 
         Raises:
-            ApiError: 400 for a header that is no time.
+            ApiError: 400 if the header is not a valid time.
         """
-        asked = header_timeout(self._scope)
+        requested = header_timeout(self._scope)
         await self._timeout.__aenter__()
-        if asked is None and self._config.request_timeout_seconds:
+        if requested is None and self._config.request_timeout_seconds:
             self._set(min(self._config.request_timeout_seconds, self._config.max_request_timeout_seconds))
-        self.shorten(asked)
+        self.shorten(requested)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End.
+        """Stop the timeout.
 
         Raises:
-            ApiError: 504 when the time was over.
+            ApiError: 504 if the deadline has passed.
         """
         try:
             await self._timeout.__aexit__(kind, error, trace)
@@ -58,7 +61,8 @@ class RequestDeadline:
             raise ApiError(504, text, code="timeout") from None
 
     def shorten(self, seconds: float | None) -> None:
-        """Let the request take so long at most, counted from its arrival; None changes nothing."""
+        """Limit the request to `seconds` since its arrival, unless it is limited to less; None changes
+        nothing."""
         if seconds is None:
             return
         seconds = min(seconds, self._config.max_request_timeout_seconds)
@@ -73,16 +77,16 @@ class RequestDeadline:
 
 
 def header_timeout(scope: Scope) -> float | None:
-    """Return what a request's header x-request-timeout asks for, such as 30, 1.5s or 500ms.
+    """Return the timeout in a request's header x-request-timeout, such as 30, 1.5s or 500ms; None without it.
 
     Raises:
-        ApiError: 400 for something else.
+        ApiError: 400 if the header is not a valid time.
     """
-    given = dict(scope["headers"]).get(TIMEOUT_HEADER)
-    if given is None:
+    value = dict(scope["headers"]).get(TIMEOUT_HEADER)
+    if value is None:
         return None
-    found = re.fullmatch(rb"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s)?\s*", given)
-    seconds = float(found[1]) / (1000 if found[2] == b"ms" else 1) if found else 0.0
+    match = re.fullmatch(rb"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s)?\s*", value)
+    seconds = float(match[1]) / (1000 if match[2] == b"ms" else 1) if match else 0.0
     if seconds <= 0:
         text = "the header x-request-timeout must be a time above 0, such as 30, 1.5s or 500ms"
         raise invalid(text, "x-request-timeout", "invalid_value")

@@ -1,7 +1,7 @@
-"""Memory that large requests leave goes back to the system: glibc keeps most of it otherwise, for good.
+"""Returns the memory of large requests to the operating system (malloc_trim); glibc would keep most of it.
 
-Large bodies and prompts are worked on in threads, each of which allocates in an arena of its own; by itself
-glibc returns only what is free at an arena's end.
+Large bodies and prompts are processed in threads, and each thread allocates in an arena of its own. On its
+own, glibc returns only the free memory at the end of an arena.
 """
 
 from __future__ import annotations
@@ -11,32 +11,35 @@ import ctypes
 from collections.abc import Callable
 
 TRIM_BYTES = 64 * 1024
-"""Of a body that has ended; its prompt took many times as much."""
+"""Smallest body whose end triggers a trim; its prompt took many times as much memory."""
 TRIM_SECONDS = 10.0
-"""Memory goes back this long after, and no more often."""
+"""Delay from the end of a body to the trim, and the shortest time between two trims."""
 
 
 def trim_heap() -> None:
-    """Return to the system what is free. It takes about 10 ms, and 0.1 s for a gigabyte."""
-    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if give_back is not None:  # glibc has it
-        give_back(0)
+    """Return free heap memory to the operating system. Takes about 10 ms, and 0.1 s for a gigabyte."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:  # only glibc has it
+        malloc_trim(0)
 
 
 class MallocTrimmer:
-    """Trims some time after a large body has ended. All on one event loop, but for the trimming."""
+    """Trims the heap some time after a large body has ended.
+
+    Runs on the event loop; only the trim itself runs in a thread.
+    """
 
     def __init__(self, work: Callable[[], None] = trim_heap) -> None:
         self._trim = work
         self._timer: asyncio.TimerHandle | None = None
 
     def note_freed(self, size: int) -> None:
-        """Note that a body of this size is worked on no more."""
+        """Schedule a trim if a body of `size` bytes, whose processing has ended, was large."""
         if size >= TRIM_BYTES and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TRIM_SECONDS, self._start_trim)
 
     def close(self) -> None:
-        """Trim no more."""
+        """Cancel a scheduled trim."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,4 +1,4 @@
-"""The outermost layer of the OpenAI API: each request's id, and what is counted, logged and traced of it."""
+"""Outermost ASGI layers of the OpenAI API: request ids, metrics, access log, traces, and `GET /health`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mizzen.gateway.errors import ApiError
 from mizzen.gateway.telemetry.access_log import AccessLog
 from mizzen.gateway.telemetry.fast_metrics import OTHER_LABEL
 from mizzen.gateway.telemetry.metrics import Metrics
-from mizzen.gateway.telemetry.request_record import NO_STATUS, SCOPE_KEY, RequestRecord
+from mizzen.gateway.telemetry.request_record import NO_STATUS, RECORD_KEY, RequestRecord
 from mizzen.gateway.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -25,16 +25,16 @@ INTERNAL_ERROR = "internal_error"
 
 
 class ReadinessCheck(Protocol):
-    """Knows whether requests are served; see `mizzen.gateway.gateway.Gateway`."""
+    """Interface to the readiness of the gateway; see `mizzen.gateway.gateway.Gateway`."""
 
     @property
     def not_ready_reason(self) -> str:
-        """Why not; empty when they are."""
+        """Why requests are not served; empty if they are."""
         ...
 
 
 class RequestMiddleware:
-    """Outermost layer: request ids, records, and whoever reads them."""
+    """Outermost layer: gives each request an id and a record, and reports the record at the end."""
 
     def __init__(
         self,
@@ -53,12 +53,14 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["path"] = scope["path"].rstrip("/") or "/"  # a redirect would lose keys and bodies
+        scope["path"] = scope["path"].rstrip("/") or "/"  # a redirect would lose the API key and the body
         headers = dict(scope["headers"])
-        request_id = valid_request_id(headers.get(b"x-request-id", b"")) or b"req-" + secrets.token_hex(12).encode()
+        request_id = (
+            valid_request_id(headers.get(b"x-request-id", b"")) or b"req-" + secrets.token_hex(12).encode()
+        )
         record = RequestRecord(request_id=request_id.decode(), method=scope["method"], path=scope["path"])
         record.keeps_prompt = self._access_log is not None and self._access_log.prompts
-        scope[SCOPE_KEY] = record
+        scope[RECORD_KEY] = record
         root = self._tracing.begin(record, headers) if self._tracing else None
 
         async def sending(message: Message) -> None:
@@ -71,7 +73,7 @@ class RequestMiddleware:
             await self._app(scope, receive, sending)
         except Exception:
             record.error = INTERNAL_ERROR
-            if record.status != NO_STATUS:  # it has begun: the server closes the connection
+            if record.status != NO_STATUS:  # the response has begun: the server closes the connection
                 raise
             log.exception("a request failed", extra={"fields": {"id": record.request_id}})
             await send_error(sending, ApiError(500, "internal error", code=INTERNAL_ERROR))
@@ -85,20 +87,21 @@ class RequestMiddleware:
         tenant = get_tenant(scope)
         if tenant is not None:
             record.key = tenant.name
-        self._metrics.ended(record, endpoint_path(scope))
+        self._metrics.count_request(record, endpoint_path(scope))
         if self._access_log is not None:
             self._access_log.write(record)
 
 
 class HealthEndpoint:
-    """Answers `GET /health` of the API's port, as vLLM and SGLang do: for those that have no other to ask."""
+    """Answers `GET /health` on the API's port, as vLLM and SGLang do, for load balancers that see no other
+    port."""
 
     def __init__(self, app: ASGIApp, gateway: ReadinessCheck) -> None:
         self._app = app
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 200 where a request may be sent, 503 where none should be; pass on all other requests."""
+        """Answer 200 if requests are served and 503 if they are not; pass all other requests on."""
         if scope["type"] != "http" or scope["path"] != "/health" or scope["method"] not in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
@@ -106,12 +109,12 @@ class HealthEndpoint:
         await response(scope, receive, send)
 
 
-def valid_request_id(given: bytes) -> bytes:
-    """Return a client's request id, or nothing when it is none that may be repeated in headers and logs."""
-    fits = 0 < len(given) <= MAX_REQUEST_ID and all(0x21 <= byte < 0x7F for byte in given)
-    return given if fits else b""
+def valid_request_id(request_id: bytes) -> bytes:
+    """Return a client's request id, or b"" if it must not be repeated in headers and logs."""
+    valid = 0 < len(request_id) <= MAX_REQUEST_ID and all(0x21 <= byte < 0x7F for byte in request_id)
+    return request_id if valid else b""
 
 
 def endpoint_path(scope: Scope) -> str:
-    """Return the path of the API's that a request has matched, without what clients fill in; or `other`."""
+    """Return the path template of the route that a request matched, or `other`."""
     return getattr(scope.get("route"), "path", OTHER_LABEL)

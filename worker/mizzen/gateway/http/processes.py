@@ -1,8 +1,8 @@
-"""Several gateway processes behind one port, as one program.
+"""Runs several gateway processes behind one port, as one program.
 
-Each process is a gateway of its own, with connections, queue and routing of its own, as another replica would
-be: limits hold for each. The kernel shares connections out among them (SO_REUSEPORT). The parent serves the
-admin port for all, and ends all when it is told to, or when one ends by itself.
+Each process is a complete gateway with connections, queue and routing of its own, like another replica, so
+limits apply to each. The kernel distributes connections among them (SO_REUSEPORT). The parent serves the
+admin port for all, and ends all of them on a signal or when one exits by itself.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mizzen.gateway.http.request_bodies import BodyBudget
 log = logging.getLogger(__name__)
 
 KILL_SECONDS = 15.0
-"""Beyond its drain, a process gets this long before it is killed."""
+"""Time beyond its drain after which a process is killed."""
 
 
 def child_command(config: GatewayConfig, api: socket.socket, admin: socket.socket) -> list[str]:
-    """Return the command line of one process, which gets its sockets as descriptors."""
+    """Return the command line of one process, which inherits its sockets as file descriptors."""
     options = msgspec.json.encode(dataclasses.asdict(config)).decode()
     return [
         sys.executable,
@@ -41,19 +41,19 @@ def child_command(config: GatewayConfig, api: socket.socket, admin: socket.socke
 
 
 class GatewayProcesses:
-    """The processes of one gateway."""
+    """Child processes of one gateway."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self._running: list[Process] = []
 
     async def start(self, sockets: list[tuple[socket.socket, socket.socket]]) -> None:
-        """Start one process for each pair of sockets (API, admin), which are closed here."""
+        """Start one process for each pair of sockets (API, admin), and close the sockets here."""
         for api, admin in sockets:
             self._running.append(
                 await asyncio.create_subprocess_exec(
                     *child_command(self._config, api, admin),
-                    stdin=asyncio.subprocess.PIPE,  # its end tells a process that the parent is gone
+                    stdin=asyncio.subprocess.PIPE,  # it closes when the parent exits
                     pass_fds=(api.fileno(), admin.fileno()),
                     start_new_session=True,  # a terminal's Ctrl-C reaches the parent, which passes it on
                 )
@@ -62,19 +62,19 @@ class GatewayProcesses:
             admin.close()
 
     def signal(self, number: int) -> None:
-        """Send a signal to all that run."""
+        """Send a signal to all processes that still run."""
         for process in self._running:
             if process.returncode is None:
                 process.send_signal(number)
 
     async def wait_first_exit(self) -> int:
-        """Return the exit status of the first process that ends."""
+        """Return the exit status of the first process that exits."""
         waits = [asyncio.create_task(process.wait()) for process in self._running]
         done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         return next(iter(done)).result()
 
     async def wait_all(self) -> list[int]:
-        """Wait until all have ended, each in the time that its drain may take; return their exit statuses."""
+        """Wait until all have exited, at most for a drain and `KILL_SECONDS`; return their exit statuses."""
         try:
             async with asyncio.timeout(self._config.drain_timeout_seconds + KILL_SECONDS):
                 return [await process.wait() for process in self._running]
@@ -84,13 +84,13 @@ class GatewayProcesses:
 
 
 async def serve_processes(config: GatewayConfig) -> int:
-    """Run `config.processes` gateway processes until a signal; return the exit status.
+    """Run `config.processes` gateway processes until a signal arrives; return the exit status.
 
     Raises:
         OSError: an address cannot be bound.
     """
     from mizzen.gateway.http.admin_fanout import (
-        AdminFanout,  # with httpx, which a single process does without
+        AdminFanout,  # it needs httpx, which a single process does not load
     )
     from mizzen.gateway.http.server import listen, new_server
 
@@ -100,7 +100,8 @@ async def serve_processes(config: GatewayConfig) -> int:
     api += [listen(config.host, port, shared=True) for _ in range(config.processes - 1)]
     admin = [listen("127.0.0.1", 0) for _ in api]
     bodies = BodyBudget(config.max_bodies_bytes)
-    admin_fanout = AdminFanout([one.getsockname()[1] for one in admin], bodies, config.max_body_bytes)
+    ports = [listener.getsockname()[1] for listener in admin]
+    admin_fanout = AdminFanout(ports, bodies, config.max_body_bytes)
     server = new_server(admin_fanout.app(), 1)
     serving = asyncio.create_task(server.serve([admin_socket]))
     processes = GatewayProcesses(dataclasses.replace(config, processes=1))
@@ -114,7 +115,7 @@ async def serve_processes(config: GatewayConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping, number)
     await processes.start(list(zip(api, admin, strict=True)))
-    if stop.is_set():  # it came while some were not there yet
+    if stop.is_set():  # the signal came before all processes had started
         processes.signal(signal.SIGTERM)
     fields = {"port": port, "admin_port": admin_socket.getsockname()[1], "processes": config.processes}
     log.info("processes started", extra={"fields": fields})
@@ -122,7 +123,7 @@ async def serve_processes(config: GatewayConfig) -> int:
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
     if not stop.is_set():
-        log.error("a gateway process has ended by itself", extra={"fields": {"status": ended.result()}})
+        log.error("a gateway process exited by itself", extra={"fields": {"status": ended.result()}})
         processes.signal(signal.SIGTERM)
     statuses = await processes.wait_all()
     stopped.cancel()
@@ -133,11 +134,11 @@ async def serve_processes(config: GatewayConfig) -> int:
 
 
 def exit_with_parent() -> None:
-    """End in an orderly way once the parent is gone, which standard input tells. Needs a running loop."""
+    """Shut down in order when the parent exits, which closes standard input. Needs a running loop."""
 
-    def look() -> None:
+    def on_input() -> None:
         if not os.read(sys.stdin.fileno(), 1024):
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
             os.kill(os.getpid(), signal.SIGTERM)
 
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), look)
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), on_input)

@@ -1,4 +1,7 @@
-"""Answers past the application: to what is no request that it could hear of, and to clients of HTTP/1.0."""
+"""Errors written past the ASGI application, and unchunked responses for HTTP/1.0 clients.
+
+`connection` uses both: input that is not a valid request never reaches the application.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ UNKNOWN_LENGTH = 1 << 62
 
 
 def raw_response(error: ApiError) -> bytes:
-    """Return an error as all that goes over a connection before it ends."""
+    """Return an error as the complete bytes of a response that ends the connection."""
     body = error.body()
     lines = [b"HTTP/1.1 %d %b" % (error.status, HTTPStatus(error.status).phrase.encode())]
     lines += [b"%b: %b" % header for header in error.headers()]
@@ -23,9 +26,9 @@ def raw_response(error: ApiError) -> bytes:
 
 
 def unchunked_send(cycle: RequestResponseCycle) -> Callable[[Message], Awaitable[None]]:
-    """Return how a response is sent whose end is the connection's, where it does not say its length.
+    """Return a `send` that ends a response of unknown length by closing the connection.
 
-    Clients of HTTP/1.0 know no chunks (RFC 9112, 6.1), and uvicorn sends them all the same.
+    HTTP/1.0 clients do not know chunked encoding (RFC 9112, 6.1), but uvicorn sends it to them all the same.
     """
     send: Send = cycle.send  # pyright: ignore[reportAssignmentType]
 

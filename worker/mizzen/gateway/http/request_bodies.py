@@ -1,4 +1,4 @@
-"""Bodies of requests: bounded one by one and all together, and in the time that they take to come."""
+"""Request bodies, bounded individually and in total, and in the time that they take to arrive."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from mizzen.gateway.auth.authentication import get_tenant
 from mizzen.gateway.errors import ApiError, unavailable
 
 BODY_TIMEOUT_SECONDS = 60.0
-"""A body must be here whole after this long,"""
+"""Time in which a body must arrive completely."""
 BODY_STALL_SECONDS = 15.0
-"""and some more of it after this long."""
+"""Longest pause between two parts of a body."""
 
 
 class ClientGone(Exception):
-    """The client has closed the connection, or takes nothing."""
+    """The client has closed the connection, or does not read from it."""
 
 
 class BodyBudget:
-    """Bytes of the bodies that are in work, all together; one tenant's may take half."""
+    """Bounds the total bytes of the bodies in progress; one tenant may use half of it."""
 
     def __init__(
         self, limit: int, largest: int = 0, freed: Callable[[int], None] = lambda size: None
     ) -> None:
-        """Take the bound of all together; a tenant may have a body of the `largest` size in any case.
+        """Make an empty budget.
 
-        `freed` is told the sizes of those that have ended.
+        Args:
+            limit: bytes of all bodies.
+            largest: bytes that one tenant may use in any case.
+            freed: called with the size of each body that has ended.
         """
         self._limit = limit
         self._freed = freed
@@ -39,10 +42,10 @@ class BodyBudget:
         self.used = 0
 
     def reserve(self, size: int, tenant: str = "") -> None:
-        """Count bytes of a tenant's; without a name it is everyone.
+        """Count bytes against the budget and a tenant's share; an empty `tenant` has no share.
 
         Raises:
-            ApiError: 429 when they are too many of one tenant, 503 when they are too many beside the others.
+            ApiError: 429 if the tenant would exceed its share, 503 if the budget would be exceeded.
         """
         if tenant and self._tenant_bytes[tenant] + size > self._tenant_limit:
             text = f"requests in work of the key {tenant} hold {self._tenant_bytes[tenant]} bytes of at most"
@@ -55,7 +58,7 @@ class BodyBudget:
         self._tenant_bytes[tenant] += size
 
     def release(self, size: int, tenant: str = "") -> None:
-        """End the count of bytes."""
+        """Stop counting bytes."""
         self.used -= size
         self._tenant_bytes[tenant] -= size
         if not self._tenant_bytes[tenant]:
@@ -64,7 +67,7 @@ class BodyBudget:
 
 
 class RequestBody:
-    """One body; a context manager: what was read of it counts in the budget until it ends."""
+    """Context manager for one body; its bytes count in the budget until the block ends."""
 
     def __init__(self, budget: BodyBudget, limit: int) -> None:
         self._budget = budget
@@ -82,10 +85,11 @@ class RequestBody:
         self._size = 0
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the body of a request.
+        """Return the complete body of a request.
 
         Raises:
-            ApiError: 413 when it is too long, 408 when it does not come, 429 and 503 as `BodyBudget.take`.
+            ApiError: 413 if it is too long, 408 if it does not arrive in time, 429 and 503 as
+                `BodyBudget.reserve`.
             ClientGone: the client closed the connection.
         """
         announced = dict(scope["headers"]).get(b"content-length", b"0")
@@ -103,7 +107,7 @@ class RequestBody:
         return bytes(body)
 
     async def _read_part(self, receive: Receive, body: bytearray) -> bool:
-        """Add the next part; tell whether there are more."""
+        """Append the next part to `body`; return whether there are more."""
         try:
             async with asyncio.timeout(BODY_STALL_SECONDS):
                 message = await receive()
@@ -121,5 +125,5 @@ class RequestBody:
 
 
 def body_too_large(limit: int) -> ApiError:
-    """Return a 413."""
+    """Return the 413 for a body longer than `limit` bytes."""
     return ApiError(413, f"the body is longer than {limit} bytes (--max-body-bytes)", code="body_too_large")

@@ -1,4 +1,7 @@
-"""MODULE."""
+"""Uvicorn servers and listening sockets of the gateway.
+
+`main` and `processes` make one server for the API and one for the admin port.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from mizzen.gateway.http.tls import ServerTls
 
 
 class UvicornServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to the process."""
+    """Uvicorn server that leaves signal handling to the process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture nothing."""
+        """Capture no signals."""
         yield
 
 
@@ -28,7 +31,10 @@ def new_server(
     tls: ServerTls | None = None,
     http: type[BoundedProtocol] = BoundedProtocol,
 ) -> UvicornServer:
-    """Return a server that is not listening yet; open connections get `shutdown_seconds` at its end."""
+    """Return a server that does not listen yet.
+
+    Open connections get `shutdown_seconds` when it shuts down.
+    """
     return UvicornServer(
         uvicorn.Config(
             app,
@@ -48,10 +54,12 @@ def new_server(
 
 
 def listen(host: str, port: int, shared: bool = False) -> socket.socket:
-    """Return a listening socket; a shared one lets others of this user listen on the same port.
+    """Return a listening socket.
+
+    With `shared` (SO_REUSEPORT), other processes of this user may listen on the same port.
 
     Raises:
-        OSError: the address is in use or not ours; the text names it.
+        OSError: the address is in use or does not belong to this host; the message names it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

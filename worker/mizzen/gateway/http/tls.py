@@ -1,4 +1,4 @@
-"""TLS of the OpenAI API: a certificate that is read anew when its files change, without a restart."""
+"""TLS of the OpenAI API, with a certificate that is read again when its files change, without a restart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cryptography.x509 import load_pem_x509_certificate
 log = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 2.0
-"""How often the files are looked at for changes."""
+"""Interval at which the files are checked for changes."""
 
 
 class InvalidCertificate(ValueError):
@@ -20,7 +20,7 @@ class InvalidCertificate(ValueError):
 
 
 class ServerTls:
-    """One TLS context; new connections get the newest certificate."""
+    """TLS context whose new connections get the newest certificate."""
 
     def __init__(self, cert: str, key: str, reload_seconds: float = RELOAD_SECONDS) -> None:
         """Read both files.
@@ -37,31 +37,31 @@ class ServerTls:
 
     @property
     def expires_at(self) -> float:
-        """Unix time at which the certificate runs out; the first of the chain is the server's own."""
+        """Unix time at which the certificate expires; the server's own is the first of the chain."""
         return load_pem_x509_certificate(self._loaded[0]).not_valid_after_utc.timestamp()
 
     async def watch(self) -> None:
-        """Take changes of the files until cancelled. Files that cannot be used change nothing."""
+        """Reload changed files until cancelled. Files that cannot be used change nothing."""
         problem = ""
         while True:
             await asyncio.sleep(self._seconds)
             try:
                 if self._read() != self._loaded:
                     self._loaded = self._load()
-                    log.info("the certificate was read again", extra={"fields": {"file": str(self._cert)}})
+                    log.info("certificate reloaded", extra={"fields": {"file": str(self._cert)}})
                 problem = ""
             except InvalidCertificate as error:
-                if str(error) != problem:  # said once, not every time
-                    log.error("the certificate cannot be read", extra={"fields": {"reason": str(error)}})
+                if str(error) != problem:  # logged once, not at every check
+                    log.error("cannot read the certificate", extra={"fields": {"reason": str(error)}})
                 problem = str(error)
 
     def _load(self) -> tuple[bytes, bytes]:
         content = self._read()
-        # A context that could not take them would be left with half of them: they are tried in another one.
+        # A failed load leaves a context with half of a pair, so the files are tried in another one first.
         for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
             try:
                 context.load_cert_chain(self._cert, self._key, password=_no_password)
-            except (OSError, ValueError) as error:  # SSLError; or a file has gone since it was read
+            except (OSError, ValueError) as error:  # SSLError, or a file that was removed after the read
                 reason = getattr(error, "reason", None) or str(error)
                 text = f"--tls-cert {self._cert} and --tls-key {self._key} cannot be used: {reason}"
                 raise InvalidCertificate(text) from None

@@ -142,7 +142,7 @@ async def embed(
         gateway.restart_queue_timeout(routed.queue_entry)
         found = await dispatcher.embed(routed, pooling, normalize)
         count_placement(gateway, routed)
-        gateway.metrics.of(routed.generation.model).cached_tokens.inc(found.cached_tokens)
+        gateway.metrics.for_model(routed.generation.model).cached_tokens.inc(found.cached_tokens)
         return found
 
     return await run_each(dispatcher, new_routed_requests(gateway, scope, generations), one)

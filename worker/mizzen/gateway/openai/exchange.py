@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from mizzen.common.tasks import together
-from mizzen.gateway.admission.queue_entry import QueueEntry, reserve
+from mizzen.gateway.admission.queue_entry import QueueEntry, reserve_tokens
 from mizzen.gateway.auth.authentication import release_parallel_slot
 from mizzen.gateway.http.request_bodies import ClientGone
 from mizzen.gateway.openai.http_call import Call
@@ -76,7 +76,7 @@ class Exchange(Call):
             groups[-1].append(GeneratedSequence(gateway, dispatcher, routed, index, self._began, held))
             entries.append(routed.queue_entry)
         link_siblings(gateway, entries)
-        reserve(entries)
+        reserve_tokens(entries)
         return groups
 
     # ── a stream ──────────────────────────────────────────────────────────────────────────────────────────

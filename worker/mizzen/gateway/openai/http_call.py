@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.http.connection import WRITER_KEY, ConnectionWriter
 from mizzen.gateway.http.deadlines import RequestDeadline
-from mizzen.gateway.http.request_bodies import RequestBody, ClientGone
+from mizzen.gateway.http.request_bodies import ClientGone, RequestBody
 from mizzen.gateway.telemetry.request_record import get_record
 
 if TYPE_CHECKING:

@@ -72,9 +72,9 @@ class ChatForm:
             calls = as_format(given)
         return structural_tags.grammar(reasoning.before(calls or {}, end, text.tokenizer))
 
-    def fault(self, keyword: str, path: str) -> str | None:
+    def find_schema_field(self, keyword: str, path: str) -> str | None:
         """See `OutputForm`."""
-        return None if self.tools is None else self.tools.fault(keyword, path)
+        return None if self.tools is None else self.tools.find_schema_field(keyword, path)
 
     def parser(self, text: TextModel, prompt: Int32, stop: tuple[str, ...]) -> OutputParser:
         """See `OutputForm`."""

@@ -16,7 +16,7 @@ from mizzen.gateway.openai.schemas import ChatRequest, Common, CompletionRequest
 from mizzen.gateway.openai.structured_output import grammar
 from mizzen.gateway.requests.body_reader import split_pieces
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest, Prompt
-from mizzen.gateway.routing.session import bounded
+from mizzen.gateway.routing.session import bound_session
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_FAMILIES = FamilyOptions()
@@ -175,7 +175,7 @@ def common(request: Common) -> dict[str, Any]:
         "model": request.model,
         "n": request.n or 1,
         "priority": request.priority,
-        "session": bounded(getattr(request, "prompt_cache_key", None) or request.user or ""),
+        "session": bound_session(getattr(request, "prompt_cache_key", None) or request.user or ""),
         "timeout_seconds": request.timeout,
         "stream": bool(request.stream),
         "include_usage": bool(options.include_usage),

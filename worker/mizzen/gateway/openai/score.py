@@ -175,7 +175,7 @@ class Scores:
         count_placement(self._gateway, routed)
         try:
             tokens, _ = await running.next_tokens()
-            self._gateway.metrics.of(routed.generation.model).output_tokens.inc(len(tokens))
+            self._gateway.metrics.for_model(routed.generation.model).output_tokens.inc(len(tokens))
             if routed.record is not None:
                 routed.record.prompt_tokens += len(routed.prompt)
                 routed.record.completion_tokens += len(tokens)

@@ -37,7 +37,9 @@ class AnswerBuilder:
         """Sum of the tokens' log probabilities, where they are asked for."""
         stop = generation.sampling.stop
         self._parser: OutputParser = (
-            PlainOutput(stop) if generation.output_form is None else generation.output_form.parser(text, prompt, stop)
+            PlainOutput(stop)
+            if generation.output_form is None
+            else generation.output_form.parser(text, prompt, stop)
         )
         self._may_stop = bool(stop)
         self._prompt_only = generation.prompt_only
@@ -69,7 +71,9 @@ class AnswerBuilder:
             reason = self._finish_reason(finish)
         if self._offsets is None:
             return AnswerPiece(delta, tokens, reason)
-        return AnswerPiece(delta, tokens, reason, [self._decode_logprobs(entry) for entry in logprobs[: len(tokens)]])
+        return AnswerPiece(
+            delta, tokens, reason, [self._decode_logprobs(entry) for entry in logprobs[: len(tokens)]]
+        )
 
     @property
     def reasoning_tokens(self) -> int:

@@ -33,7 +33,7 @@ class Attempt:
         self.finish: Finish | None = None
         self.prompt_logprobs: list[TokenLogprobs] | None = stream.prompt_logprobs
         """Of the prompt's tokens from the second on, where asked for; complete with the first token."""
-        self._identity = engine.pin  # as of now: an engine that is lost serves nothing
+        self._identity = engine.model_identity  # as of now: an engine that is lost serves nothing
         self._cost = cost
         self._resume = resume
         self._first: tuple[list[int], Finish | None] | None = None
@@ -41,8 +41,8 @@ class Attempt:
         self._counted = True
         self.record: AttemptRecord | None = None
         """What the request's record is told of its time in the engine."""
-        engine.take(cost)
-        self.breaker_period = engine.breaker.begin()
+        engine.add_request(cost)
+        self.breaker_period = engine.breaker.begin_request()
 
     async def next_tokens(self) -> tuple[list[int], Finish | None]:
         """Return the next tokens, and the end if it is known.
@@ -73,7 +73,7 @@ class Attempt:
 
     def take_logprobs(self) -> list[TokenLogprobs]:
         """Return one entry for each token that `next` returned since the last call; none if not asked for."""
-        return self.stream.take_logprobs()
+        return self.stream.drain_logprobs()
 
     async def wait_first_tokens(self, seconds: float) -> None:
         """Wait for the first tokens; `next` returns them.
@@ -83,14 +83,14 @@ class Attempt:
             StreamLost: it lost the request, or has given no token after `seconds`.
             ApiError: see `next`.
         """
-        self.engine.waiting.add(self.stream)
+        self.engine.awaiting_first_token.add(self.stream)
         try:
             async with asyncio.timeout(seconds):
                 self._first = await self._next_from_engine()
         except TimeoutError:
             raise StreamLost("no_answer", f"{self.engine.name} gave no token for {seconds:.0f} s") from None
         finally:
-            self.engine.waiting.discard(self.stream)
+            self.engine.awaiting_first_token.discard(self.stream)
 
     def close(self, error: str = "") -> bool:
         """Abort what still runs, and end the count of the request; tell whether there was something.
@@ -112,7 +112,7 @@ class Attempt:
             if self.record is not None:
                 told = self.finish.first_token_seconds if self.finish is not None else 0.0
                 self.record.end(error, told)
-            self.engine.release(self._cost)
+            self.engine.remove_request(self._cost)
 
     async def _next_from_engine(self) -> tuple[list[int], Finish | None]:
         """Return what the engine gives.
@@ -130,7 +130,9 @@ class Attempt:
         if finish is not None and finish.reason in (FinishReason.ERROR, FinishReason.ABORT):
             text = finish.message or "the engine gave the request up"
             own = finish.at_fault
-            self._failure = refusal_error(self.routed.generation, text) if own else StreamLost("engine_error", text)
+            self._failure = (
+                refusal_error(self.routed.generation, text) if own else StreamLost("engine_error", text)
+            )
             if not tokens:
                 raise self._failure
             return tokens, None  # they are good, and need not be drawn again

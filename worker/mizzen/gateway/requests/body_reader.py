@@ -63,17 +63,17 @@ class BodyReader:
 
     async def _run_in_pool(self, work: Callable[[], R], group: str) -> R:
         """Return what the work gives. Its turn ends with the work, which a request that goes does not end."""
-        await self._mutex.take(group)
+        await self._mutex.acquire(group)
         loop = asyncio.get_running_loop()
 
         def end() -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._mutex.give, group)
+                loop.call_soon_threadsafe(self._mutex.release, group)
 
         try:
             running = self._pool.submit(work)
         except RuntimeError:  # the gateway has ended
-            self._mutex.give(group)
+            self._mutex.release(group)
             raise
         running.add_done_callback(lambda _: end())
         return await asyncio.wrap_future(running)

@@ -107,7 +107,7 @@ def tool_schema_error(generation: GenerationRequest, reason: str) -> ApiError | 
         return None
     words = found[2].split(" ")
     for end in range(1, len(words) + 1):  # names of properties may hold blanks
-        place = generation.output_form.fault(found[1], " ".join(words[:end]))
+        place = generation.output_form.find_schema_field(found[1], " ".join(words[:end]))
         if place is not None:
             wrong = " ".join(words[end:])
             text = f"{place} {wrong}; without strict: true, the rest of the schema is enforced"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from starlette.types import Scope
 
 from mizzen.common.tasks import together
-from mizzen.gateway.admission.queue_entry import QueueEntry, reserve
+from mizzen.gateway.admission.queue_entry import QueueEntry, reserve_tokens
 from mizzen.gateway.admission.sibling_sequences import SiblingSequences
 from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.requests.routed_request import RoutedRequest
@@ -46,7 +46,7 @@ def new_routed_request(
     record = get_record(scope)
     record.model, record.stream = generation.model, generation.stream
     if record.keeps_prompt:
-        record.keep(generation.messages or generation.prompt)
+        record.keep_prompt(generation.messages or generation.prompt)
     if SESSION_KEY not in scope:
         scope[SESSION_KEY] = get_session(scope["headers"], generation.session)
     return RoutedRequest(
@@ -70,7 +70,7 @@ def new_routed_requests(
     routed_requests = [new_routed_request(gateway, scope, generation) for generation in generations]
     entries = [routed.queue_entry for routed in routed_requests]
     link_siblings(gateway, entries)
-    reserve(entries)
+    reserve_tokens(entries)
     return routed_requests
 
 
@@ -84,8 +84,8 @@ def link_siblings(gateway: Gateway, entries: Sequence[QueueEntry]) -> None:
 
 def count_placement(gateway: Gateway, routed: RoutedRequest) -> None:
     """Count a sequence that an engine has begun, by its model."""
-    counted = gateway.metrics.of(routed.generation.model)
-    counted.queue_seconds.observe(routed.queue_entry.waited)
+    counted = gateway.metrics.for_model(routed.generation.model)
+    counted.queue_seconds.observe(routed.queue_entry.waited_seconds)
     counted.prompt_tokens.inc(len(routed.prompt))
 
 
@@ -104,17 +104,17 @@ async def run_each(
         try:
             found = await work(routed)
         finally:
-            dispatcher.leave(routed)
+            dispatcher.finish(routed)
         if routed.queue_entry.siblings is not None:  # each is short: it runs no longer than this moment
-            routed.queue_entry.siblings.began()
-            routed.queue_entry.siblings.ended()
+            routed.queue_entry.siblings.sequence_started()
+            routed.queue_entry.siblings.sequence_ended()
         return found
 
     try:
         return await map_concurrently(routed_requests, one)
     finally:
         for routed in routed_requests:  # what was reserved for those that have not begun
-            dispatcher.leave(routed)
+            dispatcher.finish(routed)
 
 
 async def map_concurrently(

@@ -134,7 +134,7 @@ class OutputForm(Protocol):
         """
         ...
 
-    def fault(self, keyword: str, path: str) -> str | None:
+    def find_schema_field(self, keyword: str, path: str) -> str | None:
         """Return the field of the request whose schema holds a keyword that an engine does not enforce.
 
         `path` leads there from the schema, with `/` between its steps; None where no tool's schema holds it.

@@ -112,7 +112,7 @@ class RoutedRequest:
         began = time.monotonic()
         self.prompt = await tokenize_prompt(self.generation, text, context)
         if self.record is not None:
-            self.record.phase("tokenize", began)
+            self.record.end_phase("tokenize", began)
         self.text_model, self.sampling, self.block_hashes = text, None, ()
 
     def discard_output(self) -> None:

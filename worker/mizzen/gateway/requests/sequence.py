@@ -125,7 +125,7 @@ class GeneratedSequence:
         self._prompt_logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
         """OpenAI's finish_reason, once it has ended."""
-        self._metrics = gateway.metrics.of(routed.generation.model)
+        self._metrics = gateway.metrics.for_model(routed.generation.model)
         self._token_timer = InterTokenTimer(self._metrics)
 
     @property
@@ -142,7 +142,7 @@ class GeneratedSequence:
     # ── the prompt ────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def text(self) -> TextModel:
+    def text_model(self) -> TextModel:
         """The text side of the model that answers.
 
         Raises:
@@ -167,14 +167,14 @@ class GeneratedSequence:
         """The prompt as text: what the client sent, or what its tokens say."""
         if isinstance(self.generation.prompt, str):
             return self.generation.prompt
-        return self.text.tokenizer.decode(self.prompt, self.generation.skip_special_tokens)
+        return self.text_model.tokenizer.decode(self.prompt, self.generation.skip_special_tokens)
 
     @property
     def echo(self) -> EchoedPrompt | None:
         """The prompt as the answer's beginning, where that is asked for."""
         if not self.generation.echo:
             return None
-        tokenizer, skip = self.text.tokenizer, self.generation.skip_special_tokens
+        tokenizer, skip = self.text_model.tokenizer, self.generation.skip_special_tokens
         logprobs = (
             decode_prompt_logprobs(tokenizer, self.prompt, self._prompt_logprobs, skip)
             if self.generation.logprobs
@@ -185,7 +185,11 @@ class GeneratedSequence:
     def copy_prompt(self, other: GeneratedSequence) -> None:
         """Take over the prompt of another sequence of the same request, which has been placed."""
         given = other._routed
-        self._routed.text_model, self._routed.prompt, self._routed.block_hashes = given.text_model, given.prompt, given.block_hashes
+        self._routed.text_model, self._routed.prompt, self._routed.block_hashes = (
+            given.text_model,
+            given.prompt,
+            given.block_hashes,
+        )
         self._prompt_logprobs = other._prompt_logprobs
 
     # ── the answer ────────────────────────────────────────────────────────────────────────────────────────
@@ -203,7 +207,9 @@ class GeneratedSequence:
     @property
     def mean_logprob(self) -> float:
         """The mean log probability of its tokens, where they are asked for."""
-        return 0.0 if self._answer is None else self._answer.total_logprob / max(1, self._answer.output_tokens)
+        return (
+            0.0 if self._answer is None else self._answer.total_logprob / max(1, self._answer.output_tokens)
+        )
 
     async def place(self) -> None:
         """Wait until an engine has given the first tokens, unless it has.
@@ -217,7 +223,7 @@ class GeneratedSequence:
         self._attempt = await self._dispatcher.place(self._routed)
         self._siblings, self._routed.queue_entry.siblings = self._routed.queue_entry.siblings, None
         if self._siblings is not None:
-            self._siblings.began()
+            self._siblings.sequence_started()
         count_placement(self._gateway, self._routed)
         self._start_answer()
         if self.generation.echo:
@@ -253,7 +259,7 @@ class GeneratedSequence:
             except (StreamLost, EngineRefused) as error:
                 lost = error if isinstance(error, StreamLost) else StreamLost("refused", str(error))
                 running.close()
-                self._dispatcher.lost(self._routed, running.engine, lost)
+                self._dispatcher.handle_loss(self._routed, running.engine, lost)
                 self._attempt = await self._dispatcher.place(self._routed)
                 self._start_answer()
             else:
@@ -270,7 +276,7 @@ class GeneratedSequence:
         if running.finish is None:
             running.stream.abort()
             self._gateway.metrics.aborts.labels("stop_string").inc()
-            running.finish = await running.stream.final(FINISH_WAIT_SECONDS)
+            running.finish = await running.stream.wait_finish(FINISH_WAIT_SECONDS)
         self.finish = running.finish
         self.cached_tokens = running.cached_tokens
 
@@ -282,19 +288,19 @@ class GeneratedSequence:
             self._metrics.cached_tokens.inc(self.cached_tokens)
             self._attempt = None
         if self._siblings is not None:
-            self._siblings.ended()
+            self._siblings.sequence_ended()
             self._siblings = None
         self._routed.queue_entry.output_tokens = (
             self.output_tokens
         )  # an engine may have given more than a stop string let by
-        self._dispatcher.leave(self._routed)
+        self._dispatcher.finish(self._routed)
 
     def _start_answer(self) -> None:
         running = self._attempt
         if running is not None and running.prompt_logprobs:
             self._prompt_logprobs = running.prompt_logprobs
         start = len(self.prompt_text) if self.generation.echo else 0
-        self._answer = AnswerBuilder(self.generation, self.text, self._routed.prompt, start)
+        self._answer = AnswerBuilder(self.generation, self.text_model, self._routed.prompt, start)
 
     def _require_placed(self) -> tuple[Attempt, AnswerBuilder]:
         if self._attempt is None or self._answer is None:

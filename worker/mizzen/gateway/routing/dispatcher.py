@@ -97,7 +97,7 @@ class Dispatcher:
         routed.queue_entry.served = True
         return found
 
-    def leave(self, routed: RoutedRequest) -> None:
+    def finish(self, routed: RoutedRequest) -> None:
         """End a request's time in work, or its prospect of any."""
         if not routed.admitted:
             self._admission.settle(routed.queue_entry)
@@ -107,7 +107,7 @@ class Dispatcher:
         routed.queue_entry.output_tokens = routed.queue_entry.output_tokens or len(routed.generated)
         self._admission.leave(routed.queue_entry)
 
-    def lost(self, routed: RoutedRequest, engine: EngineClient, error: StreamLost) -> None:
+    def handle_loss(self, routed: RoutedRequest, engine: EngineClient, error: StreamLost) -> None:
         """Note that an engine lost a request of which nothing has reached the client; it may start over.
 
         Raises:
@@ -115,7 +115,7 @@ class Dispatcher:
         """
         if error.cause == "closed":
             raise self.stream_error(error)
-        if routed.generated and self._resumer.limits.resumes:  # it was resumed as far as it may be
+        if routed.generated and self._resumer.limits.max_resumes:  # it was resumed as far as it may be
             raise unavailable(str(error), code="engine_lost")
         routed.discard_output()
         routed.tried_engines.append(engine)
@@ -129,7 +129,7 @@ class Dispatcher:
 
     def stream_error(self, error: StreamLost | EngineRefused) -> ApiError:
         """Return what a client is told of an answer that has begun and cannot go on."""
-        closed = self._admission.closed
+        closed = self._admission.closed_reason
         if closed is not None and isinstance(error, StreamLost) and error.cause == "closed":
             text = f"the answer broke off: {closed}; send the request again"
             return unavailable(text, code="engine_lost")
@@ -158,7 +158,7 @@ class Dispatcher:
             await self._admission.enter(routed.queue_entry)
             routed.admitted = True
             if routed.record is not None:
-                routed.record.phase("queue", began)
+                routed.record.end_phase("queue", began)
         while True:
             engine = await self._choose_engine(routed)
             if engine is None or len(routed.tried_engines) >= self._max_attempts:
@@ -184,7 +184,7 @@ class Dispatcher:
             len(routed.prompt),
             len(routed.generated) * routed.generation.stream,
         )
-        await self._admission.again(queue_entry, routed.retry_seconds)
+        await self._admission.requeue(queue_entry, routed.retry_seconds)
         queue_entry.output_tokens = 0
         routed.admitted = True
 
@@ -192,7 +192,7 @@ class Dispatcher:
         """Return the request with its first tokens; None when this engine does not give any."""
         seconds = self._engine_seconds(routed)
         tokens = routed.engine_prompt
-        matched = engine.prefixes.match(routed.block_hashes)
+        matched = engine.prefixes.match_prefix(routed.block_hashes)
         try:
             stream = engine.link.generate(
                 tokens.astype("<i4", copy=False).tobytes(),
@@ -206,17 +206,17 @@ class Dispatcher:
         except (EngineOverloaded, StreamLost) as error:
             self._handle_send_failure(routed, engine, error)
             return None
-        engine.prefixes.guess(routed.block_hashes)
+        engine.prefixes.add_guesses(routed.block_hashes)
         cost = len(tokens) - matched * BLOCK_TOKENS + self._expected_output_tokens(routed)
         running = Attempt(routed, engine, stream, cost, self._resumer.resume)
         if routed.record is not None:
-            running.record = routed.record.attempt(engine.name, routed.route_reason)
+            running.record = routed.record.start_attempt(engine.name, routed.route_reason)
         try:
             await running.wait_first_tokens(seconds + REFUSAL_MARGIN_SECONDS)
         except EngineRefused as refusal:
             running.close("refused")
-            engine.breaker.cancel(running.breaker_period)
-            engine.prefixes.doubt(routed.block_hashes[matched:])
+            engine.breaker.cancel_request(running.breaker_period)
+            engine.prefixes.retract_guesses(routed.block_hashes[matched:])
             self._handle_refusal(routed, engine, refusal)
             return None
         except StreamLost as error:
@@ -225,13 +225,15 @@ class Dispatcher:
             return None
         except BaseException:
             running.close()
-            engine.breaker.cancel(running.breaker_period)
+            engine.breaker.cancel_request(running.breaker_period)
             raise
-        engine.succeeded(running.breaker_period)
+        engine.record_success(running.breaker_period)
         if self._table.cache_warmer is not None and not routed.generated:
-            self._table.cache_warmer.saw(engine.tokenizer_hash, routed.block_hashes, routed.prompt, routed.salt)
+            self._table.cache_warmer.count_prompt(
+                engine.tokenizer_hash, routed.block_hashes, routed.prompt, routed.salt
+            )
         if routed.record is not None and running.record is not None:
-            routed.record.token(running.record)
+            routed.record.first_token_received(running.record)
         return running
 
     async def _embed(
@@ -239,9 +241,13 @@ class Dispatcher:
     ) -> EmbeddingResult | None:
         """Return the embedding; None when this engine does not give one."""
         seconds, cost = self._engine_seconds(routed), float(len(routed.prompt))
-        attempt = routed.record.attempt(engine.name, routed.route_reason) if routed.record is not None else None
-        engine.take(cost)
-        period = engine.breaker.begin()
+        attempt = (
+            routed.record.start_attempt(engine.name, routed.route_reason)
+            if routed.record is not None
+            else None
+        )
+        engine.add_request(cost)
+        period = engine.breaker.begin_request()
         settled = False
         try:
             async with asyncio.timeout(seconds + REFUSAL_MARGIN_SECONDS):
@@ -254,7 +260,7 @@ class Dispatcher:
                     queue_seconds=seconds,
                 )
             settled = True
-            engine.succeeded(period)
+            engine.record_success(period)
             if routed.record is not None:
                 routed.record.prompt_tokens += prompt
                 routed.record.cached_tokens += cached
@@ -269,14 +275,14 @@ class Dispatcher:
             self._handle_early_loss(routed, engine, lost, period)
         finally:
             if not settled:
-                engine.breaker.cancel(period)
+                engine.breaker.cancel_request(period)
             if attempt is not None:
                 attempt.end()
-            engine.release(cost)
+            engine.remove_request(cost)
         return None
 
     def _engine_seconds(self, routed: RoutedRequest) -> float:
-        return max(MIN_ENGINE_SECONDS, routed.queue_entry.ends - time.monotonic())
+        return max(MIN_ENGINE_SECONDS, routed.queue_entry.wait_deadline - time.monotonic())
 
     def _expected_output_tokens(self, routed: RoutedRequest) -> int:
         asked = routed.generation.sampling.max_tokens
@@ -306,15 +312,15 @@ class Dispatcher:
         """
         leaving = engine.draining
         if not leaving:
-            engine.failed(period)
+            engine.record_failure(period)
         else:
-            engine.breaker.cancel(period)
+            engine.breaker.cancel_request(period)
         routed.tried_engines.append(engine)
         self._metrics.retries.labels(error.cause).inc()
         if leaving or error.cause in BLAMELESS_CAUSES:
             return
         routed.losses += 1
-        most = self._resumer.limits.resumes + 1 if routed.generated else self._max_attempts
+        most = self._resumer.limits.max_resumes + 1 if routed.generated else self._max_attempts
         if routed.losses >= most:
             text = f"the request was lost by {routed.losses} engines, the last time because: {error}"
             raise unavailable(text, code="engine_lost")
@@ -328,7 +334,7 @@ class Dispatcher:
         if refusal.code == RefusalCode.INVALID:
             raise refusal_error(routed.generation, str(refusal))
         siblings = routed.queue_entry.siblings
-        if refusal.code == RefusalCode.QUEUE_TIMEOUT and (siblings is None or not siblings.go_on):
+        if refusal.code == RefusalCode.QUEUE_TIMEOUT and (siblings is None or not siblings.may_wait):
             raise unavailable(str(refusal), code="queue_timeout")
         routed.tried_engines.append(engine)
         if refusal.code in (RefusalCode.BUSY, RefusalCode.QUEUE_TIMEOUT):
@@ -349,12 +355,16 @@ class Dispatcher:
         self._metrics.routes.labels(route.reason).inc()
         routed.route_header, routed.route_reason = route_header(route), route.reason
         if routed.record is not None:
-            routed.record.phase("route", began)
+            routed.record.end_phase("route", began)
         return route.engine
 
     async def _routing_query(self, routed: RoutedRequest) -> RoutingQuery | None:
         """Return the request as routing sees it; None when no engine is there to tokenize for."""
-        text = routed.text_model if routed.generated else self._table.choose_text_model(routed.text_model, routed.tried_engines)
+        text = (
+            routed.text_model
+            if routed.generated
+            else self._table.choose_text_model(routed.text_model, routed.tried_engines)
+        )
         if text is None:
             return None
         context = self._table.longest_context(text)
@@ -366,16 +376,18 @@ class Dispatcher:
         if routed.context_tokens > context > 0 and not routed.generated:
             raise context_length_error(routed, context)
         cache_warmer = self._table.cache_warmer
-        if not routed.block_hashes and (len(self._table) > 1 or (cache_warmer is not None and cache_warmer.on)):
+        if not routed.block_hashes and (
+            len(self._table) > 1 or (cache_warmer is not None and cache_warmer.enabled)
+        ):
             routed.block_hashes = tuple(block_hashes(routed.prompt, routed.salt))
         return RoutingQuery(
             tokenizer_hash=text.name,
             prompt_tokens=len(routed.prompt),
-            needed_tokens=routed.context_tokens,
-            answer_tokens=self._expected_output_tokens(routed),
-            blocks=routed.block_hashes,
+            context_tokens=routed.context_tokens,
+            output_tokens=self._expected_output_tokens(routed),
+            block_hashes=routed.block_hashes,
             session=routed.session,
-            pin=routed.pinned_model,
+            pinned_model=routed.pinned_model,
             excluded=routed.tried_engines,
         )
 

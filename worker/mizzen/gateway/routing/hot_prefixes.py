@@ -34,7 +34,7 @@ class HotPrefix:
     tokens: Int32
     """int32 [n], whole blocks."""
     salt: bytes
-    names: tuple[int, ...]
+    block_hashes: tuple[int, ...]
     """Of its blocks."""
 
 
@@ -64,7 +64,7 @@ class HotPrefixes:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def saw(self, names: Sequence[int], prompt: Int32, salt: bytes) -> None:
+    def count_prompt(self, names: Sequence[int], prompt: Int32, salt: bytes) -> None:
         """Count a prompt.
 
         Args:
@@ -77,14 +77,16 @@ class HotPrefixes:
             block = self._blocks.get(name)
             if block is None:
                 ids = prompt[place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS]
-                block = self._blocks[name] = _PrefixBlock(parent, ids.astype("<i4", copy=False).tobytes(), salt)
+                block = self._blocks[name] = _PrefixBlock(
+                    parent, ids.astype("<i4", copy=False).tobytes(), salt
+                )
             block.weight += weight
             block.prompts += 1
             parent = name
         if len(self._blocks) > self._capacity:
             self._evict()
 
-    def hottest(self, tokens: int) -> list[HotPrefix]:
+    def find_hottest(self, tokens: int) -> list[HotPrefix]:
         """Return the heaviest prefixes that two prompts at least had, of at most `tokens` tokens in all.
 
         None of them is the beginning of another. The heaviest come first.

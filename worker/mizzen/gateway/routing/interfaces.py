@@ -56,7 +56,7 @@ class Candidate(Protocol):
         ...
 
     @property
-    def pin(self) -> ModelIdentity:
+    def model_identity(self) -> ModelIdentity:
         """What it serves."""
         ...
 
@@ -72,26 +72,26 @@ class RoutingQuery:
 
     tokenizer_hash: str
     prompt_tokens: int
-    needed_tokens: int
+    context_tokens: int
     """Of context: the prompt and as much answer as was asked for, 1 at least."""
-    answer_tokens: int = EXPECTED_OUTPUT_TOKENS
+    output_tokens: int = EXPECTED_OUTPUT_TOKENS
     """What its answer adds to an engine's load."""
-    blocks: Sequence[int] = ()
+    block_hashes: Sequence[int] = ()
     """Names of the prompt's full blocks."""
     session: str = ""
     """What the client says belongs together; empty when it says nothing."""
-    pin: ModelIdentity | None = None
+    pinned_model: ModelIdentity | None = None
     """Of an answer that has begun."""
     excluded: Collection[Candidate] = ()
     """Engines that have refused it or lost it."""
     _matched: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
-    def matched(self, engine: Candidate) -> int:
+    def matched_tokens(self, engine: Candidate) -> int:
         """Return how many tokens of the prompt an engine's cache is thought to hold, looked up once."""
         key = id(engine)
         found = self._matched.get(key)
         if found is None:
-            found = self._matched[key] = engine.prefixes.match(self.blocks) * BLOCK_TOKENS
+            found = self._matched[key] = engine.prefixes.match_prefix(self.block_hashes) * BLOCK_TOKENS
         return found
 
 

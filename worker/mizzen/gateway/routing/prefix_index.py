@@ -7,7 +7,7 @@ at once, and nothing that did not come true is believed for long.
 
 Memory: a name takes `BLOCK_BYTES` at most (measured by a test), and all engines of a gateway share one bound,
 `PrefixBudget`. An engine's part is full when it has its share; then an eighth of its names go, those first
-that no event and no routed request has touched for longest. What is forgotten costs hits and nothing else:
+that no event and no routed request has touched for longest. What is evicted_blocks costs hits and nothing else:
 the engine still has the block, and what is routed there or stored there anew is known again.
 """
 
@@ -32,13 +32,13 @@ MIN_ENGINE_BLOCKS = 64
 class EnginePrefixes:
     """Blocks that one engine holds, or soon will. `capacity` may be changed at any time."""
 
-    __slots__ = ("_capacity", "_clock", "_blocks", "forgotten")
+    __slots__ = ("_capacity", "_clock", "_blocks", "evicted_blocks")
 
     def __init__(self, capacity: int = DEFAULT_BLOCKS, clock: Callable[[], float] = time.monotonic) -> None:
         self._capacity = capacity
         self._clock = clock
         self._blocks: dict[int, float | None] = {}  # in order of use; None: confirmed, else when a guess ends
-        self.forgotten = 0
+        self.evicted_blocks = 0
         """Names that were dropped for want of room."""
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class EnginePrefixes:
         self._capacity = blocks
         self._evict()
 
-    def match(self, names: Sequence[int]) -> int:
+    def match_prefix(self, names: Sequence[int]) -> int:
         """Return how many blocks of a prompt, from its start, are held."""
         held, now = self._blocks, None
         for count, name in enumerate(names):
@@ -67,20 +67,20 @@ class EnginePrefixes:
                 return count
         return len(names)
 
-    def guess(self, names: Sequence[int]) -> None:
+    def add_guesses(self, names: Sequence[int]) -> None:
         """Note the blocks of a prompt that is on its way to the engine; those that it has are used anew."""
         held, until = self._blocks, self._clock() + GUESS_SECONDS
         for name in reversed(names):  # the first blocks become the newest: they are worth most
             held[name] = None if held.pop(name, until) is None else until
         self._evict()
 
-    def doubt(self, names: Iterable[int]) -> None:
+    def retract_guesses(self, names: Iterable[int]) -> None:
         """Take guesses back: the engine did not take the request."""
         for name in names:
             if self._blocks.get(name) is not None:
                 del self._blocks[name]
 
-    def event(self, stored: Sequence[int], evicted: Iterable[int], reset: bool = False) -> None:
+    def apply_event(self, stored: Sequence[int], evicted: Iterable[int], reset: bool = False) -> None:
         """Take a cache event; with `reset`, `stored` is all that the engine holds, and no guess stands."""
         if reset:
             self._blocks = {}
@@ -104,7 +104,7 @@ class EnginePrefixes:
         count = len(held) - self._capacity + self._capacity // 8
         for name in list(islice(held, count)):
             del held[name]
-        self.forgotten += count
+        self.evicted_blocks += count
 
 
 class PrefixBudget:
@@ -113,7 +113,7 @@ class PrefixBudget:
     def __init__(self, blocks: int = DEFAULT_BLOCKS) -> None:
         self.blocks = blocks
 
-    def share(self, engines: Sequence[EnginePrefixes]) -> None:
+    def divide(self, engines: Sequence[EnginePrefixes]) -> None:
         """Give each engine its part."""
         for one in engines:
             part = max(MIN_ENGINE_BLOCKS, self.blocks // len(engines))

@@ -31,9 +31,9 @@ says anything of the engine."""
 class ResumeLimits:
     """How far an answer is followed."""
 
-    resumes: int = 3
+    max_resumes: int = 3
     """Engines that may be lost by one answer that has begun; 0 turns resuming off."""
-    seconds: float = 60.0
+    capacity_seconds: float = 60.0
     """How long an answer waits for room in the engines that serve."""
     replacement_seconds: float = 1.0
     """How long it waits for a replacement when none serves."""
@@ -65,13 +65,13 @@ class AnswerResumer:
         running.stream.abort()
         running.release(lost.cause)
         if not leaving and lost.cause not in FINAL_CAUSES:
-            engine.failed(running.breaker_period)
-        if not self.limits.resumes or lost.cause in FINAL_CAUSES:
+            engine.record_failure(running.breaker_period)
+        if not self.limits.max_resumes or lost.cause in FINAL_CAUSES:
             return None
         self._count_loss(routed, lost, leaving)
         began = time.monotonic()
         routed.queue_entry.deadline = began + (
-            self.limits.seconds if self._serving() else self.limits.replacement_seconds
+            self.limits.capacity_seconds if self._serving() else self.limits.replacement_seconds
         )
         routed.tried_engines[:] = [engine]
         self._metrics.resumes.labels("handover" if leaving else lost.cause).inc()
@@ -103,7 +103,7 @@ class AnswerResumer:
             routed.handovers += 1
         else:
             routed.losses += 1
-        if routed.losses > self.limits.resumes or routed.handovers > MAX_HANDOVERS:
+        if routed.losses > self.limits.max_resumes or routed.handovers > MAX_HANDOVERS:
             self._metrics.resume_failures.labels("too_many").inc()
             text = f"the request was lost by {routed.losses + routed.handovers} engines, the last time because: {lost}"
             raise StreamLost(lost.cause, text)

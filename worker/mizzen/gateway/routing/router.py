@@ -86,11 +86,11 @@ class Router:
             gains = [column[chosen] - sum(column) / len(kept) for column in columns]
             best = max(gains, default=0.0)
             reason = self._scorers[gains.index(best)][0].name if best > 1e-9 else "random"
-        return Route(kept[chosen], reason, request.matched(kept[chosen]))
+        return Route(kept[chosen], reason, request.matched_tokens(kept[chosen]))
 
     def explain(self, request: RoutingQuery, engines: Iterable[E]) -> list[Verdict[E]]:
         """Return what `route` looks at, for each engine."""
-        verdicts = [Verdict(e, request.matched(e)) for e in engines]
+        verdicts = [Verdict(e, request.matched_tokens(e)) for e in engines]
         for one in verdicts:
             one.excluded_by = next((f.name for f in self._filters if not f.keep(request, one.engine)), "")
         left = [one for one in verdicts if not one.excluded_by]

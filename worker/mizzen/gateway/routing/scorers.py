@@ -31,11 +31,11 @@ class CompatibleFilter:
 
     def keep(self, request: RoutingQuery, engine: Candidate) -> bool:
         """See `Filter`."""
-        if request.pin is not None and engine.pin != request.pin:
+        if request.pinned_model is not None and engine.model_identity != request.pinned_model:
             return False
         return (
-            engine.pin.tokenizer_hash == request.tokenizer_hash
-            and request.needed_tokens <= engine.context_length
+            engine.model_identity.tokenizer_hash == request.tokenizer_hash
+            and request.context_tokens <= engine.context_length
         )
 
 
@@ -65,10 +65,10 @@ class BoundedLoadPreference:
         """See `Preference`."""
         loads = [engine.load for engine in engines]
         total, least = sum(loads), min(loads)
-        count, whole = len(loads), request.prompt_tokens + request.answer_tokens
+        count, whole = len(loads), request.prompt_tokens + request.output_tokens
         stays = []
         for engine, load in zip(engines, loads, strict=True):
-            cost = whole - request.matched(engine)
+            cost = whole - request.matched_tokens(engine)
             bound = max(SMALL_LOAD_TOKENS, self._factor * (total + cost) / count)
             stays.append(load + cost <= bound or load == least)
         return stays
@@ -81,9 +81,9 @@ class PrefixScorer:
 
     def score(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
-        if not request.blocks:
+        if not request.block_hashes:
             return [0.0] * len(engines)
-        return [request.matched(engine) / request.prompt_tokens for engine in engines]
+        return [request.matched_tokens(engine) / request.prompt_tokens for engine in engines]
 
 
 class SessionScorer:
@@ -108,8 +108,8 @@ class HomeScorer:
 
     def score(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
-        first = request.blocks[:1]
-        if not first or any(request.matched(engine) for engine in engines):
+        first = request.block_hashes[:1]
+        if not first or any(request.matched_tokens(engine) for engine in engines):
             return [0.0] * len(engines)
         return rendezvous_scores(first[0].to_bytes(8, "little"), engines)
 

@@ -13,15 +13,15 @@ MAX_SESSION_CHARACTERS = 64
 def get_session(headers: Iterable[tuple[bytes, bytes]], hint: str) -> str:
     """Return a request's session: the header's, else the hint of its body; empty when it has none.
 
-    `hint` is `bounded` already.
+    `hint` is `bound_session` already.
     """
     for name, value in headers:
         if name == SESSION_HEADER and value:
-            return bounded(value.decode("latin-1"))
+            return bound_session(value.decode("latin-1"))
     return hint
 
 
-def bounded(name: str) -> str:
+def bound_session(name: str) -> str:
     """Return what a session is known by: its name, or the digest of a long one, the same in every gateway.
 
     Routing hashes it for each engine and each sequence, on the event loop: it has to be short there.

@@ -39,7 +39,7 @@ class WarmLimits:
 
     tokens: int = 0
     seconds: float = 10.0
-    at_once: int = 4
+    concurrency: int = 4
     """Prefixes in work."""
 
 
@@ -52,13 +52,13 @@ class CacheWarmer:
         self._stores: OrderedDict[str, HotPrefixes] = OrderedDict()
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         """Whether prompts are to be seen at all."""
         return self._limits.tokens > 0
 
-    def saw(self, tokenizer: str, names: Sequence[int], prompt: Int32, salt: bytes) -> None:
+    def count_prompt(self, tokenizer: str, names: Sequence[int], prompt: Int32, salt: bytes) -> None:
         """Count a prompt (int32 [n]) of a tokenizer; `names` are those of its full blocks."""
-        if not self.on or not names:
+        if not self.enabled or not names:
             return
         store = self._stores.get(tokenizer)
         if store is None:
@@ -66,18 +66,20 @@ class CacheWarmer:
             while len(self._stores) > MAX_TOKENIZERS:
                 self._stores.popitem(last=False)
         self._stores.move_to_end(tokenizer)
-        store.saw(names, prompt, salt)
+        store.count_prompt(names, prompt, salt)
 
-    def prefixes(self, engine: EngineClient) -> list[HotPrefix]:
+    def missing_prefixes(self, engine: EngineClient) -> list[HotPrefix]:
         """Return what an engine lacks of the hottest prefixes, the hottest first."""
         store = self._stores.get(engine.tokenizer_hash)
         if store is None:
             return []
         context = engine.context_length
-        hottest = [one for one in store.hottest(self._limits.tokens) if len(one.tokens) < context]
-        return [one for one in hottest if engine.prefixes.match(one.names) < len(one.names)]
+        hottest = [one for one in store.find_hottest(self._limits.tokens) if len(one.tokens) < context]
+        return [
+            one for one in hottest if engine.prefixes.match_prefix(one.block_hashes) < len(one.block_hashes)
+        ]
 
-    async def run(self, engine: EngineClient, needed: Callable[[], bool]) -> None:
+    async def fill_cache(self, engine: EngineClient, needed: Callable[[], bool]) -> None:
         """Fill an engine's cache, in the time that there is; never raises but when it is cancelled.
 
         Args:
@@ -85,9 +87,10 @@ class CacheWarmer:
             needed: tells whether it must serve at once.
         """
         began, result = time.monotonic(), "needed"
-        prefixes = iter(self.prefixes(engine))
+        prefixes = iter(self.missing_prefixes(engine))
         workers = [
-            asyncio.create_task(self._replay_rest(engine, prefixes, needed)) for _ in range(self._limits.at_once)
+            asyncio.create_task(self._replay_rest(engine, prefixes, needed))
+            for _ in range(self._limits.concurrency)
         ]
         try:
             async with asyncio.timeout(self._limits.seconds):

@@ -131,7 +131,7 @@ class AccessLog:
             first_token_seconds=None if first is None else round(first, 6),
             engine=last.engine if last else "",
             route=last.reason if last else "",
-            attempts=record.tried,
+            attempts=record.attempt_count,
             finish_reasons=record.finish_reasons,
             error=record.error,
             trace=record.traceparent[3:35],

@@ -161,19 +161,19 @@ class Metrics:
         for result in ("done", "needed", "deadline", "failed"):
             self.warmups.labels(result)
 
-    def of(self, model: str) -> ModelMetrics:
+    def for_model(self, model: str) -> ModelMetrics:
         """Return the counters of a model; all models that are not served share one instance."""
         return self._models.get(model) or self._add_model(model)
 
-    def ended(self, record: RequestRecord, path: str) -> None:
+    def count_request(self, record: RequestRecord, path: str) -> None:
         """Count a finished request; `path` is an API path or `other`."""
         model = record.model
-        counted = self.of(model)
+        counted = self.for_model(model)
         label = model if model in self._models else OTHER_LABEL
         self.requests.labels(path, str(record.status), label).inc()
         if record.status in REFUSED and record.error:
             self.refusals.labels(record.error).inc()
-        if not record.tried and not record.model:
+        if not record.attempt_count and not record.model:
             return
         counted.request_seconds.observe(record.seconds)
         if record.first_token is not None:
@@ -182,7 +182,7 @@ class Metrics:
             if added is not None:
                 counted.added_seconds.observe(added)
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-SCOPE_KEY = "mizzen.record"
+RECORD_KEY = "mizzen.record"
 NO_STATUS = 499
 """Of a request whose client left before there was a response."""
 MAX_PROMPT_CHARACTERS = 32_768
@@ -80,28 +80,28 @@ class RequestRecord:
     error: str = ""
     """What went wrong after the response had begun, or with the request: OpenAI's error code or a word."""
     attempts: list[AttemptRecord] = field(default_factory=list)
-    tried: int = 0
+    attempt_count: int = 0
     """Attempts in all."""
     phases: list[RequestPhase] = field(default_factory=list)
 
-    def keep(self, prompt: Any) -> None:
+    def keep_prompt(self, prompt: Any) -> None:
         """Keep a prompt for the access log, of token ids no more than it may show."""
         self.prompt = prompt[:MAX_PROMPT_CHARACTERS].tolist() if isinstance(prompt, array) else prompt
 
-    def phase(self, name: str, began: float) -> None:
+    def end_phase(self, name: str, began: float) -> None:
         """Note a part of the request's time that ends now."""
         if len(self.phases) < MAX_ATTEMPTS:
             self.phases.append(RequestPhase(name, began, time.monotonic()))
 
-    def attempt(self, engine: str, reason: str) -> AttemptRecord:
+    def start_attempt(self, engine: str, reason: str) -> AttemptRecord:
         """Note that the request is sent to an engine; returns what the attempt fills."""
         attempt = AttemptRecord(engine, reason, time.monotonic())
-        self.tried += 1
+        self.attempt_count += 1
         if len(self.attempts) < MAX_ATTEMPTS:
             self.attempts.append(attempt)
         return attempt
 
-    def token(self, attempt: AttemptRecord) -> None:
+    def first_token_received(self, attempt: AttemptRecord) -> None:
         """Note the first token of an attempt."""
         attempt.first_token = now = time.monotonic()
         if self.first_token is None:
@@ -120,7 +120,7 @@ class RequestRecord:
     @property
     def added_seconds(self) -> float | None:
         """Time to the first token without the queue and the engine's own; None when nobody can tell."""
-        if self.first_token is None or self.tried != 1 or not self.attempts[0].engine_seconds:
+        if self.first_token is None or self.attempt_count != 1 or not self.attempts[0].engine_seconds:
             return None
         queued = sum(phase.ended - phase.began for phase in self.phases if phase.name == "queue")
         return max(0.0, self.first_token - self.began - queued - self.attempts[0].engine_seconds)
@@ -128,8 +128,8 @@ class RequestRecord:
 
 def get_record(scope: Scope) -> RequestRecord:
     """Return the record of a request; one that nobody reads where no front made it."""
-    record = scope.get(SCOPE_KEY)
+    record = scope.get(RECORD_KEY)
     if not isinstance(record, RequestRecord):
         record = RequestRecord(request_id="", method=scope.get("method", ""), path=scope.get("path", ""))
-        scope[SCOPE_KEY] = record
+        scope[RECORD_KEY] = record
     return record

@@ -31,11 +31,11 @@ def root_attributes(record: RequestRecord) -> dict[str, Any]:
         if record.path in OPERATIONS:
             found["gen_ai.operation.name"] = OPERATIONS[record.path]
         found["mizzen.stream"] = record.stream
-    if record.tried:
+    if record.attempt_count:
         found["gen_ai.usage.input_tokens"] = record.prompt_tokens
         found["gen_ai.usage.output_tokens"] = record.completion_tokens
         found["mizzen.usage.cached_tokens"] = record.cached_tokens
-        found["mizzen.attempts"] = record.tried
+        found["mizzen.attempts"] = record.attempt_count
     if record.finish_reasons:
         found["gen_ai.response.finish_reasons"] = record.finish_reasons
     if record.key:

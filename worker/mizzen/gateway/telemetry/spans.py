@@ -16,7 +16,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from mizzen import __version__
 from mizzen.gateway.telemetry.fast_metrics import OTHER_LABEL
 from mizzen.gateway.telemetry.request_record import AttemptRecord, RequestRecord
-from mizzen.gateway.telemetry.span_attributes import root_attributes, unix_nanoseconds, attempt_parts
+from mizzen.gateway.telemetry.span_attributes import attempt_parts, root_attributes, unix_nanoseconds
 
 FLUSH_SECONDS = 3.0
 """Time that the last spans get to be sent when the process ends."""

@@ -29,7 +29,7 @@ class TableWatch:
         self._waiting: set[asyncio.Event] = set()
         self._closed = False
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Tell that something may have changed; costs nothing while nobody waits."""
         for event in self._waiting:
             event.set()
@@ -37,7 +37,7 @@ class TableWatch:
     def close(self) -> None:
         """Let nobody wait any more."""
         self._closed = True
-        self.tell()
+        self.notify()
 
     async def wait(
         self, seconds: float, changed: Callable[[], bool], gone: Callable[[], Awaitable[bool]]
@@ -77,26 +77,26 @@ async def _set(event: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def version(services: Iterable[Service], synced: bool, tenants: TenantRegistry) -> str:
+def table_version(services: Iterable[Service], synced: bool, tenants: TenantRegistry) -> str:
     """Name of what a routing table says, but for how much there is to do: equal names mean equal tables."""
     parts = [str(synced), str(_api_keys(tenants))]
     for service in services:
-        parts.append(f"{service.name} {service.waiting_requests > 0} {service.table.keys}")
+        parts.append(f"{service.name} {service.waiting_requests > 0} {service.table.key_names}")
         parts += sorted(
-            f"{one.found.uid} {one.name} {one.state} {one.revision} {one.keys} {one.problem}"
+            f"{one.discovered.uid} {one.name} {one.state} {one.revision} {one.key_names} {one.problem}"
             for one in service.table
         )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def table(services: Iterable[Service], synced: bool, tenants: TenantRegistry) -> dict[str, Any]:
+def routing_table(services: Iterable[Service], synced: bool, tenants: TenantRegistry) -> dict[str, Any]:
     """Return the routing table of some services, and how it is about the gateway's API keys."""
     chosen = list(services)
     return {
         "synced": synced,
-        "version": version(chosen, synced, tenants),
+        "version": table_version(chosen, synced, tenants),
         "apiKeys": _api_keys(tenants),
-        "keys": sorted({name for service in chosen for name in service.table.keys}),
+        "keys": sorted({name for service in chosen for name in service.table.key_names}),
         "waiting": sum(service.waiting_requests for service in chosen),
         "queued": sum(len(service.admission) for service in chosen),
         "inFlight": sum(service.admission.in_flight for service in chosen),
@@ -105,13 +105,13 @@ def table(services: Iterable[Service], synced: bool, tenants: TenantRegistry) ->
             {
                 "service": service.name,
                 "name": engine.name,
-                "uid": engine.found.uid,
+                "uid": engine.discovered.uid,
                 "state": engine.state,
                 "revision": engine.revision,
                 "requests": engine.requests,
                 "problem": engine.problem,
                 "otherProtocol": engine.other_protocol,
-                "keys": engine.keys,
+                "keys": engine.key_names,
                 "stats": _stats(engine),
             }
             for service in chosen
@@ -122,7 +122,7 @@ def table(services: Iterable[Service], synced: bool, tenants: TenantRegistry) ->
 
 def _api_keys(tenants: TenantRegistry) -> dict[str, Any] | None:
     """How many API keys are accepted, and what is wrong with the files; None where nobody needs one."""
-    return None if tenants.open else {"inForce": tenants.in_force, "problem": tenants.problem}
+    return None if tenants.keyless else {"inForce": tenants.key_count, "problem": tenants.problem}
 
 
 def _stats(engine: EngineClient) -> dict[str, int] | None:

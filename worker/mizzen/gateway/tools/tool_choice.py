@@ -62,7 +62,7 @@ class Tools:
             found.append({"type": "function", "function": entry})
         return found
 
-    def fault(self, keyword: str, path: str) -> str | None:
+    def find_schema_field(self, keyword: str, path: str) -> str | None:
         """Return where in the request a keyword stands that an engine does not enforce; None if nowhere.
 
         `path` leads there from a strict tool's schema, with `/` between its steps.

@@ -17,9 +17,9 @@ from collections.abc import Iterable
 
 import torch
 
-from mizzen.kernels.attention.flash_decode_triton import LOG2E, Cache, Projections, Tiling, Workspace
+from mizzen.kernels.attention.flash_decode_triton import LOG2E, LayerKV, QKVPrep, DecodeTiling, Workspace
 from mizzen.kernels.launch import hopper
-from mizzen.kernels.nvrtc import Kernel, compiled, launch, runs, source
+from mizzen.kernels.nvrtc import KernelSpec, load_kernel, launch, can_compile, read_source
 
 SIZES = {torch.bfloat16: (64, 128), torch.float8_e4m3fn: (128,)}
 """Heads that the kernel serves, by the precision of the cache."""
@@ -36,11 +36,11 @@ RESIDENT = {(128, torch.bfloat16): 3, (64, torch.bfloat16): 4, (128, torch.float
 
 Left to itself the compiler takes more registers for 8-bit caches, and fewer for heads of 64: both are slower.
 """
-SOURCE = source("attention/flash_decode_mma")
+SOURCE = read_source("attention/flash_decode_mma")
 
 
 def serves(cache: torch.Tensor, group: int) -> bool:
-    """Tell whether the kernel runs over a layer's keys [cells, kv_heads, size] with `group` queries each.
+    """Tell whether the kernel runs over a layer's keys [slot_mapping, kv_heads, size] with `group` queries each.
 
     False where device, precision or shape are others, or (with a warning) where kernels cannot be compiled.
     Queries and outputs are bfloat16.
@@ -49,7 +49,7 @@ def serves(cache: torch.Tensor, group: int) -> bool:
     if not hopper(cache.device) or size not in SIZES.get(cache.dtype, ()) or group > GROUPS:
         return False
     defines = definitions(size, group, kv_heads, 16, None, 4, cache.dtype, norm=True, projected=True)
-    return runs(SOURCE, "paged", defines, cache.device, "attention runs by Triton")
+    return can_compile(SOURCE, "paged", defines, cache.device, "attention runs by Triton")
 
 
 def definitions(
@@ -73,10 +73,10 @@ def definitions(
     return (*shape, *how, *numbers, ("UNEVEN", int(uneven)))
 
 
-def kernels(
+def kernel_specs(
     cache: torch.Tensor, group: int, page: int, windows: Iterable[int | None], *, norm: bool
-) -> set[Kernel]:
-    """Return what attention over caches like this [cells, kv_heads, size] may be compiled from.
+) -> set[KernelSpec]:
+    """Return what attention over caches like this [slot_mapping, kv_heads, size] may be compiled from.
 
     From raw projections, with norms or without, and from ready queries; cut plainly and by lengths.
     """
@@ -92,12 +92,12 @@ def kernels(
     }  # fmt: skip
 
 
-def select_tiling(rows: int, cache: torch.Tensor) -> Tiling:
-    """Choose how to cut a batch over a layer's keys [cells, kv_heads, size]."""
+def select_tiling(rows: int, cache: torch.Tensor) -> DecodeTiling:
+    """Choose how to cut a batch over a layer's keys [slot_mapping, kv_heads, size]."""
     kv_heads, size = cache.shape[1:]
     processors = torch.cuda.get_device_properties(cache.device).multi_processor_count
     splits, warps = cut_of(rows * kv_heads, processors, RESIDENT[size, cache.dtype])
-    return Tiling(splits=splits, block=16, warps=warps, stages=0)
+    return DecodeTiling(splits=splits, block=16, warps=warps, stages=0)
 
 
 def cut_of(pairs: int, processors: int, resident: int) -> tuple[int, int]:
@@ -120,12 +120,12 @@ def cut_of(pairs: int, processors: int, resident: int) -> tuple[int, int]:
 
 def attend(
     q: torch.Tensor,
-    projections: Projections | None,
-    cache: Cache,
+    projections: QKVPrep | None,
+    cache: LayerKV,
     out: torch.Tensor,
     window: int | None,
-    tiling: Tiling,
-    workspace: Workspace,
+    tiling: DecodeTiling,
+    workspace: SplitWorkspace,
     items: torch.Tensor | None = None,
 ) -> None:
     """Attend one query token a row; see `mizzen.kernels.attention.flash_decode_triton.attend`.
@@ -136,19 +136,19 @@ def attend(
     rows, heads, size = out.shape
     kv_heads = cache.keys.shape[1]
     norm = projections is not None and projections.norms is not None
-    q_scales = k_scales = cos = sin = cells = q
+    q_scales = k_scales = cos = sin = slot_mapping = q
     epsilon = 0.0
     if projections is not None:
-        cos, sin, cells, epsilon = projections.cos, projections.sin, projections.cells, projections.epsilon
+        cos, sin, slot_mapping, epsilon = projections.cos, projections.sin, projections.slot_mapping, projections.epsilon
         if projections.norms is not None:
             q_scales, k_scales = projections.norms
     defines = definitions(
         size, heads // kv_heads, kv_heads, cache.page_size, window, tiling.warps, cache.keys.dtype,
         norm=norm, projected=projections is not None, uneven=items is not None,
     )  # fmt: skip
-    function = compiled(SOURCE, "paged", defines, q.device.index or 0)
+    function = load_kernel(SOURCE, "paged", defines, q.device.index or 0)
     arguments = (
-        q, q_scales, k_scales, cos, sin, cells, cache.slots, cache.lengths, cache.table, cache.keys,
+        q, q_scales, k_scales, cos, sin, slot_mapping, cache.slots, cache.lengths, cache.table, cache.keys,
         cache.values, out, workspace.sums, workspace.stats, workspace.counters, cache.table.shape[1],
         q.stride(0), tiling.splits if items is None else items, epsilon, LOG2E / size**0.5,
     )  # fmt: skip

@@ -58,7 +58,7 @@ def _attend(
 
 @triton.jit
 def _split_kernel(
-    q, k_new, v_new, q_weight, k_weight, cos, sin, cells, slots, lengths, table, keys, values, out,
+    q, k_new, v_new, q_weight, k_weight, cos, sin, slot_mapping, slots, lengths, table, keys, values, out,
     sums, stats, counters, columns, q_stride, epsilon, scale, k_scale, v_scale, limit,
     KV: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, NORM: tl.constexpr, PROJECTED: tl.constexpr, SPLITS: tl.constexpr,
@@ -125,7 +125,7 @@ def _split_kernel(
         stored_right = k_right.to(keys.dtype.element_ty)
         stored_v = v_all.to(values.dtype.element_ty)
         if split == 0:
-            into = tl.load(cells + row) * stride
+            into = tl.load(slot_mapping + row) * stride
             tl.store(keys_at + into + column, stored_left)
             tl.store(keys_at + into + HALF + column, stored_right)
             tl.store(values_at + into + column_all, stored_v)
@@ -191,7 +191,7 @@ def _split_kernel(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiling:
+class DecodeTiling:
     """How the work is cut."""
 
     splits: int
@@ -204,7 +204,7 @@ class Tiling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workspace:
+class SplitWorkspace:
     """What the programs of a row leave for the last of them; kernels of one stream may share it."""
 
     sums: torch.Tensor
@@ -213,7 +213,7 @@ class Workspace:
     """int32, zeros between kernels."""
 
     @classmethod
-    def allocate(cls, programs: int, rows: int, group: int, size: int, device: torch.device) -> Workspace:
+    def allocate(cls, programs: int, rows: int, group: int, size: int, device: torch.device) -> SplitWorkspace:
         """Allocate for so many split programs, so many pairs of a row and a KV head, and heads of `size`."""
         padded = triton.next_power_of_2(group)
         return cls(
@@ -224,7 +224,7 @@ class Workspace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Projections:
+class QKVPrep:
     """What a kernel needs to make queries, keys and values out of a projection [rows, (heads + 2 kv) * d]."""
 
     norms: tuple[torch.Tensor, torch.Tensor] | None
@@ -233,16 +233,16 @@ class Projections:
     cos: torch.Tensor
     """float32 [rows, 1, d / 2]; `sin` alike."""
     sin: torch.Tensor
-    cells: torch.Tensor
+    slot_mapping: torch.Tensor
     """int64 [rows], where the new keys and values go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
+class LayerKV:
     """One layer's KV and how a batch finds its own."""
 
     keys: torch.Tensor
-    """[cells, kv_heads, d]; `values` alike."""
+    """[slot_mapping, kv_heads, d]; `values` alike."""
     values: torch.Tensor
     slots: torch.Tensor
     """int32 [rows]."""
@@ -257,12 +257,12 @@ class Cache:
 
 def attend(
     q: torch.Tensor,
-    projections: Projections | None,
-    cache: Cache,
+    projections: QKVPrep | None,
+    cache: LayerKV,
     out: torch.Tensor,
     window: int | None,
-    tiling: Tiling,
-    workspace: Workspace,
+    tiling: DecodeTiling,
+    workspace: SplitWorkspace,
 ) -> None:
     """Attend one query token a row.
 
@@ -280,15 +280,15 @@ def attend(
     kv_heads = cache.keys.shape[1]
     group, half = heads // kv_heads, size // 2
     k_new = v_new = q_weight = k_weight = cos = sin = q
-    cells, epsilon, norm = cache.slots, 0.0, False
+    slot_mapping, epsilon, norm = cache.slots, 0.0, False
     if projections is not None:
         k_new, v_new = q[:, heads * size :], q[:, (heads + kv_heads) * size :]
-        cos, sin, cells, epsilon = projections.cos, projections.sin, projections.cells, projections.epsilon
+        cos, sin, slot_mapping, epsilon = projections.cos, projections.sin, projections.slot_mapping, projections.epsilon
         if projections.norms is not None:
             norm, (q_weight, k_weight) = True, projections.norms
     k_scale, v_scale = cache.scales
     _split_kernel[(tiling.splits, kv_heads, rows)](
-        q, k_new, v_new, q_weight, k_weight, cos, sin, cells, cache.slots, cache.lengths, cache.table,
+        q, k_new, v_new, q_weight, k_weight, cos, sin, slot_mapping, cache.slots, cache.lengths, cache.table,
         cache.keys, cache.values, out, workspace.sums, workspace.stats, workspace.counters,
         cache.table.shape[1], q.stride(0), epsilon, k_scale * LOG2E / size**0.5, k_scale, v_scale,
         FINITE.get(cache.keys.dtype, 0.0),

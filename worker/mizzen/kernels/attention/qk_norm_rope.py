@@ -13,7 +13,7 @@ HEADS_A_PROGRAM = 8
 
 @triton.jit
 def _prepare_heads_kernel(
-    qkv, q_weight, k_weight, cos, sin, cells, q_out, keys, values, epsilon,
+    qkv, q_weight, k_weight, cos, sin, slot_mapping, q_out, keys, values, epsilon,
     Q: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
     HEADS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -31,7 +31,7 @@ def _prepare_heads_kernel(
     is_q, is_k = head < Q, (head >= Q) & (head < Q + KV)
 
     # Values are neither normalised nor rotated, and are stored as they come.
-    cell = tl.load(cells + token)
+    cell = tl.load(slot_mapping + token)
     v_into = values + (cell * KV + head - Q - KV) * size + column
     is_v = inside & (head >= Q + KV)
     tl.store(v_into, left.to(values.dtype.element_ty), is_v)
@@ -61,7 +61,7 @@ def qk_norm_rope(
     epsilon: float,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    cells: torch.Tensor,
+    slot_mapping: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
@@ -73,8 +73,8 @@ def qk_norm_rope(
         epsilon: of the norms.
         cos: [tokens, 1, head_dim / 2], in half-split layout; `sin` alike.
         sin: see `cos`.
-        cells: int64 [tokens], where keys and values go.
-        keys: one layer's cache, [cells, kv_heads, head_dim], contiguous; `values` alike.
+        slot_mapping: int64 [tokens], where keys and values go.
+        keys: one layer's cache, [slot_mapping, kv_heads, head_dim], contiguous; `values` alike.
         values: see `keys`.
 
     Returns:
@@ -87,7 +87,7 @@ def qk_norm_rope(
     together = min(HEADS_A_PROGRAM, triton.next_power_of_2(total))
     q_weight, k_weight = (qkv, qkv) if norms is None else norms
     _prepare_heads_kernel[(tokens, triton.cdiv(total, together))](
-        qkv, q_weight, k_weight, cos, sin, cells, q, keys, values, epsilon,
+        qkv, q_weight, k_weight, cos, sin, slot_mapping, q, keys, values, epsilon,
         Q=heads, KV=kv_heads, HALF=size // 2, NORM=norms is not None,
         HEADS=together, BLOCK=triton.next_power_of_2(size // 2), num_warps=2,
         **pdl_launch_options(q),

@@ -12,9 +12,9 @@ from typing import Literal
 
 import torch
 
-from mizzen.kernels.nvrtc import CompileError, compiled, launch, source
+from mizzen.kernels.nvrtc import CompileError, load_kernel, launch, read_source
 
-SOURCE = source("comm/peer") + source("comm/allreduce_rmsnorm")
+SOURCE = read_source("comm/peer") + read_source("comm/allreduce_rmsnorm")
 VECTOR = 8
 """Numbers of bfloat16 in what a thread moves at once."""
 MOST_THREADS = 1024
@@ -80,7 +80,7 @@ class AllReduceRMSNorm:
         if device.index is None:
             raise CompileError("a device without a number")
         sizes = definitions(columns, len(regions), room, way)
-        self.function = compiled(SOURCE, "reduce", sizes, device.index)
+        self.function = load_kernel(SOURCE, "reduce", sizes, device.index)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float

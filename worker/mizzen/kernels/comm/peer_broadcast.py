@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from mizzen.kernels.nvrtc import CompileError, compiled, launch, source
+from mizzen.kernels.nvrtc import CompileError, load_kernel, launch, read_source
 
-SOURCE = source("comm/peer") + source("comm/peer_broadcast")
+SOURCE = read_source("comm/peer") + read_source("comm/peer_broadcast")
 TOKEN_THREADS = 256
 VECTOR_BYTES = 16
 MOST_THREADS = 512
@@ -51,7 +51,7 @@ class TokenBroadcast(_Shared):
             CompileError: it cannot be compiled here.
         """
         super().__init__(regions, rank, room, 1, device)
-        self.function = compiled(SOURCE, "tokens", definitions(1, len(regions), room), device.index)
+        self.function = load_kernel(SOURCE, "tokens", definitions(1, len(regions), room), device.index)
 
     @staticmethod
     def region_bytes(room: int) -> int:
@@ -77,7 +77,7 @@ class Lookup(_Shared):
         super().__init__(regions, rank, room, room, device)
         sizes = definitions(row_bytes // VECTOR_BYTES, len(regions), room)
         self.threads = dict(sizes)["THREADS"]
-        self.function = compiled(SOURCE, "lookup", sizes, device.index)
+        self.function = load_kernel(SOURCE, "lookup", sizes, device.index)
 
     @staticmethod
     def region_bytes(room: int, row_bytes: int) -> int:
@@ -105,7 +105,7 @@ class Meeting(_Shared):
         if len(regions) > MEETING_THREADS:
             raise CompileError(f"{len(regions)} ranks, more than {MEETING_THREADS}")
         super().__init__(regions, rank, 1, 1, device)
-        self.function = compiled(SOURCE, "meet", definitions(1, len(regions), 1), device.index)
+        self.function = load_kernel(SOURCE, "meet", definitions(1, len(regions), 1), device.index)
 
     @staticmethod
     def region_bytes(ranks: int) -> int:

@@ -12,7 +12,7 @@ import functools
 import torch
 
 from mizzen.kernels.gemm.hopper import ALIGNMENT, COLUMNS, kernel_source, make_tensor_map, make_weight_map
-from mizzen.kernels.nvrtc import Kernel, compiled, launch
+from mizzen.kernels.nvrtc import KernelSpec, load_kernel, launch
 
 HEIGHT = 128
 """Weight rows of a block."""
@@ -41,7 +41,7 @@ FULLEST = 0.95
 library and a kernel for SiLU: then it was, by 2 to 4 % with an 8B's weights, by more with smaller ones."""
 
 
-def kernel() -> Kernel:
+def kernel() -> KernelSpec:
     """Return what the product of any shape is compiled from."""
     return kernel_source("gate_up_swiglu", BATCH), "gated", DEFINITIONS
 
@@ -84,7 +84,7 @@ def gated(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None = None
     (rows, columns), size = weight.shape, weight.shape[0] // 2
     if out is None:
         out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
-    function = compiled(*kernel(), x.device.index or 0)
+    function = load_kernel(*kernel(), x.device.index or 0)
     inputs = make_tensor_map(x.data_ptr(), (columns, len(x)), (columns,), (COLUMNS, BATCH // SHARE))
     pairs, blocks = pieces(rows, len(x))
     launch(

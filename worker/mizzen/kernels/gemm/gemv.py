@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 
 from mizzen.kernels.launch import hopper
-from mizzen.kernels.nvrtc import compiled, launch, runs, source
+from mizzen.kernels.nvrtc import load_kernel, launch, can_compile, read_source
 
 THREADS = 256
 WARPS = THREADS // 32
 LOADS = 16
 """16-byte loads that a thread has in flight at most."""
-SOURCE = source("gemm/gemv")
+SOURCE = read_source("gemm/gemv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def serves(weight: torch.Tensor, *, gate: bool = False) -> bool:
     if columns % 8 or columns > max_columns(gate):
         return False
     defines = definitions(columns, gate=False, norm=False, add=False)
-    return runs(SOURCE, "gemv", defines, weight.device, "decodes of one request use general matrix products")
+    return can_compile(SOURCE, "gemv", defines, weight.device, "decodes of one request use general matrix products")
 
 
 def gemv(
@@ -104,7 +104,7 @@ def gemv(
     if norm is not None:
         scale, epsilon = norm.scale, norm.epsilon
         before = x if norm.residual is None else norm.residual
-    function = compiled(SOURCE, "gemv", defines, x.device.index or 0)
+    function = load_kernel(SOURCE, "gemv", defines, x.device.index or 0)
     per_block = WARPS // share_of(columns, gate)
     arguments = (weight, x, out, rows, before, x if after is None else after, scale, epsilon)
     launch(function, -(-rows // per_block), THREADS, arguments)

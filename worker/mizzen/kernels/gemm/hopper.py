@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mizzen.kernels.nvrtc import checked, source
+from mizzen.kernels.nvrtc import check_status, read_source
 
 COLUMNS = 64
 """Columns of a stage."""
@@ -36,7 +36,7 @@ def kernel_source(name: str, batch: int) -> str:
     """Return the whole source of a kernel whose blocks multiply so many rows of x at a time."""
     half = wgmma("wgmma_half", batch // 2) if batch % 16 == 0 else ""
     instructions = "typedef unsigned long long u64;\n" + wgmma("wgmma", batch) + half
-    return instructions + source("gemm/hopper") + source(f"gemm/{name}")
+    return instructions + read_source("gemm/hopper") + read_source(f"gemm/{name}")
 
 
 @functools.lru_cache(8192)
@@ -51,7 +51,7 @@ def make_tensor_map(address: int, dims: tuple[int, ...], strides: tuple[int, ...
     """
     from cuda.bindings import driver
 
-    return checked(
+    return check_status(
         driver.cuTensorMapEncodeTiled(
             driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             len(dims),

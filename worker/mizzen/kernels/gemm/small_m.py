@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mizzen.kernels.nvrtc import compiled, launch, source
+from mizzen.kernels.nvrtc import load_kernel, launch, read_source
 
 THREADS = 256
 WARPS = THREADS // 32
@@ -26,7 +26,7 @@ WIDEST = ((8 << 20, 16), (256 << 20, 4))
 """(weights at most, rows of x): for how many rows the kernel beats cuBLAS and `mizzen.kernels.gemm.swap_ab`."""
 MEASURED = {(51200, 5120): 16}
 """The same by (rows, columns) of the weight where it is not as by size: `wide` does not serve this one."""
-SOURCE = source("gemm/small_m")
+SOURCE = read_source("gemm/small_m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def skinny(
     cut = cut or cut_of(rows, columns)
     sizes = (("COLUMNS", columns), ("PARTS", parts), ("TILES", cut.tiles), ("LOADS", cut.loads))
     defines = (*sizes, ("GATE", int(gate)))
-    function = compiled(SOURCE, "skinny", defines, x.device.index or 0)
+    function = load_kernel(SOURCE, "skinny", defines, x.device.index or 0)
     width = cut.tiles * 8 // (1 + gate)
     launch(function, -(-rows // width), THREADS, (weight, x, out, rows, len(x)))
     return out

@@ -24,7 +24,7 @@ from mizzen.kernels.gemm.hopper import (
     make_weight_map,
 )
 from mizzen.kernels.gemm.tile_configs import CUTS, WIDEST
-from mizzen.kernels.nvrtc import Kernel, compiled, launch
+from mizzen.kernels.nvrtc import KernelSpec, load_kernel, launch
 
 BATCHES = tuple(range(16, 257, 16))
 """Rows of x that the kernel is compiled for."""
@@ -156,15 +156,15 @@ def definitions(
     )
 
 
-def kernel(columns: int, batch: int, cut: Cut, *, gate: bool, late: bool) -> Kernel:
+def kernel(columns: int, batch: int, cut: Cut, *, gate: bool, late: bool) -> KernelSpec:
     """Return what a product is compiled from."""
     stages = cut.stages(batch, columns // COLUMNS // cut.split)
     return kernel_source("swap_ab", batch), "wide", definitions(batch, cut, stages, gate=gate, late=late)
 
 
-def kernels(
+def kernel_specs(
     rows: int, columns: int, counts: Iterable[int], *, gate: bool = False, late: bool = False
-) -> set[Kernel]:
+) -> set[KernelSpec]:
     """Return what products of so many rows with weights [rows, columns] are compiled from."""
     found = {fitting(rows, columns, count) for count in counts}
     return {kernel(columns, *fit, gate=gate, late=late) for fit in found if fit is not None}
@@ -197,7 +197,7 @@ def wide(
     outputs = rows // (1 + gate)
     if out is None:
         out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
-    function = compiled(*kernel(columns, batch, cut, gate=gate, late=late), x.device.index or 0)
+    function = load_kernel(*kernel(columns, batch, cut, gate=gate, late=late), x.device.index or 0)
     inputs = make_tensor_map(x.data_ptr(), (columns, len(x)), (columns,), (COLUMNS, batch // cut.share))
     tiles = -(-rows // cut.rows)
     tiles = -(-tiles // cut.share) * cut.share

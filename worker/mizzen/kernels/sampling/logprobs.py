@@ -3,7 +3,7 @@
 The vocabulary is read once, in blocks. Each yields its highest logit, the sum of its weights, and the highest
 logit of each of its runs of `RUN` tokens. The most probable k tokens of a row stand in its k runs with the
 highest logits, equal ones in the vocabulary's order: before each token of any other run come k tokens, one of
-each of these. So one program a row picks k runs, and then k tokens out of them alone.
+each of these. So one program a row picks k can_compile, and then k tokens out of them alone.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _final(
 
 @triton.jit
 def _scan_kernel(
-    logits, wanted, tokens, highest, sums, runs, places, penalties, counts, vocab,
+    logits, wanted, tokens, highest, sums, can_compile, places, penalties, counts, vocab,
     PENALTIES: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     number, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -108,7 +108,7 @@ def _total(highest, sums, blocks, BLOCKS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["width", "named"])
 def _select_kernel(
-    logits, wanted, tokens, by_id, out, highest, sums, runs, places, penalties, counts, vocab, blocks, width,
+    logits, wanted, tokens, by_id, out, highest, sums, can_compile, places, penalties, counts, vocab, blocks, width,
     named, PENALTIES: tl.constexpr, BLOCKS: tl.constexpr, RUNS: tl.constexpr, BLOCK: tl.constexpr,
     RUN: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
@@ -162,7 +162,7 @@ def _select_kernel(
             tl.store(values + at, _told(logit, total), asked)
 
 
-def report(
+def write_logprobs(
     logits: torch.Tensor,
     wanted: torch.Tensor,
     tokens: torch.Tensor,
@@ -194,10 +194,10 @@ def report(
     named = (tokens, 0) if by_id is None else (by_id, by_id.shape[1])
     flags = {"PENALTIES": processing is not None, "BLOCK": BLOCK, "RUN": RUN, "num_warps": 8}
     _scan_kernel[(count, blocks)](
-        logits, wanted, tokens, highest, sums, runs, *penalties, vocab, **flags
+        logits, wanted, tokens, highest, sums, can_compile, *penalties, vocab, **flags
     )  # fmt: skip
     _select_kernel[(count,)](
-        logits, wanted, tokens, named[0], out, highest, sums, runs, *penalties, vocab, blocks, out.shape[2],
+        logits, wanted, tokens, named[0], out, highest, sums, can_compile, *penalties, vocab, blocks, out.shape[2],
         named[1], BLOCKS=triton.next_power_of_2(blocks), RUNS=triton.next_power_of_2(runs.shape[1]),
         MOST=MOST, **flags,
     )  # fmt: skip

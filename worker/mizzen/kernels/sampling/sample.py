@@ -229,7 +229,7 @@ class _Draw:
         return self.tokens
 
 
-def draw(
+def sample_tokens(
     logits: torch.Tensor,
     slots: torch.Tensor,
     positions: torch.Tensor,

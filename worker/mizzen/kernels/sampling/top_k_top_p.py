@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 
 from mizzen.kernels.launch import hopper
-from mizzen.kernels.nvrtc import compiled, launch, runs, source
+from mizzen.kernels.nvrtc import load_kernel, launch, can_compile, read_source
 from mizzen.kernels.sampling.sample import Processing
 
-SOURCE = source("sampling/top_k_top_p")
+SOURCE = read_source("sampling/top_k_top_p")
 PARTS = 8
 """Blocks that share a row."""
 THREADS = 512
@@ -79,7 +79,7 @@ def serves(vocab: int, dtype: torch.dtype, device: torch.device) -> bool:
         return False
     defines = definitions(vocab, dtype)
     otherwise = "top k, top p and min p sort the vocabulary"
-    return runs(SOURCE, "filters", defines, device, otherwise, shared=shared_bytes(defines))
+    return can_compile(SOURCE, "filters", defines, device, otherwise, shared=shared_bytes(defines))
 
 
 def sample_top_k_top_p(
@@ -107,7 +107,7 @@ def sample_top_k_top_p(
         processing: Slots whose place is below -1 are penalised before, and what they draw is counted.
     """
     defines = definitions(logits.shape[1], logits.dtype)
-    function = compiled(SOURCE, "filters", defines, logits.device.index or 0)
+    function = load_kernel(SOURCE, "filters", defines, logits.device.index or 0)
     penalties: tuple[torch.Tensor | None, ...] = (None,) * 3
     if processing is not None:
         penalties = (processing.places, processing.values, processing.counts)

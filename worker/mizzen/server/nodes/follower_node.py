@@ -12,7 +12,7 @@ from mizzen.server.metric_catalogue import Phase
 from mizzen.server.nodes.group import BLAME_SECONDS, endpoint, settings
 from mizzen.server.ranks.heartbeat import Pulse
 from mizzen.wire.curve_keys import KeyFolder
-from mizzen.wire.ranks.node_messages import PROTOCOL, Join, NodeClient, RankReport, Refused, Report, Word
+from mizzen.wire.ranks.node_messages import PROTOCOL, Join, NodeClient, RankReport, NodeRefused, NodeReport, GroupState
 
 TRY_SECONDS = 3.0
 """For so long one generation of keys is tried."""
@@ -37,8 +37,8 @@ class Follower:
         self._tries = 0
         self._client = self._connect()
         self._tried = self.started
-        self._word: Word | None = None
-        self._refused: Refused | None = None
+        self._word: GroupState | None = None
+        self._refused: NodeRefused | None = None
         self._heard = 0.0
         self._own_since: float | None = None
 
@@ -66,7 +66,7 @@ class Follower:
     def turn(self, ranks: Sequence[RankReport], own: End | None, asked: bool, now: float) -> None:
         """Hear node 0; ask to be let in, or tell how this node is."""
         for message in self._client.receive():
-            if isinstance(message, Refused):
+            if isinstance(message, NodeRefused):
                 self._refused = message
             elif not self.group or message.group == self.group:
                 self.group, self._word, self._heard = message.group, message, now
@@ -77,13 +77,13 @@ class Follower:
             self._client.send(join)
         else:
             kind, reason = (own.kind, own.reason) if own is not None else ("", "")
-            self._client.send(Report(self._life, list(ranks), asked, kind, reason))
+            self._client.send(NodeReport(self._life, list(ranks), asked, kind, reason))
 
     def _look(self, now: float) -> None:
         if self.keys is None or now - self._tried < TRY_SECONDS:
             return
         self._tried = now
-        if self.keys.look() or len(self.keys.ring.own) > 1:
+        if self.keys.refresh() or len(self.keys.ring.own) > 1:
             self._tries += 1
             self._client.close()
             self._client = self._connect()

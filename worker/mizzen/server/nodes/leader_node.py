@@ -13,7 +13,7 @@ from mizzen.server.metric_catalogue import Phase
 from mizzen.server.nodes.group import BLAME_SECONDS, WEAK, differences, endpoint, naming_port, settings
 from mizzen.server.ranks.heartbeat import Pulse
 from mizzen.wire.curve_keys import KeyFolder
-from mizzen.wire.ranks.node_messages import PROTOCOL, Join, NodeServer, RankReport, Refused, Report, Word
+from mizzen.wire.ranks.node_messages import PROTOCOL, Join, NodeServer, RankReport, NodeRefused, NodeReport, GroupState
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class _Member:
     name: bytes
     life: str
     heard: float
-    report: Report | None = None
+    report: NodeReport | None = None
     at: float = 0.0
     """When the report came."""
     rival: tuple[str, float] = ("", 0.0)
@@ -159,7 +159,7 @@ class Leader:
             if self._refusals.get(join.node) != reason:
                 log.warning("a node is turned away", extra={"fields": {"node": join.node, "reason": reason}})
             self._refusals[join.node] = reason
-            self._server.send(name, Refused(code, reason))
+            self._server.send(name, NodeRefused(code, reason))
             return
         known = self._members.get(join.node)
         if known is not None and known.life != join.life and self._lives(known, join, now):
@@ -194,25 +194,25 @@ class Leader:
             return f"another node {join.node} is there already: give each its own --node-rank", 1
         return "", 0
 
-    def _hear(self, name: bytes, report: Report, now: float) -> None:
+    def _hear(self, name: bytes, report: NodeReport, now: float) -> None:
         for member in self._members.values():
             if (member.name, member.life) == (name, report.life):
                 member.heard, member.at, member.report = now, now, report
                 return
-        self._server.send(name, Refused(1, "node 0 has started anew: all of the group's nodes have to"))
+        self._server.send(name, NodeRefused(1, "node 0 has started anew: all of the group's nodes have to"))
 
     def _look(self, now: float) -> None:
         """Use the newest keys as long as nothing has begun with others: they may change while one waits."""
         if self.keys is None or now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        if self.keys.look() and self.keys.ring.own[0] != self._pair:
+        if self.keys.refresh() and self.keys.ring.own[0] != self._pair:
             self._pair = self.keys.ring.own[0]
             self._server.close()
             self._server = self._listen()
             self._members.clear()
 
     def _tell(self, state: str, reason: str) -> None:
-        word = Word(self.group, state, reason, self.key)
+        word = GroupState(self.group, state, reason, self.key)
         for member in self._members.values():
             self._server.send(member.name, word)

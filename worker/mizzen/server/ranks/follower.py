@@ -40,15 +40,15 @@ def follow(rank: int, links: Links, options: EngineOptions, keys: str, status: P
         Exception: loading or a step failed.
     """
     from mizzen.engine.loading.loader import load_follower
-    from mizzen.engine.loading.placement import local_place, take_processors
-    from mizzen.parallel.process_group import Group
+    from mizzen.engine.loading.placement import rank_placement, pin_to_near_cpus
+    from mizzen.parallel.process_group import RankGroup
 
-    place = local_place(options, rank, links.rendezvous, links.address)
-    take_processors(place)
+    place = rank_placement(options, rank, links.rendezvous, links.address)
+    pin_to_near_cpus(place)
     plans = plans_of(rank, links, keys)
     pulse = PulseWriter(links.pulses, rank - links.first)
     pulse.start()
-    follower = load_follower(options, lambda: Group(place), status.report, status.progress)
+    follower = load_follower(options, lambda: RankGroup(place), status.report, status.progress)
     gc.collect()
     gc.freeze()  # a collection over all of torch would hold up a step
     pulse.serves()

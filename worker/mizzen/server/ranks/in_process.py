@@ -11,8 +11,8 @@ import time
 
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.tp_worker import FollowerRanks
-from mizzen.engine.loading.placement import local_place
-from mizzen.parallel.process_group import Group, RanksFailed
+from mizzen.engine.loading.placement import rank_placement
+from mizzen.parallel.process_group import RankGroup, RanksFailed
 from mizzen.server.failed_rank import culprit
 from mizzen.server.metric_catalogue import Phase
 from mizzen.server.ranks.heartbeat import PulseReader, PulseWriter
@@ -96,8 +96,8 @@ class LocalRanks:
                     end_in_time()
         return self._fault
 
-    def _join(self) -> Group:
-        return Group(local_place(self._options, 0, self._links.rendezvous), self.check)
+    def _join(self) -> RankGroup:
+        return RankGroup(rank_placement(self._options, 0, self._links.rendezvous), self.check)
 
     def _spawn(self, rank: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "mizzen.server.ranks.follower", "--rank", str(rank)]

@@ -203,17 +203,17 @@ def import_engine(links: Links | None) -> Load[EngineConfig]:
             config, load_engine(config, startup.report, startup.progress)
         )
     from mizzen.engine.execution.tp_worker import FollowerRanks
-    from mizzen.engine.loading.placement import local_place, take_processors
-    from mizzen.parallel.process_group import Group
+    from mizzen.engine.loading.placement import rank_placement, pin_to_near_cpus
+    from mizzen.parallel.process_group import RankGroup
 
     def load(config: EngineConfig, startup: Startup) -> Engine:
-        place = local_place(config, 0, links.rendezvous, links.address)
-        take_processors(place)
+        place = rank_placement(config, 0, links.rendezvous, links.address)
+        pin_to_near_cpus(place)
         pulse = PulseWriter(links.pulses, 0)
         pulse.start()
         plans = open_plans(config, links)
-        lead = FollowerRanks(join_group=lambda: Group(place), plans=plans, heartbeat=pulse)
-        engine = load_engine(config, startup.report, startup.progress, lead=lead)
+        lead = FollowerRanks(join_group=lambda: RankGroup(place), plans=plans, heartbeat=pulse)
+        engine = load_engine(config, startup.report, startup.progress, followers=lead)
         plans.wait(place.timeout_seconds)
         pulse.serves()
         return _traceable(config, engine)

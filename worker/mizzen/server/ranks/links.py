@@ -11,7 +11,7 @@ from mizzen.server.config import EngineConfig
 from mizzen.server.ranks.heartbeat import create_pulses
 from mizzen.server.ranks.plan_memory import plan_room
 from mizzen.server.status_block import create_block
-from mizzen.wire.ranks.plan_ring import RingHandles, create_ring
+from mizzen.wire.ranks.plan_ring import RingDescriptors, create_ring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Links:
     """file:///path of `meeting`, the same in all ranks; between pods tcp://host:port/group."""
     meeting: int
     """A file in memory that all ranks write to at start-up. It has no name, so nothing is left of it."""
-    ring: RingHandles
+    ring: RingDescriptors
     """Plans."""
     pulses: int
     """How far each rank is."""
@@ -66,7 +66,7 @@ class Links:
         """Return what `to_json` told."""
         values = json.loads(text)
         memory, *wake = values.pop("ring")
-        return cls(ring=RingHandles(memory, tuple(wake)), **values)
+        return cls(ring=RingDescriptors(memory, tuple(wake)), **values)
 
     def close(self) -> None:
         """Close the descriptors in this process, which is no rank."""

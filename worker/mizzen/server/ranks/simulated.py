@@ -15,7 +15,7 @@ from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.engine import Engine
 from mizzen.engine.info import EngineInfo
-from mizzen.engine.simulated.engine import Context, Script, Speed, fixed, hashed, simulated_runner
+from mizzen.engine.simulated.engine import ScriptContext, Script, StepDuration, fixed, hashed, make_simulated_runner
 from mizzen.server.model_files import ModelFolderError
 from mizzen.server.ranks.leader import Load, Startup, leave, main
 from mizzen.server.ranks.links import Links
@@ -62,7 +62,7 @@ def make_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int, 
         return fixed(ids, end_tokens[0] if end_tokens else ids[-1])
     choose = hashed(vocab_size)
 
-    def endless(context: Context) -> int:
+    def endless(context: ScriptContext) -> int:
         token = choose(context)
         while token in end_tokens:
             token = (token + 1) % vocab_size
@@ -125,15 +125,15 @@ def load_simulated(config: SimulateConfig, startup: Startup) -> Engine:
         policy=config.policy,
         check_integrity=config.check_integrity,
     )
-    runner = simulated_runner(
+    runner = make_simulated_runner(
         slots=config.max_running_requests,
         pages=scheduling.pages_total,
         page_size=config.page_size,
         context_length=scheduling.capacity_tokens,
         script=make_script(config, vocab_size, end_tokens),
         vocab_size=vocab_size,
-        speed=Speed(
-            step=config.step_milliseconds / 1e3, prefill_token=config.prefill_token_microseconds / 1e6
+        duration=StepDuration(
+            step_seconds=config.step_milliseconds / 1e3, seconds_per_prefill_token=config.prefill_token_microseconds / 1e6
         ),
         delay=Faults(config),
     )

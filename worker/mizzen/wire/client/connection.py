@@ -12,12 +12,12 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from mizzen.common.tasks import together
-from mizzen.wire.client.key_offers import Offer
+from mizzen.wire.client.key_offers import KeyOffer
 from mizzen.wire.client.stream import EngineOverloaded, StreamLost
 from mizzen.wire.codec import MalformedFrame, encode, gateway_decoder
-from mizzen.wire.endpoint import heartbeats, secure_client
+from mizzen.wire.endpoint import enable_heartbeats, secure_client
 from mizzen.wire.messages import MAX_FRAME_BYTES, Message
-from mizzen.wire.socket_readiness import Readiness
+from mizzen.wire.socket_readiness import SocketReadiness
 
 SEND_FRAMES = 1000
 RECEIVE_FRAMES = 4000
@@ -28,14 +28,14 @@ EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.HAND
 EVENTS |= zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.CLOSED
 
 
-class Connection:
+class EngineConnection:
     """A connection that is made once; what is queued in its socket ends with it."""
 
     def __init__(
         self,
         endpoint: str,
         context: zmq.asyncio.Context,
-        offer: Offer,
+        offer: KeyOffer,
         *,
         timeout_seconds: float,
         take: Callable[[Message], None],
@@ -61,7 +61,7 @@ class Connection:
         self._on_silence = on_silence
         self._decode = gateway_decoder()
         self._socket: zmq.Socket[bytes] | None = None
-        self._readiness: Readiness | None = None
+        self._readiness: SocketReadiness | None = None
         self._silent = False
         self._heard = time.monotonic()
 
@@ -127,7 +127,7 @@ class Connection:
         # Whoever wants another connection makes one, with a socket of its own. (With ZMQ_IMMEDIATE instead,
         # libzmq throws away what was received and not yet read when the connection ends.)
         socket.reconnect_ivl = NEVER_MILLISECONDS
-        heartbeats(socket, max(0.2, self._timeout / 5), self._timeout)
+        enable_heartbeats(socket, max(0.2, self._timeout / 5), self._timeout)
         if self._offer.keys:
             secure_client(socket, self._offer.keys)
         return socket
@@ -163,7 +163,7 @@ class Connection:
                 self._on_silence(True)
 
     async def _receive(self, socket: zmq.Socket[bytes]) -> None:
-        self._readiness = readiness = Readiness(socket, lambda: self._read(socket) == FRAMES_A_TURN)
+        self._readiness = readiness = SocketReadiness(socket, lambda: self._read(socket) == FRAMES_A_TURN)
         try:
             await readiness.run()
         finally:

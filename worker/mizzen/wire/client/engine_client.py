@@ -17,10 +17,10 @@ import numpy as np
 import zmq.asyncio
 from numpy.typing import NDArray
 
-from mizzen.wire.client.connection import Connection
-from mizzen.wire.client.file_download import Downloads
-from mizzen.wire.client.handles import Handles
-from mizzen.wire.client.key_offers import Offer
+from mizzen.wire.client.connection import EngineConnection
+from mizzen.wire.client.file_download import FileDownloads
+from mizzen.wire.client.handles import RequestHandles
+from mizzen.wire.client.key_offers import KeyOffer
 from mizzen.wire.client.stream import EmbedReply, EngineOverloaded, EngineStream, StreamLost
 from mizzen.wire.codec import MalformedFrame
 from mizzen.wire.curve_keys import WireKeys
@@ -52,7 +52,7 @@ _HELLO_REFUSED: Mapping[int, str] = {RefusalCode.INVALID: "protocol", RefusalCod
 """What a refused Hello says of its engine."""
 
 
-class Link:
+class EngineLink:
     """A connection to one engine that is made again whenever it is lost. All on one event loop."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Link:
         gateway: str,
         context: zmq.asyncio.Context,
         keys: WireKeys | None = None,
-        offers: Callable[[], Sequence[Offer]] | None = None,
+        offers: Callable[[], Sequence[KeyOffer]] | None = None,
         timeout_seconds: float = 5.0,
         lost_seconds: float = 90.0,
         on_change: Callable[[], None] = lambda: None,
@@ -95,18 +95,18 @@ class Link:
         self.malformed = 0
         self._gateway = gateway
         self._context = context
-        self._offers = offers or (lambda: (Offer(endpoint, keys),))
+        self._offers = offers or (lambda: (KeyOffer(endpoint, keys),))
         self._tried = 0
         self._told = ""
-        self.offer = Offer(endpoint, keys)
+        self.offer = KeyOffer(endpoint, keys)
         """What the connection was made with, or tried last."""
         self._timeout = timeout_seconds
         self._lost = max(timeout_seconds, lost_seconds)
         self._on_change = on_change
         self._on_blocks = on_blocks
-        self._connection: Connection | None = None
-        self._files = Downloads(endpoint, self._send, 4 * timeout_seconds)
-        self._handles = Handles(self._send)
+        self._connection: EngineConnection | None = None
+        self._files = FileDownloads(endpoint, self._send, 4 * timeout_seconds)
+        self._handles = RequestHandles(self._send)
         self._blocks_next: int | None = None
 
     @property
@@ -262,7 +262,7 @@ class Link:
         ways = self._offers()
         self.offer = ways[self._tried % len(ways)]
         self._tried += 1  # the next time another one, unless this one works
-        self._connection = Connection(
+        self._connection = EngineConnection(
             self.endpoint,
             self._context,
             self.offer,

@@ -12,7 +12,7 @@ from mizzen.wire.messages import FetchFile, File
 MAX_FILES_BYTES = 512 * 1024 * 1024
 
 
-class Downloads:
+class FileDownloads:
     """What is fetched over one link at present."""
 
     def __init__(self, endpoint: str, send: Callable[[FetchFile], None], timeout_seconds: float) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from mizzen.wire.client.stream import EmbedReply, EngineOverloaded, EngineRefused, EngineStream, StreamLost
 from mizzen.wire.codec import MalformedFrame
-from mizzen.wire.columns import unpack
+from mizzen.wire.columns import unpack_columns
 from mizzen.wire.messages import Abort, Embedding, Outputs, Refused
 
 Handle = EngineStream | EmbedReply
 ABORT_AGAIN_SECONDS = 0.1
 
 
-class Handles:
+class RequestHandles:
     """Requests whose ends are not known yet. A handle stays taken until the engine has answered."""
 
     def __init__(self, send: Callable[[Abort], None]) -> None:
@@ -60,24 +60,24 @@ class Handles:
         Raises:
             MalformedFrame: its columns do not fit together.
         """
-        rids, offsets, counts, tokens = unpack(message)
+        rids, offsets, counts, tokens = unpack_columns(message)
         for report in message.logprobs:
             handle = self._used.get(report.rid)
             if handle is not None:
                 try:
-                    handle.report(report)
+                    handle.add_logprobs(report)
                 except ValueError as error:
                     raise MalformedFrame(f"log probabilities of Outputs: {error}") from error
         start = 0
         for rid, offset, count in zip(rids, offsets, counts, strict=True):
             handle = self._used.get(rid)
             if handle is not None:
-                handle.feed(offset, tokens[start : start + count])
+                handle.add_tokens(offset, tokens[start : start + count])
             start += count
         for finish in message.finished:
             handle = self._used.pop(finish.rid, None)
             if handle is not None:
-                handle.end(finish)
+                handle.finish(finish)
 
     def embedding(self, message: Embedding) -> None:
         """Hand out an embedding.
@@ -89,7 +89,7 @@ class Handles:
             raise MalformedFrame(f"an embedding of {len(message.vector)} bytes is no float32 vector")
         reply = self._used.pop(message.rid, None)
         if isinstance(reply, EmbedReply):
-            reply.give(message)
+            reply.set_embedding(message)
 
     def refused(self, rid: int, message: Refused) -> None:
         """End a request that the engine does not take."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mizzen.wire.curve_keys import KeyRing, WireKeys, name_of
-from mizzen.wire.endpoint import door
+from mizzen.wire.curve_keys import KeyRing, WireKeys, key_pair_name
+from mizzen.wire.endpoint import generation_endpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class KeyOffer:
     """One way to connect to an engine."""
 
     endpoint: str
@@ -18,24 +18,24 @@ class Offer:
     @property
     def name(self) -> str:
         """What its keys are called where they must not be told; empty without keys."""
-        return name_of(self.keys.peer, self.keys.public) if self.keys else ""
+        return key_pair_name(self.keys.peer, self.keys.public) if self.keys else ""
 
 
-def offers(endpoint: str, ring: KeyRing | None) -> tuple[Offer, ...]:
+def key_offers(endpoint: str, ring: KeyRing | None) -> tuple[KeyOffer, ...]:
     """Return the ways to connect to an engine, the newest keys of both sides first.
 
     Raises:
         ValueError: the endpoint is malformed, or its port has no next one.
     """
     if ring is None:
-        return (Offer(endpoint),)
+        return (KeyOffer(endpoint),)
     return tuple(
-        Offer(door(endpoint, ring.generation + index), WireKeys(pair.public, pair.secret, peer))
+        KeyOffer(generation_endpoint(endpoint, ring.generation + index), WireKeys(pair.public, pair.secret, peer))
         for index, peer in reversed(tuple(enumerate(ring.peers)))
         for pair in reversed(ring.own)
     )
 
 
-def names(ring: KeyRing | None) -> list[str]:
+def offer_names(ring: KeyRing | None) -> list[str]:
     """Return the names of all keys with which connections may be made."""
-    return sorted(offer.name for offer in offers("inproc://any", ring)) if ring else []
+    return sorted(offer.name for offer in key_offers("inproc://any", ring)) if ring else []

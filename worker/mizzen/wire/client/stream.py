@@ -116,7 +116,7 @@ class EngineStream:
         self._given += len(tokens)
         return tokens, self._finish
 
-    def take_logprobs(self) -> list[TokenLogprobs]:
+    def drain_logprobs(self) -> list[TokenLogprobs]:
         """Return one entry for each token that `next` returned since the last call; none if not asked for."""
         taken, self._logprobs = self._logprobs[: self._given], self._logprobs[self._given :]
         self._given = 0
@@ -129,7 +129,7 @@ class EngineStream:
             self._tokens.clear()
             self._abort(self)
 
-    async def final(self, seconds: float) -> Finish | None:
+    async def wait_finish(self, seconds: float) -> Finish | None:
         """Return how an aborted request ended; None when that does not come to be known in time."""
         try:
             async with asyncio.timeout(seconds):
@@ -139,7 +139,7 @@ class EngineStream:
             return None
         return self._finish
 
-    def report(self, message: Logprobs) -> None:
+    def add_logprobs(self, message: Logprobs) -> None:
         """Take log probabilities from the link, ahead of their tokens.
 
         Raises:
@@ -149,13 +149,13 @@ class EngineStream:
             return
         if message.prompt:
             if self.prompt_logprobs is not None:
-                self.prompt_logprobs += unpack(message, 0)
+                self.prompt_logprobs += unpack_logprobs(message, 0)
         elif self._asked is not None:
-            entries = unpack(message, self._asked)
+            entries = unpack_logprobs(message, self._asked)
             self._reported += len(entries)
             self._logprobs += entries
 
-    def feed(self, offset: int, tokens: list[int]) -> None:
+    def add_tokens(self, offset: int, tokens: list[int]) -> None:
         """Take tokens from the link; a gap fails the stream."""
         if self._ended or self._aborted:
             return
@@ -175,7 +175,7 @@ class EngineStream:
             return
         self._wake()
 
-    def end(self, finish: Finish) -> None:
+    def finish(self, finish: Finish) -> None:
         """Take the end from the link; one that counts other tokens than came fails the stream."""
         if self._ended:
             return
@@ -215,18 +215,18 @@ class EmbedReply:
         self.rid = rid
         self.answer: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
 
-    def give(self, embedding: Embedding) -> None:
+    def set_embedding(self, embedding: Embedding) -> None:
         """Take the answer from the link."""
         if not self.answer.done():
             self.answer.set_result(embedding)
 
-    def report(self, message: Logprobs) -> None:
+    def add_logprobs(self, message: Logprobs) -> None:
         """Pass over what is not meant for embeddings."""
 
-    def feed(self, offset: int, tokens: list[int]) -> None:
+    def add_tokens(self, offset: int, tokens: list[int]) -> None:
         """Pass over what is not meant for embeddings."""
 
-    def end(self, finish: Finish) -> None:
+    def finish(self, finish: Finish) -> None:
         """Take an end without an embedding from the link: aborted, or failed."""
         self.fail(StreamLost("end", finish.message or "the engine ended the request without an embedding"))
 
@@ -236,7 +236,7 @@ class EmbedReply:
             self.answer.set_exception(error)
 
 
-def unpack(message: Logprobs, asked: int) -> list[TokenLogprobs]:
+def unpack_logprobs(message: Logprobs, asked: int) -> list[TokenLogprobs]:
     """Return a message's entries; the last `asked` of each are those asked for by id.
 
     Raises:
@@ -246,10 +246,10 @@ def unpack(message: Logprobs, asked: int) -> list[TokenLogprobs]:
     ids, values = np.frombuffer(message.ids, "<i4"), np.frombuffer(message.values, "<f4")
     if width < 1 + asked or len(ids) % width or len(ids) != len(values):
         raise ValueError(f"{len(ids)} ids and {len(values)} values are no rows of {width}")
-    return entries(ids.reshape(-1, width), values.reshape(-1, width), asked)
+    return logprob_entries(ids.reshape(-1, width), values.reshape(-1, width), asked)
 
 
-def entries(ids: Int32, values: NDArray[np.float32], asked: int) -> list[TokenLogprobs]:
+def logprob_entries(ids: Int32, values: NDArray[np.float32], asked: int) -> list[TokenLogprobs]:
     """Return the entries of a table of ids and log probabilities, each [tokens, width > asked]."""
     top = ids.shape[1] - asked
     return [

@@ -1,6 +1,6 @@
 """TCP between the pods of a group: one listens (ROUTER), the others connect (DEALER).
 
-Both ends have the engine's own CURVE keys, and nobody else is let in. Each has a ZMQ context of its own.
+Both ends use the engine's own CURVE keys, and only these are accepted. Each end has its own ZMQ context.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Mapping
 import zmq
 
 from mizzen.wire.curve_keys import KeyPair, WireKeys
-from mizzen.wire.endpoint import heartbeats, require_safe, secure_client, secure_server
+from mizzen.wire.endpoint import enable_heartbeats, require_safe, secure_client, secure_server
 from mizzen.wire.server.client_allow_list import AllowList
 
 HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS = 1.0, 5.0
-Options = Mapping[zmq.SocketOption, int]
+SocketOptions = Mapping[zmq.SocketOption, int]
 
 
 class CannotListen(ValueError):
-    """An endpoint cannot be bound: another program has it, for now perhaps."""
+    """An endpoint cannot be bound because another program uses it, perhaps temporarily."""
 
 
 class GroupListener:
-    """The end that the others connect to. Used from one thread."""
+    """The listening end. Used from one thread."""
 
     def __init__(
-        self, endpoint: str, keys: KeyPair | None, *, linger_seconds: float, options: Options
+        self, endpoint: str, keys: KeyPair | None, *, linger_seconds: float, options: SocketOptions
     ) -> None:
         """Listen.
 
         Raises:
             UnsafeEndpoint: reachable from other machines, and no keys.
-            CannotListen: another program has the port.
+            CannotListen: another program uses the port.
             ValueError: the endpoint is malformed.
         """
         require_safe(endpoint, keys)
@@ -46,21 +46,21 @@ class GroupListener:
             self.close()
             raise CannotListen(f"cannot listen on {endpoint}: {error.strerror}") from None
         self.endpoint = socket.get_string(zmq.LAST_ENDPOINT)
-        """Where the others connect; with the port that was chosen when `*` was asked for."""
+        """Endpoint to connect to; contains the chosen port if the port was `*`."""
 
     def close(self) -> None:
-        """Stop listening, once what was sent is on its way."""
+        """Stop listening after sent frames have left, within the linger time."""
         self._socket.close()
-        self._context.term()  # waits for what lingers; the allow-list's thread closes its own socket
+        self._context.term()  # waits for lingering frames; the allow-list's thread closes its own socket
 
 
 class GroupMember:
-    """An end that connects. Used from one thread."""
+    """A connecting end. Used from one thread."""
 
     def __init__(
-        self, endpoint: str, keys: KeyPair | None, name: bytes, *, linger_seconds: float, options: Options
+        self, endpoint: str, keys: KeyPair | None, name: bytes, *, linger_seconds: float, options: SocketOptions
     ) -> None:
-        """Connect as `name` to an end that may not listen, and whose name may not resolve yet.
+        """Connect as `name` to a listener that may not listen, and whose name may not resolve, yet.
 
         Raises:
             UnsafeEndpoint: on another machine, and no keys.
@@ -76,17 +76,17 @@ class GroupMember:
         self._socket.connect(endpoint)
 
     def close(self) -> None:
-        """Leave, once what was sent is on its way."""
+        """Disconnect after sent frames have left, within the linger time."""
         self._context.destroy(linger=self._linger)
 
 
 def _socket(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, linger: float, options: Options
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, linger: float, options: SocketOptions
 ) -> zmq.Socket[bytes]:
     socket = context.socket(kind)
     socket.linger = int(linger * 1000)
     socket.ipv6 = "[" in endpoint
-    heartbeats(socket, HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS)
+    enable_heartbeats(socket, HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS)
     for option, value in options.items():
         socket.setsockopt(option, value)
     return socket

@@ -1,8 +1,8 @@
-"""What the supervisors of a group's nodes tell each other, over TCP.
+"""Messages between the supervisors of a group's nodes, over TCP.
 
-Node 0 listens, the others connect (`mizzen.wire.ranks.group_socket`). Each side says several times a second how it
-is; who says nothing is gone. A process carries a random name of its `life`, so that one that was started
-again is not taken for the one before.
+Node 0 listens, the others connect (`mizzen.wire.ranks.group_socket`). Each side reports its state several times a
+second; a silent node is considered lost. Each process has a random `life`, so that a restarted process is not
+mistaken for its predecessor.
 """
 
 from __future__ import annotations
@@ -19,74 +19,74 @@ PROTOCOL = 1
 FRAME_BYTES = 64 << 10
 FRAMES = 256
 UNSENT = 4
-"""Frames that wait for a node 0 that is not there: what they say is old by then."""
+"""Maximum number of frames queued while node 0 is absent; older ones would be stale."""
 LINGER_SECONDS = 1.0
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """A node asks to be part of the group."""
+    """A node's request to join the group."""
 
     protocol: int
     life: str
     node: int
     settings: dict[str, str]
-    """What must be the same on all nodes."""
+    """Settings that must be equal on all nodes."""
 
 
 class RankReport(msgspec.Struct, frozen=True):
-    """How far a rank is."""
+    """Progress of a rank."""
 
     phase: int
-    """Of `mizzen.server.metric_catalogue.Phase`."""
+    """Number of a `mizzen.server.metric_catalogue.Phase`."""
     text: str
     idle: float
-    """Seconds since it last ran; negative while it is not watched."""
+    """Seconds since the rank last made progress; negative while it is not watched."""
     launched: int
     done: int
     process: int
 
 
-class Report(msgspec.Struct, frozen=True, tag=True):
-    """How a node is."""
+class NodeReport(msgspec.Struct, frozen=True, tag="Report"):
+    """State of a node."""
 
     life: str
     ranks: list[RankReport]
     asked: bool
-    """It was asked to end, and waits for node 0 to drain."""
+    """Whether the node was asked to exit and waits for node 0 to drain."""
     kind: str
-    """Of its failure; empty while it runs."""
+    """Kind of the node's failure; empty while it runs."""
     reason: str
 
 
-class Word(msgspec.Struct, frozen=True, tag=True):
-    """What node 0 tells."""
+class GroupState(msgspec.Struct, frozen=True, tag="Word"):
+    """State of the group, as node 0 reports it."""
 
     group: str
-    """The life of node 0, which names the group."""
+    """The `life` of node 0, which identifies the group."""
     state: str
-    """wait: for other nodes; run; done: it has drained and ended; failed."""
+    """`wait` (for other nodes), `run`, `done` (drained and exited) or `failed`."""
     reason: str
     key: str = ""
-    """Public key that the group's connections use; empty without keys."""
+    """Public key of the group's connections; empty without keys."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Node 0 turns a node away."""
+class NodeRefused(msgspec.Struct, frozen=True, tag="Refused"):
+    """Node 0's rejection of a node."""
 
     code: int
-    """What the node should exit with."""
+    """Exit code that the node should use."""
     reason: str
 
 
-ToLeader = Join | Report
-ToNode = Word | Refused
+ToLeader = Join | NodeReport
+ToNode = GroupState | NodeRefused
 _encoder = msgspec.msgpack.Encoder()
 _to_leader = msgspec.msgpack.Decoder(ToLeader)
 _to_node = msgspec.msgpack.Decoder(ToNode)
 
 
 class NodeServer(GroupListener):
-    """Node 0's end. Nothing in it waits."""
+    """Node 0's end of the connections. No method blocks."""
 
     def __init__(self, endpoint: str, keys: KeyPair | None) -> None:
         """Listen.
@@ -99,7 +99,7 @@ class NodeServer(GroupListener):
         super().__init__(endpoint, keys, linger_seconds=LINGER_SECONDS, options=options)
 
     def receive(self) -> Iterator[tuple[bytes, ToLeader]]:
-        """Yield what has come, with the name of its connection; drops what is no message."""
+        """Yield received messages with the name of their connection; frames that are not messages are dropped."""
         for _ in range(FRAMES):
             if not self._socket.poll(0):
                 return
@@ -110,7 +110,7 @@ class NodeServer(GroupListener):
                 continue
 
     def send(self, name: bytes, message: ToNode) -> None:
-        """Tell a node; one that is gone hears nothing."""
+        """Send a message to a node; it is dropped if the node is gone."""
         try:
             self._socket.send_multipart((name, _encoder.encode(message)), zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -118,10 +118,10 @@ class NodeServer(GroupListener):
 
 
 class NodeClient(GroupMember):
-    """Another node's end. Nothing in it waits."""
+    """The end of a node other than node 0. No method blocks."""
 
     def __init__(self, endpoint: str, keys: KeyPair | None, name: str) -> None:
-        """Connect to node 0, which may not listen, and whose name may not resolve yet.
+        """Connect to node 0, which may not listen, and whose name may not resolve, yet.
 
         Raises:
             UnsafeEndpoint: on another machine, and no keys.
@@ -137,7 +137,7 @@ class NodeClient(GroupMember):
         super().__init__(endpoint, keys, name.encode(), linger_seconds=LINGER_SECONDS, options=options)
 
     def receive(self) -> Iterator[ToNode]:
-        """Yield what has come; drops what is no message."""
+        """Yield received messages; frames that are not messages are dropped."""
         for _ in range(FRAMES):
             if not self._socket.poll(0):
                 return
@@ -147,7 +147,7 @@ class NodeClient(GroupMember):
                 continue
 
     def send(self, message: ToLeader) -> None:
-        """Tell node 0, if it is there."""
+        """Send a message to node 0; it is dropped if node 0 is absent."""
         try:
             self._socket.send(_encoder.encode(message), zmq.NOBLOCK)
         except zmq.ZMQError:

@@ -1,15 +1,14 @@
-"""Plans on their way from rank 0 to the other ranks, as bytes: one header, then packed columns.
+"""Encodes step plans as bytes for the other ranks: one header, then packed columns.
 
     magic, checksum, step, decode_version, sizes   (HEADER, little-endian)
     decode | page slots, columns, pages | starts | chunk heads | chunk tokens   (arrays)
 
-Rank 0 alone draws tokens, and the others get them on the device. So a start tells what decides which rows
-the model runs and whose logits it computes, and nothing of how tokens are drawn; known tokens are told by
-their number.
+Rank 0 alone samples tokens, and the other ranks receive them on the device. A slot start therefore contains
+only what determines which rows the model computes and which logits it needs, no sampling parameters; known
+tokens are sent as a count.
 
-A plan costs a handful of copies and no Python object a request, except where requests start. A rank decodes
-what rank 0 encoded; both are the same program, but a torn or foreign message must not become a plan, so sizes
-and a checksum are checked.
+A plan costs a handful of copies, and no Python object per request except for requests that start. Sizes and a
+checksum are verified, because a torn or foreign message must not become a plan.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from mizzen.core.step_plan import SlotOptions, PageWrites, PrefillChunk, SlotSta
 
 MAGIC = 0x4D5A504C414E3032  # "MZPLAN02"
 NONE = -1
-"""Stands for an absent number, which is 0 or more."""
+"""Encodes an absent number; present ones are 0 or more."""
 
 HEADER = np.dtype(
     [
@@ -53,15 +52,15 @@ START = np.dtype(
 CHUNK = np.dtype([("slot", "<i4"), ("start", "<i4"), ("tokens", "<i4"), ("last", "<i4")])
 POOLINGS = (None, *Pooling)
 GREEDY = SamplingParams(temperature=0.0)
-"""How the other ranks draw the tokens that nobody reads."""
+"""Sampling parameters of the other ranks, whose tokens are not used."""
 
 
 class MalformedPlan(ValueError):
-    """Bytes are no plan."""
+    """Bytes are not a valid plan."""
 
 
 def encode_plan(plan: StepPlan) -> bytes:
-    """Return a plan's bytes."""
+    """Return the encoding of a plan."""
     starts = np.array([_start_row(start) for start in plan.starts], START)
     chunks = np.array(
         [(chunk.slot, chunk.start, len(chunk.tokens), chunk.last) for chunk in plan.prefill], CHUNK
@@ -90,24 +89,24 @@ def encode_plan(plan: StepPlan) -> bytes:
 
 
 def decode_plan(frame: bytes | memoryview) -> StepPlan:
-    """Return the plan of `encode_plan`'s bytes, as the other ranks need it; its arrays are views of them.
+    """Decode the bytes of `encode_plan` into the plan of the other ranks; its arrays are views of `frame`.
 
     Raises:
-        MalformedPlan: too short or too long, no plan, or damaged.
+        MalformedPlan: the frame has a wrong length, is not a plan, or is damaged.
     """
     if len(frame) < HEADER.itemsize:
-        raise MalformedPlan(f"{len(frame)} bytes are no plan; its header has {HEADER.itemsize}")
+        raise MalformedPlan(f"{len(frame)} bytes are too few for a plan; its header has {HEADER.itemsize}")
     header = np.frombuffer(frame, HEADER, 1)[0].copy()
     if header["magic"] != MAGIC:
-        raise MalformedPlan("no plan: another magic number")
+        raise MalformedPlan("not a plan: wrong magic number")
     body = memoryview(frame)[HEADER.itemsize :]
     if header["checksum"] != _checksum(header, body):
         raise MalformedPlan(f"the plan of step {header['step']} is damaged")
     reader = _Reader(body)
-    decode = reader.take("<i4", header["decode"])
-    pages = PageWrites(*(reader.take("<i4", header["pages"]) for _ in range(3)))
-    starts, chunks = reader.take(START, header["starts"]), reader.take(CHUNK, header["chunks"])
-    tokens = reader.take("<i4", header["tokens"])
+    decode = reader.read("<i4", header["decode"])
+    pages = PageWrites(*(reader.read("<i4", header["pages"]) for _ in range(3)))
+    starts, chunks = reader.read(START, header["starts"]), reader.read(CHUNK, header["chunks"])
+    tokens = reader.read("<i4", header["tokens"])
     if reader.left or chunks["tokens"].sum() != len(tokens):
         raise MalformedPlan(f"the sizes of the plan of step {header['step']} do not add up")
     return StepPlan(
@@ -121,12 +120,12 @@ def decode_plan(frame: bytes | memoryview) -> StepPlan:
 
 
 def _checksum(header: np.ndarray | np.void, body: bytes | memoryview) -> int:
-    """Return the CRC-32 of a plan, over its header's fields after the checksum and its body."""
+    """Return the CRC-32 over a plan's body and the fields of its header after the checksum."""
     return zlib.crc32(body, zlib.crc32(header.tobytes()[16:]))
 
 
 class _Reader:
-    """Takes arrays from a buffer, one after another."""
+    """Reads consecutive arrays from a buffer."""
 
     def __init__(self, buffer: memoryview) -> None:
         self._buffer = buffer
@@ -136,7 +135,7 @@ class _Reader:
     def left(self) -> int:
         return len(self._buffer) - self._at
 
-    def take(self, kind: np.dtype | str, count: int) -> NDArray:
+    def read(self, kind: np.dtype | str, count: int) -> NDArray:
         size = np.dtype(kind).itemsize * int(count)
         if not 0 <= size <= self.left:
             raise MalformedPlan(f"{count} entries of {kind} do not fit")

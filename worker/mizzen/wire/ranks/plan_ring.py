@@ -1,11 +1,11 @@
-"""Plans from rank 0 to the other ranks of a pod, through shared memory: one writer, several readers.
+"""The plan channel inside a pod: a ring buffer in shared memory from rank 0 to the other ranks.
 
-    header    how many bytes were ever written; of each reader, how many it has read, and whether it sleeps
-    data      frames of a head (number, length, checksum) and a plan's bytes, padded to 8, around a ring
+    header    number of bytes written; for each reader, the number of bytes read and whether it sleeps
+    data      frames in a ring: a head (number, length, checksum) and a plan's bytes, padded to 8
 
-Nothing is overwritten before every reader has it. The end is a frame of its own. The checksum, which covers
-head and bytes, makes up for what memory models leave open: a reader that sees that there is a frame before it
-sees the frame finds the one of a lap ago, or a part of it, under another number, and reads again.
+A frame is not overwritten before every reader has read it. The end is a frame of its own. The checksum covers
+head and bytes, so that no memory ordering is required: a reader that sees the counter before the frame finds an
+older frame, or a part of it, with another number, and reads again.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from mizzen.core.step_plan import StepPlan
 from mizzen.wire.ranks.plan_encoding import MalformedPlan, decode_plan, encode_plan
 
 CAPACITY = 8 << 20
-"""Bytes of the ring: some hundred steps of decodes, or a prompt chunk of a million tokens."""
+"""Size of the ring in bytes: some hundred decode steps, or a prefill chunk of a million tokens."""
 LINE = 8
-"""Numbers (of 8 bytes) in a line of the processor's cache: no two sides write to one line."""
+"""Number of 8-byte counters in a cache line: no two processes write to the same line."""
 SPIN_SECONDS = 50e-6
-"""How long a reader looks again and again before it sleeps."""
+"""Time that a reader spins before it sleeps."""
 REREAD_SECONDS = 0.05
 FULL_SECONDS = 50e-6
 HEAD = struct.Struct("<QQQ")
-"""Of a frame: its number, counted from 1, its length, and the checksum of both and of what follows."""
+"""Head of a frame: its number (from 1), its length, and the checksum of both and of the content."""
 END = b"MZPLEND1"
-"""What the last frame holds."""
+"""Content of the last frame."""
 
 
 class PlanChannelStalled(RuntimeError):
-    """A rank takes no plans any more."""
+    """A rank has stopped reading plans."""
 
 
 @dataclass(frozen=True, slots=True)
-class RingHandles:
-    """Descriptors of a ring, for the processes that share it."""
+class RingDescriptors:
+    """File descriptors of a ring, for the processes that share it."""
 
     memory: int
     wake: tuple[int, ...]
-    """An eventfd a reader."""
+    """One eventfd per reader."""
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -55,27 +55,27 @@ class RingHandles:
         return (self.memory, *self.wake)
 
     def close(self) -> None:
-        """Close them in this process."""
+        """Close the descriptors in this process."""
         for descriptor in self.all:
             os.close(descriptor)
 
 
-def create_ring(readers: int, capacity: int = CAPACITY) -> RingHandles:
-    """Make a ring for a number of readers; the caller closes the handles."""
+def create_ring(readers: int, capacity: int = CAPACITY) -> RingDescriptors:
+    """Create a ring for `readers` readers; the caller closes the handles."""
     memory = os.memfd_create("mizzen-plans")
     os.ftruncate(memory, header_bytes(readers) + capacity)
-    return RingHandles(memory, tuple(os.eventfd(0, os.EFD_NONBLOCK) for _ in range(readers)))
+    return RingDescriptors(memory, tuple(os.eventfd(0, os.EFD_NONBLOCK) for _ in range(readers)))
 
 
 def header_bytes(readers: int) -> int:
-    """Return the bytes in front of the data."""
+    """Return the size of the header in bytes."""
     return 8 * LINE * (1 + readers)
 
 
-class _Ring:
-    """Both ends' view of the memory."""
+class _RingMemory:
+    """The shared memory as both ends map it."""
 
-    def __init__(self, handles: RingHandles) -> None:
+    def __init__(self, handles: RingDescriptors) -> None:
         self.readers = len(handles.wake)
         self.memory = mmap.mmap(handles.memory, 0)
         head = header_bytes(self.readers)
@@ -87,57 +87,57 @@ class _Ring:
         self.data = memoryview(self.memory)[head:]
 
     def put(self, at: int, content: bytes) -> None:
-        """Write bytes at a position of the stream, around the end."""
+        """Write bytes at a position of the stream, wrapping around the end."""
         at %= self.capacity
         first = min(len(content), self.capacity - at)
         self.data[at : at + first] = content[:first]
         self.data[: len(content) - first] = content[first:]
 
     def get(self, at: int, size: int) -> bytes:
-        """Read bytes at a position of the stream, around the end."""
+        """Read bytes at a position of the stream, wrapping around the end."""
         at %= self.capacity
         first = min(size, self.capacity - at)
         return bytes(self.data[at : at + first]) + bytes(self.data[: size - first])
 
 
-def padded(size: int) -> int:
-    """Return what a frame of a content of so many bytes takes."""
+def frame_size(size: int) -> int:
+    """Return the size in bytes of a frame with `size` bytes of content."""
     return HEAD.size + -(-size // 8) * 8
 
 
-def checksum(number: int, content: bytes) -> int:
-    """Return the CRC-32 of a frame, its number and length included."""
+def frame_checksum(number: int, content: bytes) -> int:
+    """Return the CRC-32 over a frame's number, length and content."""
     return zlib.crc32(content, zlib.crc32(struct.pack("<QQ", number, len(content))))
 
 
 class RingWriter:
-    """Rank 0's end. `send` and `end` from one thread."""
+    """Rank 0's end. Call `send` and `end` from one thread."""
 
-    def __init__(self, handles: RingHandles, timeout_seconds: float = 10.0) -> None:
-        self._ring = _Ring(handles)
+    def __init__(self, handles: RingDescriptors, timeout_seconds: float = 10.0) -> None:
+        self._ring = _RingMemory(handles)
         self._wake = handles.wake
         self._timeout = timeout_seconds
         self._at = 0
         self._number = 0
 
     def send(self, plan: StepPlan) -> None:
-        """Hand a plan to all readers; waits while one is far behind.
+        """Send a plan to all readers; wait while the ring is full.
 
         Raises:
-            PlanChannelStalled: a reader stays far behind.
+            PlanChannelStalled: a reader did not make room in time.
             ValueError: the plan is larger than the ring.
         """
         self._write(encode_plan(plan))
 
     def end(self) -> None:
-        """Tell readers that nothing more comes; one that is stuck is not waited for."""
+        """Send the end of the stream, unless a reader has stalled."""
         try:
             self._write(END)
         except PlanChannelStalled:
             pass
 
     def _write(self, content: bytes) -> None:
-        ring, size = self._ring, padded(len(content))
+        ring, size = self._ring, frame_size(len(content))
         if size > ring.capacity:
             raise ValueError(
                 f"a step's plan has {len(content)} bytes, more than the {ring.capacity} that ranks share: "
@@ -150,40 +150,40 @@ class RingWriter:
                 raise PlanChannelStalled(f"rank {late} has taken no plan for {self._timeout:g} s")
             time.sleep(FULL_SECONDS)
         self._number += 1
-        head = HEAD.pack(self._number, len(content), checksum(self._number, content))
+        head = HEAD.pack(self._number, len(content), frame_checksum(self._number, content))
         ring.put(self._at, head + content)
         self._at += size
         ring.written[0] = self._at
-        # Of a copy: readers write there meanwhile, and numpy counts first and collects then.
+        # Copy first: readers write concurrently, and `nonzero` counts before it collects.
         for reader in ring.sleeps.copy().nonzero()[0].tolist():
             os.eventfd_write(self._wake[reader], 1)
 
 
 class RingReader:
-    """Another rank's end, used from one thread."""
+    """The end of a rank other than 0. Used from one thread."""
 
-    def __init__(self, handles: RingHandles, reader: int) -> None:
-        """Take reader number `reader` (rank - 1)."""
-        self._ring = _Ring(handles)
+    def __init__(self, handles: RingDescriptors, reader: int) -> None:
+        """Open the ring as reader number `reader` (rank - 1)."""
+        self._ring = _RingMemory(handles)
         self._reader = reader
         self._wake = handles.wake[reader]
         self._at = 0
         self._number = 1
-        """Of the frame that comes next."""
+        """Number of the next frame."""
         self.ended = False
-        """Nothing more comes."""
+        """Whether the end of the stream was received."""
 
     def receive(self, seconds: float) -> StepPlan | None:
-        """Return the next plan; None when none came within so many seconds, or the end did.
+        """Return the next plan, or None if none arrived within `seconds` or the stream has ended.
 
         Raises:
-            MalformedPlan: what came is no plan.
+            MalformedPlan: the frame is not a plan.
         """
         if self.ended or not self._wait(seconds):
             return None
         content = self._read()
         plan = None if content == END else decode_plan(content)
-        self._at += padded(len(content))
+        self._at += frame_size(len(content))
         self._number += 1
         self._ring.read[self._reader] = self._at
         self.ended = plan is None
@@ -201,7 +201,7 @@ class RingReader:
         ring = self._ring
         ring.sleeps[self._reader] = 1
         try:
-            # What is written from here on wakes this reader; what was written before shows.
+            # Later writes wake this reader; earlier ones are visible in `written`.
             if int(ring.written[0]) == self._at:
                 select.select([self._wake], [], [], seconds)
         finally:
@@ -213,21 +213,21 @@ class RingReader:
         return int(ring.written[0]) != self._at
 
     def _read(self) -> bytes:
-        """Return what the next frame holds, which may show a little later than that it is there.
+        """Return the content of the next frame, which may become visible slightly after the counter.
 
         Raises:
-            MalformedPlan: it does not show.
+            MalformedPlan: the frame does not become valid in time.
         """
         deadline = time.monotonic() + REREAD_SECONDS
-        while (content := self._look()) is None:
+        while (content := self._peek_frame()) is None:
             if time.monotonic() > deadline:
                 raise MalformedPlan(f"frame {self._number} is damaged")
         return content
 
-    def _look(self) -> bytes | None:
-        """Return what the next frame holds; None while something else, or a part of it, is in its place."""
+    def _peek_frame(self) -> bytes | None:
+        """Return the content of the next frame, or None while an older or partial frame is visible."""
         number, size, check = HEAD.unpack(self._ring.get(self._at, HEAD.size))
-        if number != self._number or padded(size) > self._ring.capacity:
+        if number != self._number or frame_size(size) > self._ring.capacity:
             return None
         content = self._ring.get(self._at + HEAD.size, size)
-        return content if checksum(number, content) == check else None
+        return content if frame_checksum(number, content) == check else None

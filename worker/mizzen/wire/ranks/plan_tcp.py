@@ -1,8 +1,8 @@
-"""Plans from rank 0 to ranks of other pods, over TCP: the other form of the plan channel.
+"""The plan channel between pods: numbered frames over TCP from rank 0 to the other ranks.
 
-Rank 0 listens; every other rank connects (`mizzen.wire.ranks.group_socket`), says who it is, and from then on gets
-numbered frames. ZMQ drops what a peer does not take and joins again after a lost connection: the numbers
-tell, and the channel then is broken rather than short.
+Rank 0 listens; every other rank connects (`mizzen.wire.ranks.group_socket`), sends its name, and receives numbered
+frames. ZMQ drops frames of a full queue and reconnects after a lost connection. The numbers reveal a loss, which
+breaks the channel instead of skipping plans.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from mizzen.wire.ranks.plan_ring import PlanChannelStalled
 
 HERE = b"here"
 FRAMES = 64
-"""Frames that wait for a rank at most."""
+"""Maximum number of frames queued for a rank."""
 NUMBER = 8
-"""Bytes of a frame's number."""
+"""Size of a frame's number in bytes."""
 RETRY_MILLISECONDS = 1
 
 
 class PlanChannelBroken(RuntimeError):
-    """Plans were lost on the way, or a rank is gone."""
+    """Plans were lost in transit, or a rank is gone."""
 
 
-def name_of(rank: int) -> bytes:
-    """Return how a rank calls itself."""
+def rank_identity(rank: int) -> bytes:
+    """Return the ZMQ identity of a rank."""
     return b"rank%d" % rank
 
 
@@ -45,7 +45,7 @@ class PlanServer(GroupListener):
         ranks: Sequence[int],
         timeout_seconds: float = 10.0,
     ) -> None:
-        """Listen for some ranks.
+        """Listen for the given ranks.
 
         Raises:
             UnsafeEndpoint: reachable from other machines, and no keys.
@@ -54,36 +54,36 @@ class PlanServer(GroupListener):
         options = {zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: FRAMES, zmq.MAXMSGSIZE: 1024}
         super().__init__(endpoint, keys, linger_seconds=timeout_seconds, options=options)
         self._timeout = timeout_seconds
-        self._names = [name_of(rank) for rank in ranks]
+        self._names = [rank_identity(rank) for rank in ranks]
         self._number = 0
 
     def wait(self, seconds: float) -> None:
-        """Wait until every rank is here.
+        """Wait until every rank has connected.
 
         Raises:
-            PlanChannelStalled: one did not come in time.
+            PlanChannelStalled: a rank did not connect in time.
         """
         missing, deadline = set(self._names), time.monotonic() + seconds
         while missing:
             left = deadline - time.monotonic()
             if left <= 0 or not self._socket.poll(max(1, int(left * 1000))):
                 names = ", ".join(sorted(name.decode() for name in missing))
-                raise PlanChannelStalled(f"{names} did not come within {seconds:g} s")
+                raise PlanChannelStalled(f"{names} did not connect within {seconds:g} s")
             name, word = self._socket.recv_multipart()[:2]
             if word == HERE:
                 missing.discard(name)
 
     def send(self, plan: StepPlan) -> None:
-        """Hand a plan to all other ranks.
+        """Send a plan to all other ranks.
 
         Raises:
-            PlanChannelStalled: one does not take its frames.
-            PlanChannelBroken: one is gone, or has come again.
+            PlanChannelStalled: a rank does not accept its frames in time.
+            PlanChannelBroken: a rank is gone, or has reconnected.
         """
         self._send(encode_plan(plan))
 
     def end(self) -> None:
-        """Tell them that nothing more comes; one that is gone is not waited for."""
+        """Send the end of the stream, unless a rank is gone or has stalled."""
         try:
             self._send(b"")
         except (PlanChannelStalled, PlanChannelBroken):
@@ -92,7 +92,7 @@ class PlanServer(GroupListener):
     def _send(self, content: bytes) -> None:
         if self._socket.poll(0):
             name = self._socket.recv_multipart()[0]
-            raise PlanChannelBroken(f"{name.decode(errors='replace')} has lost its connection and come again")
+            raise PlanChannelBroken(f"{name.decode(errors='replace')} lost its connection and reconnected")
         self._number += 1
         frame = self._number.to_bytes(NUMBER, "little") + content
         deadline = time.monotonic() + self._timeout
@@ -114,7 +114,7 @@ class PlanServer(GroupListener):
 
 
 class PlanClient(GroupMember):
-    """Another rank's end."""
+    """The end of a rank other than 0."""
 
     def __init__(self, endpoint: str, keys: KeyPair | None, rank: int) -> None:
         """Connect to rank 0, which may not listen yet.
@@ -124,18 +124,18 @@ class PlanClient(GroupMember):
             ValueError: the endpoint is malformed.
         """
         options = {zmq.RCVHWM: FRAMES}
-        super().__init__(endpoint, keys, name_of(rank), linger_seconds=0, options=options)
+        super().__init__(endpoint, keys, rank_identity(rank), linger_seconds=0, options=options)
         self._socket.send(HERE)
         self._number = 0
         self.ended = False
-        """Nothing more comes."""
+        """Whether the end of the stream was received."""
 
     def receive(self, seconds: float) -> StepPlan | None:
-        """Return the next plan; None when none came within so many seconds, or the end did.
+        """Return the next plan, or None if none arrived within `seconds` or the stream has ended.
 
         Raises:
             PlanChannelBroken: plans were lost.
-            MalformedPlan: what came is no plan.
+            MalformedPlan: the frame is not a plan.
         """
         if self.ended or not self._socket.poll(max(0, int(seconds * 1000))):
             return None
@@ -143,7 +143,7 @@ class PlanClient(GroupMember):
         self._number += 1
         number = int.from_bytes(frame[:NUMBER], "little")
         if number != self._number:
-            raise PlanChannelBroken(f"plan {number} came where {self._number} was due")
+            raise PlanChannelBroken(f"received plan {number}, expected plan {self._number}")
         if len(frame) == NUMBER:
             self.ended = True
             return None

@@ -20,7 +20,7 @@ import zmq
 from mizzen.core.request import Request
 from mizzen.wire.codec import MalformedFrame, encode, engine_decoder
 from mizzen.wire.curve_keys import KeyFolder, KeyPair, KeyRing, WireKeys
-from mizzen.wire.endpoint import heartbeats, require_safe
+from mizzen.wire.endpoint import enable_heartbeats, require_safe
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import (
     MAX_GRAMMAR_BYTES,
@@ -33,11 +33,11 @@ from mizzen.wire.messages import (
     Welcome,
 )
 from mizzen.wire.server.client_allow_list import AllowList
-from mizzen.wire.server.file_upload import Uploads
-from mizzen.wire.server.listeners import Doors
+from mizzen.wire.server.file_upload import FileUploads
+from mizzen.wire.server.listeners import KeyedListeners
 from mizzen.wire.server.outbox import Outbox
-from mizzen.wire.server.peers import Peer, Strangers
-from mizzen.wire.server.request_validation import Intake, InvalidRequest
+from mizzen.wire.server.peers import Peer, ProtocolMismatchLog
+from mizzen.wire.server.request_validation import MessageValidator, InvalidRequest
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class WireServer:
         self._limits = limits or WireLimits()
         self._welcome = welcome
         self._max_waiting = max_waiting
-        self._intake = Intake(welcome.vocab_size, welcome.context_length, welcome.generates)
+        self._intake = MessageValidator(welcome.vocab_size, welcome.context_length, welcome.generates)
         self._decode = engine_decoder()
         self._timeouts: list[tuple[float, int, int]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -91,10 +91,10 @@ class WireServer:
         self._keys_at = 0.0
         ring = keys.ring if keys else None
         self._allow = AllowList(self._context, ring.peers) if ring else None
-        self._doors = Doors(endpoint, self._make_socket)
+        self._doors = KeyedListeners(endpoint, self._make_socket)
         self.out = Outbox(self._doors, self._limits)
-        self._uploads = Uploads(files, self.out, self._limits)
-        self._strangers = Strangers(self._limits.peers)
+        self._uploads = FileUploads(files, self.out, self._limits)
+        self._strangers = ProtocolMismatchLog(self._limits.peers)
         self.endpoint = self._bind(ring)
         """Where gateways connect; with the port that was chosen when `*` was asked for."""
 
@@ -106,7 +106,7 @@ class WireServer:
         # Twice the longest request: a prompt, and its sampling, of which a grammar takes most.
         socket.maxmsgsize = 2 * (MAX_GRAMMAR_BYTES + 4 * self._welcome.context_length)
         socket.ipv6 = "[" in self._given
-        heartbeats(socket, limits.heartbeat_seconds, limits.heartbeat_timeout_seconds)
+        enable_heartbeats(socket, limits.heartbeat_seconds, limits.heartbeat_timeout_seconds)
         return socket
 
     def _bind(self, ring: KeyRing | None) -> str:
@@ -125,7 +125,7 @@ class WireServer:
         self._keys_at = now
         if not isinstance(self._keys, KeyFolder):
             return
-        self._keys.look()
+        self._keys.refresh()
         ring = self._keys.ring
         if self._allow is not None:
             self._allow.allow(ring.peers)
@@ -262,7 +262,7 @@ class WireServer:
             out.refuse(peer.identity, None, RefusalCode.INVALID, text)
             return
         try:
-            request = self._intake.request(message, now)
+            request = self._intake.to_request(message, now)
         except InvalidRequest as error:
             out.refuse(peer.identity, message.rid, RefusalCode.INVALID, str(error))
             return

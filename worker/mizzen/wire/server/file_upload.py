@@ -18,7 +18,7 @@ from mizzen.wire.server.outbox import Outbox
 from mizzen.wire.server.peers import Peer
 
 
-class Uploads:
+class FileUploads:
     """What is handed out at present, to all peers in turn. Used from the outbox's thread."""
 
     def __init__(self, files: Mapping[str, bytes], out: Outbox, limits: WireLimits) -> None:
@@ -44,13 +44,13 @@ class Uploads:
         elif message.offset % FILE_PART_BYTES or not 0 <= message.offset <= len(content):
             text = f"offset {message.offset} of {message.name} is no multiple of {FILE_PART_BYTES} within it"
             refuse(peer.identity, None, RefusalCode.INVALID, text)
-        elif len(peer.asks) >= self._limits.file_asks:
-            text = f"{len(peer.asks)} parts of files are asked for already; no more may be at once"
+        elif len(peer.file_requests) >= self._limits.file_asks:
+            text = f"{len(peer.file_requests)} parts of files are asked for already; no more may be at once"
             refuse(peer.identity, None, RefusalCode.QUEUE_FULL, text)
         else:
-            if not peer.asks:
+            if not peer.file_requests:
                 self._turns.append(peer)
-            peer.asks.append(message)
+            peer.file_requests.append(message)
 
     def send(self) -> None:
         """Send a few parts, to peers that took theirs."""
@@ -62,9 +62,9 @@ class Uploads:
             if self._out.peers.get(peer.identity) is not peer:
                 continue
             if self._takes(peer):
-                self._part(peer, peer.asks.popleft())
+                self._part(peer, peer.file_requests.popleft())
                 left -= 1
-            if peer.asks:
+            if peer.file_requests:
                 self._turns.append(peer)
 
     def _takes(self, peer: Peer) -> bool:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 import zmq
 
 from mizzen.wire.curve_keys import KeyPair
-from mizzen.wire.endpoint import door, secure_server
+from mizzen.wire.endpoint import generation_endpoint, secure_server
 
 Socket = zmq.Socket[bytes]
 
 
-class Doors:
+class KeyedListeners:
     """Up to two ROUTER sockets of one context. Used from one thread."""
 
     def __init__(self, endpoint: str, make: Callable[[], Socket]) -> None:
@@ -44,7 +44,7 @@ class Doors:
             ValueError: there is no such endpoint.
         """
         wild = self._endpoint.endswith(":*")
-        endpoint = self._endpoint if wild else door(self._endpoint, number)
+        endpoint = self._endpoint if wild else generation_endpoint(self._endpoint, number)
         socket = self._make()
         try:
             if pair is not None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mizzen.core.outputs import CacheEvents, Load, RequestLogprobs, RequestVector, StepOutput
 from mizzen.core.request import Finished, FinishReason
 from mizzen.wire.codec import encode
-from mizzen.wire.columns import Columns, split
+from mizzen.wire.columns import PackedColumns, pack_by_peer
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import (
     Blocks,
@@ -31,13 +31,13 @@ from mizzen.wire.messages import (
     Refused,
     Stats,
 )
-from mizzen.wire.server.listeners import Doors
+from mizzen.wire.server.listeners import KeyedListeners
 from mizzen.wire.server.peers import Peer, Peers, WireCounters
 from mizzen.wire.server.request_table import RequestTable
 
 log = logging.getLogger(__name__)
 
-NO_COLUMNS = Columns()
+NO_COLUMNS = PackedColumns()
 NO_WAITS: NDArray[np.float64] = np.empty(0)
 LONG_AGO = -1e9
 
@@ -45,7 +45,7 @@ LONG_AGO = -1e9
 class Outbox:
     """The sending half of `WireServer`, with its peers and requests. Used from the same thread."""
 
-    def __init__(self, socket: Doors, limits: WireLimits) -> None:
+    def __init__(self, socket: KeyedListeners, limits: WireLimits) -> None:
         self._socket = socket
         self._limits = limits
         self.peers = Peers(limits.peers)
@@ -66,7 +66,7 @@ class Outbox:
     def send(self, output: StepOutput, now: float) -> NDArray[np.float64]:
         """Send what a step gave; return the seconds from arrival of requests that got their first token."""
         waits = self._start(output, now) if self.table.unstarted else NO_WAITS
-        parts = list(split(output, self.table))  # before ends free the handles
+        parts = list(pack_by_peer(output, self.table))  # before ends free the handles
         logprobs = self._logprobs(output.side_outputs.logprobs) if output.side_outputs.logprobs else {}
         if output.side_outputs.vectors:
             self._embeddings(output.side_outputs.vectors)
@@ -158,7 +158,7 @@ class Outbox:
         self,
         owner: int,
         step: int,
-        columns: Columns,
+        columns: PackedColumns,
         ends: Sequence[Finish],
         logprobs: Sequence[Logprobs] = (),
     ) -> bool:

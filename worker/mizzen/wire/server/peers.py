@@ -23,7 +23,7 @@ class Peer:
     """Its live requests without a first token."""
     sequence: int = 0
     """Of its next Blocks frame."""
-    asks: deque[FetchFile] = field(default_factory=deque)
+    file_requests: deque[FetchFile] = field(default_factory=deque)
     """Parts of files that it asked for and that have not been sent."""
 
     def next_sequence(self) -> int:
@@ -73,7 +73,7 @@ class Peers:
         self._by_index[peer.index] = None
 
 
-class Strangers:
+class ProtocolMismatchLog:
     """Gateways of another protocol that were told of: each tries again for ever, and is news once."""
 
     def __init__(self, limit: int) -> None:

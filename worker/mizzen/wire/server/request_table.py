@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mizzen.core.request import Int64
 
-NOBODY = 0
+NO_OWNER = 0
 """Owner of requests whose peer is gone or was answered already; real peers count from 1."""
 
 
@@ -55,15 +55,15 @@ class RequestTable:
         if not self.started[rid]:
             self.unstarted -= 1
             self.started[rid] = True
-        self.owner[rid] = NOBODY
+        self.owner[rid] = NO_OWNER
         self.generation[rid] += 1
         self._free.append(rid)
 
     def disown(self, rid: int) -> None:
         """Let a request run out unheard; its id stays taken until the engine has ended it."""
         self._leave(int(self.owner[rid]))
-        self.owner[rid] = NOBODY
-        self.owners[NOBODY] = self.owners.get(NOBODY, 0) + 1
+        self.owner[rid] = NO_OWNER
+        self.owners[NO_OWNER] = self.owners.get(NO_OWNER, 0) + 1
 
     def start(self, rids: Int64) -> None:
         """Note that requests (ids [n], none of them started) got their first token."""
@@ -74,7 +74,7 @@ class RequestTable:
         """Return the seconds that the oldest request without a token waits; 0 when there is none."""
         if not self.unstarted:
             return 0.0
-        arrivals = self.arrival[(self.owner != NOBODY) & ~self.started]
+        arrivals = self.arrival[(self.owner != NO_OWNER) & ~self.started]
         return float(now - arrivals.min()) if len(arrivals) else 0.0
 
     def _leave(self, owner: int) -> None:

@@ -18,7 +18,7 @@ MAX_STOP_TOKENS = 1024
 MAX_QUEUE_SECONDS = 86_400.0
 EMBEDDING = SamplingParams(temperature=0.0, max_tokens=1)
 
-EMBEDS_ALONE = "model has no head to generate with: it embeds texts alone"
+EMBEDS_ONLY = "model has no head to generate with: it embeds texts alone"
 
 
 class InvalidRequest(ValueError):
@@ -26,14 +26,14 @@ class InvalidRequest(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class MessageValidator:
     """Checks requests for one model."""
 
     vocab_size: int
     context_length: int
     generates: bool = True
 
-    def request(self, message: Generate | Embed, now: float) -> Request:
+    def to_request(self, message: Generate | Embed, now: float) -> Request:
         """Return the request that a message asks for; its rid is the gateway's handle, `now` its arrival.
 
         Raises:
@@ -44,13 +44,13 @@ class Intake:
 
     def _generate(self, message: Generate, now: float) -> Request:
         if not self.generates:
-            raise InvalidRequest(EMBEDS_ALONE)
+            raise InvalidRequest(EMBEDS_ONLY)
         sampling = self._sampling(message.sampling)
         request = Request(
             rid=message.rid,
             prompt=self._prompt(message.prompt),
             sampling=sampling,
-            seed=seed_in_force(sampling.seed),
+            seed=effective_seed(sampling.seed),
             salt=message.salt,
             priority=message.priority,
             generated=message.generated,
@@ -134,6 +134,6 @@ def _grammar(given: tuple[str, str] | None) -> Grammar | None:
     return Grammar(GrammarKind(kind), text)
 
 
-def seed_in_force(seed: int | None) -> int:
+def effective_seed(seed: int | None) -> int:
     """Return the seed of a request (0 <= seed < 2**64); None draws one."""
     return secrets.randbits(64) if seed is None else seed % 2**64

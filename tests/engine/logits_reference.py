@@ -1,4 +1,4 @@
-"""Logits processing, slowly and plainly: one row, token by token, in NumPy."""
+"""Reference of logits processing in NumPy: one row at a time, token by token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def process(
     ends: tuple[int, ...] = (),
     allowed: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return what a row [vocab] draws from, as the parameters' documentation says; float32 throughout."""
+    """Return the logits [vocab] that a row samples from, as the parameters' documentation says; float32."""
     row = logits.astype(np.float32).copy()
     for token, bias in dict(params.logit_bias).items():
         row[token] = BANNED if bias <= -100 else row[token] + np.float32(bias)
@@ -35,7 +35,7 @@ def process(
 
 
 def log_softmax(row: np.ndarray) -> np.ndarray:
-    """Return natural log probabilities [vocab]; what cannot be drawn has -9999."""
+    """Return natural log probabilities [vocab]; -9999 for tokens that cannot be sampled."""
     exact = row.astype(np.float64)
     shifted = exact - exact.max()
     return np.maximum(shifted - np.log(np.exp(shifted).sum()), -9999.0)
