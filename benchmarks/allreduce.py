@@ -24,8 +24,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from arguments import Help, above_zero, positive
-from ran_on import machine
+from common_parts.arguments import Help, above_zero, positive
+from common_parts.machine_info import machine
 
 from mizzen.parallel.cuda_collectives import KIB, CudaCollectives
 from mizzen.parallel.process_group import RankConfig, RankGroup
@@ -93,7 +93,7 @@ def sweep(group: RankGroup, rounds: int) -> Times:
         collectives = collectives_of(group, method)
         for size in SIZES:
             x = torch.ones(size // 2, dtype=torch.bfloat16, device=device).view(-1, 512)
-            if method != "nccl" and not collectives.serves(x):
+            if method != "nccl" and not collectives.uses_peer_memory(x):
                 continue
             log_progress(group, f"{method}, {size // KIB} KiB")
             took = microseconds(group, lambda c=collectives, x=x: c.all_reduce(x), rounds)
@@ -124,7 +124,7 @@ def fused(group: RankGroup, rounds: int) -> Times:
                         rounds,
                     )
             for method, two in plain.items():
-                if two.serves(x):
+                if two.uses_peer_memory(x):
                     mine[f"{method}, then norm"] = microseconds(
                         group,
                         lambda c=two, r=residual, x=x, w=weight: add_rms_norm(c.all_reduce(x), r, w, 1e-6),

@@ -26,15 +26,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from arguments import Help, jsonable, natural, positive
-from engine_choices import is_smoke_run, parse_args
-from layer_attention import Bench, Decodes, chunk_seconds
-from limits import add_roofline_options, roofline_of
-from ran_on import machine
-from shapes import SHAPES, config_of
-from tables import Table
+from common_parts.arguments import Help, jsonable, natural, positive
+from common_parts.engine_options import is_smoke_run, parse_args
+from common_parts.gpu import need_device
+from common_parts.layer_attention import Bench, Decodes, chunk_seconds
+from common_parts.limits import add_roofline_options, roofline_of
+from common_parts.machine_info import machine
+from common_parts.shapes import SHAPES, config_of
+from common_parts.tables import Table
 
-from gpu import need_device
 from mizzen.attention.base import Geometry, LengthSplitDecode
 from mizzen.attention.registry import FACTORIES, select_backend
 from mizzen.core.request import Int32

@@ -20,13 +20,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from arguments import not_negative, positive
-from engine_choices import engine_options, parse_checked_args
-from step_parts import Part, print_kernels, trace_kernels
-from tables import Table
+from common_parts.arguments import not_negative, positive
+from common_parts.engine_options import engine_options, parse_checked_args
+from common_parts.gpu import (
+    benchmark_parser,
+    check_ended,
+    drain,
+    fail,
+    load,
+    median,
+    run,
+    started,
+    token_bound,
+)
+from common_parts.kernel_delays import Part, print_kernels, trace_kernels
+from common_parts.tables import Table
 from torch.profiler import ProfilerActivity, profile
 
-from gpu import benchmark_parser, check_ended, drain, fail, load, median, run, started, token_bound
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
 

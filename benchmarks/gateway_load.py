@@ -33,9 +33,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gateway_parts.client import ClientProcess, Plan, Result
+from gateway_parts.client import ClientProcess
 from gateway_parts.engines import Engines, Script, Timing, reply_start
 from gateway_parts.process import CpuMeter, GatewayProcess
+from gateway_parts.streams import Plan, Result
 from gateway_parts.vocabulary import Vocabulary
 
 from mizzen.engine.grammar.vocabulary import byte_alphabet

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from arguments import Help, positive
+from common_parts.arguments import Help, positive
 
 RUNS = (
     "offline.py --shape qwen3-0.6b",

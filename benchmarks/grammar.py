@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from arguments import jsonable, natural, not_negative, positive
-from engine_choices import engine_options, parse_checked_args
+from common_parts.arguments import jsonable, natural, not_negative, positive
+from common_parts.engine_options import engine_options, parse_checked_args
+from common_parts.gpu import benchmark_parser, fail, loaded, median, need_device, started
+from common_parts.machine_info import machine
+from common_parts.shapes import SHAPES
 from gateway_parts.vocabulary import Vocabulary
-from ran_on import machine
-from shapes import SHAPES
 
-from gpu import benchmark_parser, fail, loaded, median, need_device, started
 from mizzen import LLM, Grammar, GrammarKind, SamplingParams
 from mizzen.core.outputs import GrammarCounts
 from mizzen.core.request import Request

@@ -15,11 +15,11 @@ import time
 from typing import Any
 
 import numpy as np
-from arguments import number, positive
-from engine_choices import parse_checked_args
-from tables import Table
+from common_parts.arguments import number, positive
+from common_parts.engine_options import parse_checked_args
+from common_parts.gpu import benchmark_parser, check_ended, drain, fail, load, median, run, started
+from common_parts.tables import Table
 
-from gpu import benchmark_parser, check_ended, drain, fail, load, median, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Request

@@ -19,12 +19,12 @@ import time
 from typing import Any
 
 import numpy as np
-from arguments import positive
-from engine_choices import parse_checked_args
-from limits import Limits
-from tables import Table
+from common_parts.arguments import positive
+from common_parts.engine_options import parse_checked_args
+from common_parts.gpu import benchmark_parser, fail, load, median, run, started, token_bound
+from common_parts.limits import Limits
+from common_parts.tables import Table
 
-from gpu import benchmark_parser, fail, load, median, run, started, token_bound
 from mizzen import LLM, SamplingParams
 
 SEQUENCES = 256

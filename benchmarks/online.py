@@ -34,7 +34,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-from arguments import Help, above_zero, given_options, jsonable, natural, not_negative, positive
+from common_parts.arguments import Help, above_zero, given_options, jsonable, natural, not_negative, positive
 from online_parts.recorded import Entry, read_trace, trace_requests, trace_sessions
 from online_parts.replay import Target, run
 from online_parts.summary import summarize

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from arguments import given_options, positive
-from engine_choices import parse_checked_args
-from step_parts import print_kernels, trace_kernels
-from tables import Table
+from common_parts.arguments import given_options, positive
+from common_parts.engine_options import parse_checked_args
+from common_parts.gpu import benchmark_parser, drain, load, median, run, started
+from common_parts.kernel_delays import print_kernels, trace_kernels
+from common_parts.tables import Table
 from torch.profiler import ProfilerActivity, profile
 
-from gpu import benchmark_parser, drain, load, median, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
 

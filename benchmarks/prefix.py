@@ -20,12 +20,12 @@ import time
 from typing import Any
 
 import numpy as np
-from arguments import given_options, natural, positive
-from engine_choices import engine_options, parse_checked_args
-from prefix_groups import measure_groups
-from tables import Table
+from common_parts.arguments import given_options, natural, positive
+from common_parts.engine_options import engine_options, parse_checked_args
+from common_parts.gpu import benchmark_parser, drain, fail, load, median, run, started
+from common_parts.prefix_groups import measure_groups
+from common_parts.tables import Table
 
-from gpu import benchmark_parser, drain, fail, load, median, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
 

@@ -18,16 +18,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from arguments import Help, jsonable, positive
-from engine_choices import is_smoke_run, parse_args
-from layer_attention import COLD_BYTES, LAYERS, dtype_of, seconds_of
-from limits import add_roofline_options, roofline_of
-from ran_on import machine
-from shapes import SHAPES, config_of
-from tables import Table
+from common_parts.arguments import Help, jsonable, positive
+from common_parts.engine_options import is_smoke_run, parse_args
+from common_parts.gpu import need_device
+from common_parts.layer_attention import COLD_BYTES, LAYERS, dtype_of, seconds_of
+from common_parts.limits import add_roofline_options, roofline_of
+from common_parts.machine_info import machine
+from common_parts.shapes import SHAPES, config_of
+from common_parts.tables import Table
 
-from gpu import need_device
-from mizzen.layers.linear import MAX_BATCH_BEFORE_ATTENTION, max_small_batch
+from mizzen.layers.linear import MAX_BATCH_BEFORE_ATTENTION
+from mizzen.layers.linear_methods.small_batch import max_small_batch
 from mizzen.models.config import ModelConfig
 
 Gemm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
@@ -72,15 +73,15 @@ def candidates(weight: torch.Tensor, rows: int, gate: bool) -> dict[str, Gemm]:
         return kernels
     from mizzen.kernels.gemm import gemv, small_m, swap_ab
 
-    if not gemv.serves(weight, gate=gate):
+    if not gemv.supports(weight, swiglu=gate):
         return kernels
     if rows == 1:
-        kernels["gemv"] = lambda weight, x, out: gemv.gemv(weight, x, out, gate=gate)
-    if rows <= small_m.PART * small_m.PARTS[-1] and not weight.shape[1] % small_m.SEGMENT:
-        kernels["skinny"] = lambda weight, x, out: small_m.skinny(weight, x, out, gate=gate)
-    cut = swap_ab.cut_of(*weight.shape, rows)
-    if cut is not None and not (gate and weight.shape[0] % 16):
-        kernels["wide"] = lambda weight, x, out: swap_ab.wide(weight, x, out, gate=gate)
+        kernels["gemv"] = lambda weight, x, out: gemv.gemv(weight, x, out, swiglu=gate)
+    if rows <= small_m.GROUP_ROWS * small_m.ROW_GROUPS[-1] and not weight.shape[1] % small_m.SEGMENT:
+        kernels["small_m"] = lambda weight, x, out: small_m.small_m_gemm(weight, x, out, swiglu=gate)
+    config = swap_ab.select_tile_config(*weight.shape, rows)
+    if config is not None and not (gate and weight.shape[0] % 16):
+        kernels["swap_ab"] = lambda weight, x, out: swap_ab.swap_ab_gemm(weight, x, out, swiglu=gate)
     return kernels
 
 
@@ -90,13 +91,13 @@ def chosen_kernel(name: str, weight: torch.Tensor, rows: int) -> str:
         return "library"
     from mizzen.kernels.gemm import small_m
 
-    most = max_small_batch(weight, gate=name == "gate-up")
+    most = max_small_batch(weight, swiglu=name == "gate-up")
     if name == "qkv":
         size = weight.numel()
         most = min(most, next((limit for weights, limit in MAX_BATCH_BEFORE_ATTENTION if size <= weights), 0))
     if rows > most:
         return "library"
-    return "gemv" if rows == 1 else "skinny" if rows <= small_m.widest(weight) else "wide"
+    return "gemv" if rows == 1 else "small_m" if rows <= small_m.max_batch(weight) else "swap_ab"
 
 
 def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:

@@ -189,14 +189,14 @@ async def one_turn(dispatcher: Dispatcher, prompt: list[int], most: int, counts:
     routed = RoutedRequest(generation=generation, queue_entry=QueueEntry(time.monotonic() + PATIENCE_SECONDS))
     counts.expect(prompt)
     began = time.monotonic()
-    running = await dispatcher.place(routed)
+    attempt = await dispatcher.place(routed)
     counts.first_token_seconds.append(time.monotonic() - began)
     try:
         finish = None
         while finish is None:
-            _, finish = await running.next_tokens()
+            _, finish = await attempt.next_tokens()
     finally:
-        running.close()
+        attempt.close()
         dispatcher.finish(routed)
     counts.prompt += len(prompt)
     counts.cached += finish.cached_tokens

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
-from arguments import Help, jsonable, positive
+from common_parts.arguments import Help, jsonable, positive
 from numpy.typing import NDArray
 
 from mizzen.core.config import SchedulerConfig

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arguments import above_zero, positive
-from engine_choices import engine_options, parse_checked_args
-from rank_logs import quiet_ranks
+from common_parts.arguments import above_zero, positive
+from common_parts.engine_options import engine_options, parse_checked_args
+from common_parts.gpu import benchmark_parser, check_engine, median, run
+from common_parts.rank_logs import quiet_ranks
+from common_parts.shapes import SHAPES, shape_folder
+from common_parts.tables import Table
 from safetensors.torch import save_file
-from shapes import SHAPES, shape_folder
-from tables import Table
 
-from gpu import benchmark_parser, check_engine, median, run
 from mizzen.layers.context import BuildContext
 from mizzen.models.base import Decoder
 from mizzen.models.registry import read_config

@@ -31,7 +31,7 @@ from mizzen.server.config import EngineConfig
 from mizzen.server.metric_catalogue import FIELDS
 from mizzen.server.metric_names import LABELS as ENGINE_LABELS
 from mizzen.server.metrics import EngineView
-from mizzen.server.metrics import registry as engine_registry
+from mizzen.server.metrics import build_registry as engine_registry
 from mizzen.server.status_block import Snapshot
 from mizzen_operator.metrics import Metrics as OperatorMetrics
 
@@ -246,17 +246,17 @@ def series(labels: tuple[str, ...], bounds: dict[str, tuple[str, str, str]]) -> 
     return " × ".join(count for count in counts if count != "1") or "1"
 
 
-def metric_tables(registry: CollectorRegistry, bounds: dict[str, tuple[str, str, str]]) -> list[str]:
+def metric_tables(build_registry: CollectorRegistry, bounds: dict[str, tuple[str, str, str]]) -> list[str]:
     """Render the tables of a program's metrics and of their labels.
 
     Raises:
         KeyError: a metric has a label without an entry in `bounds`.
     """
-    collectors: list[Any] = list(registry._collector_to_names)
+    collectors: list[Any] = list(build_registry._collector_to_names)
     made = {one._name: one for one in collectors if hasattr(one, "_labelnames")}
     rows = ["| metric | type | labels | unit | series | meaning |", "|---|---|---|---|---|---|"]
     used: set[str] = set()
-    for family in registry.collect():
+    for family in build_registry.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = label_names(family, made)
         used.update(labels)

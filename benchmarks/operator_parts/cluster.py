@@ -20,7 +20,7 @@ from mizzen_local.addresses import free_port
 from mizzen_local.controlplane import ControlPlane, start_control_plane
 from mizzen_local.pki import write_token_kubeconfig
 from mizzen_operator.chart import operator_manifests
-from operator_parts.api import APPLY, Api, InvalidServiceError
+from operator_parts.api import APPLY, Api, ApiError
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "mizzen-system"
@@ -124,7 +124,7 @@ class Cluster:
         try:
             body = service("probe", "default")
             await self.api.request("POST", SERVICES.format("default"), body, dryRun="All")
-        except InvalidServiceError:
+        except ApiError:
             return False
         return True
 
@@ -182,7 +182,7 @@ class Cluster:
         """Return the holder of the Lease, or an empty string if it has none."""
         try:
             return (await self.api.request("GET", LEASE))["spec"].get("holderIdentity", "")
-        except InvalidServiceError:
+        except ApiError:
             return ""
 
     def audited(self, since: int = 0) -> Iterator[dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""Renders the operator's manifests from the Helm chart's files without Helm.
+"""Render the operator's manifests from the Helm chart's files without Helm.
 
-The files hold two kinds of template syntax: plain paths such as `{{ .Values.operator.replicas }}`, and paths
-that end in `| toJson`. Helm renders the very same files through `tpl` and lays the rest of its values over
-them (templates/operator.yaml); a test compares the two. Beside `.Values` and `.Release` there are `.Names`,
-`.Images` and `.Scope`, which both derive from the values.
+The files use two kinds of template syntax: plain paths such as `{{ .Values.operator.replicas }}`, and paths
+with `| toJson`. Helm renders the same files through `tpl` and overlays its remaining values
+(templates/operator.yaml); a test compares the results. Besides `.Values` and `.Release` there are `.Names`,
+`.Images` and `.Scope`, which both renderers derive from the values.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _OTHER = re.compile(r"\{\{.*?\}\}")
 
 
 class ChartError(ValueError):
-    """A chart file or a value that cannot be rendered; names it."""
+    """A chart file or a value cannot be rendered; the message names it."""
 
 
 def operator_manifests(
     chart: Path, values: Mapping[str, Any], namespace: str, release: str = "mizzen"
 ) -> list[dict[str, Any]]:
-    """Render everything that the operator needs but the CRD.
+    """Render everything that the operator needs, except the CRD.
 
     Args:
         chart: folder of the chart, with values.yaml and files/*.yaml.
-        values: laid over values.yaml; only what differs.
+        values: values that differ from values.yaml.
         namespace: namespace of the operator itself.
-        release: prefix of the names.
+        release: name of the release, which is the prefix of all names.
 
     Returns:
         The manifests, in the order of the files' names.
 
     Raises:
-        ChartError: names the file and the path that has no value, or the value that the chart does not have,
-            or that Helm alone can render.
+        ChartError: a path has no value, the chart has no such value, or only Helm can render it; the message
+            names the file or the value.
     """
     defaults = yaml.safe_load((chart / "values.yaml").read_text())
     version = yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
@@ -53,7 +53,7 @@ def operator_manifests(
 
 
 def _scope(values: Mapping[str, Any], namespace: str, release: str, version: str) -> dict[str, Any]:
-    """What paths may lead to; the same as `mizzen.scope` of the chart's templates has."""
+    """Return the objects that paths refer to, as `mizzen.scope` in the chart's templates does."""
     if values["rbac"]["scope"] != "cluster":
         raise ChartError(".Values.rbac.scope: only Helm renders another scope than cluster")
     return {
@@ -79,13 +79,13 @@ def _image(images: Mapping[str, Any], program: str, version: str) -> str:
     return f"{name}@{image['digest']}" if image["digest"] else f"{name}:{image['tag'] or version}"
 
 
-def _overlay(below: Mapping[str, Any], above: Mapping[str, Any], path: str) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        if key not in below:
-            raise ChartError(f"{path}.{key}: the chart has no such value; it has {', '.join(sorted(below))}")
-        if below[key] and isinstance(below[key], Mapping) and isinstance(value, Mapping):
-            merged[key] = _overlay(below[key], value, f"{path}.{key}")
+def _overlay(base: Mapping[str, Any], values: Mapping[str, Any], path: str) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in values.items():
+        if key not in base:
+            raise ChartError(f"{path}.{key}: the chart has no such value; it has {', '.join(sorted(base))}")
+        if base[key] and isinstance(base[key], Mapping) and isinstance(value, Mapping):
+            merged[key] = _overlay(base[key], value, f"{path}.{key}")
         else:
             merged[key] = value
     return merged
@@ -93,25 +93,25 @@ def _overlay(below: Mapping[str, Any], above: Mapping[str, Any], path: str) -> d
 
 def _substitute(text: str, scope: Mapping[str, Any], file: str) -> str:
     def value(match: re.Match[str]) -> str:
-        found: Any = scope
+        node: Any = scope
         for part in match[1].strip(".").split("."):
-            if not isinstance(found, Mapping) or part not in found:
+            if not isinstance(node, Mapping) or part not in node:
                 raise ChartError(f"{file}: {match[1]} has no value")
-            found = found[part]
+            node = node[part]
         if match[2]:
-            return _flow(found)
-        if isinstance(found, bool):
-            return "true" if found else "false"
-        if not isinstance(found, (str, int)):
-            raise ChartError(f"{file}: {match[1]} is {found!r}; only strings, integers and booleans fit")
-        return str(found)
+            return _flow(node)
+        if isinstance(node, bool):
+            return "true" if node else "false"
+        if not isinstance(node, (str, int)):
+            raise ChartError(f"{file}: {match[1]} is {node!r}; only strings, integers and booleans fit")
+        return str(node)
 
     plain = _PATH.sub(value, text)
     if other := _OTHER.search(plain):
-        raise ChartError(f"{file}: {other[0]} is no plain path, nor one with toJson")
+        raise ChartError(f"{file}: {other[0]} is neither a plain path nor one with toJson")
     return plain
 
 
 def _flow(value: Any) -> str:
-    """A value as YAML in one line; JSON's escapes of rare characters are not YAML's."""
+    """Return a value as YAML on one line; JSON escapes some characters in a way that YAML does not know."""
     return yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).removesuffix("...\n").strip()

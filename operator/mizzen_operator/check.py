@@ -1,4 +1,7 @@
-"""`mizzen-operator check`: whether an installed operator works, as `helm test` asks it."""
+"""`mizzen-operator check`: test whether an installed operator works; the chart's `helm test` runs it.
+
+It checks the CRD, the Lease and the Service, and repeats the checks until they pass or time is over.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,15 @@ REQUEST_SECONDS = 5.0
 
 
 class CheckError(Exception):
-    """What is wrong with the installation, and the way out."""
+    """A fault of the installation, with the remedy in its message."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check, and print what was found; 0 when all is well, 1 when something is wrong at the deadline."""
+    """Run the checks and print their results.
+
+    Returns:
+        0 if all checks pass, 1 if one still fails at the deadline.
+    """
     parser = argparse.ArgumentParser(
         "mizzen-operator check",
         description="Checks that the CRD is served, that an operator leads and that its Service answers.",
@@ -38,28 +45,29 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--timeout-seconds", type=float, default=60.0, help="How long to try")
     options = parser.parse_args(list(arguments))
     try:
-        found = asyncio.run(_check(options.name, options.namespace, options.port, options.timeout_seconds))
+        results = asyncio.run(_check(options.name, options.namespace, options.port, options.timeout_seconds))
     except (CheckError, KubeError) as error:
         print(f"mizzen-operator check: {error}", file=sys.stderr)
         return 1
-    print("\n".join(found))
+    print("\n".join(results))
     return 0
 
 
 async def _check(name: str, namespace: str, port: int, seconds: float) -> list[str]:
-    """Try until everything is well.
+    """Repeat the checks until all of them pass; return their results.
 
     Raises:
-        CheckError, KubeError: it is not by the deadline; says what is not.
+        CheckError: a check still fails at the deadline.
+        KubeError: the API server still fails at the deadline.
     """
     kube, deadline = KubeClient(await load_configuration(), Metrics()), time.monotonic() + seconds
     try:
         while True:
             try:
                 return [
-                    await _served(kube, namespace),
-                    await _leads(kube, ObjectRef("Lease", namespace, name)),
-                    await _ready(kube, ObjectRef("Service", namespace, name), port),
+                    await _check_crd(kube, namespace),
+                    await _check_leader(kube, ObjectRef("Lease", namespace, name)),
+                    await _check_service(kube, ObjectRef("Service", namespace, name), port),
                 ]
             except (CheckError, KubeError):
                 if time.monotonic() + RETRY_SECONDS > deadline:
@@ -69,7 +77,7 @@ async def _check(name: str, namespace: str, port: int, seconds: float) -> list[s
         await kube.close()
 
 
-async def _served(kube: KubeClient, namespace: str) -> str:
+async def _check_crd(kube: KubeClient, namespace: str) -> str:
     try:
         await kube.list(ObjectRef("InferenceService", namespace))
     except KubeError as error:
@@ -80,19 +88,19 @@ async def _served(kube: KubeClient, namespace: str) -> str:
     return f"{labels.GROUP}/{labels.VERSION} is served"
 
 
-async def _leads(kube: KubeClient, ref: ObjectRef) -> str:
+async def _check_leader(kube: KubeClient, ref: ObjectRef) -> str:
     lease = await kube.get(ref)
     holder = (lease or {}).get("spec", {}).get("holderIdentity")
     if not holder:
-        raise CheckError(f"nobody holds Lease {ref.namespace}/{ref.name}: look at the operator's log")
+        raise CheckError(f"no replica holds Lease {ref.namespace}/{ref.name}: see the operator's log")
     return f"{holder} leads"
 
 
-async def _ready(kube: KubeClient, ref: ObjectRef, port: int) -> str:
+async def _check_service(kube: KubeClient, ref: ObjectRef, port: int) -> str:
     service = await kube.get(ref)
     if service is None:
         raise CheckError(f"there is no Service {ref.namespace}/{ref.name}: is this the release's name?")
-    url = _url(service, port)
+    url = _readyz_url(service, port)
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(REQUEST_SECONDS)) as session,
@@ -106,6 +114,6 @@ async def _ready(kube: KubeClient, ref: ObjectRef, port: int) -> str:
     return f"{url}: {text}"
 
 
-def _url(service: dict[str, Any], port: int) -> str:
+def _readyz_url(service: dict[str, Any], port: int) -> str:
     address = service["spec"]["clusterIP"]
     return f"http://{f'[{address}]' if ':' in address else address}:{port}/readyz"

@@ -1,4 +1,4 @@
-"""Configuration of the operator, as one frozen dataclass; each field is an option and a variable."""
+"""Configuration of the operator: a frozen dataclass whose fields are options and environment variables."""
 
 from __future__ import annotations
 

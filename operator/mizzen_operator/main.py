@@ -1,4 +1,7 @@
-"""`mizzen-operator`: kopf runs each replica; one leads and works, the others wait for its Lease."""
+"""Entry point of `mizzen-operator`: builds one replica and runs it under kopf until SIGTERM.
+
+The replica that holds the Lease reconciles; the others keep their stores up to date and wait for it.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.autoscaling.autoscaler import Autoscaler
 from mizzen_operator.config import OperatorConfig, parse_config
 from mizzen_operator.gateway_client.watch import GatewayWatch
-from mizzen_operator.informers.informer import Caches, settings
-from mizzen_operator.informers.metadata_poll import Sweep
-from mizzen_operator.informers.watch_health import Watches
+from mizzen_operator.informers.informer import Informers, kopf_settings
+from mizzen_operator.informers.metadata_poll import MetadataPoller
+from mizzen_operator.informers.watch_health import WatchHealth
 from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError, describe_error
 from mizzen_operator.kube.last_applied import UnwatchedChildren
@@ -28,7 +31,7 @@ from mizzen_operator.kube.rate_limiter import TokenBucket
 from mizzen_operator.kube.store import ObjectName
 from mizzen_operator.kube.transport import load_configuration
 from mizzen_operator.manager import health
-from mizzen_operator.manager.controller import Loop
+from mizzen_operator.manager.controller import Controller
 from mizzen_operator.manager.leader_election import Elector, LeadershipLost
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.readiness.golden_prompts import Verifier
@@ -39,11 +42,16 @@ from mizzen_operator.status.service_metrics import ServiceMetrics
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0
-CATCH_UP_AGAIN_SECONDS = 0.5
+"""Time that the controller has to finish its running reconciles after a stop."""
+CATCH_UP_RETRY_SECONDS = 0.5
 
 
 def main() -> None:
-    """Run the operator until SIGTERM, or `check` one; 1 when leadership was lost, 2 for a wrong option."""
+    """Run the operator until SIGTERM, or run `check`.
+
+    Exit codes: 0 after a stop, 1 if leadership was lost or an option's value is invalid, 2 for an unknown
+    option.
+    """
     if sys.argv[1:2] == ["check"]:
         sys.exit(check.main(sys.argv[2:]))
     try:
@@ -53,16 +61,16 @@ def main() -> None:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    for chatty in ("kopf", "aiohttp", "aiohttp_retry", "asyncio", "kubernetes"):
-        logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
+    for library in ("kopf", "aiohttp", "aiohttp_retry", "asyncio", "kubernetes"):
+        logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))
     sys.exit(asyncio.run(run(config)))
 
 
 async def run(config: OperatorConfig) -> int:
-    """Run one replica; returns its exit code.
+    """Run one replica; return its exit code.
 
     Raises:
-        kubernetes.aio.config.ConfigException: nothing says how to reach the API server.
+        kubernetes.aio.config.ConfigException: there is no configuration for the API server.
         OSError: the health port cannot be bound.
     """
     replica = _Replica(config, await load_configuration())
@@ -70,14 +78,14 @@ async def run(config: OperatorConfig) -> int:
         await replica.serve()
         await kopf.operator(
             registry=replica.registry(),
-            settings=settings(),
+            settings=kopf_settings(),
             clusterwide=not config.namespace,
             namespaces=[config.namespace] if config.namespace else [],
-            # Else kopf asks DNS for this host's name, and the system for that of a user who may have none.
+            # By default, kopf resolves the host's name by DNS and looks up a user name that may not exist.
             identity=cast(Any, config.holder),
             stop_flag=replica.ended,
         )
-    except Exception:  # of kopf's own: the work has ended in order, and a fresh process begins anew
+    except Exception:  # of kopf itself: reconciles have ended in order, and a new process starts over
         logger.exception("kopf has ended")
         return 1
     finally:
@@ -86,20 +94,20 @@ async def run(config: OperatorConfig) -> int:
 
 
 class _Replica:
-    """The life of one replica within kopf's: it waits for the Lease, leads, and stops when kopf does."""
+    """One replica, from kopf's startup to its cleanup: wait for the Lease, lead, stop."""
 
     def __init__(self, config: OperatorConfig, configuration: Configuration) -> None:
         self._config = config
         self._metrics = metrics = Metrics()
-        self._watches = Watches(metrics)
-        self._live = KubeClient(configuration, metrics)
-        self._elector = Elector(self._live, config)
-        self._listener = GatewayWatch(metrics)
-        self._caches = Caches(config.namespace, self._watches, lambda *change: self._loop.changed(*change))
-        bucket = TokenBucket(config.requests_per_second, config.request_burst)
-        self._kube = KubeClient(configuration, metrics, bucket, self._caches.get)
-        autoscaler = Autoscaler(self._kube, self._listener, metrics, lambda key: self._loop.enqueue(key))
-        self._verifier = Verifier(self._listener, metrics, lambda key: self._loop.enqueue(key))
+        self._watch_health = WatchHealth(metrics)
+        self._api_server = KubeClient(configuration, metrics)
+        """Client without stores: it reads from the API server itself."""
+        self._elector = Elector(self._api_server, config)
+        rate_limiter = TokenBucket(config.requests_per_second, config.request_burst)
+        self._kube = KubeClient(configuration, metrics, rate_limiter, lambda kind: self._informers.get(kind))
+        self._gateway_watch = GatewayWatch(metrics)
+        self._autoscaler = Autoscaler(self._kube, self._gateway_watch, metrics, self._enqueue)
+        self._verifier = Verifier(self._gateway_watch, metrics, self._enqueue)
         children = UnwatchedChildren()
         self._reconciler = Reconciler(
             build_collaborators(
@@ -107,37 +115,42 @@ class _Replica:
                 config,
                 metrics=metrics,
                 service_metrics=ServiceMetrics(metrics.registry),
-                autoscaler=autoscaler,
-                gateway_watch=self._listener,
+                autoscaler=self._autoscaler,
+                gateway_watch=self._gateway_watch,
                 verifier=self._verifier,
                 children=children,
             )
         )
-        sweep = Sweep(self._kube, config, children, self._edited)
-        self._loop = Loop(self._kube, self._reconciler, config, metrics, [autoscaler.run, sweep.run])
-
-        def heard(key: ServiceKey) -> None:
-            self._loop.enqueue(key)
-            autoscaler.poke(key)
-
-        self._listener.on_change = heard
+        metadata_poller = MetadataPoller(self._kube, config, children, self._on_child_changed)
+        background_tasks = [self._autoscaler.run, metadata_poller.run]
+        self._controller = Controller(self._kube, self._reconciler, config, metrics, background_tasks)
+        self._informers = Informers(config.namespace, self._watch_health, self._controller.on_object_changed)
+        self._gateway_watch.on_change = self._on_gateway_changed
         self._server: web.AppRunner | None = None
-        self._life: asyncio.Task[None] | None = None
+        self._leading: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self.ended = asyncio.Event()
-        """Nothing is left to do: kopf shall stop."""
+        """Set when the replica has ended by itself: kopf shall stop."""
         self.code = 0
+        """Exit code of the process."""
 
-    def _edited(self, kind: str, name: ObjectName, given: Mapping[str, str]) -> None:
-        self._reconciler.invalidate(kind, name, given)
-        self._loop.changed(kind, name, given)
+    def _enqueue(self, key: ServiceKey) -> None:
+        self._controller.enqueue(key)
+
+    def _on_gateway_changed(self, key: ServiceKey) -> None:
+        self._controller.enqueue(key)
+        self._autoscaler.decide_now(key)
+
+    def _on_child_changed(self, kind: str, name: ObjectName, object_labels: Mapping[str, str]) -> None:
+        self._reconciler.invalidate(kind, name, object_labels)
+        self._controller.on_object_changed(kind, name, object_labels)
 
     def registry(self) -> kopf.OperatorRegistry:
-        """What kopf calls: this replica at its own start and end, the caches in between."""
+        """Return kopf's handlers: this replica's startup and cleanup, and the informers' events."""
         registry = kopf.OperatorRegistry()
-        kopf.on.startup(registry=registry)(self._begin)
-        kopf.on.cleanup(registry=registry)(self._end)
-        self._caches.register(registry)
+        kopf.on.startup(registry=registry)(self._on_startup)
+        kopf.on.cleanup(registry=registry)(self._on_cleanup)
+        self._informers.register(registry)
         return registry
 
     async def serve(self) -> None:
@@ -147,29 +160,31 @@ class _Replica:
             OSError: the port cannot be bound.
         """
         host, port = self._config.health_host, self._config.health_port
-        self._server = await health.serve(host, port, self._metrics, alive=self._wrong, ready=lambda: "")
+        self._server = await health.serve(
+            host, port, self._metrics, alive=self._liveness_problem, ready=lambda: ""
+        )
 
     async def close(self) -> None:
-        """Close all connections; a second time changes nothing."""
+        """Close all connections; a second call does nothing."""
         if self._server is not None:
             await self._server.cleanup()
             self._server = None
-        await self._caches.close()
+        await self._informers.close()
         await self._verifier.close()
-        await self._listener.close()
+        await self._gateway_watch.close()
         await self._kube.close()
-        await self._live.close()
+        await self._api_server.close()
 
-    async def _begin(self, **_: Any) -> None:
-        self._watches.begin()
-        self._life = asyncio.create_task(self._run(), name="life")
+    async def _on_startup(self, **_: Any) -> None:
+        self._watch_health.start()
+        self._leading = asyncio.create_task(self._run(), name="replica")
 
-    async def _end(self, **_: Any) -> None:
-        """End the work and give the Lease back, after kopf has stopped to watch."""
+    async def _on_cleanup(self, **_: Any) -> None:
+        """Stop the controller and release the Lease; kopf has already stopped its watches."""
         self._stop.set()
-        if self._life is not None:
-            await self._life
-        await self.close()  # else kopf waits for what serves its connections
+        if self._leading is not None:
+            await self._leading
+        await self.close()  # otherwise kopf waits for the tasks behind its connections
 
     async def _run(self) -> None:
         try:
@@ -179,67 +194,69 @@ class _Replica:
             self.code = 1
         self.ended.set()
 
-    def _wrong(self) -> str:
-        """What is wrong with this replica; empty when nothing is."""
-        words = [f"nobody watches {kind}" for kind in self._watches.stale()]
-        words += [f"{key.namespace}/{key.name} hangs" for key in self._loop.hung()]
-        return "; ".join(words)
+    def _liveness_problem(self) -> str:
+        """Return what is wrong with this replica; empty if nothing is."""
+        problems = [f"no watch of {kind} is alive" for kind in self._watch_health.stale_kinds()]
+        hung = self._controller.hung_services()
+        problems += [f"the reconcile of {key.namespace}/{key.name} hangs" for key in hung]
+        return "; ".join(problems)
 
     async def _lead(self) -> int:
-        """Wait for the Lease and work for as long as it is held; returns the exit code."""
+        """Wait for the Lease, and run the controller while it is held; return the exit code."""
         if not await self._unless_stopped(self._elector.acquire()):
-            await self._elector.release()  # it may have been taken in the moment of the stop
+            await self._elector.release()  # it may have been acquired at the moment of the stop
             return 0
         self._metrics.leader.set(1)
         stopped = asyncio.Event()
-        work = asyncio.create_task(self._work(stopped), name="loop")
-        hold = asyncio.create_task(self._elector.hold(), name="lease")
-        signalled = asyncio.create_task(self._stop.wait(), name="stop")
+        work = asyncio.create_task(self._run_controller(stopped), name="controller")
+        lease = asyncio.create_task(self._elector.keep_renewing(), name="lease")
+        stop = asyncio.create_task(self._stop.wait(), name="stop")
         try:
-            await asyncio.wait({work, hold, signalled}, return_when=asyncio.FIRST_COMPLETED)
-            return await self._finish(work, hold, stopped)
+            await asyncio.wait({work, lease, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return await self._finish(work, lease, stopped)
         finally:
             self._metrics.leader.set(0)
-            for task in (work, hold, signalled):
+            for task in (work, lease, stop):
                 task.cancel()
-            await asyncio.gather(work, hold, signalled, return_exceptions=True)
+            await asyncio.gather(work, lease, stop, return_exceptions=True)
 
-    async def _work(self, stopped: asyncio.Event) -> None:
-        """Look at nothing before everything is known that was there when the Lease was taken."""
+    async def _run_controller(self, stopped: asyncio.Event) -> None:
+        """Run the controller, but not before the stores have caught up with the time of the acquisition."""
         while not stopped.is_set():
             try:
-                await self._caches.catch_up(self._live)
+                await self._informers.catch_up(self._api_server)
                 break
             except KubeError as error:
-                logger.warning("cannot learn what is there: %s; again soon", describe_error(error))
-                await asyncio.sleep(CATCH_UP_AGAIN_SECONDS)
-        await self._loop.run(stopped)
+                logger.warning("cannot list the watched objects: %s; retrying", describe_error(error))
+                await asyncio.sleep(CATCH_UP_RETRY_SECONDS)
+        await self._controller.run(stopped)
 
     async def _finish(
-        self, work: asyncio.Task[None], hold: asyncio.Task[None], stopped: asyncio.Event
+        self, work: asyncio.Task[None], lease: asyncio.Task[None], stopped: asyncio.Event
     ) -> int:
-        if hold.done():
-            lost = hold.exception()
+        """End leadership after one of its tasks has ended; return the exit code."""
+        if lease.done():
+            lost = lease.exception()
             logger.error("leadership lost: %s", lost)
             if lost is not None and not isinstance(lost, LeadershipLost):
                 raise lost
-            return 1  # a fresh process waits for the Lease again; this one might still be in mid-action
+            return 1  # a new process waits for the Lease; this one may be in the middle of an action
         stopped.set()
         done, _ = await asyncio.wait({work}, timeout=STOP_SECONDS)
         if not done:
-            logger.warning("the work did not end within %s s", STOP_SECONDS)
+            logger.warning("running reconciles did not end within %s s", STOP_SECONDS)
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-        hold.cancel()
-        await asyncio.gather(hold, return_exceptions=True)
-        await self._elector.release()  # not before: another replica would work beside this one
+        lease.cancel()
+        await asyncio.gather(lease, return_exceptions=True)
+        await self._elector.release()  # not before: two replicas would reconcile concurrently
         if done and work.exception() is not None:
-            logger.error("the work ended: %s", work.exception())
+            logger.error("the controller failed: %s", work.exception())
             return 1
         return 0 if self._stop.is_set() else 1
 
     async def _unless_stopped(self, waiting: Coroutine[Any, Any, None]) -> bool:
-        """Whether `waiting` ended before the replica was told to stop."""
+        """Return whether `waiting` ended before the replica was stopped."""
         task = asyncio.create_task(waiting)
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The operator's metrics, in a registry of its own."""
+"""The operator's process metrics, in a registry of their own. Per-service series are in `status/`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """Every metric by its name in code; `/metrics` shows them with the prefix `mizzen_operator_`."""
+    """Metrics by attribute; on `/metrics` their names begin with `mizzen_operator_`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -70,5 +70,5 @@ class Metrics:
         return Gauge(f"mizzen_operator_{name}", text, labels, registry=self.registry)
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

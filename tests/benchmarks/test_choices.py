@@ -8,8 +8,8 @@ import math
 import sys
 
 import pytest
-from arguments import above_zero, given_options, jsonable, natural, positive
-from engine_choices import (
+from common_parts.arguments import above_zero, given_options, jsonable, natural, positive
+from common_parts.engine_options import (
     VARIANTS,
     engine_option,
     engine_options,
@@ -17,10 +17,9 @@ from engine_choices import (
     parse_checked_args,
     with_variant,
 )
-from rank_logs import filter_line
-from tables import Table
-
-from gpu import benchmark_parser, title, variants
+from common_parts.gpu import benchmark_parser, title, variants
+from common_parts.rank_logs import filter_line
+from common_parts.tables import Table
 
 
 def args_of(monkeypatch: pytest.MonkeyPatch, *options: str, **small: object) -> argparse.Namespace:

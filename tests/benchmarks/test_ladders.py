@@ -15,11 +15,11 @@ import offline
 import pytest
 import torch
 from attention import chunk_limit, decode_limit
-from engine_choices import engine_options
-from limits import Limits, limits_of
-from shapes import config_of
+from common_parts.engine_options import engine_options
+from common_parts.gpu import benchmark_parser
+from common_parts.limits import Limits, limits_of
+from common_parts.shapes import config_of
 
-from gpu import benchmark_parser
 from mizzen.attention.base import Geometry
 
 ROOT = Path(__file__).parents[2]

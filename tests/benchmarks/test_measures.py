@@ -12,11 +12,10 @@ import prefill
 import prefix
 import pytest
 import startup
-from engine_choices import parse_checked_args
+from common_parts import gpu
+from common_parts.engine_options import parse_checked_args
+from common_parts.tables import Table
 from startup import Start, label_phases
-from tables import Table
-
-import gpu
 
 SMALL = ("--device=cpu", "--shape=tiny", "--rounds=2")
 

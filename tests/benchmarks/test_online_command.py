@@ -183,7 +183,7 @@ def test_a_shortened_trace_keeps_the_first_requests_by_time_and_says_so(
 @pytest.mark.parametrize(
     ("kind", "detail", "option"),
     [
-        ("status 400", "prompt holds the token id 9999; ids go from 0 to 511", "--vocabulary"),
+        ("status 400", "prompt contains the token id 9999; ids go from 0 to 511", "--vocabulary"),
         ("status 400", "Token id 9999 is out of vocabulary", "--vocabulary"),
         ("status 404", "the model 'x' does not exist here; there is demo", "--model"),
         ("status 404", "The model `x` does not exist.", "--model"),

@@ -10,10 +10,10 @@ import numpy as np
 import offline
 import prefix
 import pytest
+from common_parts.gpu import token_bound
+from common_parts.shapes import shape_folder
 from prefill import prefill
-from shapes import shape_folder
 
-from gpu import token_bound
 from mizzen import LLM, SamplingParams
 
 LONG = "prompt rejected: prompt has {} tokens; the KV capacity of 512 leaves room for 511: "

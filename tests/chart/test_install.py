@@ -225,7 +225,7 @@ def test_a_failing_check_says_what_is_wrong(
     assert "mizzen.dev/v1alpha1 is not served: install the CRD" in check(bare, home)
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds/inferenceservices.yaml"))
     kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s")
-    assert f"nobody holds Lease {home}/x" in check(bare, home)
+    assert f"no replica holds Lease {home}/x" in check(bare, home)
     lease = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

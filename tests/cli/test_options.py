@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import mizzen
 from mizzen.cli import app
 from mizzen.commands.options import arguments, settings
-from mizzen.commands.serve import free_port
+from mizzen.commands.serve import reserve_port
 from mizzen.common.options import flag
 from mizzen.gateway.config import GatewayConfig
 from mizzen.server.config import EngineConfig
@@ -130,8 +130,8 @@ def test_a_wrong_option_is_named_with_what_would_be_right(
 
 
 def test_ports_that_are_chosen_together_differ() -> None:
-    with contextlib.ExitStack() as held:
-        port = free_port(held, "127.0.0.1", 0)
+    with contextlib.ExitStack() as reserved:
+        port = reserve_port(reserved, "127.0.0.1", 0)
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", port))
     with socket.socket() as other:

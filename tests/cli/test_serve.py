@@ -121,7 +121,7 @@ def test_sigterm_lets_open_streams_finish(serve: Callable[..., Served], answers:
     assert text == answers[STORY]
     code, errors = served.end()
     assert code == 0, errors
-    assert "no API keys are configured (--api-keys-file): the gateway serves everyone" in errors
+    assert "no API keys are configured (--api-keys-file): the gateway serves every client" in errors
     assert gone(tree)
     assert not folder.exists()
 

@@ -118,7 +118,7 @@ def test_keys_that_cannot_be_read_are_told_and_those_before_stay(quay: Quay) -> 
     quay.cluster.apply({**keys("third"), "stringData": {"keys.yaml": "keys: [sk-of-fourth"}})
     eventually(lambda: quay.condition("ApiKeysInForce").get("reason") == "ApiKeysUnusable")
     message = quay.condition("ApiKeysInForce")["message"]
-    assert "/keys.yaml, line " in message and "this is no YAML" in message
+    assert "/keys.yaml, line " in message and "this is not YAML" in message
     assert "sk-of" not in message
     assert quay.condition("Ready")["reason"] == "ApiKeysUnusable"
     assert quay.answers("third", 200)

@@ -15,7 +15,7 @@ import pytest
 from mizzen.core.request import Request
 from mizzen.core.sampling_params import PARAMETERS, Grammar, GrammarKind, Parameter, SamplingParams
 from mizzen.core.side_outputs import has_slot_options
-from mizzen.gateway.openai.parse import Parser
+from mizzen.gateway.openai.parse import RequestParser
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest, SamplingFields
 from mizzen.gateway.requests.engine_request import engine_sampling
 from mizzen.gateway.responses.schemas import CHAT_FIELDS, ResponsesRequest
@@ -63,7 +63,7 @@ def request_values(parameter: Parameter) -> list[tuple[Any, Any]]:
 
 def in_engine(**fields: Any) -> SamplingParams:
     """Return what an engine gets for the fields of a completion request, by way of the wire's bytes."""
-    generation = Parser().completion(msgspec.json.encode({"model": "m", "prompt": "p", **fields}))
+    generation = RequestParser().parse_completion(msgspec.json.encode({"model": "m", "prompt": "p", **fields}))
     sampling = engine_sampling(generation, None, np.empty(0, np.int32))  # type: ignore[arg-type]
     message = engine_decoder()(encode(Generate(1, PROMPT, sampling)))
     assert isinstance(message, Generate)

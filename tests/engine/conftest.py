@@ -87,12 +87,14 @@ class Bench:
 
     def reserve(self, slot: int, tokens: int) -> PageWrites:
         """Allocate a slot's missing pages for `tokens` tokens."""
-        held = self.held.setdefault(slot, [])
-        first = len(held)
-        while len(held) * self.page_size < tokens:
-            held.append(int(self.free.pop()))
-        columns = np.arange(first, len(held), dtype=np.int32)
-        return PageWrites(np.full(len(columns), slot, np.int32), columns, np.array(held[first:], np.int32))
+        retained = self.held.setdefault(slot, [])
+        first = len(retained)
+        while len(retained) * self.page_size < tokens:
+            retained.append(int(self.free.pop()))
+        columns = np.arange(first, len(retained), dtype=np.int32)
+        return PageWrites(
+            np.full(len(columns), slot, np.int32), columns, np.array(retained[first:], np.int32)
+        )
 
     def share(self, source: int, slot: int, tokens: int) -> PageWrites:
         """Start a slot with the pages of another, as the prefix cache does; full pages only."""

@@ -23,7 +23,7 @@ KINDS = [
 
 
 def filtered(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
-    """Return the distribution after filters, computed token by token as the parameters' documentation says."""
+    """Return the distribution after filters, computed token by token as documented."""
     scaled = (logits.double() / params.temperature).tolist()
     top = max(scaled)
     weights = {i: math.exp(value - top) for i, value in enumerate(scaled)}
@@ -46,14 +46,14 @@ def check_counts(counts: np.ndarray, expected: np.ndarray) -> None:
     """Check by chi-square that token counts follow the expected probabilities; rare tokens form one class."""
     count = counts.sum()
     assert counts[expected == 0].sum() == 0
-    got, wanted = [0.0], [0.0]
+    actual, wanted = [0.0], [0.0]
     for token in np.argsort(expected):
         if wanted[-1] >= MIN_CLASS_COUNT:
-            got.append(0.0)
+            actual.append(0.0)
             wanted.append(0.0)
-        got[-1] += counts[token]
+        actual[-1] += counts[token]
         wanted[-1] += count * expected[token]
-    statistic = sum((a - b) ** 2 / b for a, b in zip(got, wanted, strict=True))
+    statistic = sum((a - b) ** 2 / b for a, b in zip(actual, wanted, strict=True))
     freedom = len(wanted) - 1
     assert freedom > 0
     # The 99.99th percentile of chi-square, by Wilson and Hilferty.

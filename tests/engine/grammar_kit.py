@@ -15,7 +15,7 @@ from mizzen.core.request import Finished, Request
 from mizzen.core.sampling_params import Grammar, SamplingParams
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
-from mizzen.engine.grammar.compile_service import GrammarCompiler, CompileResult
+from mizzen.engine.grammar.compile_service import CompileResult, GrammarCompiler
 from mizzen.engine.grammar.limits import GrammarLimits
 from mizzen.engine.grammar.vocabulary import byte_alphabet, read_vocabulary
 from mizzen.engine.loading.loader import load_engine
@@ -60,9 +60,9 @@ def texts(folder: Path, outputs: dict[int, list[int]]) -> dict[int, bytes]:
 def closing(folder: Path) -> tuple[tuple[int, float], ...]:
     """Return biases with which random logits close strings and objects sooner."""
     tokens = read_vocabulary(folder, VOCABULARY)
-    wanted = {b'"': 5.0, b"}": 5.0, b"]": 5.0, b'"}': 6.0, b'",': 3.0, b"</": 4.0}
-    found = [(i, wanted[token]) for i, token in enumerate(tokens) if token in wanted]
-    return (*found, (EOS, 9.0))
+    expected = {b'"': 5.0, b"}": 5.0, b"]": 5.0, b'"}': 6.0, b'",': 3.0, b"</": 4.0}
+    results = [(i, expected[token]) for i, token in enumerate(tokens) if token in expected]
+    return (*results, (EOS, 9.0))
 
 
 def requests_of(prompts: list[np.ndarray], params: list[SamplingParams], first: int = 0) -> list[Request]:
@@ -97,10 +97,10 @@ def run(
 def wait(condition: Callable[[], Any], seconds: float = 180) -> Any:
     """Wait until a condition returns a true value; return that value."""
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (results := condition()):
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.002)
-    return found
+    return results
 
 
 def outcome(compiler: GrammarCompiler, grammar: Grammar) -> CompileResult:

@@ -29,12 +29,12 @@ class ThreadGroup(RankGroup):
     """The process group of a rank whose other ranks are threads."""
 
     def __init__(self, rank: int, size: int, store: dist.Store) -> None:
-        self.place = RankConfig(
+        self.config = RankConfig(
             rank=rank, size=size, rendezvous="", device=torch.device("cpu"), timeout_seconds=SECONDS
         )
         self.rank, self.size = rank, size
-        self._check = lambda: None
-        self._words = 0
+        self._failure_check = lambda: None
+        self._exchanges = 0
         self._store = dist.PrefixStore("words", store)
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timedelta(seconds=SECONDS))
         self.collectives = GlooCollectives(gloo)
@@ -43,7 +43,7 @@ class ThreadGroup(RankGroup):
         pass
 
 
-class Plans:
+class PlanQueues:
     """A byte channel to each other rank."""
 
     def __init__(self, readers: int) -> None:
@@ -52,15 +52,15 @@ class Plans:
 
     def send(self, plan: StepPlan) -> None:
         self.sent += 1
-        for each in self.queues:
-            each.put(encode_plan(plan))
+        for plans in self.queues:
+            plans.put(encode_plan(plan))
 
     def end(self) -> None:
-        for each in self.queues:
-            each.put(b"")
+        for plans in self.queues:
+            plans.put(b"")
 
 
-class Receiver:
+class QueueReceiver:
     def __init__(self, plans: queue.Queue[bytes]) -> None:
         self.plans = plans
         self.ended = False
@@ -74,8 +74,8 @@ class Receiver:
         return decode_plan(frame) if frame else None
 
 
-class Pulse:
-    def beat(self) -> None: ...
+class NoHeartbeat:
+    def ping(self) -> None: ...
 
     def launched(self, step: int) -> None: ...
 
@@ -88,12 +88,12 @@ def thread_ranks(folder: Path, size: int, **settings: Any) -> Iterator[Engine]:
     options = EngineOptions(
         model=str(folder), device="cpu", threads=1, tensor=size, page_size=4, kv_cache_tokens=2048, **settings
     )
-    store, plans, failures = dist.HashStore(), Plans(size - 1), []
+    store, plans, failures = dist.HashStore(), PlanQueues(size - 1), []
 
     def follow(rank: int) -> None:
         try:
             follower = load_follower(options, lambda: ThreadGroup(rank, size, store))
-            follower.run_plans(Receiver(plans.queues[rank - 1]), Pulse())
+            follower.run_plans(QueueReceiver(plans.queues[rank - 1]), NoHeartbeat())
             follower.close()
         except BaseException as error:
             failures.append(error)
@@ -102,8 +102,12 @@ def thread_ranks(folder: Path, size: int, **settings: Any) -> Iterator[Engine]:
     threads = [threading.Thread(target=follow, args=(rank,), daemon=True) for rank in range(1, size)]
     for thread in threads:
         thread.start()
-    lead = FollowerRanks(join_group=lambda: ThreadGroup(0, size, store), plans=plans, heartbeat=Pulse()) if size > 1 else None
-    engine = load_engine(options, followers=lead)
+    followers = (
+        FollowerRanks(join_group=lambda: ThreadGroup(0, size, store), plans=plans, heartbeat=NoHeartbeat())
+        if size > 1
+        else None
+    )
+    engine = load_engine(options, followers=followers)
     try:
         yield engine
     finally:

@@ -146,7 +146,7 @@ def test_parameters_reject_tokens_outside_the_vocabulary(llm: LLM) -> None:
 
 
 def test_a_step_failure_is_raised_by_every_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    def collect(*given: object) -> None:
+    def collect(*args: object) -> None:
         raise OSError("the device is gone")
 
     with LLM(DEMO, device="cpu", threads=1, kv_cache_tokens=1024) as made:
@@ -173,7 +173,7 @@ def test_large_gpus_use_larger_prefill_chunks(
 ) -> None:
     monkeypatch.setattr(offline, "has_gpu", lambda: memory > 0)
     monkeypatch.setattr(offline, "gpu_bytes", lambda: memory)
-    monkeypatch.setattr("mizzen.engine.loading.loader.load_engine", lambda options, lead: None)
+    monkeypatch.setattr("mizzen.engine.loading.loader.load_engine", lambda options, followers: None)
     llm = LLM(DEMO, skip_tokenizer=True, **options)
     assert llm.options.prefill_chunk_tokens == chunk
     assert llm.options.device == options.get("device", "cuda" if memory else "cpu")

@@ -271,7 +271,7 @@ async def test_each_services_engines_have_keys_of_their_own(shared: Any, tmp_pat
         await until(lambda: len(one.out.peers) == 1)
         service = gateway.gateway.services.named("two")
         [engine] = service.table
-        await until(lambda: "refuses this gateway's keys" in engine.problem)
+        await until(lambda: "rejects this gateway's keys" in engine.problem)
         assert len(two.out.peers) == 0
         write(path, entry("one", one, enginePublicKey=one_key), entry("two", two, enginePublicKey=two_key))
         await until(lambda: len(two.out.peers) == 1)

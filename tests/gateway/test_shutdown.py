@@ -53,7 +53,7 @@ async def test_a_stream_that_breaks_off_says_why_and_what_to_do(live: Any, scrip
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
     assert "[DONE]" not in events
     assert json.loads(events[-1])["error"] == {
-        "message": "the answer broke off: the gateway is shutting down; send the request again",
+        "message": "the answer was interrupted: the gateway is shutting down; send the request again",
         "type": "server_error",
         "param": None,
         "code": "engine_lost",

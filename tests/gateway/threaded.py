@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mizzen.server.simulate import SimulateConfig, SimulatedEngine
+from mizzen.server.simulate import SimulatedEngine
+from mizzen.server.simulate_config import SimulateConfig
 
 MODEL = Path(__file__).parents[2] / "models/demo"
 CONTEXT = 96

@@ -82,41 +82,44 @@ def render_children(make: Make) -> dict[str, Any]:
     ]
     found["shared"] = [*_render_objects(both[0]), *_render_shared(both)]
     return {
-        name: {f"{one['kind']}/{one['metadata']['name']}": one for one in made}
-        for name, made in found.items()
+        name: {f"{one['kind']}/{one['metadata']['name']}": one for one in manifests}
+        for name, manifests in found.items()
     }
 
 
 def _render_objects(service: Any) -> list[dict[str, Any]]:
-    made = engine_pod.engine_pods(service, CONFIG, revision=REVISION, group=2, incarnation=1)
-    made += [engine_pod.ranks_service(service), pod_disruption_budget.engine_budget(service)]
-    made += network_policy.policies(service, CONFIG)
-    made.append(controller_revision(service, CONFIG, REVISION, 4))
-    root = key_secrets.root_keys(service)
-    made.append(_hide_values(root))
-    if not service.shared:
-        own = gateway_spec.dedicated(service)
-        made += [
+    manifests = engine_pod.engine_pods(service, CONFIG, revision=REVISION, group=2, attempt=1)
+    manifests += [engine_pod.ranks_service(service), pod_disruption_budget.engine_disruption_budget(service)]
+    manifests += network_policy.service_network_policies(service, CONFIG)
+    manifests.append(controller_revision(service, CONFIG, REVISION, 4))
+    root = key_secrets.root_secret(service)
+    manifests.append(_hide_values(root))
+    if not service.shares_gateway:
+        own = gateway_spec.dedicated_gateway_spec(service)
+        manifests += [
             *gateway_deployment.gateway_manifests(own, CONFIG),
-            pod_disruption_budget.gateway_budget(own),
+            pod_disruption_budget.gateway_disruption_budget(own),
         ]
-        made += map(_hide_values, key_secrets.mounted_keys(service, root))
+        manifests += map(_hide_values, key_secrets.mounted_secrets(service, root))
     if service.access.cached:
-        made += [fetch_job.fetch_job(service, CONFIG), network_policy.fetch_policy(service, CONFIG)]
-        made += [claim for claim in [fetch_job.cache_claim(service)] if claim is not None]
-    return made
+        manifests += [
+            fetch_job.fetch_job(service, CONFIG),
+            network_policy.fetch_network_policy(service, CONFIG),
+        ]
+        manifests += [claim for claim in [fetch_job.cache_claim(service)] if claim is not None]
+    return manifests
 
 
 def _render_shared(services: list[Any]) -> list[dict[str, Any]]:
     together = sharing.resolve_sharing(services)
     assert together is not None
-    own = shared_gateway.shared(together)
+    own = shared_gateway.shared_gateway_spec(together)
     keys = {one.name: key_secrets.EngineKeys(("public-key",), 3) for one in services[:1]}
     return [
         *gateway_deployment.gateway_manifests(own, CONFIG),
-        pod_disruption_budget.gateway_budget(own),
+        pod_disruption_budget.gateway_disruption_budget(own),
         shared_gateway.services_config_map(together, own, keys),
-        _hide_values(shared_gateway.shared_keys(own, asked="now")),
+        _hide_values(shared_gateway.shared_keys_secret(own, handled_request="now")),
         {"kind": "Names", "metadata": {"name": child_names.SHARED_GATEWAY}},
     ]
 

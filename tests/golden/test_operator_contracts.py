@@ -162,17 +162,17 @@ class _ParserCaptured(Exception):
 
 def capture_parser(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> argparse.ArgumentParser:
     """Return the parser that `mizzen-operator` builds for its command line."""
-    made: list[argparse.ArgumentParser] = []
+    captured: list[argparse.ArgumentParser] = []
 
     def stop(self: argparse.ArgumentParser, *_: Any, **__: Any) -> Any:
-        made.append(self)
+        captured.append(self)
         raise _ParserCaptured
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
     monkeypatch.setattr(sys, "argv", ["mizzen-operator", *arguments])
     with pytest.raises(_ParserCaptured):
         main()
-    return made[0]
+    return captured[0]
 
 
 def describe_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -260,5 +260,5 @@ def test_names_of_labels_and_annotations_are_the_same() -> None:
 
 
 def test_child_objects_of_sample_services_are_the_same() -> None:
-    made = render_children(lambda spec, meta: parse_service(stored_service(spec, **meta)))
-    check("operator_children", json.loads(json.dumps(made)))
+    manifests = render_children(lambda spec, meta: parse_service(stored_service(spec, **meta)))
+    check("operator_children", json.loads(json.dumps(manifests)))

@@ -34,9 +34,10 @@ from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.openai.schemas import SamplingFields
 from mizzen.gateway.requests.answer import AnswerPiece
 from mizzen.gateway.requests.output import OutputDelta
-from mizzen.gateway.responses.parse import ToolsAlone
+from mizzen.gateway.responses.parse import ToolsOnly
 from mizzen.gateway.telemetry.request_record import RECORD_KEY
-from mizzen.server.simulate import SimulateConfig, SimulatedEngine
+from mizzen.server.simulate import SimulatedEngine
+from mizzen.server.simulate_config import SimulateConfig
 from ports import free_ports
 
 DEMO = Path(__file__).parents[2] / "models/demo"
@@ -248,7 +249,7 @@ def test_finish_reasons_and_states_of_answers() -> None:
     check("worker_finish_reasons", literals(words, WORKER / "gateway"))
 
 
-INTERNAL = {AnswerPiece, OutputDelta, ToolsAlone, SamplingFields}
+INTERNAL = {AnswerPiece, OutputDelta, ToolsOnly, SamplingFields}
 """Structs that are not JSON bodies: internal ones, a base, and one that reads a single member of a body."""
 
 

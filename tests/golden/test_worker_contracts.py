@@ -29,9 +29,9 @@ from mizzen.gateway.telemetry.request_record import RequestRecord
 from mizzen.server import exit_reason, simulate
 from mizzen.server.config import EngineConfig
 from mizzen.server.metric_catalogue import Phase
-from mizzen.server.metrics import STATES, EngineView, registry
+from mizzen.server.metrics import STATES, EngineView, build_registry
 from mizzen.server.ranks import follower, leader
-from mizzen.server.status_block import StatusReader, create_block
+from mizzen.server.status_block import StatusReader, create_status_blocks
 from mizzen.wire.client.stream import StreamLost
 
 
@@ -55,10 +55,10 @@ def families(found: Any) -> dict[str, Any]:
 
 
 def test_metrics_of_the_engine() -> None:
-    status = StatusReader(create_block(1), 0).read()
+    status = StatusReader(create_status_blocks(1), 0).read()
     status.values[:] = type(status.values)("d", [1.0] * len(status.values))
     view = EngineView(snapshot=status, state="serving", end="watchdog", uptime_seconds=1.0)
-    text = generate_latest(registry("demo", lambda: view, 16)).decode()
+    text = generate_latest(build_registry("demo", lambda: view, 16)).decode()
     shown = families(text_string_to_metric_families(text))
     assert any(name.startswith("sglang:") for name in shown)
     assert any(name.startswith("vllm:") for name in shown)
@@ -141,7 +141,7 @@ class Captured(Exception):
 PROGRAMS: dict[str, Callable[[], object]] = {
     "rank": lambda: leader.main(EngineConfig, leader.import_engine),
     "follower": follower.main,
-    "simulate": lambda: simulate.parse([]),
+    "simulate": lambda: simulate.parse_config([]),
     "grammar sandbox": sandbox_worker.main,
 }
 
@@ -179,12 +179,12 @@ def test_options_of_programs_that_programs_start(parsers: list[argparse.Argument
 
 def test_exit_codes_and_kinds_of_ends() -> None:
     kinds = set()
-    for _, arguments, keywords in calls(exit_reason.End.__name__):
+    for _, arguments, keywords in calls(exit_reason.ExitReason.__name__):
         kinds |= {text for text in [*arguments[1:2], keywords.get("kind")] if isinstance(text, str)}
     check(
         "worker_ends",
         {
-            "wrong configuration": [exit_reason.WRONG_CONFIGURATION, exit_reason.MISCONFIGURED],
+            "wrong configuration": [exit_reason.CONFIGURATION_EXIT_CODE, exit_reason.MISCONFIGURED],
             "failed, unreachable, interrupted": [complete.FAILED, complete.UNREACHABLE, complete.INTERRUPTED],
             "kinds": sorted(kinds - {""}),
             "states of an engine": list(STATES),

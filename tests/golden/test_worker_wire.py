@@ -26,7 +26,7 @@ from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.step_plan import PageWrites, PrefillChunk, SlotOptions, SlotStart, StepPlan
 from mizzen.server import status_block as status_module
 from mizzen.server.ranks import heartbeat as pulse_module
-from mizzen.server.serving_loop import Command
+from mizzen.server.serving_loop import ControlCommand
 from mizzen.wire import codec, columns, messages
 from mizzen.wire.client import stream
 from mizzen.wire.ranks import node_messages, plan_encoding, plan_ring, plan_tcp
@@ -260,7 +260,7 @@ def test_the_golden_bytes_of_plans_are_read_as_the_plans() -> None:
 
 
 def test_the_layout_of_shared_memory_and_control_pipes() -> None:
-    block = status_module.create_block(1)
+    block = status_module.create_status_blocks(1)
     writer = status_module.StatusWriter(block, 0)
     for at in range(len(writer.values)):
         writer.values[at] = at + 0.5
@@ -268,9 +268,9 @@ def test_the_layout_of_shared_memory_and_control_pipes() -> None:
     writer.publish()
     content = os.pread(block, status_module.BLOCK_BYTES + 1, 0)
     os.close(block)
-    pulses = pulse_module.create_pulses(2)
-    rank = pulse_module.PulseWriter(pulses, 1)
-    rank.serves()
+    pulses = pulse_module.create_heartbeats(2)
+    rank = pulse_module.HeartbeatWriter(pulses, 1)
+    rank.mark_serving()
     rank.launched(7)
     rank.done(6)
     numbers = np.frombuffer(os.pread(pulses, 1 << 12, 0), np.float64).tolist()
@@ -287,7 +287,7 @@ def test_the_layout_of_shared_memory_and_control_pipes() -> None:
                 "sha256": hashlib.sha256(content).hexdigest(),
             },
             "pulses": [number if number != os.getpid() else "process" for number in numbers],
-            "commands": {command.name: command.value.decode() for command in Command},
+            "commands": {command.name: command.value.decode() for command in ControlCommand},
         },
     )
 

@@ -1,4 +1,4 @@
-"""Lets tests on a GPU use the helpers of those without one, and says what is missing where all must run."""
+"""Makes helpers of tests/engine importable for tests on a GPU, and reports what is missing where all must run."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ import torch
 
 HERE = Path(__file__).parent
 HELPER_FOLDERS = (HERE, *(HERE / name for name in ("attention", "engine", "kernels", "parallel")))
+"""Folders with helper modules of the tests."""
 sys.path[:0] = [*map(str, HELPER_FOLDERS), str(HERE.parent / "engine"), str(HERE.parents[1] / "benchmarks")]
 
 PACKAGES = ("cuda.bindings", "flashinfer", "sgl_kernel", "transformers", "triton", "xgrammar")
-"""Without them tests are skipped, or kernels are replaced by slower ones."""
+"""Packages without which tests are skipped, or slower kernels replace others."""
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """With MIZZEN_GPU=required, as `make test-gpu` has it, end where most tests would be skipped."""
+    """With MIZZEN_GPU=required, as in `make test-gpu`, exit if most tests would be skipped."""
     if os.environ.get("MIZZEN_GPU") != "required":
         return
     if not torch.cuda.is_available():
         pytest.exit("these tests need a GPU, and PyTorch finds none", returncode=2)
-    lacking = [name for name in PACKAGES if not is_there(name)]
+    lacking = [name for name in PACKAGES if not is_importable(name)]
     if lacking:
         pytest.exit(
             f"these tests need the packages of mizzen[gpu]; missing: {', '.join(lacking)}", returncode=2
         )
 
 
-def is_there(name: str) -> bool:
-    """Tell whether a module can be found."""
+def is_importable(name: str) -> bool:
+    """Return whether a module can be imported."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -41,7 +42,7 @@ def is_there(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A seeded random Qwen3, in bfloat16; some files have a model of their own."""
+    """A seeded random Qwen3 in bfloat16; some test files have a model of their own."""
     from small_models import make_model
 
     folder = tmp_path_factory.mktemp("qwen3")

@@ -1,4 +1,4 @@
-"""Marks of tests that need a Hopper GPU."""
+"""Marks for tests that need a Hopper GPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9,
 
 
 def on_hopper(module: str, package: str) -> list[pytest.MarkDecorator]:
-    """`pytestmark` of a file whose tests need a Hopper GPU and a package."""
+    """Return the `pytestmark` of a file whose tests need a Hopper GPU and a package."""
     there = HOPPER and importlib.util.find_spec(module) is not None
     return [pytest.mark.gpu, pytest.mark.skipif(not there, reason=f"needs a Hopper GPU with {package}")]
 
 
 WITH_FA3 = on_hopper("sgl_kernel", "sglang-kernel")
-"""Of files whose tests run FlashAttention 3."""
+"""Marks of files whose tests run FlashAttention 3."""

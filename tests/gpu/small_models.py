@@ -1,4 +1,4 @@
-"""Seeded random models that are small enough to be compared token by token."""
+"""Seeded random models, small enough to be compared token by token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOCABULARY = 512
 
 
 def make_model(family: str) -> Any:
-    """Return a seeded random model of Transformers, in float32 on the CPU, whose greedy choices are clear."""
+    """Return a seeded random Transformers model, in float32 on the CPU, with clear greedy choices."""
     config_class, model_class = FAMILIES[family]
     torch.manual_seed(0)
     config = config_class(
@@ -41,7 +41,7 @@ def make_model(family: str) -> Any:
 
 
 def save_model(folder: Path, family: str) -> Any:
-    """Save a seeded random model; return Transformers' own on the GPU."""
+    """Save a seeded random model; return the Transformers model on the GPU."""
     model = make_model(family)
     model.save_pretrained(folder)
     return model.cuda()

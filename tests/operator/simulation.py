@@ -29,7 +29,7 @@ from mizzen_local.addresses import free_port
 from mizzen_local.controlplane import ControlPlane
 from mizzen_local.pki import write_token_kubeconfig
 from mizzen_operator.chart import operator_manifests
-from mizzen_operator.resources.key_secrets import name_of
+from mizzen_operator.resources.key_secrets import connection_key_name
 from pod_security import RESTRICTED
 
 ROOT = Path(__file__).parents[2]
@@ -501,12 +501,12 @@ class SimulatedNode:
             entry = next((one for one in listed if one["name"] == service), {})
             told = (entry.get(name) for name in ("nextEnginePublicKey", "enginePublicKey"))
             engine = [key for key in told if key]
-        return [name_of(one, two) for one in engine for two in public(held, "gateway")]
+        return [connection_key_name(one, two) for one in engine for two in public(held, "gateway")]
 
     def _keys_used(self, known: list[str], pod: dict[str, Any]) -> list[str]:
         """The newest keys that both a gateway and an engine have."""
         held = self.held(pod["metadata"]["uid"])
-        theirs = {name_of(one, two) for one in public(held, "engine") for two in public(held, "gateway")}
+        theirs = {connection_key_name(one, two) for one in public(held, "engine") for two in public(held, "gateway")}
         common = [name for name in known if name in theirs]
         if not common and pod["metadata"]["uid"] in self._ready_since:
             self.locked_out.append(pod["metadata"]["name"])

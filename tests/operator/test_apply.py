@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mizzen_operator.api import labels
 from mizzen_operator.kube.apply import Applier, name_taken_error
-from mizzen_operator.kube.drift import drift_patch, covers
+from mizzen_operator.kube.drift import covers, drift_patch
 from mizzen_operator.kube.errors import KubeError, Refused
 from mizzen_operator.kube.last_applied import UnwatchedChildren
 from mizzen_operator.kube.refs import ObjectRef

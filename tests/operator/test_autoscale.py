@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mizzen_operator.api.types import Autoscaling
-from mizzen_operator.autoscaling.policy import EngineLoad, Memory, Sample, decide, demand
+from mizzen_operator.autoscaling.policy import EngineLoad, Sample, ScalingState, decide, demand
 
 SETTINGS = Autoscaling(
     min_replicas=1,
@@ -29,7 +29,7 @@ def engines(number: int, **load: float) -> tuple[EngineLoad, ...]:
 
 
 def after(settings: Autoscaling, current: int, sample: Sample | None) -> object:
-    scale, _ = decide(settings, current, sample, Memory(served=True), 1000.0)
+    scale, _ = decide(settings, current, sample, ScalingState(had_serving_engines=True), 1000.0)
     return None if scale is None else (scale.after, scale.reason)
 
 
@@ -67,15 +67,15 @@ def test_to_zero_and_back() -> None:
     assert after(TO_ZERO, 1, Sample(engines(1, requests=1), idle_seconds=60)) is None
     assert after(TO_ZERO, 0, Sample()) is None
     assert after(TO_ZERO, 0, None) is None
-    assert after(TO_ZERO, 0, Sample(queued=1, held=True)) == (1, "RequestsWait")
+    assert after(TO_ZERO, 0, Sample(queued=1, has_held_requests=True)) == (1, "RequestsWait")
 
 
 def test_what_has_only_just_come_is_not_idle() -> None:
     """A service nobody asks yet: its group loads for 200 s, and may serve for as long as any idle one."""
-    memory, zero = Memory(), None
+    state, zero = ScalingState(), None
     for now in range(0, 400, 5):
         sample = Sample(engines(1) if now >= 200 else (), idle_seconds=1000.0 + now)
-        scale, memory = decide(TO_ZERO, 1, sample, memory, float(now))
+        scale, state = decide(TO_ZERO, 1, sample, state, float(now))
         if scale is not None:
             zero = (now, scale.after, scale.reason)
             break
@@ -83,31 +83,31 @@ def test_what_has_only_just_come_is_not_idle() -> None:
 
 
 def test_what_never_comes_is_given_back_once_no_request_would_wait_for_it() -> None:
-    memory = Memory()
+    state = ScalingState()
     for now, expected in ((0.0, None), (899.0, None), (900.0, "Idle")):
-        scale, memory = decide(TO_ZERO, 1, Sample(idle_seconds=1000.0), memory, now)
+        scale, state = decide(TO_ZERO, 1, Sample(idle_seconds=1000.0), state, now)
         assert (None if scale is None else scale.reason) == expected
 
 
 def test_a_peak_within_the_window_moves_nothing_and_a_lull_neither() -> None:
     slow = replace(SETTINGS, up_stabilization=30)
-    memory, current = Memory(), 4
+    state, current = ScalingState(), 4
     for now, percent, expected in (
         (0.0, 70, None),
         (15.0, 100, None),
         (29.0, 100, None),
         (46.0, 100, 6),
     ):
-        scale, memory = decide(slow, current, Sample(engines(4, kv_percent=percent)), memory, now)
+        scale, state = decide(slow, current, Sample(engines(4, kv_percent=percent)), state, now)
         assert (None if scale is None else scale.after) == expected
-    memory, current = Memory(), 4
+    state, current = ScalingState(), 4
     for now, percent, expected in (
         (0.0, 70, None),
         (100.0, 10, None),
         (299.0, 10, None),
         (301.0, 10, 1),
     ):
-        scale, memory = decide(SETTINGS, current, Sample(engines(4, kv_percent=percent)), memory, now)
+        scale, state = decide(SETTINGS, current, Sample(engines(4, kv_percent=percent)), state, now)
         assert (None if scale is None else scale.after) == expected
 
 
@@ -145,10 +145,10 @@ samples = st.builds(
 def test_it_stays_within_limits_and_acts_with_a_reason(
     chosen: Autoscaling, current: int, steps: list[tuple[Sample | None, float]]
 ) -> None:
-    memory, now = Memory(), 0.0
+    state, now = ScalingState(), 0.0
     for sample, pause in steps:
         now += pause
-        scale, memory = decide(chosen, current, sample, memory, now)
+        scale, state = decide(chosen, current, sample, state, now)
         if scale is None:
             continue
         assert scale.before == current != scale.after
@@ -156,7 +156,7 @@ def test_it_stays_within_limits_and_acts_with_a_reason(
         least = 0 if scale.reason == "Idle" else max(1, chosen.min_replicas)
         assert least <= scale.after <= chosen.max_replicas
         if scale.after == 0:
-            assert sample is not None and not (sample.held or sample.queued or sample.in_flight)
+            assert sample is not None and not (sample.has_held_requests or sample.queued or sample.in_flight)
         if scale.after > current > 0 and scale.reason.endswith("AboveTarget"):
             assert sample is not None
             assert demand(chosen, sample) > chosen.target * len(sample.engines)
@@ -170,12 +170,12 @@ def test_a_steady_load_is_met_at_once_and_then_left_alone(
     """With the same total of work, decisions come to an end: no swinging."""
     steady = replace(chosen, up_stabilization=0, down_stabilization=0, idle_to_zero=None)
     steady = replace(steady, min_replicas=max(1, steady.min_replicas))
-    total, memory, current = percent * groups, Memory(), groups
+    total, state, current = percent * groups, ScalingState(), groups
     seen: list[int] = []
     for step in range(40):
         share = EngineLoad(min(100.0, total / current), int(total), requests // current)
         sample = Sample((share,) * current, 0, False, requests, 0.0)
-        scale, memory = decide(steady, current, sample, memory, float(step))
+        scale, state = decide(steady, current, sample, state, float(step))
         if scale is None:
             break
         current = scale.after

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mizzen_operator.kube.store import ObjectStore, ObjectName, ObjectVersion
+from mizzen_operator.kube.store import ObjectName, ObjectStore, ObjectVersion
 
 SERVICE, GATEWAY = "mizzen.dev/service", "mizzen.dev/gateway"
 
@@ -155,7 +155,10 @@ def test_what_a_list_lacks_has_ended_whatever_is_still_on_its_way() -> None:
     cache = ObjectStore("Pod", told)
     cache.apply_list({}, 3)
     cache.put_event(body("one", 5))
-    listed = {ObjectName("a", "two"): ObjectVersion("uid of two", 6), ObjectName("a", "three"): ObjectVersion("uid of three", 7)}
+    listed = {
+        ObjectName("a", "two"): ObjectVersion("uid of two", 6),
+        ObjectName("a", "three"): ObjectVersion("uid of three", 7),
+    }
     cache.apply_list(listed, 9)  # the watch was cut: nobody told that `one` had ended
     assert cache.get(ObjectName("a", "one")) is None
     cache.put_event(body("late", 8))  # was heard before, and is handled only now
@@ -240,7 +243,9 @@ class ListsAndEvents(RuleBasedStateMachine):
 
     def there(self) -> dict[ObjectName, ObjectVersion]:
         return {
-            ObjectName("a", name): ObjectVersion(one["metadata"]["uid"], int(one["metadata"]["resourceVersion"]))
+            ObjectName("a", name): ObjectVersion(
+                one["metadata"]["uid"], int(one["metadata"]["resourceVersion"])
+            )
             for name, one in self.server.items()
         }
 

@@ -10,7 +10,13 @@ import pytest
 
 from live_service import Service
 from marks import in_cluster
-from mizzen_operator.resources.key_secrets import begin, engine_keys, generation, made, rotating
+from mizzen_operator.resources.key_secrets import (
+    begin_rotation,
+    engine_keys,
+    generation,
+    is_rotating,
+    keys_created,
+)
 
 WRONG = base64.b64encode(b'"' * 40).decode()
 
@@ -26,7 +32,7 @@ def secret(data: dict[str, str] | None, **notes: str) -> dict[str, Any]:
     ids=["none", "empty", "no z85", "short", "no base64"],
 )
 def test_a_key_that_cannot_be_used_is_named(data: dict[str, str] | None) -> None:
-    assert not rotating(secret(data))
+    assert not is_rotating(secret(data))
     with pytest.raises(ValueError, match=r"Secret demo-keys has no usable engine\.secret: delete it"):
         engine_keys(secret(data))
 
@@ -39,15 +45,17 @@ def test_a_number_that_is_none_is_named(text: str) -> None:
 
 @pytest.mark.parametrize("time", ["2024-01-01", "2024-01-01T00:00:00", "yesterday", ""])
 def test_a_time_that_is_none_is_that_of_the_secret(time: str) -> None:
-    assert made(secret({}, **{"mizzen.dev/keys-made": time})) == "2026-01-01T00:00:00Z"
+    assert keys_created(secret({}, **{"mizzen.dev/keys-made": time})) == "2026-01-01T00:00:00Z"
 
 
 def test_a_time_with_its_zone_is_taken() -> None:
-    assert made(secret({}, **{"mizzen.dev/keys-made": "2025-01-01T00:00:00Z"})) == "2025-01-01T00:00:00Z"
+    assert (
+        keys_created(secret({}, **{"mizzen.dev/keys-made": "2025-01-01T00:00:00Z"})) == "2025-01-01T00:00:00Z"
+    )
 
 
 def test_an_empty_secret_can_be_rotated() -> None:
-    assert begin(secret(None), {"engine.secret": "x"}, "", "now")["data"]
+    assert begin_rotation(secret(None), {"engine.secret": "x"}, "", "now")["data"]
 
 
 @in_cluster

@@ -12,7 +12,7 @@ from marks import CONTROL_PLANE
 from mizzen_local.controlplane import ControlPlane
 from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.refs import ObjectRef
-from mizzen_operator.kube.store import ObjectStore, ObjectName
+from mizzen_operator.kube.store import ObjectName, ObjectStore
 from mizzen_operator.metrics import Metrics
 
 pytestmark = CONTROL_PLANE

@@ -122,7 +122,9 @@ def test_a_binding_of_another_role_is_made_anew(child: AppliedVersion) -> None:
         ("ServiceAccount", "demo-gateway"),
     ],
 )
-def test_what_no_watch_tells_of_comes_back_while_all_runs(child: AppliedVersion, kind: str, name: str) -> None:
+def test_what_no_watch_tells_of_comes_back_while_all_runs(
+    child: AppliedVersion, kind: str, name: str
+) -> None:
     child.api.delete(kind, child.namespace, name)
     child.eventually(lambda: child.api.find(kind, child.namespace, name), SECONDS, "it is there again")
 
@@ -134,7 +136,9 @@ def test_pods_of_a_gateway_are_replaced_whose_account_was_made_anew(child: Appli
         account = child.api.find("ServiceAccount", child.namespace, "demo-gateway") or {"metadata": {}}
         pods = child.api.list("Pod", child.namespace, "mizzen.dev/component=gateway")
         metas = [pod["metadata"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-        return account["metadata"].get("uid", ""), [meta["annotations"][SERVICE_ACCOUNT_UID] for meta in metas]
+        return account["metadata"].get("uid", ""), [
+            meta["annotations"][SERVICE_ACCOUNT_UID] for meta in metas
+        ]
 
     first, bound = accounts()
     assert bound == [first]

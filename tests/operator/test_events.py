@@ -72,7 +72,7 @@ async def test_a_warning_that_comes_again_soon_is_not_repeated() -> None:
 
 
 async def test_what_is_remembered_of_warnings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "REMEMBERED", 3)
+    monkeypatch.setattr(events, "MAX_REMEMBERED", 3)
     writes = Writes()
     recorder = EventRecorder(writes)  # type: ignore[arg-type]
     for number in (*range(5), 4, 0):

@@ -20,7 +20,7 @@ from mizzen_operator.pods.termination_cause import CAUSES, MESSAGE_PREFIXES
 from mizzen_operator.status.service_metrics import ServiceMetrics
 
 ROOT = Path(__file__).parents[2]
-SUPERVISORS = tuple((ROOT / "worker/mizzen/server").glob("*.py"))
+SUPERVISORS = tuple((ROOT / "worker/mizzen/server").rglob("*.py"))
 OPERATIONS = ROOT / "docs/operations.md"
 KEY = ServiceKey("llm", "demo")
 LABELS = {"namespace": "llm", "service": "demo"}
@@ -61,12 +61,19 @@ def progress(serving: int, time: datetime, groups: int = 2) -> dict[str, Any]:
 class World:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.fleet = ServiceMetrics(self.registry)
+        self.metrics = ServiceMetrics(self.registry)
         self.now = NOW
 
     def look(self, *groups: Group, **state: Any) -> None:
         deadline = state.pop("deadline", 600)
-        self.fleet.update(KEY, len(groups), groups, status(**state), deadline, self.now)
+        self.metrics.update(
+            KEY,
+            wanted=len(groups),
+            groups=groups,
+            status=status(**state),
+            deadline=deadline,
+            now=self.now,
+        )
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"mizzen_operator_{name}", {**LABELS, **labels})
@@ -218,12 +225,12 @@ def test_what_gets_no_further_is_overdue_by_the_specs_own_deadline(
 def test_conditions_groups_and_keys_are_there_until_the_service_is_gone() -> None:
     world = World()
     world.look(SERVING, SERVING)
-    world.fleet.record_keys_created(KEY, "2026-01-02T03:04:05Z")
+    world.metrics.record_keys_created(KEY, "2026-01-02T03:04:05Z")
     assert world.value("service_condition", condition="Ready") == 1
     assert world.value("service_condition", condition="Failed") == 0
     assert world.value("service_groups", state="wanted") == 2
     assert (world.value("keys_age_seconds") or 0) > 0
-    world.fleet.forget(KEY)
+    world.metrics.forget(KEY)
     assert [
         sample
         for family in world.registry.collect()

@@ -22,12 +22,12 @@ from kubernetes.aio.client import Configuration
 
 from mizzen_local.controlplane import ControlPlane
 from mizzen_operator.informers import informer
-from mizzen_operator.informers.informer import CACHED, Caches, settings
-from mizzen_operator.informers.watch_health import Watches
+from mizzen_operator.informers.informer import LABEL_SELECTORS, Informers, kopf_settings
+from mizzen_operator.informers.watch_health import WatchHealth
 from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.paged_list import ObjectList
 from mizzen_operator.kube.refs import ObjectRef
-from mizzen_operator.kube.store import ObjectStore, ObjectName, ObjectVersion
+from mizzen_operator.kube.store import ObjectName, ObjectStore, ObjectVersion
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources.metadata import CONTAINER_SECURITY, POD_SECURITY
 
@@ -110,7 +110,7 @@ class Proxy:
 class Follower:
     """The caches as they are in a replica, and what the API server really has."""
 
-    def __init__(self, proxy: Proxy, caches: Caches, kube: KubeClient, namespace: str) -> None:
+    def __init__(self, proxy: Proxy, caches: Informers, kube: KubeClient, namespace: str) -> None:
         self.proxy, self.caches, self.kube, self._namespace = proxy, caches, kube, namespace
         self.ended: asyncio.Task[None] | None = None
 
@@ -134,11 +134,13 @@ class Follower:
 
     async def settled(self) -> None:
         """Wait until all caches are what the API server has."""
-        for kind, selector in CACHED.items():
+        for kind, selector in LABEL_SELECTORS.items():
             cache = self.caches.get(kind)
             assert cache is not None
             there = await self.kube.list_versions(ObjectRef(kind, self._namespace), selector)
-            await self.until(lambda cache=cache, there=there: cache.is_up_to_date(there.objects, there.version))
+            await self.until(
+                lambda cache=cache, there=there: cache.is_up_to_date(there.objects, there.version)
+            )
 
 
 @pytest.fixture
@@ -156,9 +158,9 @@ def following(
             configuration = Configuration(host=server, api_key={"BearerToken": "Bearer none"})
             monkeypatch.setattr(informer, "load_configuration", AsyncMock(return_value=configuration))
             kube = KubeClient(direct(control_plane), metrics)
-            caches = Caches(namespace, Watches(metrics), lambda *change: None)
+            caches = Informers(namespace, WatchHealth(metrics), lambda *change: None)
             follower = Follower(proxy, caches, kube, namespace)
-            registry, chosen, stop = kopf.OperatorRegistry(), settings(), asyncio.Event()
+            registry, chosen, stop = kopf.OperatorRegistry(), kopf_settings(), asyncio.Event()
             chosen.process.ultimate_exiting_timeout = None  # else what ends kopf kills this process, later
             for name, value in watching.items():
                 setattr(chosen.watching, name, value)
@@ -377,7 +379,9 @@ def test_what_ends_kopf_ends_the_process_in_order(
             )
             try:
                 async with asyncio.timeout(SECONDS):
-                    while len(proxy.watches) < len(CACHED) or await asyncio.to_thread(holder) != "it":
+                    while (
+                        len(proxy.watches) < len(LABEL_SELECTORS) or await asyncio.to_thread(holder) != "it"
+                    ):
                         assert process.returncode is None, (tmp_path / "log").read_text()
                         await asyncio.sleep(0.1)
                     proxy.fault = refuse

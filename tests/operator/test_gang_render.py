@@ -12,8 +12,8 @@ from marks import CONTROL_PLANE
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources.engine_pod import engine_pods
-from mizzen_operator.resources.network_policy import policies
-from mizzen_operator.resources.pod_disruption_budget import engine_budget
+from mizzen_operator.resources.network_policy import service_network_policies
+from mizzen_operator.resources.pod_disruption_budget import engine_disruption_budget
 from mizzen_operator.resources.revision_hash import revision
 
 pytestmark = CONTROL_PLANE
@@ -29,7 +29,7 @@ def option_of(pod: dict[str, Any], name: str) -> str:
 
 def test_the_pods_of_a_group_find_one_another(service: Make, api: Any) -> None:
     made = service(parallelism={"tensor": 8}, accelerator={"perPod": 2}, networkPolicy="Enabled")
-    pods = engine_pods(made, CONFIG, revision="abcd1234", group=3, incarnation=7)
+    pods = engine_pods(made, CONFIG, revision="abcd1234", group=3, attempt=7)
     for pod in pods:
         api.request("POST", "/api/v1/namespaces/default/pods", pod, params={"dryRun": "All"})
     leader = "demo-abcd1234-3-7"
@@ -43,20 +43,20 @@ def test_the_pods_of_a_group_find_one_another(service: Make, api: Any) -> None:
         assert ("wire" in [port["name"] for port in container["ports"]]) == (rank == 0)
     assert "--leader-address" not in pods[0]["spec"]["containers"][0]["args"]
     assert option_of(pods[1], "--leader-address") == f"{leader}.demo-ranks.default.svc"
-    engines, *_ = policies(made, CONFIG)
+    engines, *_ = service_network_policies(made, CONFIG)
     [among] = [rule for rule in engines["spec"]["ingress"] if "ports" not in rule]
     assert among["from"] == [{"podSelector": engines["spec"]["podSelector"]}]
 
 
 def test_the_longest_name_of_a_service_leaves_room_for_host_names(service: Make) -> None:
     made = replace(service(parallelism={"tensor": 8}, accelerator={"perPod": 1}), name="x" * 40)
-    pods = engine_pods(made, CONFIG, revision="abcd1234", group=999, incarnation=99999)
+    pods = engine_pods(made, CONFIG, revision="abcd1234", group=999, attempt=99999)
     assert max(len(pod["spec"]["hostname"]) for pod in pods) <= 63
 
 
 def test_the_pods_of_a_group_are_near_one_another(service: Make) -> None:
     several = {"parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}}
-    pod, other = engine_pods(service(**several), CONFIG, revision="r", group=3, incarnation=7)
+    pod, other = engine_pods(service(**several), CONFIG, revision="r", group=3, attempt=7)
     [near] = pod["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     own = {"service": "demo", "group": "3", "revision": "r", "incarnation": "7"}
     assert near["podAffinityTerm"]["labelSelector"]["matchLabels"] == {
@@ -72,7 +72,7 @@ def test_the_pods_of_a_group_are_near_one_another(service: Make) -> None:
     hard = "requiredDuringSchedulingIgnoredDuringExecution"
     several["parallelism"]["topologyKey"] = "example.com/rack"
     given = service(**several, podTemplate={"affinity": {"podAffinity": {hard: [mine]}}})
-    pod, _ = engine_pods(given, CONFIG, revision="r", group=3, incarnation=7)
+    pod, _ = engine_pods(given, CONFIG, revision="r", group=3, attempt=7)
     terms = pod["spec"]["affinity"]["podAffinity"][hard]
     assert [term["topologyKey"] for term in terms] == ["a", "example.com/rack"]
 
@@ -80,12 +80,10 @@ def test_the_pods_of_a_group_are_near_one_another(service: Make) -> None:
 def test_kueue_is_told_which_pods_to_admit_together(service: Make) -> None:
     queue = {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
     several = {"parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}}
-    for pod in engine_pods(
-        service(**several, podTemplate=queue), CONFIG, revision="r", group=3, incarnation=7
-    ):
+    for pod in engine_pods(service(**several, podTemplate=queue), CONFIG, revision="r", group=3, attempt=7):
         assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "demo-r-3-7"
         assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
-    [alone] = engine_pods(service(podTemplate=queue), CONFIG, revision="r", group=3, incarnation=7)
+    [alone] = engine_pods(service(podTemplate=queue), CONFIG, revision="r", group=3, attempt=7)
     assert "kueue.x-k8s.io/pod-group-name" not in alone["metadata"]["labels"]
 
 
@@ -105,6 +103,6 @@ def test_an_eviction_leaves_enough_whole_groups(
     """Of groups of two pods: as many may lack a pod as may be missing."""
     spec = {"parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}, "replicas": groups}
     made = service(**spec, rollout={"maxUnavailable": unavailable})
-    budget = engine_budget(made)["spec"]
+    budget = engine_disruption_budget(made)["spec"]
     assert budget["minAvailable"] == least
     assert "mizzen.dev/rank" not in budget["selector"]["matchLabels"]

@@ -8,8 +8,8 @@ import pytest
 
 from mizzen_operator.gateway_client.routing_table import (
     NO_REPORT,
-    RoutingState,
     GatewayReport,
+    RoutingState,
     merge_reports,
     parse_report,
 )
@@ -42,7 +42,11 @@ def test_a_stranger_is_one_to_every_ready_gateway() -> None:
     one = answer(a="foreign", b="foreign", c="foreign", d="serving")
     other = answer(a="foreign", b="connecting", c="serving")
     assert merge_reports([one]).protocol_mismatches == {"a", "b", "c"}
-    assert merge_reports([one, other]).protocol_mismatches == merge_reports([other, one]).protocol_mismatches == {"a"}
+    assert (
+        merge_reports([one, other]).protocol_mismatches
+        == merge_reports([other, one]).protocol_mismatches
+        == {"a"}
+    )
     assert merge_reports([one, NO_REPORT]).protocol_mismatches == frozenset(), "it may route to them"
     assert merge_reports([]) == RoutingState()
 

@@ -26,7 +26,7 @@ from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import Refused
 from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.resources.gateway_spec import Front
+from mizzen_operator.resources.gateway_spec import GatewaySpec
 
 LABEL = "mizzen.dev/api-keys"
 
@@ -191,15 +191,15 @@ def test_a_gateway_that_does_not_ask_takes_no_labelled_secret(port: Port) -> Non
     assert "--api-keys-file" not in arguments
 
 
-def front(namespace: str, *, asks: bool = True) -> Front:
+def front(namespace: str, *, asks: bool = True) -> GatewaySpec:
     """A gateway of that namespace."""
     admission = Admission(1, 0, 1, 1)
-    return Front(
+    return GatewaySpec(
         name="demo-gateway",
         namespace=namespace,
         selector={},
         owners=(),
-        keys="",
+        keys_secret="",
         arguments=(),
         gateway=Gateway(1, "ClusterIP", 8000, {}, (), "", (), admission, keys_from_label=asks),
         drain_timeout=1,

@@ -114,9 +114,7 @@ async def test_a_change_is_heard_at_once_and_asked_for_once(
     assert tables is not None and [table["waiting"] for table in tables] == [2, 0]
 
 
-async def test_why_a_gateway_does_not_route_is_heard(
-    gateways: list[Gateway], listener: GatewayWatch
-) -> None:
+async def test_why_a_gateway_does_not_route_is_heard(gateways: list[Gateway], listener: GatewayWatch) -> None:
     news = await heard(listener)
     await gateways[0].say("a")
     assert (await ask(listener, gateways)).problems == {}
@@ -140,7 +138,12 @@ async def test_a_gateway_that_is_gone_acknowledges_nothing(
     await gateways[1].stop()
     await asyncio.wait_for(news.get(), 60)
     gone = await ask(listener, gateways)
-    assert (gone.ready_gateways, gone.reporting_gateways, gone.routed_by_all, gone.routed_by_some) == (2, 1, frozenset(), {"a"})
+    assert (gone.ready_gateways, gone.reporting_gateways, gone.routed_by_all, gone.routed_by_some) == (
+        2,
+        1,
+        frozenset(),
+        {"a"},
+    )
     assert await listener.fetch_tables(KEY) is None
     assert (await ask(listener, gateways[:1])).routed_by_all == {"a"}  # its pod is no longer ready
 

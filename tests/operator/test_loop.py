@@ -12,7 +12,7 @@ from mizzen_operator.api import labels
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube.store import ObjectName
-from mizzen_operator.manager.controller import RECENT_SECONDS, Loop
+from mizzen_operator.manager.controller import RECENT_SECONDS, Controller
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.reconciler.reconciler import ReconcileResult
 
@@ -50,11 +50,11 @@ async def test_a_new_leader_begins_with_what_has_changed(monkeypatch: pytest.Mon
     fakes, now = Fakes(), 1000.0
     monkeypatch.setattr("mizzen_operator.manager.controller.time.monotonic", lambda: now)
     known = cast(Any, fakes)
-    loop = Loop(known, known, OperatorConfig(workers=1), Metrics())
-    loop.changed(labels.KIND, ObjectName("n", "3"), {})
+    loop = Controller(known, known, OperatorConfig(workers=1), Metrics())
+    loop.on_object_changed(labels.KIND, ObjectName("n", "3"), {})
     now += RECENT_SECONDS + 1
-    loop.changed("Pod", ObjectName("n", "11-0-0"), {labels.SERVICE: "11"})
-    loop.changed(labels.KIND, ObjectName("n", "13"), {})
+    loop.on_object_changed("Pod", ObjectName("n", "11-0-0"), {labels.SERVICE: "11"})
+    loop.on_object_changed(labels.KIND, ObjectName("n", "13"), {})
     stop = asyncio.Event()
     work = asyncio.create_task(loop.run(stop))
     async with asyncio.timeout(60):
@@ -73,7 +73,7 @@ async def test_what_begins_no_more_looks_ends(monkeypatch: pytest.MonkeyPatch) -
     )
     async with asyncio.timeout(60):
         with pytest.raises(ExceptionGroup, match="TaskGroup"):
-            await Loop(fakes, fakes, OperatorConfig(workers=1), Metrics()).run(asyncio.Event())
+            await Controller(fakes, fakes, OperatorConfig(workers=1), Metrics()).run(asyncio.Event())
 
 
 async def test_no_look_begins_any_more_once_it_is_to_stop() -> None:
@@ -89,10 +89,12 @@ async def test_no_look_begins_any_more_once_it_is_to_stop() -> None:
             begun.set()
             await stop.wait()
             await asyncio.sleep(0)
-            return ReconcileResult(also_enqueue=(ServiceKey("n", f"{key.name}, again"),) if len(looks) < 100 else ())
+            return ReconcileResult(
+                also_enqueue=(ServiceKey("n", f"{key.name}, again"),) if len(looks) < 100 else ()
+            )
 
     fakes = cast(Any, Restless())
-    work = asyncio.create_task(Loop(fakes, fakes, OperatorConfig(workers=2), Metrics()).run(stop))
+    work = asyncio.create_task(Controller(fakes, fakes, OperatorConfig(workers=2), Metrics()).run(stop))
     async with asyncio.timeout(60):
         await begun.wait()
         stop.set()

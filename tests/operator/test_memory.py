@@ -15,7 +15,7 @@ from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube.errors import Refused
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.group import Group
-from mizzen_operator.resources.pod_disruption_budget import engine_budget, least
+from mizzen_operator.resources.pod_disruption_budget import engine_disruption_budget, min_available
 from mizzen_operator.resources.revision_hash import revision
 from mizzen_operator.rollout.progress import update_state, is_overdue, seconds_to_deadline
 from mizzen_operator.rollout.revisions import Revisions, controller_revision, restore_service
@@ -237,12 +237,12 @@ def test_shares_round_for_the_better(given: Rollout, groups: int, surge: int, un
     ("pods", "unavailable", "left"), [(0, 0, 0), (1, 0, 1), (1, 1, 0), (2, 0, 1), (5, 0, 4), (5, 2, 3)]
 )
 def test_an_eviction_leaves_enough(pods: int, unavailable: int, left: int) -> None:
-    assert least(pods, unavailable) == left
+    assert min_available(pods, unavailable) == left
 
 
 def test_a_suspended_service_guards_nothing() -> None:
-    assert engine_budget(rolling(replicas=3))["spec"]["minAvailable"] == 2
-    assert engine_budget(rolling(replicas=3, suspend=True))["spec"]["minAvailable"] == 0
+    assert engine_disruption_budget(rolling(replicas=3))["spec"]["minAvailable"] == 2
+    assert engine_disruption_budget(rolling(replicas=3, suspend=True))["spec"]["minAvailable"] == 0
 
 
 def test_a_service_is_made_again_of_its_revision() -> None:

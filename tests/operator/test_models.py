@@ -25,7 +25,7 @@ from mizzen_operator.model_cache.progress import (
     should_report,
 )
 from mizzen_operator.resources.engine_pod import engine_pods
-from mizzen_operator.resources.fetch_job import cache_claim, cache_place, fetch_job, folder
+from mizzen_operator.resources.fetch_job import cache_claim, cache_location, fetch_job, cache_folder
 from mizzen_operator.resources.revision_hash import revision
 from mizzen_operator.rollout.actions import CreateGroup, DeleteGroup, RolloutTarget
 from mizzen_operator.rollout.state import RolloutProgress, RolloutState
@@ -275,7 +275,7 @@ def test_the_command_takes_the_arguments(service: Make) -> None:
     from mizzen.cli import app
 
     one = service({"endpoint": "http://127.0.0.1:1"})
-    given = {"model": {"folder": folder(one), "resolvedRevision": COMMIT}}
+    given = {"model": {"folder": cache_folder(one), "resolvedRevision": COMMIT}}
     [container] = fetch_job(replace(one, status=given), CONFIG)["spec"]["template"]["spec"]["containers"]
     assert container["args"][container["args"].index("--pin") + 1] == COMMIT
     ran = CliRunner().invoke(app, [*container["args"], "--help"])
@@ -287,7 +287,7 @@ def test_the_command_takes_the_arguments(service: Make) -> None:
 def test_a_jobs_name_follows_what_it_does_and_not_what_was_resolved(service: Make) -> None:
     one = service()
     name = fetch_job(one, CONFIG)["metadata"]["name"]
-    pinned = replace(one, status={"model": {"folder": folder(one), "resolvedRevision": COMMIT}})
+    pinned = replace(one, status={"model": {"folder": cache_folder(one), "resolvedRevision": COMMIT}})
     assert fetch_job(pinned, CONFIG)["metadata"]["name"] == name and len(name) <= 63
     others = [
         service({"source": "hf://Qwen/Qwen3-1.7B"}),
@@ -300,8 +300,8 @@ def test_a_jobs_name_follows_what_it_does_and_not_what_was_resolved(service: Mak
 
 def test_a_cache_on_the_node_is_filled_by_each_node(service: Make, api: Any, lax_namespace: str) -> None:
     one = service({"cache": {"mode": "HostPath", "path": "/srv/models"}})
-    one = replace(one, status={"model": {"folder": folder(one), "resolvedRevision": COMMIT}})
-    [pod] = engine_pods(one, CONFIG, revision="abcd1234", group=0, incarnation=0)
+    one = replace(one, status={"model": {"folder": cache_folder(one), "resolvedRevision": COMMIT}})
+    [pod] = engine_pods(one, CONFIG, revision="abcd1234", group=0, attempt=0)
     pod["metadata"]["namespace"] = lax_namespace
     api.create(pod, dryRun="All")
     [first], [engine] = pod["spec"]["initContainers"], pod["spec"]["containers"]
@@ -324,7 +324,7 @@ def test_a_claim_goes_with_its_service_only_when_asked(service: Make) -> None:
 
 def test_only_a_finished_download_of_this_very_place_is_remembered(service: Make) -> None:
     one = service()
-    known = {"place": cache_place(one), "folder": folder(one), "resolvedRevision": COMMIT, "totalBytes": 7}
+    known = {"place": cache_location(one), "folder": cache_folder(one), "resolvedRevision": COMMIT, "totalBytes": 7}
     assert load_finished_download(replace(one, status={"model": known})) is None
     known["cachedTime"] = "2026-01-01T00:00:00Z"
     found = load_finished_download(replace(one, status={"model": known}))
@@ -342,7 +342,7 @@ SOURCES = st.from_regex(r"(hf|s3|oci)://[A-Za-z0-9._~@+=/-]{1,80}", fullmatch=Tr
 def test_folders_are_names_and_tell_sources_apart(one: str, two: str) -> None:
     def of(source: str) -> str:
         model, access = type("M", (), {"source": source}), type("A", (), {"endpoint": ""})
-        return folder(type("S", (), {"model": model, "access": access}))  # type: ignore[arg-type]
+        return cache_folder(type("S", (), {"model": model, "access": access}))  # type: ignore[arg-type]
 
     assert (of(one) == of(two)) == (one == two)
     assert set(of(one)) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")

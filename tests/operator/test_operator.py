@@ -620,4 +620,4 @@ def test_health_and_metrics(operators: Any) -> None:
     assert set(ages) == {"inferenceservices", "pods", "deployments", "services"}
     assert max(ages.values()) < 300
     # Not every traceback: kopf and aiohttp log some of their own where the API server was made to fail.
-    assert not re.findall(r".*(?:unexpected error|the work ended).*", operators.log())
+    assert not re.findall(r".*(?:unexpected error|the controller failed).*", operators.log())

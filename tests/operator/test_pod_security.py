@@ -21,8 +21,8 @@ from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources.engine_pod import engine_pods
 from mizzen_operator.resources.fetch_job import fetch_job
 from mizzen_operator.resources.gateway_deployment import gateway_manifests
-from mizzen_operator.resources.gateway_spec import dedicated
-from mizzen_operator.resources.shared_gateway import shared
+from mizzen_operator.resources.gateway_spec import dedicated_gateway_spec
+from mizzen_operator.resources.shared_gateway import shared_gateway_spec
 
 pytestmark = CONTROL_PLANE
 
@@ -58,7 +58,7 @@ Pod = dict[str, Any]
 
 
 def engines(service: InferenceService) -> list[Pod]:
-    return engine_pods(service, CONFIG, revision="abcd1234", group=0, incarnation=0)
+    return engine_pods(service, CONFIG, revision="abcd1234", group=0, attempt=0)
 
 
 def of_template(template: Mapping[str, Any]) -> Pod:
@@ -82,10 +82,10 @@ def pods(make: Make) -> Iterator[tuple[str, Pod]]:
     for number, pod in enumerate(engines(make(model=FETCHED))):
         yield f"engine {number} of a model in a claim", pod
     one = make(gateway={**FULL_GATEWAY, "mode": "Dedicated"})
-    yield "gateway", of_workload(gateway_manifests(dedicated(one), CONFIG))
+    yield "gateway", of_workload(gateway_manifests(dedicated_gateway_spec(one), CONFIG))
     sharing = resolve_sharing([make(gateway=FULL_GATEWAY)])
     assert sharing is not None
-    yield "shared gateway", of_workload(gateway_manifests(shared(sharing), CONFIG))
+    yield "shared gateway", of_workload(gateway_manifests(shared_gateway_spec(sharing), CONFIG))
     yield "fetch", of_workload([fetch_job(make(model=FETCHED), CONFIG)])
     yield "operator", of_workload(operator_manifests(ROOT / "charts/mizzen", {}, "default"))
 

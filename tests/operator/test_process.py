@@ -6,7 +6,7 @@ import pytest
 
 from mizzen_operator.config import parse_config
 from mizzen_operator.informers import watch_health as watches_module
-from mizzen_operator.informers.watch_health import FAILING_SECONDS, KINDS, STALE_SECONDS, Watches
+from mizzen_operator.informers.watch_health import FAILING_SECONDS, KINDS, STALE_SECONDS, WatchHealth
 from mizzen_operator.metrics import Metrics
 
 
@@ -48,49 +48,49 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_watch_that_nobody_answers_goes_stale(clock: Clock) -> None:
-    watches = Watches(Metrics())
+    watches = WatchHealth(Metrics())
     clock.now += 10 * STALE_SECONDS
-    assert watches.stale() == []  # this replica does not lead yet
-    watches.begin()
+    assert watches.stale_kinds() == []  # this replica does not lead yet
+    watches.start()
     clock.now += STALE_SECONDS - 1
     for kind in KINDS[1:]:
-        watches.answered(kind, True)
+        watches.record_response(kind, True)
     clock.now += 2
-    assert watches.stale() == [KINDS[0]]
-    watches.answered(KINDS[0], True)
-    assert watches.stale() == []
+    assert watches.stale_kinds() == [KINDS[0]]
+    watches.record_response(KINDS[0], True)
+    assert watches.stale_kinds() == []
 
 
 def test_a_kind_that_is_never_answered_is_stale_soon(clock: Clock) -> None:
-    watches = Watches(Metrics())
-    watches.begin()
+    watches = WatchHealth(Metrics())
+    watches.start()
     clock.now += FAILING_SECONDS - 1
-    assert watches.stale() == []
-    watches.answered("pods", True)
+    assert watches.stale_kinds() == []
+    watches.record_response("pods", True)
     clock.now += 2
-    assert watches.stale() == sorted(set(KINDS) - {"pods"})
+    assert watches.stale_kinds() == sorted(set(KINDS) - {"pods"})
 
 
 def test_a_watch_that_fails_goes_stale_sooner_and_recovers(clock: Clock) -> None:
-    watches = Watches(Metrics())
-    watches.begin()
+    watches = WatchHealth(Metrics())
+    watches.start()
     for kind in KINDS:
-        watches.answered(kind, True)
-    watches.answered("pods", False)
+        watches.record_response(kind, True)
+    watches.record_response("pods", False)
     clock.now += FAILING_SECONDS / 2
-    watches.answered("pods", False)
-    assert watches.stale() == []
+    watches.record_response("pods", False)
+    assert watches.stale_kinds() == []
     clock.now += FAILING_SECONDS
-    assert watches.stale() == ["pods"]
-    watches.answered("pods", True)
-    assert watches.stale() == []
+    assert watches.stale_kinds() == ["pods"]
+    watches.record_response("pods", True)
+    assert watches.stale_kinds() == []
 
 
 def test_other_requests_are_no_watches(clock: Clock) -> None:
-    watches = Watches(Metrics())
-    watches.begin()
+    watches = WatchHealth(Metrics())
+    watches.start()
     for kind in KINDS:
-        watches.answered(kind, True)
-    watches.answered("secrets", False)
+        watches.record_response(kind, True)
+    watches.record_response("secrets", False)
     clock.now += 2 * FAILING_SECONDS
-    assert watches.stale() == []
+    assert watches.stale_kinds() == []

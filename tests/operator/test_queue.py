@@ -9,8 +9,8 @@ import pytest
 
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.kube.rate_limiter import TokenBucket
-from mizzen_operator.manager.fair_queueing import Turns
-from mizzen_operator.manager.workqueue import HOLD_SECONDS, PATIENCE_SECONDS, WorkQueue
+from mizzen_operator.manager.fair_queueing import ConcurrencyLimiter
+from mizzen_operator.manager.workqueue import FAILURE_HOLD_SECONDS, LOW_PRIORITY_WAIT_SECONDS, WorkQueue
 
 A, B = ServiceKey("n", "a"), ServiceKey("n", "b")
 
@@ -25,7 +25,7 @@ async def empty(queue: WorkQueue) -> bool:
 
 
 async def test_a_key_waits_once() -> None:
-    queue = WorkQueue(Turns(8))
+    queue = WorkQueue(ConcurrencyLimiter(8))
     for _ in range(100):
         queue.add(A)
     assert queue.depth() == 1
@@ -35,7 +35,7 @@ async def test_a_key_waits_once() -> None:
 
 
 async def test_a_key_that_is_worked_on_waits_until_it_is_done() -> None:
-    queue = WorkQueue(Turns(8))
+    queue = WorkQueue(ConcurrencyLimiter(8))
     queue.add(A)
     assert await queue.get() == A
     queue.add(A)
@@ -45,7 +45,7 @@ async def test_a_key_that_is_worked_on_waits_until_it_is_done() -> None:
 
 
 async def test_a_delayed_key_is_due_later_and_an_earlier_wish_wins() -> None:
-    queue = WorkQueue(Turns(8))
+    queue = WorkQueue(ConcurrencyLimiter(8))
     queue.add(A, 0.15)
     queue.add(B, 30)
     began = time.monotonic()
@@ -58,14 +58,14 @@ async def test_a_delayed_key_is_due_later_and_an_earlier_wish_wins() -> None:
 
 
 async def test_a_later_wish_does_not_put_off() -> None:
-    queue = WorkQueue(Turns(8))
+    queue = WorkQueue(ConcurrencyLimiter(8))
     queue.add(A, 0.05)
     queue.add(A, 300)
     assert await asyncio.wait_for(queue.get(), 30) == A
 
 
 async def test_a_waiting_worker_is_woken() -> None:
-    queue = WorkQueue(Turns(8))
+    queue = WorkQueue(ConcurrencyLimiter(8))
     queue.add(B, 60)
     waiting = asyncio.create_task(queue.get())
     await asyncio.sleep(0.01)
@@ -74,7 +74,7 @@ async def test_a_waiting_worker_is_woken() -> None:
 
 
 async def test_two_workers_take_two_keys() -> None:
-    queue = WorkQueue(Turns(8))
+    queue = WorkQueue(ConcurrencyLimiter(8))
     workers = [asyncio.create_task(queue.get()) for _ in range(2)]
     await asyncio.sleep(0)
     queue.add(A)
@@ -83,31 +83,31 @@ async def test_two_workers_take_two_keys() -> None:
 
 
 async def test_retries_back_off_up_to_a_limit_and_begin_anew() -> None:
-    queue = WorkQueue(Turns(8))
-    delays = [queue.retry(A, 1.0) for _ in range(6)]
+    queue = WorkQueue(ConcurrencyLimiter(8))
+    delays = [queue.requeue_with_backoff(A, 1.0) for _ in range(6)]
     for delay, about in zip(delays, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0], strict=True):
         assert delay == pytest.approx(about, rel=0.11)
-    queue.forget(A)
-    assert queue.retry(A) == pytest.approx(0.1, rel=0.11)
+    queue.reset_backoff(A)
+    assert queue.requeue_with_backoff(A) == pytest.approx(0.1, rel=0.11)
 
 
 async def test_what_has_failed_is_not_brought_forward_by_what_happens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    queue, now = WorkQueue(Turns(8)), 100.0
+    queue, now = WorkQueue(ConcurrencyLimiter(8)), 100.0
     monkeypatch.setattr("mizzen_operator.manager.workqueue.time.monotonic", lambda: now)
     queue.add(A)
     assert await queue.get() == A
     queue.add(A)  # while it is worked on
-    assert [queue.fail(A) for _ in range(9)][-1] > 20
+    assert [queue.requeue_failed(A) for _ in range(9)][-1] > 20
     queue.done(A)
     queue.add(A)
     queue.add(B)
     assert await order(queue) == [B]
-    now += HOLD_SECONDS
+    now += FAILURE_HOLD_SECONDS
     assert await order(queue) == [A], "what has happened is seen long before the next retry"
-    queue.fail(A)
-    queue.forget(A)
+    queue.requeue_failed(A)
+    queue.reset_backoff(A)
     queue.add(A)
     assert await order(queue) == [A]
 
@@ -134,35 +134,35 @@ async def order(queue: WorkQueue) -> list[ServiceKey]:
 
 
 async def test_what_is_aside_waits_for_the_others() -> None:
-    queue = WorkQueue(Turns(8))
+    queue = WorkQueue(ConcurrencyLimiter(8))
     sweep = [ServiceKey("n", str(number)) for number in range(5)]
     for key in sweep:
-        queue.add(key, aside=True)
+        queue.add(key, low_priority=True)
     queue.add(A)
     queue.add(sweep[3])  # it has changed
-    queue.add(A, aside=True)  # and is none of the others for that
+    queue.add(A, low_priority=True)  # and is none of the others for that
     assert await order(queue) == [sweep[3], A, *sweep[:3], sweep[4]]
     assert await empty(queue)
 
 
 async def test_what_was_put_aside_for_later_and_changes_is_due_at_once() -> None:
-    queue = WorkQueue(Turns(8))
-    queue.add(A, 30, aside=True)
-    queue.add(B, 0.05, aside=True)
+    queue = WorkQueue(ConcurrencyLimiter(8))
+    queue.add(A, 30, low_priority=True)
+    queue.add(B, 0.05, low_priority=True)
     queue.add(A)
     assert await queue.get() == A
     assert await queue.get() == B
-    queue.add(A, aside=True)
+    queue.add(A, low_priority=True)
     queue.done(A)
     queue.done(B)
     assert await order(queue) == [A]
 
 
 async def test_nothing_waits_aside_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, now = WorkQueue(Turns(8)), 100.0
+    queue, now = WorkQueue(ConcurrencyLimiter(8)), 100.0
     monkeypatch.setattr("mizzen_operator.manager.workqueue.time.monotonic", lambda: now)
-    queue.add(A, aside=True)
-    now += PATIENCE_SECONDS - 1
+    queue.add(A, low_priority=True)
+    now += LOW_PRIORITY_WAIT_SECONDS - 1
     queue.add(B)
     assert await queue.get() == B
     queue.done(B)

@@ -13,7 +13,7 @@ from marks import CONTROL_PLANE
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources.engine_pod import engine_pods
-from mizzen_operator.resources.field_origin import in_words_of
+from mizzen_operator.resources.field_origin import translate_message
 
 pytestmark = CONTROL_PLANE
 
@@ -101,8 +101,8 @@ def test_a_pods_field_is_called_as_in_its_service(
             "volumeMounts": [{"name": "a", "mountPath": "/a"}],
         },
     )
-    [pod] = engine_pods(one, OperatorConfig(), revision="r", group=0, incarnation=0)
-    assert in_words_of(one, pod, said) == told
+    [pod] = engine_pods(one, OperatorConfig(), revision="r", group=0, attempt=0)
+    assert translate_message(one, pod, said) == told
 
 
 def test_what_serves_stays_while_the_next_revision_can_have_no_pod(

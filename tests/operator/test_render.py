@@ -23,17 +23,17 @@ from mizzen_operator.kube.drift import covers
 from mizzen_operator.resources.engine_pod import engine_pods
 from mizzen_operator.resources.fetch_job import model_path
 from mizzen_operator.resources.gateway_deployment import gateway_manifests
-from mizzen_operator.resources.gateway_spec import dedicated
+from mizzen_operator.resources.gateway_spec import dedicated_gateway_spec
 from mizzen_operator.resources.key_secrets import (
     EngineKeys,
-    corrected,
-    mounted_keys,
-    read,
-    restored_keys,
-    root_keys,
+    mounted_secret_patch,
+    mounted_secrets,
+    read_value,
+    restored_root_secret,
+    root_secret,
 )
 from mizzen_operator.resources.revision_hash import revision
-from mizzen_operator.resources.shared_gateway import services_config_map, shared
+from mizzen_operator.resources.shared_gateway import services_config_map, shared_gateway_spec
 
 pytestmark = CONTROL_PLANE
 
@@ -42,7 +42,7 @@ Make = Callable[..., InferenceService]
 
 
 def render(service: InferenceService) -> dict[str, Any]:
-    [pod] = engine_pods(service, CONFIG, revision="abcd1234", group=3, incarnation=7)
+    [pod] = engine_pods(service, CONFIG, revision="abcd1234", group=3, attempt=7)
     return pod
 
 
@@ -179,7 +179,9 @@ def test_the_revision_covers_what_reaches_the_engine(service: Make) -> None:
 
 
 def test_the_gateway_keeps_the_contract(service: Make) -> None:
-    manifests = gateway_manifests(dedicated(service(model={"aliases": ["x", "y"]}, suspend=True)), CONFIG)
+    manifests = gateway_manifests(
+        dedicated_gateway_spec(service(model={"aliases": ["x", "y"]}, suspend=True)), CONFIG
+    )
     by_kind = {manifest["kind"]: manifest for manifest in manifests}
     assert set(by_kind) == {"ServiceAccount", "RoleBinding", "Service", "Deployment"}
     assert {manifest["metadata"]["name"] for manifest in manifests} == {"demo-gateway"}
@@ -206,7 +208,7 @@ def test_a_gateway_gets_the_users_secrets_as_files_and_nothing_else(service: Mak
             "admission": {"maxTokensInFlight": 5000},
         }
     )
-    deployment = gateway_manifests(dedicated(one), CONFIG)[-1]
+    deployment = gateway_manifests(dedicated_gateway_spec(one), CONFIG)[-1]
     api.request("POST", "/apis/apps/v1/namespaces/default/deployments", deployment, params={"dryRun": "All"})
     spec = deployment["spec"]["template"]["spec"]
     [container] = spec["containers"]
@@ -232,7 +234,7 @@ def test_a_gateway_that_finds_keys_by_their_label_is_never_open(
     service: Make, api: Any, labelled: tuple[str, ...]
 ) -> None:
     one = service(gateway={"apiKeys": {"secretNames": ["team-a"], "fromLabel": True}})
-    front = replace(dedicated(one), labelled=labelled)
+    front = replace(dedicated_gateway_spec(one), labelled_secrets=labelled)
     deployment = gateway_manifests(front, CONFIG)[-1]
     api.request("POST", "/apis/apps/v1/namespaces/default/deployments", deployment, params={"dryRun": "All"})
     spec = deployment["spec"]["template"]["spec"]
@@ -258,7 +260,7 @@ def test_the_gateway_understands_its_arguments(service: Make, tmp_path: Path) ->
     )
     sharing = resolve_sharing([one])
     assert sharing is not None
-    for front in (shared(sharing), dedicated(one)):
+    for front in (shared_gateway_spec(sharing), dedicated_gateway_spec(one)):
         [container] = gateway_manifests(front, CONFIG)[-1]["spec"]["template"]["spec"]["containers"]
         command = [sys.executable, "-m", "mizzen.cli", *container["args"]]
         environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none")}
@@ -274,7 +276,7 @@ def test_a_shared_gateway_tells_its_services_apart(service: Make, api: Any) -> N
     two = replace(one, name="other", uid="2", model=replace(one.model, served_name="x"), suspend=True)
     sharing = resolve_sharing([two, replace(one, uid="1")])
     assert sharing is not None
-    front = shared(sharing)
+    front = shared_gateway_spec(sharing)
     listed = services_config_map(sharing, front, {"demo": EngineKeys(("k" * 40, "n" * 40), 3)})
     api.request("POST", "/api/v1/namespaces/default/configmaps", listed, params={"dryRun": "All"})
     content = listed["data"]["services.json"]
@@ -303,34 +305,38 @@ def test_a_shared_gateway_tells_its_services_apart(service: Make, api: Any) -> N
 
 def test_keys_belong_together_and_follow_from_one_secret(service: Make) -> None:
     one = service()
-    root = root_keys(one)
-    engine, gateway = mounted_keys(one, root)
-    assert [engine, gateway] == mounted_keys(one, root)
+    root = root_secret(one)
+    engine, gateway = mounted_secrets(one, root)
+    assert [engine, gateway] == mounted_secrets(one, root)
     assert set(engine["data"]) == {"engine.public", "engine.secret", "gateway.public"}
     assert set(gateway["data"]) == {"gateway.public", "gateway.secret", "engine.public", "admin.token"}
-    assert read(engine, "gateway.public") == read(gateway, "gateway.public")
-    assert read(gateway, "engine.public") == read(engine, "engine.public")
-    assert len(read(engine, "engine.secret")) == 40
-    assert root_keys(one)["data"] != root["data"]
+    assert read_value(engine, "gateway.public") == read_value(gateway, "gateway.public")
+    assert read_value(gateway, "engine.public") == read_value(engine, "engine.public")
+    assert len(read_value(engine, "engine.secret")) == 40
+    assert root_secret(one)["data"] != root["data"]
     with pytest.raises(ValueError, match=r"Secret demo-keys has no usable engine\.secret: delete it"):
-        mounted_keys(one, {**root, "data": {}})
+        mounted_secrets(one, {**root, "data": {}})
 
 
 def test_the_root_of_the_keys_can_be_made_anew_of_both_sides(service: Make) -> None:
     one = service()
-    root = root_keys(one)
-    engine, gateway = mounted_keys(one, root)
-    assert restored_keys(one, engine, gateway) == root
+    root = root_secret(one)
+    engine, gateway = mounted_secrets(one, root)
+    assert restored_root_secret(one, engine, gateway) == root
     with pytest.raises(ValueError, match=r"Secret demo-gateway-keys has no usable admin\.token"):
-        restored_keys(one, engine, {**gateway, "data": {"gateway.secret": gateway["data"]["gateway.secret"]}})
-    assert corrected(engine, mounted_keys(one, root)[0], root) is None
+        restored_root_secret(
+            one, engine, {**gateway, "data": {"gateway.secret": gateway["data"]["gateway.secret"]}}
+        )
+    assert mounted_secret_patch(engine, mounted_secrets(one, root)[0], root) is None
     with pytest.raises(ValueError, match="Secret demo-engine-keys does not match Secret demo-keys: delete"):
-        corrected(engine, mounted_keys(one, root_keys(one))[0], root)
+        mounted_secret_patch(engine, mounted_secrets(one, root_secret(one))[0], root)
 
 
 def test_a_foreign_crd_is_named() -> None:
     meta = {"name": "a", "namespace": "b", "uid": "c", "generation": 1}
-    with pytest.raises(InvalidServiceError, match=r"spec\.engine is missing; the CRD of the cluster is older or newer"):
+    with pytest.raises(
+        InvalidServiceError, match=r"spec\.engine is missing; the CRD of the cluster is older or newer"
+    ):
         parse_service({"metadata": meta, "spec": {"model": {"source": "x"}}})
 
 

@@ -23,7 +23,7 @@ from mizzen_operator.kube.errors import KubeError
 from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.group import Group
-from mizzen_operator.resources.key_secrets import name_of
+from mizzen_operator.resources.key_secrets import connection_key_name
 
 ENGINES = "mizzen.dev/component=engine"
 NOTE = "mizzen.dev/rotate-keys"
@@ -132,13 +132,13 @@ def test_a_shared_gateways_keys_are_rotated_with_the_oldest_services(
 
     def done() -> bool:
         after = {name: port.secret(name) for name in names}
-        gateway_public = after["mizzen-shared"]
+        shared = after["mizzen-shared"]
         return (
-            gateway_public["gateway.secret"] != before["mizzen-shared"]["gateway.secret"]
-            and gateway_public["admin.token"] != before["mizzen-shared"]["admin.token"]
+            shared["gateway.secret"] != before["mizzen-shared"]["gateway.secret"]
+            and shared["admin.token"] != before["mizzen-shared"]["admin.token"]
             and after["first-engine-keys"]["engine.secret"] != before["first-engine-keys"]["engine.secret"]
             and after["second-engine-keys"]["engine.secret"] == before["second-engine-keys"]["engine.secret"]
-            and all(one["gateway.public"] == gateway_public["gateway.public"] for one in after.values())
+            and all(one["gateway.public"] == shared["gateway.public"] for one in after.values())
             and not [name for one in after.values() for name in one if name.startswith("next.")]
         )
 
@@ -247,7 +247,7 @@ class World:
             [held[f"{prefix}{side}.public"] for prefix in ("next.", "") if f"{prefix}{side}.public" in held]
             for side in ("engine", "gateway")
         ]
-        return [name_of(one, two) for one in sides[0] for two in sides[1]]
+        return [connection_key_name(one, two) for one in sides[0] for two in sides[1]]
 
     async def look(self) -> bool:
         """One look of an operator that remembers nothing; tells whether nothing rotates."""
@@ -319,7 +319,7 @@ async def _crashes(steps: list[Any], fails: list[str], generations: int) -> None
     assert first["engine.secret"] != last["engine.secret"]
     assert int(last["generation"]) >= generations
     assert world.heard().key_names == frozenset(
-        [name_of(world.engines[0]["engine.public"], world.engines[0]["gateway.public"])]
+        [connection_key_name(world.engines[0]["engine.public"], world.engines[0]["gateway.public"])]
     )
 
 
@@ -329,7 +329,7 @@ def _service(wish: str) -> Any:
         name: str = "demo"
         namespace: str = "llm"
         uid: str = "u"
-        gateway_public: bool = False
+        shared: bool = False
         status: Mapping[str, Any] = field(default_factory=lambda: {"replicas": 0})
         rotate_keys: str = wish
 
@@ -350,4 +350,4 @@ def test_keys_are_due_by_wish_or_age() -> None:
 
 def test_both_programs_give_keys_one_name() -> None:
     one, two = "a" * 40, "b" * 40
-    assert name_of(one, two) == wire.key_pair_name(one.encode(), two.encode())
+    assert connection_key_name(one, two) == wire.key_pair_name(one.encode(), two.encode())

@@ -13,10 +13,10 @@ import pytest
 
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import Autoscaling
-from mizzen_operator.autoscaling.autoscaler import AT_ONCE, Autoscaler
+from mizzen_operator.autoscaling.autoscaler import MAX_CONCURRENT_PER_NAMESPACE, Autoscaler
 from mizzen_operator.metrics import Metrics
 
-HUNG = [ServiceKey("hung", str(number)) for number in range(2 * AT_ONCE)]
+HUNG = [ServiceKey("hung", str(number)) for number in range(2 * MAX_CONCURRENT_PER_NAMESPACE)]
 """More than are decided on at once, each by a webhook that does not answer."""
 ONES = [ServiceKey("well", "one"), ServiceKey("well", "two")]
 
@@ -50,18 +50,18 @@ async def test_a_request_wakes_a_service_whatever_hangs_elsewhere(monkeypatch: p
     scaler = Autoscaler(cast(Any, None), listener, Metrics(), Mock())
     monkeypatch.setattr(scaler, "_decide", decisions.decide)
     for key in (*HUNG, *ONES):
-        scaler.seen(key, cast(Autoscaling, object()))
+        scaler.observe_service(key, cast(Autoscaling, object()))
     work = asyncio.create_task(scaler.run())
     for key in HUNG:
-        scaler.poke(key)
-    await until(lambda: len(decisions.under_way) == AT_ONCE)
+        scaler.decide_now(key)
+    await until(lambda: len(decisions.under_way) == MAX_CONCURRENT_PER_NAMESPACE)
     expected: list[ServiceKey] = []
     for key in (ONES[0], ONES[0], ONES[1]):
         expected.append(key)
-        scaler.poke(key)
+        scaler.decide_now(key)
         await until(lambda: decisions.made == expected)
-        scaler.poke(HUNG[0])
-    assert len(decisions.under_way) == AT_ONCE
+        scaler.decide_now(HUNG[0])
+    assert len(decisions.under_way) == MAX_CONCURRENT_PER_NAMESPACE
     work.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await work
@@ -77,11 +77,11 @@ async def test_what_is_due_again_meanwhile_is_decided_on_afterwards(monkeypatch:
 
     scaler = Autoscaler(cast(Any, None), Mock(), Metrics(), Mock())
     monkeypatch.setattr(scaler, "_decide", decide)
-    scaler.seen(ONES[0], cast(Autoscaling, object()))
+    scaler.observe_service(ONES[0], cast(Autoscaling, object()))
     work = asyncio.create_task(scaler.run())
-    scaler.poke(ONES[0])
+    scaler.decide_now(ONES[0])
     await until(lambda: len(made) == 1)
-    scaler.poke(ONES[0])
+    scaler.decide_now(ONES[0])
     await asyncio.sleep(0.01)
     assert len(made) == 1
     go_on.set()

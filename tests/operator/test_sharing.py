@@ -44,7 +44,7 @@ def service(name: str, created: str = "2026-01-01T00:00:00Z", **fields: Any) -> 
 
 def test_nobody_shares() -> None:
     assert resolve_sharing([]) is None
-    assert resolve_sharing([service("a", shared=False), service("b", deleting=True)]) is None
+    assert resolve_sharing([service("a", shares_gateway=False), service("b", deleting=True)]) is None
 
 
 def test_a_name_is_the_older_services() -> None:

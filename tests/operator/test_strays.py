@@ -9,7 +9,7 @@ import pytest
 
 from live_service import Service
 from marks import CONTROL_PLANE
-from mizzen_operator.pods.observe import _has_names
+from mizzen_operator.pods.observe import _has_valid_labels
 
 pytestmark = CONTROL_PLANE
 
@@ -126,11 +126,11 @@ def test_what_admission_has_put_in_place_of_our_arguments_is_no_stray() -> None:
     """A wrapper around the engine: then the labels alone tell."""
     gang = {"mizzen.dev/rank": "1", "mizzen.dev/pods": "2"}
     wrapped = pod(gang, ["sh", "-c", "mizzen engine --nodes 2"])
-    assert _has_names(wrapped)
-    assert _has_names(pod(gang, ["engine", "--nodes", "2", "--node-rank", "1"]))
-    assert not _has_names(pod(gang, ["engine", "--nodes", "2", "--node-rank", "0"]))
-    assert not _has_names(pod({**gang, "mizzen.dev/pods": "99999"}, ["sh"]))
-    assert _has_names(pod({}, ["engine", "--model", "x"])), "of a release that gave one pod no rank"
+    assert _has_valid_labels(wrapped)
+    assert _has_valid_labels(pod(gang, ["engine", "--nodes", "2", "--node-rank", "1"]))
+    assert not _has_valid_labels(pod(gang, ["engine", "--nodes", "2", "--node-rank", "0"]))
+    assert not _has_valid_labels(pod({**gang, "mizzen.dev/pods": "99999"}, ["sh"]))
+    assert _has_valid_labels(pod({}, ["engine", "--model", "x"])), "of a release that gave one pod no rank"
 
 
 def pod(labels: dict[str, str], arguments: list[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mizzen_operator.api.key import ServiceKey
-from mizzen_operator.manager.fair_queueing import SLOW_SECONDS, Lane, Turns
+from mizzen_operator.manager.fair_queueing import SLOW_SECONDS, ConcurrencyLimiter, Flow
 from mizzen_operator.manager.workqueue import WorkQueue
 
 EACH = 2
@@ -26,36 +26,36 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        self.queue = WorkQueue(Turns(EACH))
+        self.queue = WorkQueue(ConcurrencyLimiter(EACH))
         self.due: dict[ServiceKey, float] = {}
-        self.running: dict[ServiceKey, tuple[Lane, float]] = {}
+        self.running: dict[ServiceKey, tuple[Flow, float]] = {}
         self.slow: set[ServiceKey] = set()
 
     def poll(self) -> ServiceKey | None:
         with mock.patch("mizzen_operator.manager.workqueue.time.monotonic", lambda: self.now):
             return self.queue.poll()[0]
 
-    def lane(self, key: ServiceKey) -> Lane:
-        return Lane(key.namespace, key in self.slow)
+    def flow(self, key: ServiceKey) -> Flow:
+        return Flow(key.namespace, key in self.slow)
 
-    def lane_open(self, lane: Lane) -> bool:
-        lanes = Counter(lane for lane, _ in self.running.values())
-        all_slow = sum(lane.slow for lane, _ in self.running.values())
-        return lanes[lane] < EACH and not (lane.slow and all_slow >= 4 * EACH)
+    def lane_open(self, flow: Flow) -> bool:
+        lanes = Counter(flow for flow, _ in self.running.values())
+        all_slow = sum(flow.slow for flow, _ in self.running.values())
+        return lanes[flow] < EACH and not (flow.slow and all_slow >= 4 * EACH)
 
     def any_may_begin(self) -> bool:
         quick = [
-            1 for lane, began in self.running.values() if not lane.slow and self.now - began < SLOW_SECONDS
+            1 for flow, began in self.running.values() if not flow.slow and self.now - began < SLOW_SECONDS
         ]
         return len(self.running) < 8 * EACH and len(quick) < 2 * EACH
 
-    @rule(data=st.data(), names=st.lists(NAMES, min_size=1), delay=DELAYS, aside=st.booleans())
-    def add(self, data: st.DataObject, names: list[str], delay: float, aside: bool) -> None:
+    @rule(data=st.data(), names=st.lists(NAMES, min_size=1), delay=DELAYS, low_priority=st.booleans())
+    def add(self, data: st.DataObject, names: list[str], delay: float, low_priority: bool) -> None:
         namespace = data.draw(st.sampled_from(self.namespaces))
         for name in names:
             key = ServiceKey(namespace, name)
             with mock.patch("mizzen_operator.manager.workqueue.time.monotonic", lambda: self.now):
-                self.queue.add(key, delay, aside=aside)
+                self.queue.add(key, delay, low_priority=low_priority)
             self.due[key] = min(self.due.get(key, float("inf")), self.now + delay)
 
     @rule(seconds=st.sampled_from([0.1, 0.6, 1.5, 40.0]))
@@ -64,7 +64,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
+    def release(self, data: st.DataObject) -> None:
         self.done(data.draw(st.sampled_from(sorted(self.running))))
 
     def done(self, key: ServiceKey) -> None:
@@ -77,8 +77,8 @@ class Machine(RuleBasedStateMachine):
     def take_all(self) -> None:
         while (key := self.poll()) is not None:
             assert self.due.pop(key) <= self.now and key not in self.running
-            assert self.lane_open(self.lane(key)) and self.any_may_begin()
-            self.running[key] = (self.lane(key), self.now)
+            assert self.lane_open(self.flow(key)) and self.any_may_begin()
+            self.running[key] = (self.flow(key), self.now)
         assert not self.left(), "nobody waits for a turn that is there"
 
     def left(self) -> list[ServiceKey]:
@@ -89,7 +89,7 @@ class Machine(RuleBasedStateMachine):
         return [
             key
             for key, due in self.due.items()
-            if due <= self.now and key not in self.running and self.lane_open(self.lane(key))
+            if due <= self.now and key not in self.running and self.lane_open(self.flow(key))
         ]
 
     @invariant()

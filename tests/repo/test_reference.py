@@ -20,7 +20,7 @@ from mizzen.server.config import EngineConfig
 from mizzen_operator.api.gateway_sharing import resolve_sharing
 from mizzen_operator.api.parse import parse_service
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.resources import engine_args, gateway_spec
+from mizzen_operator.resources import engine_args, gateway_spec, group_member
 from mizzen_operator.resources import gateway_deployment as gateway_render
 from mizzen_operator.resources import shared_gateway as shared_render
 
@@ -137,7 +137,9 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
 
 def test_the_operators_engine_arguments_are_options_of_the_engine() -> None:
     config = EngineConfig(
-        **command_line(engine_args.arguments(service(), "r1", engine_args.Place("r1", 0, 0, "s-r1-0-0")))
+        **command_line(
+            engine_args.engine_arguments(service(), "r1", group_member.GroupMember("r1", 0, 0, "s-r1-0-0"))
+        )
     )
     assert config == EngineConfig(
         model="/models/m",
@@ -205,7 +207,9 @@ COMMON: dict[str, Any] = {
 
 
 def test_the_operators_gateway_arguments_are_options_of_the_gateway() -> None:
-    config = GatewayConfig(**command_line(gateway_render.arguments(gateway_spec.dedicated(service()))))
+    config = GatewayConfig(
+        **command_line(gateway_render.gateway_arguments(gateway_spec.dedicated_gateway_spec(service())))
+    )
     assert config == GatewayConfig(
         served_name="name", alias=("a", "b"), service="s", suspended=True, **COMMON
     )
@@ -214,7 +218,9 @@ def test_the_operators_gateway_arguments_are_options_of_the_gateway() -> None:
 def test_the_arguments_of_a_shared_gateway_are_options_of_the_gateway() -> None:
     sharing = resolve_sharing([service(shared=True)])
     assert sharing is not None
-    config = GatewayConfig(**command_line(gateway_render.arguments(shared_render.shared(sharing))))
+    config = GatewayConfig(
+        **command_line(gateway_render.gateway_arguments(shared_render.shared_gateway_spec(sharing)))
+    )
     assert config == GatewayConfig(services_config_map="mizzen-shared", **COMMON)
 
 
@@ -281,8 +287,8 @@ def test_the_api_reserves_exactly_the_gateways_options_that_the_operator_sets() 
     reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
     sharing = resolve_sharing([service(shared=True)])
     assert sharing is not None
-    fronts = gateway_spec.dedicated(service()), shared_render.shared(sharing)
-    rendered = {a[2:] for one in fronts for a in gateway_render.arguments(one) if a.startswith("--")}
+    fronts = gateway_spec.dedicated_gateway_spec(service()), shared_render.shared_gateway_spec(sharing)
+    rendered = {a[2:] for one in fronts for a in gateway_render.gateway_arguments(one) if a.startswith("--")}
     never = {"engine", "services-file", "wake-timeout-seconds"}
     assert reserved == (rendered - {"max-body-bytes=4096"}) | never
 
@@ -290,8 +296,8 @@ def test_the_api_reserves_exactly_the_gateways_options_that_the_operator_sets() 
 def test_the_api_reserves_exactly_the_options_that_the_operator_sets() -> None:
     rule = crd_fields()["spec.engine.extraArgs"]["x-kubernetes-validations"][0]["rule"]
     reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
-    worker = engine_args.Place("r1", 0, 0, "s-r1-0-0", rank=1)
-    rendered = engine_args.arguments(replace(service(extraArgs=[]), pods=2), "r1", worker)
+    worker = group_member.GroupMember("r1", 0, 0, "s-r1-0-0", rank=1)
+    rendered = engine_args.engine_arguments(replace(service(extraArgs=[]), pods=2), "r1", worker)
     assert reserved == {argument[2:] for argument in rendered if argument.startswith("--")}
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mizzen.server.failed_rank import culprit
+from mizzen.server.failed_rank import find_failed_rank
 from mizzen.server.metric_catalogue import FIELDS, INDEX, Phase
-from mizzen.server.ranks.processes import RankProcess, kill_all
+from mizzen.server.ranks.processes import RankProcess, kill_ranks
 from mizzen.server.status_block import Snapshot
 
 
@@ -48,7 +48,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_who_is_to_blame(case: str) -> None:
     codes, statuses, wanted = CASES[case]
-    assert culprit(codes, statuses) == wanted
+    assert find_failed_rank(codes, statuses) == wanted
 
 
 class Process:
@@ -72,6 +72,6 @@ def test_no_rank_waits_for_another_one_to_go() -> None:
     done: list[str] = []
     process: Any = Process(done)
     ranks = [RankProcess(number, process, os.open(os.devnull, os.O_WRONLY)) for number in range(3)]
-    kill_all(ranks)
+    kill_ranks(ranks)
     assert done[:3] == ["signal"] * 3
     assert [rank.code for rank in ranks] == [-9] * 3

@@ -14,10 +14,10 @@ import pytest
 
 from mizzen.engine.loading.loader import load_engine
 from mizzen.server.config import EngineConfig
-from mizzen.server.engine_api import Engine
-from mizzen.server.ranks.leader import Startup, serve
+from mizzen.server.engine_api import EngineProtocol
+from mizzen.server.ranks.leader import StartupReporter, serve_engine
 from mizzen.server.ranks.rank_status import RankStatus
-from mizzen.server.status_block import StatusReader, StatusWriter, create_block
+from mizzen.server.status_block import StatusReader, StatusWriter, create_status_blocks
 from mizzen.wire.messages import RefusalCode, Refused, Welcome
 
 DEMO = Path(__file__).parents[2] / "models/demo"
@@ -28,15 +28,15 @@ SCHEMA = {
 }
 
 
-def load(config: EngineConfig, startup: Startup) -> Engine:
-    return load_engine(config, startup.report, startup.progress)
+def load(config: EngineConfig, startup: StartupReporter) -> EngineProtocol:
+    return load_engine(config, startup.begin_phase, startup.report_progress)
 
 
 class Served:
     """The demo model behind a socket, in a thread of this process."""
 
     def __init__(self, folder: Path) -> None:
-        self.block = create_block(1)
+        self.block = create_status_blocks(1)
         self.reader = StatusReader(self.block, 0)
         status = RankStatus(StatusWriter(self.block, 0))
         control, self.commands = os.pipe()
@@ -45,7 +45,7 @@ class Served:
             wire_bind=f"ipc://{folder}/wire", drain_timeout_seconds=0.0,
         )  # fmt: skip
         self.endpoint = config.wire_bind
-        self.thread = threading.Thread(target=serve, args=(config, status, control, load), daemon=True)
+        self.thread = threading.Thread(target=serve_engine, args=(config, status, control, load), daemon=True)
         self.thread.start()
 
     def close(self) -> None:

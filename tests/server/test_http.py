@@ -15,8 +15,10 @@ from mizzen.server.http import Health, HttpServer, Routes
 
 
 def serve(port: int) -> HttpServer:
-    good = Health(good=True, body={})
-    routes = Routes(healthy=lambda: good, ready=lambda: good, drain=dict, metrics=CollectorRegistry())
+    ok = Health(ok=True, body={})
+    routes = Routes(
+        get_liveness=lambda: ok, get_readiness=lambda: ok, drain=dict, metrics=CollectorRegistry()
+    )
     return HttpServer("127.0.0.1", port, routes)
 
 
@@ -46,7 +48,7 @@ def test_a_restarted_engine_binds_the_port_that_its_predecessor_served() -> None
     ],
 )
 def test_who_is_in_the_engines_pod(client: str, server: str, here: bool) -> None:
-    assert http.from_here(client, server) is here
+    assert http.is_local_client(client, server) is here
 
 
 def test_a_drain_is_refused_to_others() -> None:
@@ -54,7 +56,7 @@ def test_a_drain_is_refused_to_others() -> None:
     server = serve(0)
     url = f"http://127.0.0.1:{server.server_port}/drain"
     with (
-        mock.patch.object(http, "from_here", return_value=False),
+        mock.patch.object(http, "is_local_client", return_value=False),
         pytest.raises(urllib.error.HTTPError) as refused,
     ):
         urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=60)

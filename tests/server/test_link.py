@@ -13,8 +13,10 @@ import pytest
 import zmq.asyncio
 
 from mizzen.core.request import FinishReason
-from mizzen.engine.simulated.side_outputs import hidden_states, logprob_entries
-from mizzen.server.simulate import SimulateConfig, SimulatedEngine
+from mizzen.engine.simulated.side_outputs import hidden_states
+from mizzen.engine.simulated.side_outputs import logprob_entries as simulated_logprobs
+from mizzen.server.simulate import SimulatedEngine
+from mizzen.server.simulate_config import SimulateConfig
 from mizzen.wire.client.engine_client import EngineLink
 from mizzen.wire.client.stream import EngineRefused, EngineStream, StreamLost, TokenLogprobs, logprob_entries
 from mizzen.wire.messages import RefusalCode, Sampling
@@ -30,7 +32,7 @@ def packed(prompt: list[int]) -> bytes:
 
 
 def expected(tokens: list[int], top: int, by_id: tuple[int, ...] = ()) -> list[TokenLogprobs]:
-    return logprob_entries(*logprob_entries(np.array(tokens, np.int32), top, by_id, VOCAB), len(by_id))
+    return logprob_entries(*simulated_logprobs(np.array(tokens, np.int32), top, by_id, VOCAB), len(by_id))
 
 
 @asynccontextmanager
@@ -145,7 +147,7 @@ async def test_what_an_engine_refuses(model: Path) -> None:
         for prompt, pooling, message in (
             ([5], "cls", "pooling must be one of last, mean, not 'cls'"),
             ([], "last", "prompt is empty"),
-            ([1000], "mean", "prompt holds the token id 1000"),
+            ([1000], "mean", "prompt contains the token id 1000"),
             ([5] * 2048, "mean", "prompt must be shorter than the context"),
         ):
             with pytest.raises(EngineRefused, match=message):

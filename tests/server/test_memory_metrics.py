@@ -7,7 +7,7 @@ import os
 from mizzen.engine.info import EngineInfo
 from mizzen.server.metric_catalogue import MEMORY, METRICS, Phase
 from mizzen.server.ranks.rank_status import RankStatus
-from mizzen.server.status_block import StatusReader, StatusWriter, create_block
+from mizzen.server.status_block import StatusReader, StatusWriter, create_status_blocks
 
 
 def test_memory_is_told_by_what_it_is_for() -> None:
@@ -26,11 +26,11 @@ def test_memory_is_told_by_what_it_is_for() -> None:
         dtype="bfloat16",
         device="cuda",
     )
-    block = create_block(1)
+    block = create_status_blocks(1)
     try:
         status, reader = RankStatus(StatusWriter(block, 0)), StatusReader(block, 0)
-        status.memory(info)
-        status.phase(Phase.SERVING)
+        status.set_memory(info)
+        status.enter_phase(Phase.SERVING)
         snapshot = reader.read()
     finally:
         os.close(block)

@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen.server.ranks.silence_limit import MIN_SIZE_STEPS, MIN_STEPS, TIMES, StepPatience
-from mizzen.server.simulate import SimulateConfig, SimulatedEngine
+from mizzen.server.ranks.silence_limit import MIN_SIZE_STEPS, MIN_STEPS, SLOWEST_FACTOR, SilenceLimit
+from mizzen.server.simulate import SimulatedEngine
+from mizzen.server.simulate_config import SimulateConfig
 from mizzen.wire.messages import Stats
 
 STEPS = st.lists(
@@ -18,28 +19,28 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_nothing_is_said_of_prompts_of_new_sizes_and_of_the_first_steps(steps: list[Any]) -> None:
-    patience, alike, longest = StepPatience(), [], 0.0
-    for seconds, rows, firsts, others in steps:
-        patience.step(seconds, rows, firsts, rows + others)
-        if firsts or others or not rows:
-            assert not patience.seconds
+    limit, alike, longest = SilenceLimit(), [], 0.0
+    for seconds, rows, first_tokens, others in steps:
+        limit.record_step(seconds, rows, first_tokens, rows + others)
+        if first_tokens or others or not rows:
+            assert not limit.seconds
             continue
         alike.append(rows)
         longest = max(longest, seconds)
         sizes = range(1, rows.bit_length() + 1)
         known = all(sum(one.bit_length() == size for one in alike) >= MIN_SIZE_STEPS for size in sizes)
-        assert bool(patience.seconds) == (known and len(alike) >= MIN_STEPS)
-        if patience.seconds:
-            assert TIMES * seconds <= patience.seconds <= TIMES * longest
+        assert bool(limit.seconds) == (known and len(alike) >= MIN_STEPS)
+        if limit.seconds:
+            assert SLOWEST_FACTOR * seconds <= limit.seconds <= SLOWEST_FACTOR * longest
 
 
 def test_an_arrival_takes_it_back() -> None:
-    patience = StepPatience()
+    limit = SilenceLimit()
     for _ in range(MIN_STEPS):
-        patience.step(0.01, 1, 0, 1)
-    assert patience.seconds
-    patience.arrived()
-    assert not patience.seconds
+        limit.record_step(0.01, 1, 0, 1)
+    assert limit.seconds
+    limit.reset()
+    assert not limit.seconds
 
 
 def test_it_is_taken_back_before_a_prompt_runs(connect: Any, model: Any) -> None:

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from mizzen.commands.progress import PlainProgress
-from mizzen.commands.readiness import _phase
+from mizzen.commands.readiness import _parse_phase
 from mizzen.server.metric_catalogue import Phase
 from mizzen.server.ranks import phases
-from mizzen.server.ranks.phases import PhaseStatus, share_done
-from mizzen.server.status_block import StatusReader, StatusWriter, create_block
+from mizzen.server.ranks.phases import PhaseStatus, phase_progress
+from mizzen.server.status_block import StatusReader, StatusWriter, create_status_blocks
 from mizzen.wire.ranks.group_socket import CannotListen
 
 
 @pytest.fixture
 def block() -> Iterator[int]:
-    descriptor = create_block(2)
+    descriptor = create_status_blocks(2)
     yield descriptor
     os.close(descriptor)
 
@@ -33,27 +33,27 @@ def test_the_least_far_rank_tells_how_much_of_a_phase_is_done(
     readers = [StatusReader(block, rank) for rank in range(2)]
 
     def share(phase: Phase) -> float | None:
-        return share_done((reader.read() for reader in readers), phase)
+        return phase_progress((reader.read() for reader in readers), phase)
 
     for rank in ranks:
-        rank.report("weights")
+        rank.begin_phase("weights")
     assert share(Phase.WEIGHTS) is None
-    ranks[0].progress(30, 40)
+    ranks[0].report_progress(30, 40)
     assert share(Phase.WEIGHTS) == 0.75
-    ranks[1].progress(10, 40)
+    ranks[1].report_progress(10, 40)
     assert share(Phase.WEIGHTS) == 0.25
-    ranks[0].report("graphs")
+    ranks[0].begin_phase("graphs")
     assert share(Phase.GRAPHS) is None
-    ranks[0].progress(1, 50)
+    ranks[0].report_progress(1, 50)
     assert (share(Phase.WEIGHTS), share(Phase.GRAPHS)) == (0.25, 0.02)
 
 
 def test_progress_is_told_now_and_then_and_at_the_end(block: int) -> None:
     rank, reader = PhaseStatus(StatusWriter(block, 0)), StatusReader(block, 0)
-    rank.report("weights")
-    rank.progress(1, 1000)
+    rank.begin_phase("weights")
+    rank.report_progress(1, 1000)
     assert reader.read()["phase_done"] == 0
-    rank.progress(1000, 1000)
+    rank.report_progress(1000, 1000)
     assert reader.read()["phase_done"] == 1000
 
 
@@ -69,8 +69,8 @@ def test_every_phase_is_logged_with_its_time(block: int, caplog: pytest.LogCaptu
         Phase.GRAPHS,
         Phase.WARMUP,
     ):
-        rank.phase(phase)
-    rank.phase(Phase.SERVING)
+        rank.enter_phase(phase)
+    rank.enter_phase(Phase.SERVING)
     fields: list[dict[str, Any]] = [record.__dict__["fields"] for record in caplog.records]
     assert [field["phase"] for field in fields] == ["import", "config", "weights", "kv", "graphs", "warmup"]
     assert all(0 <= field["seconds"] < 5 for field in fields)
@@ -79,7 +79,7 @@ def test_every_phase_is_logged_with_its_time(block: int, caplog: pytest.LogCaptu
 def test_a_phase_that_failed_is_not_over(block: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     rank = PhaseStatus(StatusWriter(block, 0))
-    rank.phase(Phase.WEIGHTS)
+    rank.enter_phase(Phase.WEIGHTS)
     rank.fail("no such file")
     assert caplog.records == []
 
@@ -118,7 +118,7 @@ def test_users_see_quarters_in_log_files(capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_a_phase_in_words(body: str, words: tuple[str, float | None]) -> None:
-    assert _phase(body) == words
+    assert _parse_phase(body) == words
 
 
 @pytest.mark.parametrize(
@@ -134,6 +134,6 @@ def test_only_what_no_restart_helps_is_a_wrong_configuration(
     block: int, phase: str, error: Exception, code: int
 ) -> None:
     rank = PhaseStatus(StatusWriter(block, 0))
-    rank.report(phase)
+    rank.begin_phase(phase)
     rank.fail(str(error))
     assert rank.exit_code(error) == code

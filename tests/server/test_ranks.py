@@ -130,16 +130,16 @@ PAUSED = """
 import sys
 if "mizzen.server.ranks.follower" in " ".join(sys.orig_argv):
     import os, signal
-    from mizzen.parallel import group
+    from mizzen.parallel import process_group as group
 
     def pause(*given):
         os.kill(os.getpid(), signal.SIGSTOP)
 
     group.open_store = pause
 elif "engine" in sys.orig_argv:
-    from mizzen.server import rank_watch
+    from mizzen.server.ranks import stall_detector
 
-    rank_watch.START_SECONDS = 5.0
+    stall_detector.STARTUP_SECONDS = 5.0
 """
 """Stops a follower as it begins to load."""
 
@@ -204,7 +204,7 @@ def test_a_rank_that_cannot_start_ends_the_engine(start: Callable[..., Ranks]) -
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"profile": "/proc/x"}, "wrong configuration: --profile /proc/x is no folder to write to"),
+        ({"profile": "/proc/x"}, "wrong configuration: --profile /proc/x is not a writable folder"),
         ({"kv_cache_dtype": "fp8"}, "wrong configuration: --kv-cache-dtype fp8 needs --device cuda"),
         ({"context_length": 10**6}, "wrong configuration: --context-length 1000000 is beyond"),
         (

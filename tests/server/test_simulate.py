@@ -15,8 +15,9 @@ import pytest
 from mizzen.core.kv.block_hashes import block_hashes
 from mizzen.core.request import FinishReason
 from mizzen.server import serving_loop
-from mizzen.server.model_files import ModelFolderError, read_files, tokenizer_hash
-from mizzen.server.simulate import SimulateConfig, SimulatedEngine, parse
+from mizzen.server.model_files import ModelFolderError, read_model_files, tokenizer_hash
+from mizzen.server.simulate import SimulatedEngine, parse_config
+from mizzen.server.simulate_config import SimulateConfig
 from mizzen.wire.messages import Abort, Blocks, FetchFile, File, RefusalCode, Refused, Stats, Welcome
 
 Make = Callable[..., SimulatedEngine]
@@ -46,8 +47,8 @@ def test_it_introduces_itself_with_its_folder(make: Make, model: Path, connect: 
     welcome = gateway.expect(Welcome)
     assert (welcome.engine, welcome.model, welcome.revision) == ("pod-0", "tiny", "r7")
     assert (welcome.context_length, welcome.vocab_size, welcome.end_token_ids) == (2048, 1000, (2,))
-    assert welcome.files == {name: len(content) for name, content in read_files(model).items()}
-    assert welcome.tokenizer_hash == tokenizer_hash(read_files(model))
+    assert welcome.files == {name: len(content) for name, content in read_model_files(model).items()}
+    assert welcome.tokenizer_hash == tokenizer_hash(read_model_files(model))
     gateway.send(FetchFile("config.json"))
     assert gateway.expect(File).content == (model / "config.json").read_bytes()
 
@@ -165,13 +166,13 @@ def test_a_reply_is_tokenized_by_the_folder(make: Make, model: Path, connect: Co
 
 
 def test_the_tokenizer_hash_covers_what_decides_tokens(model: Path) -> None:
-    before = tokenizer_hash(read_files(model))
+    before = tokenizer_hash(read_model_files(model))
     (model / "config.json").write_text(json.dumps({"vocab_size": 7}))
-    assert tokenizer_hash(read_files(model)) == before
+    assert tokenizer_hash(read_model_files(model)) == before
     (model / "chat_template.jinja").write_text("{{ messages }}")
-    assert tokenizer_hash(read_files(model)) != before
+    assert tokenizer_hash(read_model_files(model)) != before
     (model / "model.safetensors").write_bytes(b"weights")
-    assert set(read_files(model)) == {"config.json", "tokenizer_config.json", "chat_template.jinja"}
+    assert set(read_model_files(model)) == {"config.json", "tokenizer_config.json", "chat_template.jinja"}
 
 
 def test_a_folder_that_tells_no_vocabulary_is_named(make: Make, model: Path) -> None:
@@ -183,14 +184,16 @@ def test_a_folder_that_tells_no_vocabulary_is_named(make: Make, model: Path) -> 
 
 
 def test_the_command_line_follows_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    config = parse(["--model", "m", "--step-milliseconds", "2.5", "--context-length", "64", "--keys", "k"])
+    config = parse_config(
+        ["--model", "m", "--step-milliseconds", "2.5", "--context-length", "64", "--keys", "k"]
+    )
     assert (config.model, config.step_milliseconds, config.context_length, config.keys) == ("m", 2.5, 64, "k")
-    assert parse(["--model", "m", "--check-integrity", "true"]).check_integrity is True
+    assert parse_config(["--model", "m", "--check-integrity", "true"]).check_integrity is True
     for words, message in (
         (["--model", "m", "--page-size", "0"], "--page-size must be at least 1, not 0"),
         (["--model", "m", "--step-milliseconds", "x"], "invalid float value: 'x'"),
         ([], "required: --model"),
     ):
         with pytest.raises(SystemExit):
-            parse(words)
+            parse_config(words)
         assert message in capsys.readouterr().err

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from mizzen.server.metric_catalogue import FIELDS, HISTOGRAMS, INDEX, METRICS
-from mizzen.server.status_block import BLOCK_BYTES, StatusReader, StatusWriter, create_block
+from mizzen.server.status_block import BLOCK_BYTES, StatusReader, StatusWriter, create_status_blocks
 
 
 @pytest.fixture
 def block() -> Iterator[int]:
-    descriptor = create_block(2)
+    descriptor = create_status_blocks(2)
     yield descriptor
     os.close(descriptor)
 

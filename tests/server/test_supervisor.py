@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from mizzen.core.request import FinishReason
-from mizzen.server.ranks.device_loss import device_lost
+from mizzen.server.ranks.device_loss import is_device_lost
 from mizzen.wire.messages import PROTOCOL, Hello, RefusalCode, Refused, Stats
 
 Start = Callable[..., Any]
@@ -92,7 +92,7 @@ def test_gateways_of_another_release_are_told_of(start_engine: Any) -> None:
     for _ in range(3):
         gateway.send(Hello(PROTOCOL + 1, "newer"))
     engine.until(lambda: engine.metrics()["mizzen_engine_refused_protocols_total",] == 3)
-    (line,) = [one for one in engine.log if one["event"] == "gateway of another protocol refused"]
+    (line,) = [one for one in engine.log if one["event"] == "gateway with another protocol rejected"]
     assert (line["level"], line["gateway"]) == ("warning", "newer")
     assert (line["protocol"], line["spoken"]) == (PROTOCOL + 1, PROTOCOL)
 
@@ -231,7 +231,7 @@ def test_a_lost_device_has_an_exit_code_of_its_own(start_engine: Start) -> None:
     ],
 )
 def test_only_faults_that_no_restart_cures_lose_a_device(words: str, lost: bool) -> None:
-    assert device_lost(words) == lost
+    assert is_device_lost(words) == lost
 
 
 def test_a_start_that_takes_too_long_fails(start_engine: Start) -> None:

@@ -1,7 +1,7 @@
 """Mutants of a module: copies with one condition, number, operand, element or statement changed.
 
-Mutants are made by kind of syntax, so the names and the wording of the source do not matter. If a mutant
-cannot be told from the original, a comment above its line in the source says so, with the kind of change:
+Mutants follow from the kind of syntax, so the names and the wording of the source do not matter. If a mutant
+behaves like the original, a comment above its line in the source says so, with the kind of change:
 
     # equivalent mutant (boundary): equal numbers give the same result
     return a if a < b else b
@@ -67,7 +67,7 @@ class Subject:
         self._rounds = 0
         self._copy = types.ModuleType(f"{module.__name__}_copy")
         self._copy.__dict__["_next_round"] = self._next_round
-        sys.modules[self._copy.__name__] = self._copy  # dataclasses look their module up
+        sys.modules[self._copy.__name__] = self._copy  # `dataclass` needs the module there
         self._run(ast.parse(self._source).body)
 
     def mutants(self) -> list[Mutant]:
@@ -76,8 +76,8 @@ class Subject:
         Raises:
             AssertionError: a comment declares a mutant that does not exist.
         """
-        made = list(_mutants(self._tree))
-        kinds = {(one.line, one.kind) for one in made}
+        all_mutants = list(_mutants(self._tree))
+        kinds = {(one.line, one.kind) for one in all_mutants}
         equivalent = {
             (number, kind.strip())
             for number, line in enumerate(self._source.splitlines(), 2)
@@ -85,7 +85,7 @@ class Subject:
             for kind in found[1].split(",")
         }
         assert equivalent <= kinds, f"no such mutants: {sorted(equivalent - kinds)}"
-        return [one for one in made if (one.line, one.kind) not in equivalent]
+        return [one for one in all_mutants if (one.line, one.kind) not in equivalent]
 
     @contextmanager
     def applied(self, mutant: Mutant) -> Iterator[types.ModuleType]:

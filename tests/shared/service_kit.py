@@ -1,4 +1,4 @@
-"""A service, a group that serves it, and what a look at both finds."""
+"""A service, a group that serves it, and the status inputs of a reconcile that finds all well."""
 
 from __future__ import annotations
 
@@ -87,22 +87,29 @@ GATEWAY = GatewayPod("demo-gateway-x", "10.0.0.1", True)
 
 
 def service(**spec: Any) -> InferenceService:
-    """A service with all defaults but what is given."""
+    """Return a service with all defaults, except the given fields of its spec."""
     return parse_service({"metadata": META, "spec": {**SPEC, **spec}})
 
 
-GOOD = StatusInputs(service(), "a", "engine:1", [SERVING], [GATEWAY], DEPLOYED)
+GOOD = StatusInputs(
+    service=service(),
+    revision="a",
+    engine_image="engine:1",
+    groups=[SERVING],
+    gateways=[GATEWAY],
+    deployment=DEPLOYED,
+)
 OLD = replace(SERVING, revision="b", uid="2", name="demo-b-0-0")
 
 
-def rolling(given: Rollout | None = None, replicas: int = 1, **spec: Any) -> InferenceService:
-    """A service with a rollout of these fields."""
-    made = service(replicas=replicas, podTemplate={"labels": {}}, **spec)
-    return replace(made, rollout=given or Rollout(progress_deadline=600))
+def rolling(rollout: Rollout | None = None, replicas: int = 1, **spec: Any) -> InferenceService:
+    """Return a service with these rollout settings."""
+    base = service(replicas=replicas, podTemplate={"labels": {}}, **spec)
+    return replace(base, rollout=rollout or Rollout(progress_deadline=600))
 
 
 def group(name: str = "a0", restarts: int = 0, message: str = "") -> Group:
-    """`a0`: group 0 of revision a; it serves."""
+    """Return a group that serves; `a0` is group 0 of revision a."""
     return Group(
         f"demo-{name[0]}-{name[1]}-0",
         name,

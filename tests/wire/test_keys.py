@@ -21,15 +21,15 @@ def stranger() -> bytes:
 
 
 BAD = [
-    ({"gateway.public": NO_NUMBER}, r"gateway\.public holds letters of Z85 that stand for no bytes"),
-    ({"next.gateway.public": NO_NUMBER}, r"next\.gateway\.public holds letters of Z85"),
-    ({"engine.secret": NO_NUMBER}, r"engine\.secret holds letters of Z85"),
+    ({"gateway.public": NO_NUMBER}, r"gateway\.public contains Z85 characters that do not decode"),
+    ({"next.gateway.public": NO_NUMBER}, r"next\.gateway\.public contains Z85 characters that do not decode"),
+    ({"engine.secret": NO_NUMBER}, r"engine\.secret contains Z85 characters that do not decode"),
     ({"engine.public": stranger()}, r"engine\.public is not the public key of .*engine\.secret"),
     (
         {"next.engine.public": stranger(), "next.engine.secret": z85.encode(bytes(32))},
         r"next\.engine\.public is not the public key of .*next\.engine\.secret",
     ),
-    ({"generation": b"9" * 5000}, r"generation holds a number of 5000 digits; at most 18 are allowed"),
+    ({"generation": b"9" * 5000}, r"generation has a number of 5000 digits; at most 18 are allowed"),
 ]
 IDS = ["present", "next", "own", "pair", "next pair", "generation"]
 
@@ -106,7 +106,7 @@ def test_a_folder_that_may_not_be_looked_into_changes_nothing(
 
     monkeypatch.setattr(Path, "stat", stat)
     assert not keys.refresh()
-    with pytest.raises(KeyFileError, match=r"cannot look into the folder of keys .*: Permission denied"):
+    with pytest.raises(KeyFileError, match=r"cannot read the key folder .*: Permission denied"):
         load_ring(folder, "engine")
 
 

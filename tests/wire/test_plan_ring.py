@@ -112,7 +112,9 @@ def test_what_is_no_plan_is_refused(ring: RingDescriptors) -> None:
         RingReader(ring, 0).receive(SECONDS)
 
 
-def written_but_late(handles: RingDescriptors, writer: RingWriter, frame: StepPlan | None) -> tuple[int, bytes]:
+def written_but_late(
+    handles: RingDescriptors, writer: RingWriter, frame: StepPlan | None
+) -> tuple[int, bytes]:
     """Let a frame count as written while its bytes do not show; return where they belong, and them.
 
     So a reader on a processor that orders stores weakly may find it: the place is as it was before.
@@ -154,9 +156,9 @@ def test_a_frame_that_shows_late_is_waited_for(
 
 def test_another_process_reads(ring: RingDescriptors) -> None:
     code = (
-        "import sys; from mizzen.wire.ranks.plan_ring import RingHandles, RingReader\n"
+        "import sys; from mizzen.wire.ranks.plan_ring import RingDescriptors, RingReader\n"
         "memory, *wake = map(int, sys.argv[1:])\n"
-        "reader = RingReader(RingHandles(memory, tuple(wake)), 1)\n"
+        "reader = RingReader(RingDescriptors(memory, tuple(wake)), 1)\n"
         "while not reader.ended:\n"
         "    plan = reader.receive(60)\n"
         "    if plan: print(plan.step, sum(len(c.tokens) for c in plan.prefill))\n"
@@ -176,9 +178,9 @@ def test_another_process_reads(ring: RingDescriptors) -> None:
 
 RESTLESS = """
 import os, sys
-from mizzen.wire.ranks.plan_ring import RingHandles, _Ring
+from mizzen.wire.ranks.plan_ring import RingDescriptors, _RingMemory
 
-ring = _Ring(RingHandles(int(sys.argv[1]), tuple(map(int, sys.argv[2:]))))
+ring = _RingMemory(RingDescriptors(int(sys.argv[1]), tuple(map(int, sys.argv[2:]))))
 while not ring.written[0] & (1 << 62):
     ring.sleeps[:] = 1
     ring.sleeps[:] = 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mizzen.core.outputs import RequestSideOutputs, RequestLogprobs, RequestVector, StepOutput
+from mizzen.core.outputs import RequestLogprobs, RequestSideOutputs, RequestVector, StepOutput
 from mizzen.core.request import FinishReason, Pooling
 from mizzen.wire.client.stream import EngineStream, StreamLost, TokenLogprobs, unpack_logprobs
 from mizzen.wire.messages import Abort, Embed, Embedding, Logprobs, Outputs, Refused, Sampling
@@ -169,5 +169,5 @@ async def test_a_stream_that_did_not_ask_passes_reports_over(
 @pytest.mark.parametrize(("width", "asked"), [(0, 0), (1, 1), (3, 0), (-1, 0)])
 def test_malformed_widths_are_refused(width: int, asked: int) -> None:
     good = message([1, 2], 2)
-    with pytest.raises(ValueError, match="are no rows of"):
+    with pytest.raises(ValueError, match="do not form rows of"):
         unpack_logprobs(Logprobs(1, width, good.ids, good.values), asked)

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as npst
 
 from mizzen.core.request import Pooling
 from mizzen.core.sampling_params import SamplingParams
-from mizzen.core.step_plan import SlotOptions, PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.core.step_plan import PageWrites, PrefillChunk, SlotOptions, SlotStart, StepPlan
 from mizzen.wire.ranks.plan_encoding import MalformedPlan, decode_plan, encode_plan
 
 INT32 = st.integers(0, 2**31 - 1)
@@ -20,7 +20,7 @@ def arrays(size: st.SearchStrategy[int] | int) -> st.SearchStrategy[np.ndarray]:
     return npst.arrays(np.int32, size, elements=INT32)
 
 
-ASKS = st.integers(1, 99).flatmap(
+OPTIONS = st.integers(1, 99).flatmap(
     lambda n: st.builds(
         SlotOptions,
         tokens=st.just(np.zeros(n, np.int32)),
@@ -35,7 +35,7 @@ STARTS = st.builds(
     length=INT32,
     sampling=st.just(SamplingParams(temperature=0)),
     seed=st.just(0),
-    asks=st.none() | ASKS,
+    options=st.none() | OPTIONS,
 )
 CHUNKS = st.builds(
     PrefillChunk, slot=INT32, start=INT32, tokens=arrays(st.integers(1, 9)), last=st.booleans()
@@ -63,7 +63,7 @@ def same(one: StepPlan, other: StepPlan) -> bool:
         (
             plan.step,
             plan.decode_version,
-            [(start.slot, start.length, start.sampling, asked(start.options)) for start in plan.starts],
+            [(start.slot, start.length, start.sampling, options_sent(start.options)) for start in plan.starts],
             [(chunk.slot, chunk.start, chunk.last) for chunk in plan.prefill],
         )
         for plan in (one, other)
@@ -72,9 +72,9 @@ def same(one: StepPlan, other: StepPlan) -> bool:
     return equal and heads[0] == heads[1]
 
 
-def asked(asks: SlotOptions | None) -> object:
-    """What the other ranks need to know of what a request asks: the known tokens by their number alone."""
-    return asks and (asks.tokens.tolist(), asks.prompt_tokens, asks.prompt_logprobs, asks.pooling)
+def options_sent(options: SlotOptions | None) -> object:
+    """Return the part of the options that other ranks receive; known tokens are sent as a count."""
+    return options and (options.tokens.tolist(), options.prompt_tokens, options.prompt_logprobs, options.pooling)
 
 
 @settings(max_examples=150)
@@ -122,4 +122,4 @@ def test_how_tokens_are_drawn_stays_at_rank_0() -> None:
     plan = StepPlan(step=1, decode=known[:0], decode_version=0, pages=PageWrites(), starts=(start,))
     (told,) = decode_plan(encode_plan(plan)).starts
     assert (told.slot, told.length, told.sampling, told.seed) == (3, 2, SamplingParams(temperature=0), 0)
-    assert asked(told.options) == ([0] * 4, 4, 1, None)
+    assert options_sent(told.options) == ([0] * 4, 4, 1, None)

@@ -59,8 +59,8 @@ def test_a_handshake_gives_the_engine_its_load_and_its_cache(bench: Any) -> None
 def test_patience_is_taken_back_at_once_and_only_once(bench: Any) -> None:
     gateway = bench.gateway()
     bench.server.out.stats(LOAD, 7, bench.now, patience=0.5)
-    bench.server.out.ask_patience()
-    bench.server.out.ask_patience()
+    bench.server.out.withdraw_silence_limit()
+    bench.server.out.withdraw_silence_limit()
     bench.server.out.stats(LOAD, 8, bench.now + 5.0)
     said = [bench.expect(gateway, Stats) for _ in range(3)]
     assert [(one.steps, one.patience_seconds) for one in said] == [(7, 0.5), (7, 0.0), (8, 0.0)]
@@ -240,7 +240,7 @@ def test_numbers_beyond_the_model_mean_all(bench: Any) -> None:
 def test_a_prompt_of_broken_bytes_is_named(bench: Any) -> None:
     gateway = bench.gateway()
     gateway.send(msgspec.msgpack.encode(["Generate", 5, b"\1\0\0\0\2", [1.0]]))
-    assert "no multiple of 4" in bench.expect(gateway, Refused).message
+    assert "not a multiple of 4" in bench.expect(gateway, Refused).message
 
 
 def test_a_handle_in_use_is_refused_without_hurting_its_owner(bench: Any) -> None:

@@ -92,7 +92,7 @@ def test_another_hello_makes_no_room(uploader: Uploader) -> None:
         gateway.hello()
     assert uploader.parts < 8
     bench.until(lambda: len(of(gateway, Welcome)) == 10)
-    assert all(len(peer.asks) <= 3 for peer in bench.server.out.peers)
+    assert all(len(peer.file_requests) <= 3 for peer in bench.server.out.peers)
 
 
 def test_parts_of_one_that_leaves_are_let_go(uploader: Uploader) -> None:

@@ -24,7 +24,7 @@ class ProgressBar:
         )
         self.task = self.bar.add_task("answers", total=requests, rate=0.0)
         self.tokens = 0
-        self.begin = time.monotonic()
+        self.started_at = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
         self.bar.start()
@@ -35,8 +35,8 @@ class ProgressBar:
     ) -> None:
         self.bar.stop()
 
-    def advance(self, ended: int, tokens: int) -> None:
+    def advance(self, requests: int, tokens: int) -> None:
         """Count requests that ended and tokens that came."""
         self.tokens += tokens
-        rate = self.tokens / max(time.monotonic() - self.begin, 1e-3)
-        self.bar.update(self.task, advance=ended, rate=rate)
+        rate = self.tokens / max(time.monotonic() - self.started_at, 1e-3)
+        self.bar.update(self.task, advance=requests, rate=rate)

@@ -1,4 +1,7 @@
-"""Which field of an object could not be read: found by reading it once more, and noting each step."""
+"""Names the field that keeps an object from being parsed. `parse.py` calls it after a failed parse.
+
+The object is parsed again from dictionaries that record the path of each field that is read.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from typing import Any
 
 
 class _MissingField(Exception):
-    """A field is not there; its path is the text."""
+    """A required field is missing; the text is its path."""
 
 
 class _RecordingDict(dict[str, Any]):
-    """A mapping that notes the path of whatever is read of it."""
+    """A dictionary that records the path of each value that is read from it."""
 
-    def __init__(self, of: Mapping[str, Any], path: str, last: list[str]) -> None:
-        super().__init__(of)
+    def __init__(self, content: Mapping[str, Any], path: str, last: list[str]) -> None:
+        super().__init__(content)
         self._path, self._last = path, last
 
     def __getitem__(self, name: str) -> Any:
@@ -40,7 +43,7 @@ def _record_reads(value: Any, path: str, last: list[str]) -> Any:
 
 
 def describe_field_error(read: Callable[[Mapping[str, Any]], object], body: Mapping[str, Any]) -> str:
-    """Say which field keeps an object from being read, and what is wrong with it, once `read` has failed."""
+    """Return which field of an object is invalid, and why; `read` has failed on the object before."""
     last = ["the object"]
     try:
         read(_RecordingDict(body, "", last))

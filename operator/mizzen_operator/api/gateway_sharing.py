@@ -1,7 +1,8 @@
-"""Which services share a gateway, which names are whose, and whose settings are in force: pure arithmetic.
+"""Resolves which services share a gateway, who owns which model name, and whose gateway settings apply.
 
-The services of a namespace that ask for `spec.gateway.mode: Shared` have one gateway. The oldest of them
-comes first in everything: its `spec.gateway` is in force, and a name that two claim is the older one's.
+Services of a namespace with `spec.gateway.mode: Shared` have one gateway. The oldest service takes
+precedence: its `spec.gateway` applies, and a model name that two services claim belongs to the older one.
+Pure.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ class GatewaySharing:
     """The services that share a gateway.
 
     Attributes:
-        services: the oldest first; at least one.
-        models: names of the model that each service has, by the service's name; the chief one first.
-        taken: for each service, the names that it claims and another has: name to the other's name.
+        services: the services, oldest first; at least one.
+        model_names: model names that each service owns, by service name; the served name comes first.
+        conflicting_names: for each service, the model names that it claims in vain, with the name of their
+            owner.
     """
 
     services: tuple[InferenceService, ...]
@@ -28,22 +30,22 @@ class GatewaySharing:
 
     @property
     def oldest(self) -> InferenceService:
-        """Whose `spec.gateway` is in force."""
+        """Service whose `spec.gateway` applies."""
         return self.services[0]
 
     @property
     def drain_timeout(self) -> int:
-        """Seconds that requests of any of the services may need to end."""
+        """Longest drain timeout of the services, in seconds."""
         return max(service.lifecycle.drain_timeout for service in self.services)
 
     def overridden_fields(self, service: InferenceService) -> list[str]:
-        """Fields of a service's `spec.gateway` that differ from those in force."""
+        """Return the fields of a service's `spec.gateway` that differ from those of the oldest service."""
         return _differing_fields(service.gateway, self.oldest.gateway)
 
 
 def resolve_sharing(services: Sequence[InferenceService]) -> GatewaySharing | None:
-    """Say who has what among the services of one namespace; None when none shares a gateway."""
-    sharing = [service for service in services if service.shared and not service.deleting]
+    """Return who owns which model name among the services of one namespace; None if none shares a gateway."""
+    sharing = [service for service in services if service.shares_gateway and not service.deleting]
     if not sharing:
         return None
     sharing.sort(key=lambda service: (service.created, service.name))

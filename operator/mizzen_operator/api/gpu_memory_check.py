@@ -1,8 +1,8 @@
-"""Whether a model surely does not fit into the GPUs of a group: arithmetic over what the spec declares.
+"""Checks from the declared sizes whether a model can fit into the GPUs of a group.
 
-It counts the least that a rank needs: its share of the weights, and a little for activations, graphs and one
-page of KV. What passes may still be too large, and the engine says so when it starts; what does not pass
-could never start, so no pod is made of it. Without both numbers nothing is said.
+The check counts a lower bound per rank: its share of the weights, and a little for activations, CUDA graphs
+and one KV page. A model that fails it can never start, so no pods are created. A model that passes may still
+be too large; then the engine reports that at its start. Without both sizes nothing is checked.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from mizzen_operator.api.types import InferenceService
 PARAMETER_UNITS = {"M": 10**6, "B": 10**9, "T": 10**12}
 MEMORY_UNITS = {"Mi": 2**20, "Gi": 2**30}
 BYTES_PER_PARAMETER = {"Auto": 2, "BFloat16": 2, "Float16": 2, "Float32": 4}
-"""Of a parameter; a model whose own precision is higher needs more than is counted."""
+"""Bytes per parameter by dtype. For `Auto` it is a lower bound: the model may be stored in a wider type."""
 RESERVED_BYTES = 256 * 2**20
-"""Bytes beside the weights without which no rank runs."""
+"""Bytes beside the weights that every rank needs at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCheck:
-    """What is known of the memory that a rank needs.
+    """Result of the check.
 
     Attributes:
-        fits: False when it surely does not.
-        words: the numbers.
+        fits: whether the model may fit; False if it certainly does not.
+        message: the figures in words, with a remedy if the model does not fit.
     """
 
     fits: bool
@@ -33,7 +33,7 @@ class MemoryCheck:
 
 
 def check_gpu_memory(service: InferenceService) -> MemoryCheck | None:
-    """Compare what a rank needs at least with what it may take; None where a number is not given."""
+    """Compare the memory that a rank needs with its GPU's memory; return None if a size is not declared."""
     if not (service.parameters and service.gpu_memory) or service.engine.device == "CPU":
         return None
     parameters = float(service.parameters[:-1]) * PARAMETER_UNITS[service.parameters[-1]]
@@ -42,8 +42,8 @@ def check_gpu_memory(service: InferenceService) -> MemoryCheck | None:
     room = memory * float(service.engine.memory_fraction)
     need = weights + RESERVED_BYTES
     words = (
-        f"{service.parameters} parameters on {service.tensor} GPUs need {_format_gib(need)} of each at least, and "
-        f"may take {_format_gib(room)}: {service.engine.memory_fraction} of {service.gpu_memory}"
+        f"{service.parameters} parameters on {service.tensor} GPUs need {_format_gib(need)} of each at "
+        f"least, and may take {_format_gib(room)}: {service.engine.memory_fraction} of {service.gpu_memory}"
     )
     if need <= room:
         return MemoryCheck(True, words)

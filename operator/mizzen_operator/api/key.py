@@ -1,4 +1,4 @@
-"""MODULE."""
+"""The key of one InferenceService in queues and caches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class ServiceKey(NamedTuple):
-    """Name of one InferenceService."""
+    """Namespace and name of an InferenceService."""
 
     namespace: str
     name: str

@@ -1,4 +1,4 @@
-"""An InferenceService as the API server holds it → its typed view (`api.py`)."""
+"""Parses an InferenceService from the API server's JSON into the dataclasses of `types.py`."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from mizzen_operator.api.types import (
 
 
 class InvalidServiceError(ValueError):
-    """An object is not as this release's CRD has objects; names the field, and says what to do."""
+    """An object does not match this release's CRD; the message names the field and the remedy."""
 
 
 def parse_service(body: Mapping[str, Any]) -> InferenceService:
-    """Read an object of the API server.
+    """Parse an InferenceService as the API server returns it.
 
     Raises:
-        InvalidServiceError: a field that the CRD requires or defaults is missing, or has a value that the CRD refuses,
-            so the CRD that the object was read under is not ours.
+        InvalidServiceError: a field that the CRD requires or defaults is missing, or has a value that the CRD
+            rejects. The object was stored under the CRD of another release.
     """
     try:
         return _parse(body)
@@ -80,7 +80,7 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
         ),
         suspend=spec["suspend"],
         status=body.get("status") or {},
-        shared=gateway["mode"] == "Shared",
+        shares_gateway=gateway["mode"] == "Shared",
         created=meta.get("creationTimestamp", ""),
         rollout=_rollout(spec["rollout"]),
         availability=Availability(
@@ -113,7 +113,7 @@ def _access(given: Mapping[str, Any]) -> ModelAccess:
             path=cache.get("path", ""),
             size=str(cache.get("size", "")),
             storage_class=cache.get("storageClassName", ""),
-            access_mode=cache.get("accessMode", "ReadWriteMany"),  # older revisions have none
+            access_mode=cache.get("accessMode", "ReadWriteMany"),  # absent in older revisions
             when_deleted=cache.get("whenDeleted", "Retain"),
         ),
         endpoint=given.get("endpoint", ""),

@@ -1,4 +1,4 @@
-"""What a service is to those who look at it from outside, whether its spec can be read or not."""
+"""Protocol of a service that may have no usable spec; a parsed service satisfies it too."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Any, Protocol
 
 
 class ServiceRef(Protocol):
-    """A service by its names, and the status that was written last."""
+    """A service's names and its last written status."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the service."""
         ...
 
     @property
     def namespace(self) -> str:
-        """Its namespace."""
+        """Namespace of the service."""
         ...
 
     @property
     def uid(self) -> str:
-        """Its uid."""
+        """Uid of the service."""
         ...
 
     @property
-    def shared(self) -> bool:
-        """Whether it shares its namespace's gateway."""
+    def shares_gateway(self) -> bool:
+        """Whether the service uses the shared gateway of its namespace."""
         ...
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """The status that was written last; empty before the first."""
+        """Status that was written last; empty before the first."""
         ...

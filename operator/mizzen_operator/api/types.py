@@ -1,4 +1,4 @@
-"""Typed view of an InferenceService. Defaults live in the CRD; what spans fields is derived here."""
+"""Dataclasses of an InferenceService. The CRD sets defaults; values of several fields are derived here."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class ModelCache:
-    """`spec.model.cache`; `claim` and `path` are empty unless the mode is theirs.
+    """`spec.model.cache`; `claim` and `path` are empty unless the mode uses them.
 
     Attributes:
-        size: of the claim that is made where it is missing; empty when the user makes it.
-        when_deleted: what becomes of a claim that was made when the service goes: `Retain` or `Delete`.
+        size: size of the claim that the operator creates; empty if the user creates the claim.
+        when_deleted: fate of a created claim when the service is deleted: `Retain` or `Delete`.
     """
 
     mode: str = "None"
@@ -38,11 +38,11 @@ class ModelCache:
 
 @dataclass(frozen=True, slots=True)
 class ModelAccess:
-    """What of `spec.model` says how weights come to a node, and not which.
+    """Fields of `spec.model` about the source of the weights, not about their identity.
 
     Attributes:
-        credentials: name of a Secret and key in it; None without.
-        endpoint: base URL in place of the source's own; empty without.
+        credentials: name of a Secret and a key in it; None without credentials.
+        endpoint: base URL that replaces the source's own; empty for the default.
     """
 
     cache: ModelCache = ModelCache()
@@ -57,7 +57,7 @@ class ModelAccess:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`spec.engine`; `image` is empty when the spec names none."""
+    """`spec.engine`; `image` is empty if the spec does not name one."""
 
     image: str
     device: str
@@ -79,7 +79,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """`spec.accelerator`; `per_pod` is GPUs in force, 0 on CPU; `claim_template` is empty without."""
+    """`spec.accelerator`; `per_pod` is the number of GPUs, 0 on CPU; `claim_template` is empty if unset."""
 
     resource_name: str
     per_pod: int
@@ -99,7 +99,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """`spec.gateway.retries`; `max_resumes` is 0 when streams are not resumed; times in seconds."""
+    """`spec.gateway.retries`; `max_resumes` is 0 if streams are not resumed; times are in seconds."""
 
     max_attempts: int = 3
     max_resumes: int = 3
@@ -116,9 +116,9 @@ class Gateway:
     port: int
     annotations: Mapping[str, str]
     api_keys: tuple[str, ...]
-    """Names of Secrets with API keys."""
+    """Names of the Secrets with API keys."""
     tls_secret: str
-    """Name of the Secret with the certificate; empty without TLS."""
+    """Name of the Secret with the TLS certificate; empty if TLS is off."""
     cors_origins: tuple[str, ...]
     admission: Admission
     processes: int = 1
@@ -132,15 +132,15 @@ class Gateway:
     access_log: str = "Enabled"
     extra_args: tuple[str, ...] = ()
     keys_from_label: bool = False
-    """Whether API keys are also in Secrets with the label `mizzen.dev/api-keys`; nobody is served without."""
+    """Whether Secrets with the label `mizzen.dev/api-keys` hold API keys too; a key is then required."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """`spec.lifecycle`; times in seconds.
+    """`spec.lifecycle`; times are in seconds.
 
     Attributes:
-        max_group_restarts: failures of a group within an hour that are forgiven; 0 forgives all.
+        max_group_restarts: failures of a group per hour that are tolerated; 0 tolerates any number.
     """
 
     startup_timeout: int
@@ -150,7 +150,7 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One of `spec.rollout.verification.prompts`; any continuation is right when `expected` is empty."""
+    """An entry of `spec.rollout.verification.prompts`; any continuation passes if `expected` is empty."""
 
     prompt: str
     expected: str
@@ -159,7 +159,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """`spec.rollout.verification`; `timeout` in seconds."""
+    """`spec.rollout.verification`; `timeout` is in seconds."""
 
     prompts: tuple[Prompt, ...]
     on_failure: str
@@ -168,7 +168,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """`spec.rollout`; surge and unavailable are numbers of groups or shares such as `25%`."""
+    """`spec.rollout`; surge and unavailable are numbers of groups, or percentages such as `25%`."""
 
     max_surge: int | str = 1
     max_unavailable: int | str = 0
@@ -178,11 +178,11 @@ class Rollout:
     verification: Verification | None = None
 
     def surge_groups(self, groups: int) -> int:
-        """Groups beyond `groups` that may be there while groups are replaced."""
+        """Return the number of extra groups that a rollout of `groups` groups may create."""
         return _resolve_percent(self.max_surge, groups, up=True)
 
     def unavailable_groups(self, groups: int) -> int:
-        """Groups that may be missing while groups are replaced; 1 where nothing could be replaced else."""
+        """Return the number of groups that may be missing during a rollout; at least 1 if the surge is 0."""
         rounded = min(groups, _resolve_percent(self.max_unavailable, groups, up=False))
         return rounded or (1 if self.surge_groups(groups) == 0 else 0)
 
@@ -196,7 +196,7 @@ def _resolve_percent(value: int | str, groups: int, *, up: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """`spec.availability`; `spread_key` is empty when groups are not spread."""
+    """`spec.availability`; `spread_key` is empty if groups are not spread."""
 
     disruption_budgets: bool = True
     spread_key: str = "kubernetes.io/hostname"
@@ -204,7 +204,7 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """`spec.observability.tracing`; nothing is traced while `endpoint` is empty."""
+    """`spec.observability.tracing`; tracing is off while `endpoint` is empty."""
 
     endpoint: str = ""
     sampling_percent: int = 5
@@ -212,12 +212,12 @@ class Tracing:
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    """`spec.autoscaling`; times in seconds.
+    """`spec.autoscaling`; times are in seconds.
 
     Attributes:
         metric: `Saturation`, `QueueTokens` or `ActiveRequests`.
-        target: percent for `Saturation`, else the number for each group.
-        idle_to_zero: None when the service is never scaled to zero.
+        target: percentage for `Saturation`, else the target per group.
+        idle_to_zero: idle time before the service is scaled to zero; None to never do that.
     """
 
     min_replicas: int
@@ -232,11 +232,11 @@ class Autoscaling:
 
 @dataclass(frozen=True, slots=True)
 class InferenceService:
-    """One InferenceService as the API server holds it.
+    """An InferenceService as the API server holds it.
 
     Attributes:
         pod_template: `spec.podTemplate`, the overlay of the engine's pods.
-        status: the status that was written last; empty before the first.
+        status: status that was written last; empty before the first.
     """
 
     name: str
@@ -254,8 +254,8 @@ class InferenceService:
     lifecycle: Lifecycle
     suspend: bool
     status: Mapping[str, Any]
-    shared: bool = False
-    """Whether it shares its namespace's gateway."""
+    shares_gateway: bool = False
+    """Whether the service uses the shared gateway of its namespace."""
     created: str = ""
     rollout: Rollout = Rollout()
     availability: Availability = Availability()
@@ -265,17 +265,17 @@ class InferenceService:
     autoscaling: Autoscaling | None = None
     network_policy: bool = False
     parameters: str = ""
-    """`spec.model.parameters`; empty when nobody says."""
+    """`spec.model.parameters`; empty if it is not declared."""
     gpu_memory: str = ""
-    """`spec.accelerator.memory`; empty when nobody says."""
+    """`spec.accelerator.memory`; empty if it is not declared."""
     rotate_keys: str = ""
-    """Its annotation mizzen.dev/rotate-keys."""
+    """Annotation mizzen.dev/rotate-keys of the service."""
     pods: int = 1
-    """Pods of a group."""
+    """Number of pods per group."""
     topology_key: str = ""
-    """Label of nodes that is the same for all pods of a group; empty when it need not be."""
+    """Node label that must be equal for all pods of a group; empty if there is no such constraint."""
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """As the API server holds it."""
+    """Spec as the API server holds it."""
 
     @property
     def groups(self) -> int:
@@ -284,4 +284,4 @@ class InferenceService:
 
 
 MAX_SCALE_HISTORY = 8
-"""Changes of spec.replicas by the operator that are told."""
+"""Maximum changes of spec.replicas by the operator that `status.scaleHistory` keeps."""

@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""Scales services with `spec.autoscaling`."""

@@ -1,9 +1,9 @@
-"""How many groups a service should have, by how busy it is: pure.
+"""Decides how many groups a service should have, from its load. Pure; `autoscaler.py` calls it.
 
-Each sample recommends a number. Up is scaled to the lowest recommendation within the window for it, down to
-the highest within its own, so that neither a short peak nor a short lull moves anything. To zero goes what
-nobody has asked for `idle_to_zero` seconds; from zero comes one group as soon as a request waits. What has
-only just come has not been idle: a group that loads is left to serve first, unless that takes longer than any
+Each sample recommends a number of groups. Scale-up goes to the lowest recommendation within its stabilization
+window, scale-down to the highest within its own, so that a short peak or lull changes nothing. A service that
+had no requests for `idle_to_zero` seconds is scaled to zero, and to one group as soon as a request waits. A
+group that was just created has not been idle: it may serve first, unless its start takes longer than any
 request waits for it.
 """
 
@@ -13,24 +13,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from mizzen_operator.api import reasons
 from mizzen_operator.api.types import Autoscaling
 
 TOLERANCE = 0.1
-"""A metric this close to its target moves nothing."""
-MOST_GROWTH = 2.0
-"""A service grows at most so many times, or by `LEAST_GROWTH` groups, in one decision."""
-LEAST_GROWTH = 2
-MOST_RECOMMENDATIONS = 1024
+"""Relative deviation from the target that changes nothing."""
+MAX_GROWTH_FACTOR = 2.0
+"""Maximum growth per decision: by this factor, or by MIN_GROWTH_GROUPS groups if that is more."""
+MIN_GROWTH_GROUPS = 2
+MAX_RECOMMENDATIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """One serving engine.
+    """Load of one serving engine.
 
     Attributes:
-        kv_percent: pages that requests use, of all.
-        waiting_tokens: prompt tokens that wait there.
-        requests: in work or waiting there.
+        kv_percent: KV pages in use by requests, in percent.
+        waiting_tokens: prompt tokens of its waiting requests.
+        requests: running and waiting requests.
     """
 
     kv_percent: float = 0.0
@@ -40,35 +41,35 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the gateways say of a service.
+    """Load of a service as its gateways report it.
 
     Attributes:
-        engines: that serve.
-        queued: requests that wait at gateways for room in an engine.
-        held: requests wait, and no engine serves.
-        in_flight: requests in work.
-        idle_seconds: since the last request left any gateway; 0 while there is one.
+        engines: serving engines.
+        queued: requests that wait at gateways for capacity of an engine.
+        has_held_requests: whether requests wait while no engine serves.
+        in_flight: requests in progress.
+        idle_seconds: time since the last request left any gateway; 0 while there is one.
     """
 
     engines: tuple[EngineLoad, ...] = ()
     queued: int = 0
-    held: bool = False
+    has_held_requests: bool = False
     in_flight: int = 0
     idle_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What one decision leaves to the next.
+class ScalingState:
+    """State that one decision passes to the next.
 
     Attributes:
-        recommended: recommendations with their times, the oldest first.
-        served: whether an engine served at the last sample; None before the first.
-        since: when that began, as far as it was seen.
+        recommendations: recommendations with their times, the oldest first.
+        had_serving_engines: whether an engine served at the last sample; None before the first.
+        since: when that state began, as far as it was observed.
     """
 
-    recommended: tuple[tuple[float, int], ...] = field(default=())
-    served: bool | None = None
+    recommendations: tuple[tuple[float, int], ...] = field(default=())
+    had_serving_engines: bool | None = None
     since: float = 0.0
 
 
@@ -82,52 +83,52 @@ class Scale:
 
 
 def decide(
-    settings: Autoscaling, current: int, sample: Sample | None, memory: Memory, now: float
-) -> tuple[Scale | None, Memory]:
+    settings: Autoscaling, current: int, sample: Sample | None, state: ScalingState, now: float
+) -> tuple[Scale | None, ScalingState]:
     """Decide on a number of groups.
 
     Args:
         settings: `spec.autoscaling`.
         current: `spec.replicas`.
-        sample: None when no gateway answers: then nothing is decided but the limits.
-        memory: as the last decision left it.
-        now: seconds of any clock that never goes back.
+        sample: the load; None if a gateway does not answer: then only the limits are enforced.
+        state: state after the last decision.
+        now: seconds of a monotonic clock.
 
     Returns:
-        The change, None when there is none; and what to remember.
+        The change or None, and the new state.
     """
-    least = max(settings.min_replicas, 1)
+    minimum = max(settings.min_replicas, 1)
     if current == 0:
         if settings.min_replicas > 0:
-            return Scale(0, least, "BelowMinimum"), Memory()
-        if sample is not None and (sample.held or sample.queued > 0):
-            return Scale(0, 1, "RequestsWait"), Memory()
-        return None, Memory()
+            return Scale(0, minimum, reasons.BELOW_MINIMUM), ScalingState()
+        if sample is not None and (sample.has_held_requests or sample.queued > 0):
+            return Scale(0, 1, reasons.REQUESTS_WAIT), ScalingState()
+        return None, ScalingState()
     if current > settings.max_replicas:
-        return Scale(current, settings.max_replicas, "AboveMaximum"), memory
-    if current < least:
-        return Scale(current, least, "BelowMinimum"), memory
+        return Scale(current, settings.max_replicas, reasons.ABOVE_MAXIMUM), state
+    if current < minimum:
+        return Scale(current, minimum, reasons.BELOW_MINIMUM), state
     if sample is None:
-        return None, memory
+        return None, state
     serves = bool(sample.engines)
-    if serves != memory.served:
-        memory = replace(memory, served=serves, since=now)
-    if _idle(settings, sample, now - memory.since):
-        return Scale(current, 0, "Idle"), Memory()
-    wanted = min(settings.max_replicas, max(least, recommend(settings, current, sample)))
-    memory = _remember(memory, now, wanted, settings)
-    after = _stabilized(memory, current, settings, now)
+    if serves != state.had_serving_engines:
+        state = replace(state, had_serving_engines=serves, since=now)
+    if _idle(settings, sample, now - state.since):
+        return Scale(current, 0, reasons.IDLE), ScalingState()
+    recommended = min(settings.max_replicas, max(minimum, recommend(settings, current, sample)))
+    state = _add_recommendation(state, now, recommended, settings)
+    after = _stabilize(state, current, settings, now)
     if after == current:
-        return None, memory
+        return None, state
     metric = settings.metric
-    reason = f"{metric}AboveTarget" if after > current else f"{metric}BelowTarget"
-    return Scale(current, after, reason), memory
+    reason = f"{metric}{reasons.ABOVE_TARGET}" if after > current else f"{metric}{reasons.BELOW_TARGET}"
+    return Scale(current, after, reason), state
 
 
 def recommend(settings: Autoscaling, current: int, sample: Sample) -> int:
-    """The number of groups that would bring the metric to its target; limits aside.
+    """Return the number of groups that would bring the metric to its target, ignoring limits.
 
-    Groups that do not serve yet count as idle: what was just asked for is not asked for again.
+    Groups that do not serve yet count as idle, so that the same demand is not met twice.
     """
     if not sample.engines:
         return current
@@ -136,15 +137,15 @@ def recommend(settings: Autoscaling, current: int, sample: Sample) -> int:
     ratio = value / (settings.target * serving)
     if abs(ratio - 1) <= TOLERANCE:
         return current
-    wanted = math.ceil(value / settings.target - 1e-9)
+    recommended = math.ceil(value / settings.target - 1e-9)
     if ratio > 1:
-        ceiling = max(math.floor(current * MOST_GROWTH), current + LEAST_GROWTH)
-        return max(current, min(wanted, ceiling))
-    return min(current, wanted)
+        ceiling = max(math.floor(current * MAX_GROWTH_FACTOR), current + MIN_GROWTH_GROUPS)
+        return max(current, min(recommended, ceiling))
+    return min(current, recommended)
 
 
 def demand(settings: Autoscaling, sample: Sample) -> float:
-    """The metric summed over groups: percent for `Saturation`, else tokens or requests."""
+    """Return the metric summed over groups: percent for `Saturation`, else tokens or requests."""
     if settings.metric == "QueueTokens":
         return float(sum(engine.waiting_tokens for engine in sample.engines))
     if settings.metric == "ActiveRequests":
@@ -153,36 +154,38 @@ def demand(settings: Autoscaling, sample: Sample) -> float:
     if sample.queued == 0:
         return used
     working = sum(engine.requests for engine in sample.engines)
-    # A queue means that the engines are full, whatever their KV use: it wants as much as the others have.
+    # A queue means that the engines are full, whatever their KV use; queued requests need as much again.
     full = 100.0 * len(sample.engines)
     return max(used, full) * (1 + sample.queued / max(1, working))
 
 
 def _idle(settings: Autoscaling, sample: Sample, seconds: float) -> bool:
-    """Whether nobody asks, for long enough, of what serves or does not serve for so many seconds."""
-    least = settings.idle_to_zero
-    if least is None or sample.held or sample.queued or sample.in_flight:
+    """Return whether a service has been idle for long enough; `seconds` is the age of its serving state."""
+    minimum = settings.idle_to_zero
+    if minimum is None or sample.has_held_requests or sample.queued or sample.in_flight:
         return False
     if any(engine.requests for engine in sample.engines):
         return False
-    patience = least if sample.engines else max(least, settings.wake_timeout)
-    return sample.idle_seconds >= least and seconds >= patience
+    patience = minimum if sample.engines else max(minimum, settings.wake_timeout)
+    return sample.idle_seconds >= minimum and seconds >= patience
 
 
-def _remember(memory: Memory, now: float, wanted: int, settings: Autoscaling) -> Memory:
+def _add_recommendation(
+    state: ScalingState, now: float, recommended: int, settings: Autoscaling
+) -> ScalingState:
     oldest = now - max(settings.up_stabilization, settings.down_stabilization)
-    kept = [entry for entry in memory.recommended if entry[0] >= oldest]
-    recommended = (*kept[1 - MOST_RECOMMENDATIONS :], (now, wanted))
-    return replace(memory, recommended=recommended)
+    kept = [entry for entry in state.recommendations if entry[0] >= oldest]
+    recommendations = (*kept[1 - MAX_RECOMMENDATIONS :], (now, recommended))
+    return replace(state, recommendations=recommendations)
 
 
-def _stabilized(memory: Memory, current: int, settings: Autoscaling, now: float) -> int:
-    up = min(_within(memory.recommended, now - settings.up_stabilization))
+def _stabilize(state: ScalingState, current: int, settings: Autoscaling, now: float) -> int:
+    up = min(_since(state.recommendations, now - settings.up_stabilization))
     if up > current:
         return up
-    down = max(_within(memory.recommended, now - settings.down_stabilization))
+    down = max(_since(state.recommendations, now - settings.down_stabilization))
     return min(current, down)
 
 
-def _within(recommended: Sequence[tuple[float, int]], since: float) -> list[int]:
-    return [wanted for at, wanted in recommended if at >= since]
+def _since(recommendations: Sequence[tuple[float, int]], since: float) -> list[int]:
+    return [recommended for at, recommended in recommendations if at >= since]

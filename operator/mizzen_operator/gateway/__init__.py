@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""Creates and updates gateways, dedicated to one service or shared by the services of a namespace."""

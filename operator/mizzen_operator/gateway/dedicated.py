@@ -15,18 +15,18 @@ from mizzen_operator.kube.apply import Applier
 from mizzen_operator.kube.apply_cache import ApplyCache
 from mizzen_operator.pods.observe import ObservedState
 from mizzen_operator.resources.gateway_deployment import gateway_account, gateway_manifests
-from mizzen_operator.resources.gateway_spec import dedicated
-from mizzen_operator.resources.pod_disruption_budget import gateway_budget
+from mizzen_operator.resources.gateway_spec import dedicated_gateway_spec
+from mizzen_operator.resources.pod_disruption_budget import gateway_disruption_budget
 
 
 class DedicatedGateways:
     """Gateways of services that do not share one."""
 
     def __init__(
-        self, config: OperatorConfig, labelled: ApiKeySecrets, applier: Applier, applied: ApplyCache
+        self, config: OperatorConfig, api_key_secrets: ApiKeySecrets, applier: Applier, applied: ApplyCache
     ) -> None:
         self._config = config
-        self._api_key_secrets = labelled
+        self._api_key_secrets = api_key_secrets
         self._applier = applier
         self._applied = applied
 
@@ -37,17 +37,17 @@ class DedicatedGateways:
             Refused: an object of one of the names belongs to something else.
             KubeError: the API server failed or found a manifest invalid.
         """
-        seen = {"Deployment": observed.deployment, "Service": observed.gateway_service}
-        front = dedicated(service)
-        front = replace(front, api_key_secrets=await self._api_key_secrets.find(front))
+        live_objects = {"Deployment": observed.deployment, "Service": observed.gateway_service}
+        spec = dedicated_gateway_spec(service)
+        spec = replace(spec, labelled_secrets=await self._api_key_secrets.find(spec))
         digests, require = self._applied.record(service).digests, partial(require_owned, service)
-        wanted, fresh = front.disruption_budgets, not service.status
+        wanted, fresh = spec.disruption_budgets, not service.status
         account = await self._applier.apply_and_get_uid(
-            gateway_account(front), digests, require, assume_absent=fresh
+            gateway_account(spec), digests, require, assume_absent=fresh
         )
-        manifests = gateway_manifests(replace(front, account=account), self._config)
-        live = await self._applier.apply(manifests, seen, digests, require, assume_absent=fresh)
+        manifests = gateway_manifests(replace(spec, service_account_uid=account), self._config)
+        live = await self._applier.apply(manifests, live_objects, digests, require, assume_absent=fresh)
         await self._applier.apply_or_delete(
-            [gateway_budget(front)], digests, require, wanted=wanted, assume_absent=fresh
+            [gateway_disruption_budget(spec)], digests, require, wanted=wanted, assume_absent=fresh
         )
         return live

@@ -1,4 +1,7 @@
-"""The gateway that a service has, its own or one that it shares: made, kept, and its keys rotated."""
+"""Reconciles a service's gateway, dedicated or shared, and advances the rotation of its keys.
+
+The reconciler calls it at each pass, before groups. It dispatches to `dedicated.py` and `shared.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mizzen_operator.api import child_names, labels
+from mizzen_operator.api import child_names, labels, reasons
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
@@ -16,7 +19,7 @@ from mizzen_operator.gateway.shared import SharedGateways
 from mizzen_operator.gateway.shared_readonly import SharedGateway
 from mizzen_operator.gateway_client.routing_table import RoutingState
 from mizzen_operator.keys.key_cache import KeyCache
-from mizzen_operator.keys.rotation import KeyRotator, ServiceKeys, RotationProgress, rotation_progress
+from mizzen_operator.keys.rotation import KeyRotator, RotationProgress, ServiceKeys, rotation_progress
 from mizzen_operator.kube.apply import Applier
 from mizzen_operator.kube.apply_cache import ApplyCache
 from mizzen_operator.kube.client import KubeClient
@@ -29,14 +32,14 @@ from mizzen_operator.pods.observe import ObservedState
 
 @dataclass(frozen=True, slots=True)
 class ReconciledGateway:
-    """A service's gateway as a look has left it.
+    """A service's gateway after its reconcile.
 
     Attributes:
-        token: of its admin API.
-        deployment: its Deployment as it is now.
-        keys: the service's.
-        shared: what it is to others, where it is shared.
-        failure: why it is not as the spec asks for; the gateway that was there before serves on.
+        token: token of its admin API.
+        deployment: live Deployment.
+        keys: keys of the service.
+        shared: the shared gateway; None if the gateway is dedicated.
+        failure: why the gateway is not as the spec asks for; the previous one still serves.
     """
 
     token: str
@@ -47,12 +50,12 @@ class ReconciledGateway:
 
     @property
     def rotating(self) -> bool:
-        """Whether keys of the service, or of the gateway that it shares, have a next generation."""
+        """Whether keys of the service or of its shared gateway have a next generation."""
         return self.keys.rotating or (self.shared is not None and len(self.shared.public_keys) > 1)
 
 
 class GatewayReconciler:
-    """The gateways of all services."""
+    """Reconciles the gateways of all services."""
 
     def __init__(
         self,
@@ -60,24 +63,24 @@ class GatewayReconciler:
         config: OperatorConfig,
         *,
         metrics: Metrics,
-        labelled: ApiKeySecrets,
+        api_key_secrets: ApiKeySecrets,
         applier: Applier,
         applied: ApplyCache,
         record_key_time: Callable[[ServiceKey, str], None],
     ) -> None:
         self._keys = KeyCache(KeyRotator(kube, config, metrics, record_key_time), applied)
-        self._dedicated = DedicatedGateways(config, labelled, applier, applied)
+        self._dedicated = DedicatedGateways(config, api_key_secrets, applier, applied)
         self._applied = applied
-        self._api_key_secrets = labelled
-        self._shared_gateways = SharedGateways(kube, config, metrics, labelled, applier)
-        self._sharing: set[ServiceKey] = set()
+        self._api_key_secrets = api_key_secrets
+        self._shared_gateways = SharedGateways(kube, config, metrics, api_key_secrets, applier)
+        self._members: set[ServiceKey] = set()
 
-    def sharing(self, namespace: str) -> list[ServiceKey]:
+    def services_sharing(self, namespace: str) -> list[ServiceKey]:
         """Services that share the namespace's gateway, as far as they were looked at."""
-        return [key for key in self._sharing if key.namespace == namespace]
+        return [key for key in self._members if key.namespace == namespace]
 
     async def services_with_changed_api_keys(self) -> list[ServiceKey]:
-        """Services whose gateway should mount other Secrets with API keys than it was seen to.
+        """Return services whose gateway should mount other Secrets with API keys than it does.
 
         Raises:
             KubeError: the API server failed.
@@ -85,22 +88,24 @@ class GatewayReconciler:
         found: list[ServiceKey] = []
         for namespace, gateway in await self._api_key_secrets.changed_gateways():
             if gateway == child_names.SHARED_GATEWAY:
-                found += self.sharing(namespace)
+                found += self.services_sharing(namespace)
             else:
                 found.append(ServiceKey(namespace, child_names.service_of_gateway(gateway)))
         return found
 
-    async def reconcile(self, key: ServiceKey, service: InferenceService, observed: ObservedState) -> ReconciledGateway:
-        """Make what the service's gateway needs, and the gateway itself.
+    async def reconcile(
+        self, key: ServiceKey, service: InferenceService, observed: ObservedState
+    ) -> ReconciledGateway:
+        """Apply the service's keys and gateway.
 
-        Where the cluster does not take a change of a gateway that is there, groups are looked after all the
-        same: that gateway goes on serving, and they may be lost meanwhile.
+        If the cluster rejects a change of an existing gateway, the groups are reconciled all the same: that
+        gateway still serves, and groups may fail meanwhile.
 
         Raises:
             Refused: an object of one of the names belongs to something else, or there is no gateway yet.
-            KubeError: the API server failed, or rejects a gateway that is not there yet.
+            KubeError: the API server failed, or rejected a gateway that does not exist yet.
         """
-        if service.shared:
+        if service.shares_gateway:
             return await self._shared(key, service, observed)
         keys = await self._keys.sync(service)
         try:
@@ -111,22 +116,31 @@ class GatewayReconciler:
                 raise
             return ReconciledGateway(keys.token, live, keys, failure=failure)
 
-    async def _shared(self, key: ServiceKey, service: InferenceService, observed: ObservedState) -> ReconciledGateway:
-        self._sharing.add(key)
+    async def _shared(
+        self, key: ServiceKey, service: InferenceService, observed: ObservedState
+    ) -> ReconciledGateway:
+        self._members.add(key)
         self._shared_gateways.expire(service.namespace, settled=observed.settled)
-        front = await self._shared_gateways.sync(service.namespace, observed.deployment, observed.gateway_service)
-        if front is None:
-            raise KubeError(0, "Vanished", f"{service.name} is no longer among the services of its namespace")
-        keys = await self._keys.sync(service, front.public_keys)
+        endpoint = observed.gateway_service
+        shared = await self._shared_gateways.sync(service.namespace, observed.deployment, endpoint)
+        if shared is None:
+            message = f"{service.name} is no longer among the services of its namespace"
+            raise KubeError(0, reasons.VANISHED, message)
+        keys = await self._keys.sync(service, shared.public_keys)
         if self._shared_gateways.record_engine_keys(service, keys.engine):
-            again = await self._shared_gateways.sync(service.namespace, front.deployment, observed.gateway_service)
-            front = replace(again, changed=True) if again is not None else front
-        return ReconciledGateway(front.token, front.deployment, keys, front, front.failure_for(service.name))
+            again = await self._shared_gateways.sync(service.namespace, shared.deployment, endpoint)
+            shared = replace(again, changed=True) if again is not None else shared
+        failure = shared.failure_for(service.name)
+        return ReconciledGateway(shared.token, shared.deployment, keys, shared, failure)
 
     async def advance_rotation(
-        self, service: InferenceService, gateway: ReconciledGateway, groups: Sequence[Group], routing: RoutingState
+        self,
+        service: InferenceService,
+        gateway: ReconciledGateway,
+        groups: Sequence[Group],
+        routing: RoutingState,
     ) -> RotationProgress | None:
-        """Drop the former keys once nobody uses them; says how far that is, None while nothing rotates.
+        """Drop the previous keys once nothing uses them; return the progress, or None.
 
         Raises:
             Refused: a Secret of the name belongs to something else.
@@ -134,54 +148,58 @@ class GatewayReconciler:
         """
         if not gateway.rotating:
             return None
-        there = rotation_progress(gateway.keys, groups, routing)
-        if not there.waiting_for:
+        progress = rotation_progress(gateway.keys, groups, routing)
+        if not progress.waiting_for:
             if gateway.keys.rotating:
                 await self._keys.drop_previous(service)
-            if gateway.shared is not None and self._shared_gateways.confirm_rotation(service, gateway.shared.public_keys[-1]):
+            if gateway.shared is not None and self._shared_gateways.confirm_rotation(
+                service, gateway.shared.public_keys[-1]
+            ):
                 self._shared_gateways.forget(service.namespace)
-        return there
+        return progress
 
     def affected_services(self, key: ServiceKey, gateway: ReconciledGateway | None) -> tuple[ServiceKey, ...]:
-        """Services for which a look has changed something: they share its gateway."""
+        """Return other services of a shared gateway that this reconcile has changed."""
         if gateway is None or gateway.shared is None or not gateway.shared.changed:
             return ()
-        return tuple(other for other in self.sharing(key.namespace) if other != key)
+        return tuple(other for other in self.services_sharing(key.namespace) if other != key)
 
     def add_member(self, key: ServiceKey) -> None:
-        """Have a service looked at when the gateway that it shares changes."""
-        self._sharing.add(key)
+        """Record that a service uses the shared gateway: it is reconciled when the gateway changes."""
+        self._members.add(key)
 
     def remove_member(self, key: ServiceKey) -> tuple[ServiceKey, ...]:
-        """Have the gateway that a service has shared serve the others alone; returns these."""
-        if key not in self._sharing:
+        """Remove a service from its shared gateway; return the remaining services."""
+        if key not in self._members:
             return ()
-        self._sharing.discard(key)
-        others = self.sharing(key.namespace)
+        self._members.discard(key)
+        others = self.services_sharing(key.namespace)
         if not others:
             self._api_key_secrets.forget(GatewayKey(key.namespace, child_names.SHARED_GATEWAY))
             self._shared_gateways.drop(key.namespace)
         return tuple(others)
 
     def invalidate(self, namespace: str, kind: str, name: str) -> None:
-        """Compare one object of the gateway that a namespace's services share anew at the next look."""
+        """Compare one object of a namespace's shared gateway again at the next reconcile."""
         self._shared_gateways.invalidate(namespace, kind, name)
 
     def forget_keys(self, key: ServiceKey) -> None:
-        """Read what is known of a service's keys anew: a gateway has another token."""
+        """Read a service's keys again at the next reconcile, because a gateway has another token."""
         self._applied.forget(key)
-        if key in self._sharing:
+        if key in self._members:
             self._shared_gateways.forget(key.namespace)
 
 
 def token_refused_reason(service: InferenceService) -> BlockingReason:
-    """What to do where a gateway has another token than the service's Secret."""
-    secret = child_names.SHARED_GATEWAY if service.shared else child_names.root_keys_secret(service.name)
+    """Return the reason and the remedy if a gateway's token differs from the one in the Secret."""
+    secret = (
+        child_names.SHARED_GATEWAY if service.shares_gateway else child_names.root_keys_secret(service.name)
+    )
     whose = f"{labels.SERVICE}={service.name}"
-    if service.shared:
+    if service.shares_gateway:
         whose = f"'{labels.GATEWAY_LABEL}={labels.SHARED}'"
     return BlockingReason(
-        "TokenRefused",
-        f"a gateway holds another token than Secret {secret}, which was made anew: "
-        f"kubectl delete pods -l {whose} has all pods start with the new keys",
+        reasons.TOKEN_REFUSED,
+        f"a gateway holds another token than Secret {secret}, which was recreated: "
+        f"kubectl delete pods -l {whose} restarts all pods with the new keys",
     )

@@ -1,4 +1,7 @@
-"""A shared gateway that stays as it is, for one of those whom it serves cannot be read."""
+"""Read-only view of a shared gateway, used by `shared.py` when one co-owner's spec is invalid.
+
+The gateway must not be updated then.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mizzen_operator.api import child_names, labels
+from mizzen_operator.api import child_names, labels, reasons
 from mizzen_operator.api.gateway_sharing import GatewaySharing
 from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import BlockingReason, Refused
 from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.resources.key_secrets import public_keys
-from mizzen_operator.resources.secret_data import read
+from mizzen_operator.resources.secret_data import read_value
 
 
 @dataclass(frozen=True, slots=True)
 class SharedGateway:
-    """A shared gateway as it is now.
+    """A shared gateway after its reconcile.
 
     Attributes:
-        sharing: who has what.
-        deployment: its Deployment as it is now.
-        public: its CURVE keys: the present one, and perhaps the next.
-        token: of its admin API.
-        changed: the services or settings are others than at the last look.
-        failure: why it is not as they ask for; as it was before, it serves on.
-        left_out: names of the services whom alone the failure concerns; None where it concerns all.
+        sharing: services of the gateway, and the model names of each.
+        deployment: live Deployment.
+        public_keys: public CURVE keys: the present one, and perhaps the next.
+        token: token of its admin API.
+        changed: whether services or settings have changed since the previous reconcile.
+        failure: why the gateway is not as the services ask for; it serves on as before.
+        affected: names of the services that the failure concerns; None if it concerns all.
     """
 
     sharing: GatewaySharing
@@ -39,7 +42,7 @@ class SharedGateway:
     affected: frozenset[str] | None = None
 
     def failure_for(self, service: str) -> BlockingReason | None:
-        """Why the gateway is not as a service asks for; None when it is."""
+        """Return why the gateway is not as a service asks for; None if it is."""
         return self.failure if self.affected is None or service in self.affected else None
 
 
@@ -49,41 +52,56 @@ class SharedGatewayReader:
     def __init__(self, kube: KubeClient) -> None:
         self._kube = kube
 
-    async def read(
-        self, namespace: str, deployment: Mapping[str, Any], sharing: GatewaySharing, invalid_names: Sequence[str]
+    async def read_unchanged(
+        self,
+        namespace: str,
+        deployment: Mapping[str, Any],
+        sharing: GatewaySharing,
+        invalid_names: Sequence[str],
     ) -> SharedGateway:
-        """A namespace's gateway as it is.
+        """Return a namespace's gateway as it is.
 
         Args:
-            namespace: whose gateway it is.
-            deployment: its Deployment.
-            sharing: the services that can be read.
-            invalid_names: names of those that cannot, and that it serves.
+            namespace: namespace of the gateway.
+            deployment: live Deployment.
+            sharing: services with a valid spec.
+            invalid_names: names of served services with an invalid spec.
 
         Raises:
-            Refused: its Secret is gone, or lacks something.
+            Refused: the gateway's Secret is missing, or lacks a value.
             KubeError: the API server failed.
         """
         secret = await self._kube.get(ObjectRef("Secret", namespace, child_names.SHARED_GATEWAY))
         config = await self._kube.get(ObjectRef("ConfigMap", namespace, child_names.SHARED_GATEWAY))
         try:
-            there = secret or {"metadata": {"name": child_names.SHARED_GATEWAY}, "data": {}}
-            public, token = public_keys(there, labels.GATEWAY), read(there, labels.ADMIN_TOKEN)
+            live = secret or {"metadata": {"name": child_names.SHARED_GATEWAY}, "data": {}}
+            public, token = public_keys(live, labels.GATEWAY), read_value(live, labels.ADMIN_TOKEN)
         except ValueError as error:
-            raise Refused("KeysUnusable", str(error)) from error
+            raise Refused(reasons.KEYS_UNUSABLE, str(error)) from error
         served = _served_models(config or {})
-        wanted = {one.name: (list(sharing.model_names[one.name]), one.suspend) for one in sharing.services}
+        wanted = {
+            service.name: (list(sharing.model_names[service.name]), service.suspend)
+            for service in sharing.services
+        }
         failure = BlockingReason(
-            "NeighbourInvalid",
+            reasons.NEIGHBOUR_INVALID,
             f"InferenceService {', '.join(invalid_names)}, which has the same gateway, cannot be read; until "
             "it can, the gateway stays as it is: see its condition Failed, or delete it",
         )
-        left_out = frozenset(name for name, entry in wanted.items() if served.get(name) != entry)
-        return SharedGateway(sharing, deployment, public, token, False, failure, left_out)
+        affected = frozenset(name for name, entry in wanted.items() if served.get(name) != entry)
+        return SharedGateway(
+            sharing,
+            deployment,
+            public_keys=public,
+            token=token,
+            changed=False,
+            failure=failure,
+            affected=affected,
+        )
 
 
 def live_owner_names(live: Mapping[str, Any] | None, services: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of those among services who own an object with others, and are not about to go."""
+    """Return the names of those services that co-own an object and are not being deleted."""
     references = live["metadata"].get("ownerReferences", []) if live is not None else []
     uids = {reference["uid"] for reference in references}
     metas = [body["metadata"] for body in services]
@@ -91,7 +109,7 @@ def live_owner_names(live: Mapping[str, Any] | None, services: Sequence[Mapping[
 
 
 def _served_models(config: Mapping[str, Any]) -> dict[str, tuple[list[str], bool]]:
-    """Names of the model, and whether it is suspended, of each service that a gateway is told to serve."""
+    """Return model names and suspension of each service that a gateway is configured to serve."""
     content = config.get("data", {}).get(labels.SERVICES_FILE)
     entries: list[dict[str, Any]] = json.loads(content)["services"] if content else []
     return {one["name"]: (one["models"], one["suspended"]) for one in entries}

@@ -1,8 +1,8 @@
-"""Notices gateways that hang: a datagram a second to each, which it sends back.
+"""Detects gateways that hang: sends each one datagram per second, which it echoes.
 
-A request that waits at a gateway does not tell: the kernel keeps the connection of a process that has
-stopped. One that has answered before and then leaves two pings unanswered is asked over HTTP, and counts as
-silent when that fails too. So a network that takes no datagrams costs nothing but the sooner notice.
+An open HTTP request does not reveal a hang: the kernel keeps the connections of a stopped process. A gateway
+that has answered before and then misses two pings is asked over HTTP, and counts as hung if that fails too. A
+network that drops datagrams therefore costs only the faster detection. `watch.py` uses it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from dataclasses import dataclass
 
 PERIOD_SECONDS = 1.0
 SLICES = 10
-"""Parts of all gateways that are asked one after another in a period, so that the answers find room."""
+"""Slices of each period. The gateways are spread over them, so that their replies fit the receive buffer."""
 HUNG_SECONDS = 2.1
 CONFIRM_SECONDS = 0.5
 STALL_SECONDS = 0.25
-"""When this process itself is so late, it knows nothing of the others."""
+"""Delay of this process itself after which missing replies say nothing about the gateways."""
 
 
 @dataclass(slots=True)
 class _GatewayHeartbeat:
-    """What is known of one gateway."""
+    """State of one gateway."""
 
     references: int = 0
     replied_at: float = 0.0
-    """When it answered last; 0 before it ever did."""
+    """Time of the last reply; 0 before the first."""
     hung: bool = False
     confirmation: asyncio.Task[None] | None = None
 
 
 class HeartbeatMonitor:
-    """Asks gateways by their addresses, all at one port."""
+    """Pings gateways by address, all on one port."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class HeartbeatMonitor:
         confirm: Callable[[str], Awaitable[bool]],
         on_change: Callable[[str], None],
     ) -> None:
-        """Ask nobody yet.
+        """Create a monitor without gateways.
 
         Args:
-            port: where all of them answer.
-            confirm: tells whether one answers in another way, soon.
-            on_change: gets the address of one that is silent, or is heard again.
+            port: port on which all gateways reply.
+            confirm: returns whether a gateway answers in another way; called when it misses pings.
+            on_change: gets the address of a gateway that hangs, or has recovered.
         """
         self._port = port
         self._confirm = confirm
@@ -60,21 +60,21 @@ class HeartbeatMonitor:
         self._task: asyncio.Task[None] | None = None
 
     def is_hung(self, address: str) -> bool:
-        """Whether a gateway has answered before and does no longer."""
+        """Return whether a gateway has replied before and no longer answers."""
         gateway = self._gateways.get(address)
         return gateway is not None and gateway.hung
 
     def add(self, address: str) -> None:
-        """Ask a gateway, until it is removed as often as it was added."""
+        """Ping a gateway until it has been removed as often as it was added."""
         if address not in self._gateways:
             self._gateways[address] = _GatewayHeartbeat()
-            self._ping(address)  # at once: before its first answer nobody would notice that it hangs
+            self._ping(address)  # at once: a hang is noticed only after the first reply
         self._gateways[address].references += 1
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="heartbeats")
 
     def remove(self, address: str) -> None:
-        """Ask a gateway no more."""
+        """Drop one reference to a gateway."""
         gateway = self._gateways[address]
         gateway.references -= 1
         if not gateway.references:
@@ -83,15 +83,19 @@ class HeartbeatMonitor:
                 gateway.confirmation.cancel()
 
     async def close(self) -> None:
-        """Ask nobody any more; a second time changes nothing."""
-        tasks = [task for task in (self._task, *(b.confirmation for b in self._gateways.values())) if task is not None]
+        """Stop all pings; may be called twice."""
+        tasks = [
+            task
+            for task in (self._task, *(b.confirmation for b in self._gateways.values()))
+            if task is not None
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         while self._sockets:
-            _, one = self._sockets.popitem()
-            asyncio.get_running_loop().remove_reader(one)
-            one.close()
+            _, udp_socket = self._sockets.popitem()
+            asyncio.get_running_loop().remove_reader(udp_socket)
+            udp_socket.close()
 
     async def _run(self) -> None:
         slice_index, last = 0, time.monotonic()
@@ -107,12 +111,17 @@ class HeartbeatMonitor:
                 self._check(address, self._gateways[address], now)
 
     def _check(self, address: str, gateway: _GatewayHeartbeat, now: float) -> None:
-        if gateway.replied_at and not gateway.hung and gateway.confirmation is None and now - gateway.replied_at > HUNG_SECONDS:
+        if (
+            gateway.replied_at
+            and not gateway.hung
+            and gateway.confirmation is None
+            and now - gateway.replied_at > HUNG_SECONDS
+        ):
             gateway.confirmation = asyncio.create_task(self._confirm_hung(address, gateway))
         self._ping(address)
 
     def _ping(self, address: str) -> None:
-        with contextlib.suppress(OSError):  # full buffers and no route: as if it was lost on the way
+        with contextlib.suppress(OSError):  # a full buffer or a missing route counts as a lost datagram
             self._socket(address).sendto(self._nonce, (address, self._port))
 
     async def _confirm_hung(self, address: str, gateway: _GatewayHeartbeat) -> None:
@@ -122,7 +131,7 @@ class HeartbeatMonitor:
         except TimeoutError:
             alive = False
         gateway.confirmation = None
-        if alive:  # datagrams are lost, not the gateway: they count again once one comes back
+        if alive:  # datagrams are lost, but the gateway is alive: they count again after the next reply
             gateway.replied_at = 0.0
         elif time.monotonic() - gateway.replied_at > HUNG_SECONDS:
             gateway.hung = True
@@ -131,17 +140,17 @@ class HeartbeatMonitor:
     def _socket(self, address: str) -> socket.socket:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         if family not in self._sockets:
-            made = socket.socket(family, socket.SOCK_DGRAM)
-            made.setblocking(False)
-            asyncio.get_running_loop().add_reader(made, self._receive, made)
-            self._sockets[family] = made
+            udp_socket = socket.socket(family, socket.SOCK_DGRAM)
+            udp_socket.setblocking(False)
+            asyncio.get_running_loop().add_reader(udp_socket, self._receive, udp_socket)
+            self._sockets[family] = udp_socket
         return self._sockets[family]
 
-    def _receive(self, there: socket.socket) -> None:
+    def _receive(self, udp_socket: socket.socket) -> None:
         now = time.monotonic()
         while True:
             try:
-                data, (address, *_) = there.recvfrom(64)
+                data, (address, *_) = udp_socket.recvfrom(64)
             except OSError:
                 return
             gateway = self._gateways.get(address)

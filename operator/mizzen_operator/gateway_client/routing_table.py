@@ -1,4 +1,4 @@
-"""What a service's gateways say of its groups (`GET /admin/engines`)."""
+"""Parses the routing tables of gateways (`GET /admin/engines`), and merges those of one service."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ApiKeys:
-    """What a gateway says of its API keys.
+    """State of a gateway's API keys.
 
     Attributes:
-        in_force: how many it accepts.
-        problem: why the files as they are now are not in force: those before stay so; empty when they are.
+        in_force: number of accepted keys.
+        problem: why the present files are not in force, and the previous keys stay; empty if they are.
     """
 
     in_force: int
@@ -22,18 +22,18 @@ class ApiKeys:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """What a gateway said last.
+    """Latest report of one gateway.
 
     Attributes:
-        serving: uids of pods that it routes to; None when it failed to answer.
-        waiting: it holds requests because no engine serves.
-        refused: it did not accept the token.
-        known: names of the keys that it has.
-        keys: uids of engines with the name of each key that they are reached with.
-        verifying: uids of pods that it could ask golden prompts.
-        problems: uids of engines with what is wrong with each.
-        strangers: uids of pods that speak another protocol than it.
-        api_keys: how it is about its API keys; None where nobody needs one, or it does not say.
+        serving: uids of pods that the gateway routes to; None if it did not answer.
+        holds_requests: the gateway holds requests because no engine serves.
+        token_refused: the gateway did not accept the admin token.
+        key_names: names of the keys that the gateway has.
+        engine_key_names: pairs of an engine's uid and the name of a key that it is reached with.
+        verifying: uids of pods that the gateway can ask golden prompts.
+        problems: pairs of an engine's uid and its problem.
+        protocol_mismatches: uids of pods that speak another wire protocol than the gateway.
+        api_keys: state of the API keys; None if none are needed, or it is not reported.
     """
 
     serving: frozenset[str] | None
@@ -52,21 +52,22 @@ NO_REPORT = GatewayReport(None)
 
 @dataclass(frozen=True, slots=True)
 class RoutingState:
-    """What the ready gateways say.
+    """Merged reports of the ready gateways.
 
     Attributes:
-        asked: ready gateway pods.
-        answered: those that gave a usable answer.
-        by_all: uids of pods that every ready gateway routes to.
-        by_some: uids of pods that at least one routes to.
-        verifying: uids of pods that at least one could ask golden prompts.
-        refused: a gateway did not accept the token.
+        ready_gateways: number of ready gateway pods.
+        reporting_gateways: number of them with a usable report.
+        routed_by_all: uids of pods that every ready gateway routes to.
+        routed_by_some: uids of pods that at least one gateway routes to.
+        verifying: uids of pods that at least one gateway can ask golden prompts.
+        token_refused: a gateway did not accept the admin token.
         hung: addresses of ready gateways that hang.
-        known: names of the keys that every ready gateway has.
-        keys: names of the keys with which any of them reaches a pod, by its uid.
-        problems: what is wrong with a pod, by its uid; the first in order where several say.
-        strangers: uids of pods that speak another protocol than every ready gateway; none without gateways.
-        api_keys: of the gateway that has the most trouble with them; None where none says anything.
+        key_names: names of the keys that every ready gateway has.
+        engine_key_names: names of the keys with which any gateway reaches a pod, by its uid.
+        problems: problem of a pod, by its uid; the alphabetically first if gateways differ.
+        protocol_mismatches: uids of pods whose wire protocol differs from every ready gateway's; empty
+            without gateways.
+        api_keys: state of the gateway with the worst API key problem; None if none is reported.
     """
 
     ready_gateways: int = 0
@@ -84,10 +85,10 @@ class RoutingState:
 
 
 def parse_report(body: Any) -> GatewayReport:
-    """Read a gateway's routing table.
+    """Parse a gateway's routing table.
 
     Raises:
-        KeyError, TypeError: it is none.
+        KeyError, TypeError: the body is not a routing table.
     """
     engines, entry = body["engines"], body.get("apiKeys")
 
@@ -99,19 +100,23 @@ def parse_report(body: Any) -> GatewayReport:
         bool(body.get("waiting")),
         verifying=uids_in_state("verifying"),
         key_names=frozenset(body.get("keys", ())),
-        engine_key_names=frozenset((engine["uid"], name) for engine in engines for name in engine.get("keys", ())),
+        engine_key_names=frozenset(
+            (engine["uid"], name) for engine in engines for name in engine.get("keys", ())
+        ),
         problems=frozenset((one["uid"], str(one["problem"])) for one in engines if one.get("problem")),
-        protocol_mismatches=frozenset(engine["uid"] for engine in engines if engine.get("otherProtocol") is True),
+        protocol_mismatches=frozenset(
+            engine["uid"] for engine in engines if engine.get("otherProtocol") is True
+        ),
         api_keys=ApiKeys(int(entry["inForce"]), str(entry["problem"])) if entry else None,
     )
 
 
 def merge_reports(reports: Sequence[GatewayReport], hung: frozenset[str] = frozenset()) -> RoutingState:
-    """What all ready gateways say together.
+    """Merge the reports of all ready gateways.
 
     Args:
-        reports: of each of them.
-        hung: addresses of those that hang.
+        reports: one report per ready gateway.
+        hung: addresses of hung gateways.
     """
     routed_sets = [report.serving for report in reports if report.serving is not None]
     all_reported = bool(reports) and len(routed_sets) == len(reports)
@@ -119,7 +124,11 @@ def merge_reports(reports: Sequence[GatewayReport], hung: frozenset[str] = froze
     for uid, name in (pair for report in reports for pair in report.engine_key_names):
         engine_key_names[uid] = engine_key_names.get(uid, frozenset()) | {name}
     by_some = frozenset[str]().union(*routed_sets)
-    strangers = _intersection([report.protocol_mismatches for report in reports]) if all_reported else frozenset[str]()
+    mismatches = (
+        _intersection([report.protocol_mismatches for report in reports])
+        if all_reported
+        else frozenset[str]()
+    )
     return RoutingState(
         ready_gateways=len(reports),
         reporting_gateways=len(routed_sets),
@@ -131,7 +140,7 @@ def merge_reports(reports: Sequence[GatewayReport], hung: frozenset[str] = froze
         key_names=_intersection([report.key_names for report in reports]),
         engine_key_names=engine_key_names,
         problems=dict(sorted((pair for report in reports for pair in report.problems), reverse=True)),
-        protocol_mismatches=strangers - by_some,
+        protocol_mismatches=mismatches - by_some,
         api_keys=min(
             (report.api_keys for report in reports if report.api_keys is not None),
             key=lambda entry: (not entry.problem, entry.in_force, entry.problem),
@@ -141,5 +150,5 @@ def merge_reports(reports: Sequence[GatewayReport], hung: frozenset[str] = froze
 
 
 def _intersection(sets: Sequence[frozenset[str]]) -> frozenset[str]:
-    """What each of the sets has; nothing where there are none."""
+    """Return the elements that all sets have in common; empty if there are no sets."""
     return frozenset.intersection(*sets) if sets else frozenset()

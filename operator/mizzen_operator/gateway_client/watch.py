@@ -1,6 +1,7 @@
-"""Hears from the gateways which groups they route to: one waiting request to each, answered on a change.
+"""Watches the routing tables of gateways: one long poll per gateway and service, answered on a change.
 
-A gateway that knows nothing of waiting is asked every few seconds instead.
+A gateway that does not support long polls is polled every few seconds instead. The reconciler, the autoscaler
+and the verifier read the results.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.gateway_client.heartbeat import HeartbeatMonitor
 from mizzen_operator.gateway_client.routing_table import (
     NO_REPORT,
-    RoutingState,
     GatewayReport,
+    RoutingState,
     merge_reports,
     parse_report,
 )
@@ -29,16 +30,16 @@ from mizzen_operator.pods.observe import GatewayPod
 QUERY_SECONDS = 3.0
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 WAIT_SECONDS = 300
-"""How long a gateway keeps a request of ours while nothing changes."""
+"""Time for which a gateway keeps a long poll open while nothing changes."""
 POLL_SECONDS = 5.0
-"""How often a gateway is asked that does not keep requests."""
+"""Poll interval for gateways that do not keep requests open."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 TOKEN_REFUSED_RETRY_SECONDS = 5.0
-"""How soon a token that was refused is tried again."""
+"""Delay before a refused token is tried again."""
 
 
 class _Endpoint(NamedTuple):
-    """Who is heard: a gateway's address, and the token that it takes."""
+    """A gateway's address and the admin token for it."""
 
     address: str
     token: str
@@ -46,19 +47,19 @@ class _Endpoint(NamedTuple):
 
 @dataclass(slots=True)
 class _WatchState:
-    """One gateway that is listened to for one service."""
+    """State of the watch of one gateway for one service."""
 
     synced: asyncio.Event = field(default_factory=asyncio.Event)
     report: GatewayReport = NO_REPORT
     skipped: bool = False
-    """Somebody has gone on without its first answer."""
+    """Whether somebody has continued without the first report."""
     task: asyncio.Task[None] | None = None
 
 
 class GatewayWatch:
-    """Follows what all ready gateways say of each service.
+    """Watches what all ready gateways report for each service.
 
-    `ask` says what is known. Whenever that becomes another, `on_change` is told the service.
+    `routing_state` returns what is known. `on_change` is called with a service whenever that changes.
     """
 
     def __init__(self, metrics: Metrics, on_change: Callable[[ServiceKey], None] = lambda key: None) -> None:
@@ -74,17 +75,17 @@ class GatewayWatch:
         )
 
     async def close(self) -> None:
-        """Listen to nobody any more."""
+        """Stop all watches."""
         for key in list(self._watches):
             self.forget(key)
         await self._heartbeats.close()
         await self._session.close()
 
     async def routing_state(self, pods: Sequence[GatewayPod], token: str, key: ServiceKey) -> RoutingState:
-        """What the ready gateways among `pods` say of a service.
+        """Return the merged reports of the ready gateways among `pods` for a service.
 
-        One that has not been heard yet is waited for, up to QUERY_SECONDS; one that fails to answer
-        acknowledges nothing.
+        The first report of a new gateway is awaited for up to QUERY_SECONDS. A gateway that does not answer
+        routes to nothing.
         """
         endpoints = [_Endpoint(pod.address, token) for pod in pods if pod.ready and pod.address]
         watches = self._sync_watches(key, endpoints)
@@ -95,7 +96,7 @@ class GatewayWatch:
             except TimeoutError:
                 for watch in watches:
                     watch.skipped = not watch.synced.is_set()
-        hung = frozenset(one.address for one in endpoints if self._heartbeats.is_hung(one.address))
+        hung = frozenset(each.address for each in endpoints if self._heartbeats.is_hung(each.address))
         current = self._watches.get(key, {})
         reports = [
             current[endpoint].report if endpoint in current and endpoint.address not in hung else NO_REPORT
@@ -104,11 +105,11 @@ class GatewayWatch:
         return merge_reports(reports, hung)
 
     def holds_requests(self, key: ServiceKey) -> bool:
-        """Whether a gateway holds requests of a service because no engine serves."""
+        """Return whether a gateway holds requests of a service because no engine serves."""
         return any(watch.report.holds_requests for watch in self._watches.get(key, {}).values())
 
     async def fetch_tables(self, key: ServiceKey) -> list[dict[str, Any]] | None:
-        """The routing tables of all gateways that are listened to, as they are now; None when one fails."""
+        """Fetch the routing tables of all watched gateways of a service; return None if one fails."""
         endpoints = list(self._watches.get(key, {}))
         tables = await asyncio.gather(*(self._fetch_table(key, endpoint) for endpoint in endpoints))
         return None if None in tables else [table for table in tables if table is not None]
@@ -116,19 +117,21 @@ class GatewayWatch:
     async def ask_prompt(
         self, key: ServiceKey, uid: str, prompt: str, max_tokens: int, seconds: float
     ) -> tuple[int, dict[str, Any]]:
-        """Have an engine that is not verified yet continue a prompt; returns HTTP status and answer.
+        """Send a prompt to an engine that awaits verification; return HTTP status and answer.
 
-        The status is 0 when no gateway could be asked.
+        The status is 0 if no gateway could be asked.
 
         Args:
             key: the service.
-            uid: of the engine's pod.
-            prompt: what the engine continues.
-            max_tokens: length of the continuation at most.
-            seconds: time for the whole answer.
+            uid: uid of the engine's pod.
+            prompt: text that the engine continues.
+            max_tokens: maximum length of the continuation.
+            seconds: timeout of the whole answer.
         """
         watches = self._watches.get(key, {})
-        endpoint = next((endpoint for endpoint, watch in watches.items() if uid in watch.report.verifying), None)
+        endpoint = next(
+            (endpoint for endpoint, watch in watches.items() if uid in watch.report.verifying), None
+        )
         if endpoint is None:
             return 0, {}
         body = {"service": key.name, "uid": uid, "prompt": prompt}
@@ -151,13 +154,13 @@ class GatewayWatch:
             return None
 
     def forget(self, key: ServiceKey) -> None:
-        """Listen for a service no more."""
+        """Stop watching the gateways of a service."""
         for endpoint, watch in self._watches.pop(key, {}).items():
             self._heartbeats.remove(endpoint.address)
             _cancel(watch)
 
     def _sync_watches(self, key: ServiceKey, endpoints: Sequence[_Endpoint]) -> list[_WatchState]:
-        """The ears for exactly these gateways."""
+        """Return the watches of exactly these gateways; others are stopped."""
         watches = self._watches.setdefault(key, {})
         for endpoint in [endpoint for endpoint in watches if endpoint not in endpoints]:
             self._heartbeats.remove(endpoint.address)
@@ -172,13 +175,13 @@ class GatewayWatch:
         return list(watches.values())
 
     def _on_hung_changed(self, address: str) -> None:
-        """Tell of all services whose gateway hangs, or does no longer."""
+        """Notify of all services of a gateway that has begun to hang, or has recovered."""
         for key, watches in list(self._watches.items()):
             if any(endpoint.address == address for endpoint in watches):
                 self.on_change(key)
 
     async def _is_alive(self, address: str) -> bool:
-        """Whether a gateway answers over HTTP."""
+        """Return whether a gateway answers over HTTP."""
         host = f"[{address}]" if ":" in address else address
         try:
             async with self._session.get(f"http://{host}:{labels.ADMIN_PORT}/healthz") as response:
@@ -202,7 +205,7 @@ class GatewayWatch:
             if not new_version:
                 await asyncio.sleep(POLL_SECONDS)
             elif new_version == version and time.monotonic() - began < 1:
-                await asyncio.sleep(1)  # it keeps no request just now: it may be ending
+                await asyncio.sleep(1)  # it does not keep requests open just now: it may be shutting down
             version = new_version
 
     def _update(self, key: ServiceKey, watch: _WatchState, answer: GatewayReport) -> None:
@@ -212,8 +215,10 @@ class GatewayWatch:
         if notify:
             self.on_change(key)
 
-    async def _fetch_report(self, key: ServiceKey, endpoint: _Endpoint, version: str) -> tuple[GatewayReport | None, str]:
-        """The gateway's answer, None when it is as before; and the version that the answer has."""
+    async def _fetch_report(
+        self, key: ServiceKey, endpoint: _Endpoint, version: str
+    ) -> tuple[GatewayReport | None, str]:
+        """Return the gateway's report, None if it is unchanged, and the version of the report."""
         url = _engines_url(key, endpoint)
         total = QUERY_SECONDS
         if version:

@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""Watches that keep the stores of `kube/store.py` up to date, and the poller of unwatched children."""

@@ -1,4 +1,7 @@
-"""What kopf watches for us goes into a cache each; it handles, patches and remembers nothing."""
+"""Feeds watch events of kopf into the stores of `kube/store.py`.
+
+`main.py` registers it with kopf, which only watches here: it handles, patches and persists nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from typing import Any
 import kopf
 
 from mizzen_operator.api import labels
-from mizzen_operator.informers.relist import CONNECT_SECONDS, Traffic
-from mizzen_operator.informers.watch_health import INACTIVITY_SECONDS, SERVER_SECONDS, Watches
+from mizzen_operator.informers.relist import CONNECT_SECONDS, KopfSessionInterceptor
+from mizzen_operator.informers.watch_health import INACTIVITY_SECONDS, SERVER_SECONDS, WatchHealth
 from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.paged_list import ObjectList
 from mizzen_operator.kube.refs import ObjectRef
@@ -21,142 +24,144 @@ from mizzen_operator.kube.transport import REQUEST_SECONDS, load_configuration
 
 logger = logging.getLogger(__name__)
 
-CACHED: Mapping[str, str] = {
+LABEL_SELECTORS: Mapping[str, str] = {
     "InferenceService": "",
     "Pod": labels.COMPONENT,
     "Deployment": labels.COMPONENT,
     "Service": labels.COMPONENT,
 }
-"""Kinds that are followed, and the labels that their objects must have."""
+"""Watched kinds, with the label that their objects must have."""
 RESOURCES: Mapping[str, tuple[str, str, str]] = {
     "InferenceService": (labels.GROUP, labels.VERSION, labels.PLURAL),
     "Pod": ("", "v1", "pods"),
     "Deployment": ("apps", "v1", "deployments"),
     "Service": ("", "v1", "services"),
 }
-"""Their groups, versions and plurals."""
+"""Group, version and plural of each watched kind."""
 PAGE = 250
-LOGIN_AGAIN_SECONDS = 5.0
-WORKER_SECONDS = 2.0
-"""How long kopf keeps the queue of an object of which nothing more comes."""
+LOGIN_RETRY_SECONDS = 5.0
+WORKER_IDLE_SECONDS = 2.0
+"""Time after which kopf drops the queue of an object without events."""
 CATCH_UP_SECONDS = 3.0
-"""How long events may be late before a watch is cut and taken up anew."""
+"""Delay of events after which a watch is cut and restarted."""
 STOP_SECONDS = 18
-"""An operator that has not ended by then is killed: a little before the kubelet would (20 s)."""
+"""Time after which kopf kills a replica that has not ended: slightly before the kubelet would (20 s)."""
 
 
-class Caches:
-    """The caches of all kinds that are followed, and what feeds them."""
+class Informers:
+    """The stores of all watched kinds, and the watches that feed them."""
 
-    def __init__(self, namespace: str, watches: Watches, on_change: OnChange) -> None:
-        """Follow the kinds in a namespace, or in all when it is empty."""
+    def __init__(self, namespace: str, health: WatchHealth, on_change: OnChange) -> None:
+        """Watch a namespace, or all if it is empty; `on_change` gets each change after the initial list."""
         self._namespace = namespace
-        self._watches = watches
+        self._health = health
         self._on_change = on_change
-        self._known: set[str] = set()
-        """Kinds of which all that was there at first is held."""
-        self._caches = {kind: ObjectStore(kind, self._tell) for kind in CACHED}
-        listed = {RESOURCES[kind][2]: partial(_listed, cache) for kind, cache in self._caches.items()}
-        self._traffic = Traffic(watches, listed)
+        self._synced_kinds: set[str] = set()
+        """Kinds whose initial list has arrived completely."""
+        self._stores = {kind: ObjectStore(kind, self._notify) for kind in LABEL_SELECTORS}
+        listed = {RESOURCES[kind][2]: partial(_apply_list, store) for kind, store in self._stores.items()}
+        self._interceptor = KopfSessionInterceptor(health, listed)
 
     def get(self, kind: str) -> ObjectStore | None:
-        """The cache of a kind; None for one that is not followed."""
-        return self._caches.get(kind)
+        """Return the store of a kind; None if the kind is not watched."""
+        return self._stores.get(kind)
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
-        """Have kopf log in and watch by our session, and put what it hears of into the caches."""
-        kopf.on.login(registry=registry, backoff=LOGIN_AGAIN_SECONDS)(self._log_in)
+        """Make kopf log in through our session, and feed its events into the stores."""
+        kopf.on.login(registry=registry, backoff=LOGIN_RETRY_SECONDS)(self._open_session)
         for kind, resource in RESOURCES.items():
-            kopf.on.event(*resource, id=f"{kind} changed", registry=registry, param=kind)(self._changed)
+            kopf.on.event(*resource, id=f"{kind} changed", registry=registry, param=kind)(self._on_event)
 
     async def close(self) -> None:
-        """Break the connections that kopf watched by."""
-        await self._traffic.close()
+        """Close the connections of kopf's watches."""
+        await self._interceptor.close()
 
     async def catch_up(self, kube: KubeClient) -> None:
-        """Wait until everything is held that the API server has now.
+        """Wait until the stores contain everything that the API server holds now.
 
-        A replica that takes over must not act on a state from before its predecessor's last writes. A watch
-        whose events are late is begun anew.
+        A replica that becomes the leader must not act on a state older than its predecessor's last writes. A
+        watch with late events is restarted.
 
         Args:
-            kube: reads from the API server itself.
+            kube: client that reads from the API server itself.
 
         Raises:
             KubeError: the API server failed.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                for cache in self._caches.values():
-                    group.create_task(self._catch_up(cache, kube))
+                for store in self._stores.values():
+                    group.create_task(self._catch_up(store, kube))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    def _tell(self, kind: str, name: ObjectName, given: Mapping[str, str]) -> None:
-        """Tell of a change; what a watch begins with has not changed, and is looked at by whoever leads."""
-        if kind not in self._known:
-            if not self._caches[kind].synced:
+    def _notify(self, kind: str, name: ObjectName, object_labels: Mapping[str, str]) -> None:
+        """Notify of a change. The initial list is no change: a new leader reconciles every service anyway."""
+        if kind not in self._synced_kinds:
+            if not self._stores[kind].synced:
                 return
-            self._known.add(kind)
-        self._on_change(kind, name, given)
+            self._synced_kinds.add(kind)
+        self._on_change(kind, name, object_labels)
 
-    async def _log_in(self, **_: Any) -> kopf.AiohttpSession:
+    async def _open_session(self, **_: Any) -> kopf.AiohttpSession:
         configuration = await load_configuration()
-        session = await self._traffic.session(configuration)
+        session = await self._interceptor.create_session(configuration)
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 
-    async def _changed(self, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
-        cache = self._caches[param]
-        self._watches.event(RESOURCES[param][2])
+    async def _on_event(self, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
+        store = self._stores[param]
+        self._health.record_event(RESOURCES[param][2])
         if event["type"] == "DELETED":
-            cache.remove_deleted(event["object"])
+            store.remove_deleted(event["object"])
         else:
-            cache.put_event(event["object"])
+            store.put_event(event["object"])
 
-    async def _catch_up(self, cache: ObjectStore, kube: KubeClient) -> None:
-        await cache.wait_until(lambda: cache.synced)
+    async def _catch_up(self, store: ObjectStore, kube: KubeClient) -> None:
+        await store.wait_until(lambda: store.synced)
         while True:
-            # Asked anew each time: what is gone by the time that the watch is back is told by no event.
-            there = await kube.list_versions(ObjectRef(cache.kind, self._namespace), CACHED[cache.kind])
+            # List again each time: no event reports what is deleted before the watch is back.
+            listed = await kube.list_versions(
+                ObjectRef(store.kind, self._namespace), LABEL_SELECTORS[store.kind]
+            )
             try:
                 async with asyncio.timeout(CATCH_UP_SECONDS):
-                    await cache.wait_until(partial(cache.is_up_to_date, there.objects, there.version))
+                    await store.wait_until(partial(store.is_up_to_date, listed.objects, listed.version))
                 return
             except TimeoutError:
-                logger.info("events of %s are late: the watch begins anew", cache.kind)
-                self._traffic.watch_anew(RESOURCES[cache.kind][2])
+                logger.info("events of %s are late: restarting the watch", store.kind)
+                self._interceptor.restart_watch(RESOURCES[store.kind][2])
 
 
-def _listed(cache: ObjectStore, listing: ObjectList) -> None:
-    cache.apply_list(listing.objects, listing.version)
+def _apply_list(store: ObjectStore, object_list: ObjectList) -> None:
+    store.apply_list(object_list.objects, object_list.version)
 
 
-def settings() -> kopf.OperatorSettings:
-    """kopf's settings: alone, without peers, events, finalizers or annotations; nothing cluster-wide read."""
-    chosen = kopf.OperatorSettings()
-    chosen.posting.enabled = False
-    chosen.peering.standalone = True
-    chosen.scanning.disabled = True
-    chosen.persistence.diffbase_storage = _NoEssence()
-    chosen.persistence.progress_storage = _NoProgress()
-    chosen.execution.max_workers = 1  # no handler runs in a thread
-    chosen.queueing.idle_timeout = WORKER_SECONDS
-    chosen.watching.server_timeout = SERVER_SECONDS
-    chosen.watching.connect_timeout = CONNECT_SECONDS
-    chosen.watching.inactivity_timeout = INACTIVITY_SECONDS
-    chosen.watching.chunk_size = PAGE
-    chosen.networking.request_timeout = REQUEST_SECONDS
-    chosen.networking.error_backoffs = (0.2, 0.5, 1, 2, 5)
-    chosen.networking.enforce_retry_after = True
-    chosen.process.ultimate_exiting_timeout = STOP_SECONDS
-    for kind, selector in CACHED.items():
+def kopf_settings() -> kopf.OperatorSettings:
+    """Return kopf's settings: no peering, Events, finalizers or annotations, and no cluster-wide reads."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.persistence.diffbase_storage = _NullDiffBase()
+    settings.persistence.progress_storage = _NullProgress()
+    settings.execution.max_workers = 1  # no handler needs a thread
+    settings.queueing.idle_timeout = WORKER_IDLE_SECONDS
+    settings.watching.server_timeout = SERVER_SECONDS
+    settings.watching.connect_timeout = CONNECT_SECONDS
+    settings.watching.inactivity_timeout = INACTIVITY_SECONDS
+    settings.watching.chunk_size = PAGE
+    settings.networking.request_timeout = REQUEST_SECONDS
+    settings.networking.error_backoffs = (0.2, 0.5, 1, 2, 5)
+    settings.networking.enforce_retry_after = True
+    settings.process.ultimate_exiting_timeout = STOP_SECONDS
+    for kind, selector in LABEL_SELECTORS.items():
         if selector:
-            chosen.watching.label_selectors[RESOURCES[kind]] = selector
-    return chosen
+            settings.watching.label_selectors[RESOURCES[kind]] = selector
+    return settings
 
 
-class _NoEssence(kopf.DiffBaseStorage):
-    """Compares no object with what it was: nobody asks, and the copies are most of an event's cost."""
+class _NullDiffBase(kopf.DiffBaseStorage):
+    """Stores no last-handled state: the diffs are unused, and the copies are most of an event's cost."""
 
     def build(self, *, body: kopf.Body, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -168,8 +173,8 @@ class _NoEssence(kopf.DiffBaseStorage):
         pass
 
 
-class _NoProgress(kopf.ProgressStorage):
-    """Writes nothing of kopf's own into an object."""
+class _NullProgress(kopf.ProgressStorage):
+    """Writes no progress annotations into objects."""
 
     def fetch(self, *, key: kopf.HandlerId, body: kopf.Body) -> kopf.ProgressRecord | None:
         return None

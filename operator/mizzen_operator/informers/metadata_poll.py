@@ -1,8 +1,8 @@
-"""Lists once in a while the children that no watch follows, to find what somebody has edited or deleted.
+"""Polls the metadata of unwatched children to find manual edits and deletions.
 
-Watches of them would have to be kept alive, and bring every status that a controller writes of a
-PodDisruptionBudget, for what happens when somebody's hand slips. A list of their metadata from the API
-server's memory says as much, a little later.
+Watches of these kinds would have to be kept alive, and would deliver every status update of a
+PodDisruptionBudget, for the rare manual edit. A metadata list from the API server's memory finds the same
+edits a little later. `main.py` runs the poller on the leader.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ logger = logging.getLogger(__name__)
 _SELECTOR = ",".join(f"{key}={value}" for key, value in MANAGED_BY.items())
 
 
-class Sweep:
-    """Compares what is there with what it was when it was compared last."""
+class MetadataPoller:
+    """Compares listed metadata with the versions that were last applied."""
 
     def __init__(
         self, kube: KubeClient, config: OperatorConfig, children: UnwatchedChildren, on_change: OnChange
     ) -> None:
-        """Sweep the namespace that is served, or all; `on_change` hears of what is another one or gone."""
+        """Poll the served namespace, or all; `on_change` gets each object that was edited or deleted."""
         self._kube = kube
         self._namespace = config.namespace
-        self._pause = config.recheck_seconds / len(UNWATCHED)
+        self._interval = config.recheck_seconds / len(UNWATCHED)
         self._children = children
         self._on_change = on_change
         self._failing: set[str] = set()
 
     async def run(self) -> None:
-        """List one kind after the other, all of them in `recheck_seconds`, for ever."""
+        """List one kind after another, all of them within `recheck_seconds`, until cancelled."""
         while True:
             for kind in UNWATCHED:
-                await asyncio.sleep(self._pause * random.uniform(0.9, 1.0))
+                await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))
                 try:
-                    await self.look(kind)
+                    await self.poll(kind)
                     self._failing.discard(kind)
                 except KubeError as error:
-                    if kind not in self._failing:  # a role of an older release lacks the right to list them
-                        logger.warning("cannot list %s: %s; edits are found more slowly", kind, error)
+                    if kind not in self._failing:  # a role of an older release lacks the permission
+                        logger.warning("cannot list %s: %s; edits will be found later", kind, error)
                     self._failing.add(kind)
                 except Exception:
                     logger.exception("unexpected error")
 
-    async def look(self, kind: str) -> None:
-        """List a kind, and tell of what has strayed.
+    async def poll(self, kind: str) -> None:
+        """List a kind, and notify of each drifted object.
 
         Raises:
-            KubeError: the API server failed, or does not let the operator list them.
+            KubeError: the API server failed, or the operator may not list the kind.
         """
         pages = [
             page async for page in self._kube.metadata_pages(ObjectRef(kind, self._namespace), _SELECTOR)

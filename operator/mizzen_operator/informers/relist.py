@@ -1,8 +1,8 @@
-"""The HTTP session by which kopf lists and watches, and what can be learnt from what passes through it.
+"""HTTP session through which kopf lists and watches; it reads the lists on their way.
 
-kopf lists a collection, tells its objects one by one, watches from there, and lists again when the API server
-has forgotten where the watch was. What ended in between it does not tell; the list itself does, which is read
-here before kopf gets it. And some answers kopf takes for the end of everything: here they are a pause.
+kopf lists a collection, handles its objects one by one, watches from there, and lists again once the API
+server has forgotten the watch's version. It does not report objects that were deleted in between; the list
+does, so it is read here first. Some responses make kopf exit; here they become a pause and a retry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 from kubernetes.aio.client import Configuration
 
-from mizzen_operator.informers.watch_health import Watches
+from mizzen_operator.informers.watch_health import WatchHealth
 from mizzen_operator.kube.errors import describe_error
 from mizzen_operator.kube.paged_list import ObjectList
 from mizzen_operator.kube.transport import authorization, open_session
@@ -26,65 +26,65 @@ from mizzen_operator.kube.transport import authorization, open_session
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 10.0
-SHORTEST_WATCH_SECONDS = 0.3
-"""A watch that ends at once begins again no sooner."""
-LEFT_TO_KOPF = (401, 429)
-"""Answers that kopf acts on itself: it logs in anew, or waits."""
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
+MIN_WATCH_INTERVAL_SECONDS = 0.3
+"""Minimum time between the starts of two watches, because a watch may end at once."""
+HANDLED_BY_KOPF = (401, 429)
+"""Status codes that kopf handles itself: it logs in again, or waits."""
 GONE = 410
-"""Ends kopf where it answers a watch, so that a fresh process lists all; a list begins anew."""
+"""Status code that ends kopf if it answers a watch, so that a new process lists all. Lists are retried."""
 END_SECONDS = 5.0
-"""How long a watcher may take to end."""
+"""Maximum time for a watcher to end."""
 
 
 @dataclass(slots=True)
-class _Collection:
-    """What passes between kopf and the API server about one kind."""
+class _ResourceStream:
+    """State of kopf's list and watch of one kind."""
 
     on_list: Callable[[ObjectList], None]
-    listing: ObjectList = field(default_factory=ObjectList)
+    object_list: ObjectList = field(default_factory=ObjectList)
     watch: aiohttp.ClientResponse | None = None
     watcher: asyncio.Task[object] | None = None
     """kopf's task that lists and watches."""
-    began: float = 0.0
-    pause: float = FIRST_PAUSE_SECONDS
+    watch_started: float = 0.0
+    backoff: float = FIRST_BACKOFF_SECONDS
 
 
-class Traffic:
-    """All that passes between kopf and the API server."""
+class KopfSessionInterceptor:
+    """Intercepts the requests and responses between kopf and the API server."""
 
-    def __init__(self, watches: Watches, on_list: Mapping[str, Callable[[ObjectList], None]]) -> None:
-        """Notes answers.
+    def __init__(self, health: WatchHealth, on_list: Mapping[str, Callable[[ObjectList], None]]) -> None:
+        """Intercept requests for the given kinds.
 
         Args:
-            watches: told of each list's and watch's answer.
-            on_list: by the plural of a kind, gets each list of its objects that was read whole.
+            health: gets the outcome of each list and watch.
+            on_list: callbacks by plural of a kind; they get each complete list.
         """
-        self._watches = watches
-        self._collections = {plural: _Collection(took) for plural, took in on_list.items()}
+        self._health = health
+        self._streams = {plural: _ResourceStream(on_list) for plural, on_list in on_list.items()}
         self._connectors: list[aiohttp.BaseConnector] = []
 
-    async def session(self, configuration: Configuration) -> aiohttp.ClientSession:
-        """A session with a configuration's credentials.
+    async def create_session(self, configuration: Configuration) -> aiohttp.ClientSession:
+        """Create a session with a configuration's credentials.
 
-        kopf closes it when a request is refused for its credentials, whatever else runs on it. What runs goes
-        on: a watch whose connection broke just then would end kopf.
+        kopf closes it if a request is rejected for its credentials, whatever else uses it. Other requests
+        continue: a watch whose connection broke at that moment would end kopf.
         """
 
-        async def relay(
+        async def middleware(
             request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
         ) -> aiohttp.ClientResponse:
             request.headers.update(await authorization(configuration))
             try:
-                return await self._relay(request, handler)
+                return await self._intercept(request, handler)
             except (AssertionError, AttributeError) as error:
                 if not session.closed:
                     raise
-                # So aiohttp fails in the midst of a request; kopf takes this as what it is: it logs in anew.
+                # aiohttp fails like this during a request; kopf handles RuntimeError by logging in.
                 raise RuntimeError("the session was closed") from error
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        session = open_session(configuration, timeout, (relay,), owner=False)
+        session = open_session(configuration, timeout, (middleware,), owner=False)
         if session.connector is not None:
             self._connectors.append(session.connector)
         while len(self._connectors) > 2:
@@ -92,12 +92,13 @@ class Traffic:
         return session
 
     async def close(self) -> None:
-        """End who watches and break all connections.
+        """Cancel the watchers and close all connections.
 
-        When one watcher fails, kopf forgets the others until it stops them together with what they wait on.
-        One that has lost its connection by then takes its own end for a pause, and begins anew for ever.
+        When one watcher fails, kopf neglects the others until it stops them together with the tasks they wait
+        on. A watcher that has lost its connection by then takes its cancellation for a pause, and restarts
+        forever.
         """
-        watchers = {one.watcher for one in self._collections.values() if one.watcher is not None}
+        watchers = {stream.watcher for stream in self._streams.values() if stream.watcher is not None}
         for watcher in watchers:
             watcher.cancel()
         if watchers:
@@ -105,66 +106,66 @@ class Traffic:
         while self._connectors:
             await self._connectors.pop().close()
 
-    def watch_anew(self, plural: str) -> None:
-        """Cut the watch of a kind; kopf takes it up again where it was."""
-        watch = self._collections[plural].watch
+    def restart_watch(self, plural: str) -> None:
+        """Cut the watch of a kind; kopf resumes it from the same version."""
+        watch = self._streams[plural].watch
         if watch is not None:
             watch.close()
 
-    async def _relay(
+    async def _intercept(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Pass on a request.
+        """Forward a request, and record lists and outcomes.
 
         Raises:
-            aiohttp.ClientPayloadError: a list or a watch failed, and a pause has passed; kopf tries again.
+            aiohttp.ClientPayloadError: a list or watch failed, and its back-off has passed; kopf retries.
         """
         plural = request.url.path.rpartition("/")[2]
-        if plural not in self._collections:
+        if plural not in self._streams:
             return await handler(request)
-        collection = self._collections[plural]
-        collection.watcher = asyncio.current_task()
+        stream = self._streams[plural]
+        stream.watcher = asyncio.current_task()
         watching = "watch" in request.url.query
         try:
             if watching:
-                await _rest(collection)
+                await _throttle_watch(stream)
             response = await handler(request)
-            if response.status in LEFT_TO_KOPF or (watching and response.status == GONE):
-                self._watches.answered(plural, False)
+            if response.status in HANDLED_BY_KOPF or (watching and response.status == GONE):
+                self._health.record_response(plural, False)
                 return response
             if response.status != 200:
-                raise aiohttp.ClientPayloadError(await _reason(response))
+                raise aiohttp.ClientPayloadError(await _error_text(response))
             if watching:
-                collection.watch = response
+                stream.watch = response
             else:
-                _read(collection, await response.read(), "continue" in request.url.query)
+                _record_page(stream, await response.read(), "continue" in request.url.query)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
-            self._watches.answered(plural, False)
-            what = f"{'watch' if watching else 'list'} {plural}"
-            pause = collection.pause * random.uniform(0.75, 1.25)
-            collection.pause = min(2 * collection.pause, MAX_PAUSE_SECONDS)
-            logger.warning("cannot %s: %s; again in %.1f s", what, describe_error(error), pause)
+            self._health.record_response(plural, False)
+            operation = f"{'watch' if watching else 'list'} {plural}"
+            pause = stream.backoff * random.uniform(0.75, 1.25)
+            stream.backoff = min(2 * stream.backoff, MAX_BACKOFF_SECONDS)
+            logger.warning("cannot %s: %s; again in %.1f s", operation, describe_error(error), pause)
             await asyncio.sleep(pause)
             raise aiohttp.ClientPayloadError(str(error)) from error
-        collection.pause = FIRST_PAUSE_SECONDS
-        self._watches.answered(plural, True)
+        stream.backoff = FIRST_BACKOFF_SECONDS
+        self._health.record_response(plural, True)
         return response
 
 
-async def _rest(collection: _Collection) -> None:
-    """Wait until a watch may begin again."""
-    await asyncio.sleep(max(0.0, collection.began + SHORTEST_WATCH_SECONDS - time.monotonic()))
-    collection.began = time.monotonic()
+async def _throttle_watch(stream: _ResourceStream) -> None:
+    """Wait until a watch may start again."""
+    await asyncio.sleep(max(0.0, stream.watch_started + MIN_WATCH_INTERVAL_SECONDS - time.monotonic()))
+    stream.watch_started = time.monotonic()
 
 
-def _read(collection: _Collection, page: bytes, goes_on: bool) -> None:
-    if not goes_on:
-        collection.listing = ObjectList()
-    collection.listing.add_page(page)
-    if not collection.listing.continue_token:
-        collection.on_list(collection.listing)
-        collection.listing = ObjectList()
+def _record_page(stream: _ResourceStream, page: bytes, continued: bool) -> None:
+    if not continued:
+        stream.object_list = ObjectList()
+    stream.object_list.add_page(page)
+    if not stream.object_list.continue_token:
+        stream.on_list(stream.object_list)
+        stream.object_list = ObjectList()
 
 
-async def _reason(response: aiohttp.ClientResponse) -> str:
+async def _error_text(response: aiohttp.ClientResponse) -> str:
     return f"{response.status} {(await response.read()).decode(errors='replace')}"

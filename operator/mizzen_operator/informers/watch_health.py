@@ -1,4 +1,4 @@
-"""Whether the watches live: when each was answered last, and since when it fails."""
+"""Tracks for each watch its last response and the start of its failure. Liveness and metrics use it."""
 
 from __future__ import annotations
 
@@ -8,57 +8,62 @@ from mizzen_operator.api import labels
 from mizzen_operator.metrics import Metrics
 
 SERVER_SECONDS = 240
-"""A watch ends after this time and starts anew, so an older answer means that nobody watches."""
+"""Duration of a watch. It then restarts, so an older last response means that nothing watches the kind."""
 INACTIVITY_SECONDS = 70
 STALE_SECONDS = SERVER_SECONDS + INACTIVITY_SECONDS + 20
 FAILING_SECONDS = 60
 KINDS = (labels.PLURAL, "pods", "deployments", "services")
 
 
-class Watches:
-    """When each kind's watch was answered last, and since when it fails."""
+class WatchHealth:
+    """Times of each watch's last response, last event, and first failure since."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._answered: dict[str, float] = {}
-        self._failing: dict[str, float] = {}
-        self._events: dict[str, float] = {}
+        self._response_times: dict[str, float] = {}
+        self._failing_since: dict[str, float] = {}
+        self._event_times: dict[str, float] = {}
         for kind in KINDS:
-            metrics.watch_age.labels(kind).set_function(lambda kind=kind: self.age(kind))
-            metrics.watch_event_age.labels(kind).set_function(lambda kind=kind: self.event_age(kind))
+            metrics.watch_age.labels(kind).set_function(lambda kind=kind: self.seconds_since_response(kind))
+            metrics.watch_event_age.labels(kind).set_function(
+                lambda kind=kind: self.seconds_since_event(kind)
+            )
 
-    def begin(self) -> None:
-        """Start the clocks; until then nothing is stale. A kind fails until its first answer."""
-        self._answered = dict.fromkeys(KINDS, time.monotonic())
-        self._failing = dict.fromkeys(KINDS, time.monotonic())
+    def start(self) -> None:
+        """Start the clocks; nothing is stale before. A kind counts as failing until its first response."""
+        self._response_times = dict.fromkeys(KINDS, time.monotonic())
+        self._failing_since = dict.fromkeys(KINDS, time.monotonic())
 
-    def age(self, kind: str) -> float:
-        """Seconds since a watch of a kind was answered; 0 before the first was sent."""
-        at = self._answered.get(kind)
+    def seconds_since_response(self, kind: str) -> float:
+        """Return the seconds since the last response to a kind's watch; 0 before the start."""
+        at = self._response_times.get(kind)
         return 0.0 if at is None else time.monotonic() - at
 
-    def event(self, kind: str) -> None:
-        """Note that a watch has brought an event."""
-        self._events[kind] = time.monotonic()
+    def record_event(self, kind: str) -> None:
+        """Record an event of a kind's watch."""
+        self._event_times[kind] = time.monotonic()
 
-    def event_age(self, kind: str) -> float:
-        """Seconds since a watch of a kind brought an event, or was answered if that was later."""
-        at = self._events.get(kind)
-        age = self.age(kind)
+    def seconds_since_event(self, kind: str) -> float:
+        """Return the seconds since a kind's last event, or its last response if that is later."""
+        at = self._event_times.get(kind)
+        age = self.seconds_since_response(kind)
         return age if at is None else min(age, time.monotonic() - at)
 
-    def stale(self) -> list[str]:
-        """Kinds that nobody watches any more."""
+    def stale_kinds(self) -> list[str]:
+        """Return the kinds whose watch is dead."""
         now = time.monotonic()
-        failing = {kind for kind, since in self._failing.items() if now - since > FAILING_SECONDS}
-        return sorted(failing | {kind for kind in self._answered if self.age(kind) > STALE_SECONDS})
+        failing = {kind for kind, since in self._failing_since.items() if now - since > FAILING_SECONDS}
+        return sorted(
+            failing
+            | {kind for kind in self._response_times if self.seconds_since_response(kind) > STALE_SECONDS}
+        )
 
-    def answered(self, kind: str, good: bool) -> None:
-        """Note an answer, or its failure."""
+    def record_response(self, kind: str, good: bool) -> None:
+        """Record a response to a kind's list or watch, or its failure."""
         if kind not in KINDS:
             return
         now = time.monotonic()
         if good:
-            self._answered[kind] = now
-            self._failing.pop(kind, None)
+            self._response_times[kind] = now
+            self._failing_since.pop(kind, None)
         else:
-            self._failing.setdefault(kind, now)
+            self._failing_since.setdefault(kind, now)

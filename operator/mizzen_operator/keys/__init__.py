@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""Secrets with CURVE keys and admin tokens: creation and rotation."""

@@ -1,4 +1,4 @@
-"""Caches each service's keys between reconciles. `gateway` asks it for them before it applies a gateway."""
+"""Caches each service's keys between reconciles; `gateway/reconcile.py` calls it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class KeyCache:
         return keys
 
     def _current(self, service: InferenceService, synced: _SyncedKeys) -> bool:
-        return not (synced.keys.rotating or self._rotator.is_rotation_due(service, synced.keys, datetime.now(UTC)))
+        return not (
+            synced.keys.rotating or self._rotator.is_rotation_due(service, synced.keys, datetime.now(UTC))
+        )
 
     async def drop_previous(self, service: InferenceService) -> None:
         """Drop the previous generation of keys once nothing uses it any more.

@@ -1,9 +1,9 @@
-"""Keeps the Secrets of each service, and rotates their keys without a restart.
+"""Writes the Secrets of each service, and rotates their keys without restarts.
 
-Two generations are accepted while keys are rotated. Each step follows from the Secrets and from what gateways
-say, so it does not matter who takes it, or how often: the next keys are published, gateways and engines find
-them in their mounted files, and once every gateway says that it has them and reaches each ready engine with
-them alone, the former ones are dropped.
+During a rotation two generations of keys are accepted. Each step follows from the Secrets and the gateways'
+reports, so it does not matter which replica takes it, or how often. The next keys are published; gateways and
+engines find them in their mounted files; and once every gateway reports that it has them and reaches each
+ready engine with them alone, the previous keys are dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mizzen_operator.api import child_names, labels
+from mizzen_operator.api import child_names, labels, reasons
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
@@ -25,39 +25,40 @@ from mizzen_operator.kube.objects import is_owned_by, timestamp
 from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.group import Group
-from mizzen_operator.resources import key_secrets as key_secrets
-from mizzen_operator.resources.secret_data import annotation, read
+from mizzen_operator.resources import key_secrets
+from mizzen_operator.resources.secret_data import annotation, read_value
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceKeys:
-    """A service's keys as they are now.
+    """Present keys of a service.
 
     Attributes:
-        token: of its own gateway's admin API; empty where it shares one.
+        token: admin token of its own gateway; empty if it shares one.
         engine: public keys of its engines.
-        made: when the present generation was made, as Kubernetes writes it; empty for now.
-        asked: the annotation that was obeyed last.
-        target: what gateways call the newest keys of both sides.
-        rotating: there is a next generation of the service's own Secrets.
-        frozen: the Secret that an older release made so that it never changes; empty when there is none.
+        created_at: creation time of the present generation, as Kubernetes writes it; empty for now.
+        handled_request: value of the rotate-keys annotation that was handled last.
+        target_name: name by which gateways report the newest keys of both sides.
+        rotating: whether the service's own Secrets have a next generation.
+        immutable_secret: name of a Secret that an older release made immutable; else empty.
     """
 
     token: str
     engine: key_secrets.EngineKeys
-    made: str
-    ready_gateways: str
-    target: str
+    created_at: str
+    handled_request: str
+    target_name: str
     rotating: bool
-    frozen: str = ""
+    immutable_secret: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RotationProgress:
-    """How far a rotation is.
+    """Progress of a rotation.
 
     Attributes:
-        waits: whom it waits for, in words; empty once all use the next keys alone.
+        generation: number of the newest generation.
+        waiting_for: what the rotation waits for, in words; empty once all use only the next keys.
     """
 
     generation: int
@@ -65,7 +66,7 @@ class RotationProgress:
 
 
 class KeyRotator:
-    """Makes the Secrets of services, and what a rotation changes of them."""
+    """Writes the Secrets of services, and advances rotations."""
 
     def __init__(
         self,
@@ -74,63 +75,65 @@ class KeyRotator:
         metrics: Metrics,
         record_key_time: Callable[[ServiceKey, str], None],
     ) -> None:
-        """Write Secrets; `record_key_time` gets the time at which each service's present keys were made."""
+        """Create a rotator; `record_key_time` gets the creation time of each service's present keys."""
         self._kube = kube
         self._config = config
         self._metrics = metrics
         self._record_key_time = record_key_time
 
     def is_rotation_due(self, service: InferenceService, keys: ServiceKeys, now: datetime) -> bool:
-        """Whether a service's keys should be rotated: it is asked for, or they are too old."""
-        return not (keys.rotating or keys.frozen) and is_rotation_due(
-            service.rotate_keys, keys.ready_gateways, keys.made, self._config.rotate_keys_days, now
+        """Return whether a service's keys should be rotated: on request, or because of their age."""
+        return not (keys.rotating or keys.immutable_secret) and is_rotation_due(
+            service.rotate_keys, keys.handled_request, keys.created_at, self._config.rotate_keys_days, now
         )
 
     async def sync(self, service: InferenceService, gateway_public: tuple[str, ...] = ()) -> ServiceKeys:
-        """Make the service's Secrets what they should be; begin a rotation where one is due.
+        """Bring a service's Secrets to their desired state; begin a rotation if one is due.
 
         Args:
-            service: their owner.
-            gateway_public: the public keys of the gateway that it shares: the present one, and perhaps the next.
+            service: owner of the Secrets.
+            gateway_public: public keys of its shared gateway: the present one, and perhaps the next; empty if
+                the gateway is dedicated.
 
         Raises:
-            Refused: a Secret of the name belongs to something else, or lacks what it should hold.
-            KubeError: the API server failed, or somebody else changed a Secret at the same time.
+            Refused: a Secret of the name belongs to something else, or lacks a required value.
+            KubeError: the API server failed, or a Secret was changed concurrently.
         """
         try:
             root = await self._root_secret(service)
             keys = _read_keys(root, gateway_public)
             if self.is_rotation_due(service, keys, datetime.now(UTC)):
-                frozen = await self._immutable_secret(service)
-                if not frozen:
-                    given, now = key_secrets.fresh(shared=service.shared), timestamp(datetime.now(UTC))
-                    patch = key_secrets.begin(root, given, service.rotate_keys, now)
+                immutable_secret = await self._immutable_secret(service)
+                if not immutable_secret:
+                    new_keys = key_secrets.generate_keys(shared=service.shares_gateway)
+                    now = timestamp(datetime.now(UTC))
+                    patch = key_secrets.begin_rotation(root, new_keys, service.rotate_keys, now)
                     root = await patch_secret(self._kube, self._metrics, root, patch)
-                keys = _read_keys(root, gateway_public, frozen)
+                keys = _read_keys(root, gateway_public, immutable_secret)
             for manifest in _mounted_secrets(service, root, gateway_public):
                 live = await self._ensure_secret(service, manifest)
-                patch = key_secrets.corrected(live, manifest, root)
+                patch = key_secrets.mounted_secret_patch(live, manifest, root)
                 if patch is not None:
                     await patch_secret(self._kube, self._metrics, live, patch)
             return keys
         except ValueError as error:
-            raise Refused("KeysUnusable", str(error)) from error
+            raise Refused(reasons.KEYS_UNUSABLE, str(error)) from error
 
     async def drop_previous(self, service: InferenceService) -> None:
-        """Drop the former generation. The Secrets that pods mount follow with the next `sync`.
+        """Drop the previous generation. The mounted Secrets follow with the next `sync`.
 
         Raises:
             Refused: the Secret belongs to something else.
-            KubeError: the API server failed, or somebody else changed the Secret at the same time.
+            KubeError: the API server failed, or the Secret was changed concurrently.
         """
         root = await self._root_secret(service)
-        if key_secrets.rotating(root):
-            await patch_secret(self._kube, self._metrics, root, key_secrets.finish(root))
+        if key_secrets.is_rotating(root):
+            await patch_secret(self._kube, self._metrics, root, key_secrets.finish_rotation(root))
 
     async def _immutable_secret(self, service: InferenceService) -> str:
-        """A Secret of the service that an older release made immutable; kubelet would not follow it."""
+        """Return the name of a Secret that an older release made immutable; kubelets do not follow it."""
         names = [child_names.root_keys_secret(service.name), child_names.engine_keys_secret(service.name)]
-        if not service.shared:
+        if not service.shares_gateway:
             names.append(child_names.gateway_keys_secret(service.name))
         for name in names:
             live = await self._kube.get(ObjectRef("Secret", service.namespace, name))
@@ -139,26 +142,28 @@ class KeyRotator:
         return ""
 
     async def _root_secret(self, service: InferenceService) -> Mapping[str, Any]:
-        """The Secret that the others follow from; when it is lost, it is made of those that are left."""
-        if not service.status and (made := await self._create(service, key_secrets.root_keys(service))):
+        """Return the Secret from which the others are derived; restore a lost one from the others."""
+        if not service.status and (made := await self._create(service, key_secrets.root_secret(service))):
             return made
         ref = ObjectRef("Secret", service.namespace, child_names.root_keys_secret(service.name))
-        # Read once: if it were lost between two reads, keys that fit nobody's would be made in its place.
+        # Read once: if it were lost between two reads, it would be replaced by keys that fit no pod.
         if (live := await self._kube.get(ref)) is not None:
             return self._require_owned(service, live)
         names = [child_names.engine_keys_secret(service.name)]
-        if not service.shared:
+        if not service.shares_gateway:
             names.append(child_names.gateway_keys_secret(service.name))
         mounted = [await self._kube.get(ObjectRef("Secret", service.namespace, name)) for name in names]
         left = [secret for secret in mounted if secret is not None and is_owned_by(secret, service.uid)]
         if len(left) < len(names):
-            return await self._ensure_secret(service, key_secrets.root_keys(service))
-        if service.shared:
-            return await self._ensure_secret(service, key_secrets.restored_engine_key(service, left[0]))
-        return await self._ensure_secret(service, key_secrets.restored_keys(service, *left))
+            return await self._ensure_secret(service, key_secrets.root_secret(service))
+        if service.shares_gateway:
+            return await self._ensure_secret(
+                service, key_secrets.restored_shared_root_secret(service, left[0])
+            )
+        return await self._ensure_secret(service, key_secrets.restored_root_secret(service, *left))
 
     async def _create(self, service: InferenceService, manifest: dict[str, Any]) -> Mapping[str, Any] | None:
-        """Create a Secret; None when one of its name is there."""
+        """Create a Secret; return None if one of its name exists."""
         if not await self._kube.create(manifest):
             return None
         self._metrics.actions.labels("CreateSecret").inc()
@@ -166,7 +171,7 @@ class KeyRotator:
         return manifest
 
     async def _ensure_secret(self, service: InferenceService, manifest: dict[str, Any]) -> Mapping[str, Any]:
-        """The Secret of a manifest's name; made when it is missing, which it is while a service is new."""
+        """Return the Secret of a manifest's name; create it if it is missing or the service is new."""
         ref = ObjectRef("Secret", service.namespace, manifest["metadata"]["name"])
         live = await self._kube.get(ref) if service.status else None
         if live is None:
@@ -181,43 +186,48 @@ class KeyRotator:
         return live
 
     def _record_time(self, service: InferenceService, secret: Mapping[str, Any]) -> None:
-        """Note the age of the keys in the Secret that a service's others follow from."""
+        """Record the age of the keys in the root Secret."""
         if secret["metadata"]["name"] == child_names.root_keys_secret(service.name):
-            self._record_key_time(ServiceKey(service.namespace, service.name), key_secrets.made(secret))
+            self._record_key_time(
+                ServiceKey(service.namespace, service.name), key_secrets.keys_created(secret)
+            )
 
 
 async def patch_secret(
     kube: KubeClient, metrics: Metrics, secret: Mapping[str, Any], patch: dict[str, Any]
 ) -> Mapping[str, Any]:
-    """Change a Secret that is still as it was read; the Secret as it is then.
+    """Patch a Secret if it is unchanged since it was read; return the patched Secret.
 
     Raises:
-        KubeError: the API server failed, or somebody else changed the Secret at the same time.
+        KubeError: the API server failed, or the Secret was changed concurrently.
     """
     meta = secret["metadata"]
     metrics.actions.labels("PatchSecret").inc()
     ref = ObjectRef("Secret", meta["namespace"], meta["name"])
     await kube.patch(ref, patch)
-    return await kube.get(ref) or key_secrets.applied(secret, patch)
+    return await kube.get(ref) or key_secrets.apply_patch(secret, patch)
 
 
 def rotation_progress(keys: ServiceKeys, groups: Sequence[Group], routing: RoutingState) -> RotationProgress:
-    """How far all who are to use the newest keys do, and nothing else.
+    """Return how far gateways and engines have switched to the newest keys.
 
-    A gateway or engine that is not ready reads its files before it is, and needs no waiting for.
+    A gateway or engine that is not ready reads its files before it becomes ready, so nothing waits for it.
     """
     ready = [group for group in groups if group.live and group.containers_ready]
-    late = [group.name for group in ready if routing.engine_key_names.get(group.uid) != frozenset((keys.target,))]
-    waits = ""
+    target = frozenset((keys.target_name,))
+    late = [group.name for group in ready if routing.engine_key_names.get(group.uid) != target]
+    waiting_for = ""
     if not routing.ready_gateways:
-        waits = "a gateway that is ready"
+        waiting_for = "a gateway that is ready"
     elif routing.reporting_gateways < routing.ready_gateways:
-        waits = f"{routing.ready_gateways - routing.reporting_gateways} gateways that do not answer"
-    elif keys.target not in routing.key_names:
-        waits = "gateways that have not read them yet"
+        waiting_for = f"{routing.ready_gateways - routing.reporting_gateways} gateways that do not answer"
+    elif keys.target_name not in routing.key_names:
+        waiting_for = "gateways that have not read the new keys yet"
     elif late:
-        waits = f"{len(late)} of {len(ready)} groups that are not reached with them alone yet: {late[0]}"
-    return RotationProgress(keys.engine.generation + (len(keys.engine.public) > 1), waits)
+        waiting_for = (
+            f"{len(late)} of {len(ready)} groups that are not reached with the new keys alone: {late[0]}"
+        )
+    return RotationProgress(keys.engine.generation + (len(keys.engine.public) > 1), waiting_for)
 
 
 def require_owned(service: InferenceService, live: Mapping[str, Any]) -> None:
@@ -230,26 +240,28 @@ def require_owned(service: InferenceService, live: Mapping[str, Any]) -> None:
         raise name_taken_error(live, service.name)
 
 
-def is_rotation_due(request: str, handled_request: str, made: str, days: float, now: datetime) -> bool:
-    """Whether keys should be rotated: it is asked for and was not obeyed yet, or they are too old."""
+def is_rotation_due(request: str, handled_request: str, created_at: str, days: float, now: datetime) -> bool:
+    """Return whether keys should be rotated: because of an unhandled request, or their age in days."""
     if request and request != handled_request:
         return True
-    if not (days and made):
+    if not (days and created_at):
         return False
-    return now - datetime.fromisoformat(made) > timedelta(days=days)
+    return now - datetime.fromisoformat(created_at) > timedelta(days=days)
 
 
-def _read_keys(root: Mapping[str, Any], gateway_public: tuple[str, ...], frozen: str = "") -> ServiceKeys:
+def _read_keys(
+    root: Mapping[str, Any], gateway_public: tuple[str, ...], immutable_secret: str = ""
+) -> ServiceKeys:
     engine = key_secrets.engine_keys(root)
     gateways = gateway_public or key_secrets.public_keys(root, labels.GATEWAY)
     return ServiceKeys(
-        token="" if gateway_public else read(root, labels.ADMIN_TOKEN),
+        token="" if gateway_public else read_value(root, labels.ADMIN_TOKEN),
         engine=engine,
-        made=key_secrets.made(root),
-        ready_gateways=annotation(root, labels.ROTATE_KEYS),
-        target=key_secrets.name_of(engine.public[-1], gateways[-1]),
-        rotating=key_secrets.rotating(root),
-        frozen=frozen,
+        created_at=key_secrets.keys_created(root),
+        handled_request=annotation(root, labels.ROTATE_KEYS),
+        target_name=key_secrets.connection_key_name(engine.public[-1], gateways[-1]),
+        rotating=key_secrets.is_rotating(root),
+        immutable_secret=immutable_secret,
     )
 
 
@@ -257,5 +269,5 @@ def _mounted_secrets(
     service: InferenceService, root: Mapping[str, Any], gateway_public: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     if gateway_public:
-        return [key_secrets.mounted_engine_keys(service, root, gateway_public)]
-    return key_secrets.mounted_keys(service, root)
+        return [key_secrets.mounted_engine_secret(service, root, gateway_public)]
+    return key_secrets.mounted_secrets(service, root)

@@ -1,4 +1,4 @@
-"""Applies manifests that differ from what is there."""
+"""Applies the manifests of children that differ from the live objects, and removes foreign edits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import labels, reasons
 from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.drift import covers, drift_patch
 from mizzen_operator.kube.errors import KubeError, Refused
@@ -21,25 +21,25 @@ _ABSENT = "absent"
 
 
 def name_taken_error(live: Mapping[str, Any], service: str = "") -> Refused:
-    """The refusal for an object that is not ours; `service` is the one that needs its name."""
+    """Return the error for a live object that is not ours; `service` is the service that needs its name."""
     what = f"{live.get('kind', 'object')} {live['metadata']['name']}"
     other = _owner_service(live)
     if other and other == service:
-        message = f"{what} is left of a service {other} that was deleted, and goes as soon as that has gone"
-        return Refused("NameTaken", message)
-    if other:  # it needs the object, and makes it again: one of the two cannot be here
+        message = f"{what} is left over from a deleted service {other}, and goes as soon as that has gone"
+        return Refused(reasons.NAME_TAKEN, message)
+    if other:  # that service would create the object again, so the two cannot coexist
         return Refused(
-            "NameTaken",
-            f"{what} belongs to InferenceService {other}, which has a child of that name, too: leave it, for "
-            "that service needs it, and apply this one under another name, or in another namespace",
+            reasons.NAME_TAKEN,
+            f"{what} belongs to InferenceService {other}, which has a child of that name, too: leave it, "
+            "because that service needs it, and apply this one under another name, or in another namespace",
         )
-    return Refused("NameTaken", f"{what} belongs to something else: delete or rename it")
+    return Refused(reasons.NAME_TAKEN, f"{what} belongs to something else: delete or rename it")
 
 
 def _owner_service(live: Mapping[str, Any]) -> str:
-    """Name of the service whose child an object is; empty where it is none's."""
+    """Return the name of the service that controls an object; empty if none does."""
     references = live["metadata"].get("ownerReferences", [])
-    owners = [one for one in references if one["kind"] == labels.KIND and one.get("controller")]
+    owners = [owner for owner in references if owner["kind"] == labels.KIND and owner.get("controller")]
     return owners[0]["name"] if owners else ""
 
 
@@ -60,18 +60,19 @@ class Applier:
         *,
         assume_absent: bool = False,
     ) -> Mapping[str, Any]:
-        """Apply what differs; returns the Deployment among them as it is now.
+        """Apply the manifests that differ from the live objects; return the live Deployment among them.
 
         Args:
-            manifests: stamped with their hashes.
-            observed: objects that were read already, by kind; the others are read unless `digests` knows them.
-            digests: hashes by kind and name of what was applied; brought up to date.
-            require_ownership: raises when an object that is there is not ours.
-            assume_absent: nothing of ours can be there yet: all is made without a look for what is there.
+            manifests: manifests with their hashes as an annotation.
+            observed: objects that were read already, by kind. Others are read unless `digests` has their
+                hash.
+            digests: hashes of applied manifests by kind and name; updated.
+            require_ownership: raises if a live object is not ours.
+            assume_absent: create the objects without reading first, because none of ours can exist.
 
         Raises:
-            Refused: as `require_ownership` says.
-            KubeError: the API server failed or found a manifest invalid.
+            Refused: raised by `require_ownership`.
+            KubeError: the API server failed, or rejected a manifest.
         """
         deployment: Mapping[str, Any] = {}
         for manifest in manifests:
@@ -99,7 +100,7 @@ class Applier:
         *,
         assume_absent: bool = False,
     ) -> str:
-        """Apply a child that no watch follows, where it differs; returns its uid. As `apply`."""
+        """Apply an unwatched child if it differs; return its uid. For arguments and errors see `apply`."""
         kind, meta = manifest["kind"], manifest["metadata"]
         if not self._children.uid(kind, meta["namespace"], meta["name"]):
             digests.pop((kind, meta["name"]), None)
@@ -115,12 +116,12 @@ class Applier:
         wanted: bool,
         assume_absent: bool = False,
     ) -> None:
-        """Apply what differs, or remove it where it is not wanted; as `apply`.
+        """Apply the manifests that differ, or delete the objects if they are not wanted.
 
         Args:
-            manifests, digests, require: as for `apply`.
-            wanted: whether they are to be there.
-            assume_absent: as for `apply`; nothing that is not wanted is looked for either.
+            manifests, digests, require_ownership: as for `apply`.
+            wanted: whether the objects should exist.
+            assume_absent: as for `apply`; unwanted objects are not looked up either.
         """
         if wanted:
             await self.apply(manifests, {}, digests, require_ownership, assume_absent=assume_absent)
@@ -139,10 +140,11 @@ class Applier:
             self._children.record_deleted(kind, meta["namespace"], meta["name"])
 
     async def _create_if_absent(self, manifest: dict[str, Any]) -> Mapping[str, Any] | None:
-        """An object that was not there before; None where one of its name is there, whoever's it is.
+        """Create an object; return None if one of its name exists, even a foreign one.
 
-        None as well where a release of Kubernetes may refuse a version of what is not there: the usual way
-        then meets the same error if it has another cause.
+        It also returns None if the API server does not accept a resourceVersion for an absent object, which
+        may happen with other releases of Kubernetes. The caller's second attempt meets the same error if it
+        has another cause.
         """
         try:
             live = await self._kube.apply(manifest, new=True)
@@ -174,27 +176,27 @@ class Applier:
         return await self._kube.apply(manifest)
 
     async def _delete_binding(self, manifest: dict[str, Any], live: Mapping[str, Any]) -> None:
-        """Delete a binding of another role than it should bind, for it cannot be given another one.
+        """Delete a binding whose role differs, because a binding's role cannot be changed.
 
-        Nothing goes before the API server has said that this operator may bind the role that is wanted.
+        A dry run first makes sure that the operator may bind the wanted role.
         """
         meta = manifest["metadata"]
         try:
             await self._kube.dry_run_create(manifest)
         except KubeError as error:
-            if error.code != 409:  # its name is taken, and nothing else is wrong
+            if error.code != 409:  # only the name is taken
                 raise
         ref, role = ObjectRef(manifest["kind"], meta["namespace"], meta["name"]), live["roleRef"]["name"]
-        logger.info("%s/%s: bind another role than %s", ref.namespace, ref.name, role)
+        logger.info("%s/%s: replacing the binding of role %s", ref.namespace, ref.name, role)
         self._metrics.actions.labels(f"Delete{ref.kind}").inc()
         await self._kube.delete(ref, live["metadata"]["uid"])
 
     async def _remove_foreign_edits(
         self, manifest: dict[str, Any], live: Mapping[str, Any], digests: dict[tuple[str, str], str]
     ) -> Mapping[str, Any]:
-        """Take away what others have added; what comes back at once is the API server's, and is left.
+        """Remove fields that others added; leave fields that come back at once.
 
-        Admission may add it, or an API server that fills in more than those that are known.
+        Admission webhooks may add them, or an API server with defaults that `drift.py` does not list.
         """
         patch = drift_patch(live, manifest)
         if patch is None:
@@ -203,7 +205,7 @@ class Applier:
         left = (f"{kind} left as it is", meta["name"])
         if digests.get(left) == _patch_digest(patch):
             return live
-        logger.info("%s/%s: take from %s what was added by hand", meta["namespace"], meta["name"], kind)
+        logger.info("%s/%s: removing foreign fields from %s", meta["namespace"], meta["name"], kind)
         self._metrics.actions.labels(f"Correct{kind}").inc()
         ref = ObjectRef(kind, meta["namespace"], meta["name"])
         await self._kube.patch(ref, patch)
@@ -211,7 +213,7 @@ class Applier:
         remains = drift_patch(after, manifest)
         if remains is not None:
             logger.warning(
-                "%s/%s: what was added to %s comes back at once: it is left",
+                "%s/%s: foreign fields of %s come back at once; leaving them",
                 meta["namespace"],
                 meta["name"],
                 kind,
@@ -225,5 +227,5 @@ def _role_differs(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
 
 
 def _patch_digest(patch: Mapping[str, Any]) -> str:
-    """A hash of what a patch changes, of whichever version."""
+    """Return a hash of the changes in a patch, whatever version it is for."""
     return digest({key: value for key, value in patch.items() if key != "metadata"})

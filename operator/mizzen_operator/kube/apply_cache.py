@@ -46,7 +46,7 @@ class ApplyCache:
         self._records: dict[ServiceKey, AppliedChildren] = {}
 
     def record(self, service: ServiceRef) -> AppliedChildren:
-        """Return the record of a service; a new one if there is none for its uid."""
+        """Return the record of a service; create it if its uid is new."""
         key = ServiceKey(service.namespace, service.name)
         record = self._records.get(key)
         if record is None or record.uid != service.uid:

@@ -1,4 +1,8 @@
-"""The API server, asynchronously: plain dictionaries, one field manager, a rate limit, deadlines."""
+"""Asynchronous client of the API server. Objects are plain dictionaries.
+
+Writes use one field manager, pass a rate limiter, and update the store of watched objects. Every request may
+be repeated: names are deterministic, and deletes give a uid.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import aiohttp
 import msgspec
 from kubernetes.aio.client import Configuration
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import labels, reasons
 from mizzen_operator.kube.errors import KubeError, error_from_response, is_webhook_failure, retry_delay
 from mizzen_operator.kube.paged_list import ObjectList, read_continue_token
 from mizzen_operator.kube.rate_limiter import TokenBucket
@@ -23,25 +27,30 @@ from mizzen_operator.metrics import Metrics
 
 CREDENTIALS_SECONDS = 2 * REQUEST_SECONDS
 RETRY_DELAYS_SECONDS = (0.2, 0.5, 1.0)
-"""Before a request is sent again that the API server could not deal with: a look takes many, and begins anew
-when one fails. Each may be repeated, for names are deterministic and deletions name the uid."""
+"""Delays before retries of a request that the API server could not handle.
+
+A reconcile makes many requests, and starts over if one fails.
+"""
 MAX_RETRIED_SECONDS = 1.0
-"""What took longer to fail is left to the next look: its back-off grows, and others have their turn."""
+"""Longest duration of a failed request that is retried.
+
+After slower ones the reconcile fails, so that its back-off grows and other services get their slot.
+"""
 RETRIED_CODES = frozenset({429, 500, 502, 503, 504})
 PAGE = 500
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 JSON = "application/json"
 ABSENT_VERSION = "1"
-"""What no object has as its version: that of a store in which nothing is. What is there conflicts with it."""
+"""A resourceVersion that no object has. Applying with it fails with a conflict if the object exists."""
 METADATA = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 OBJECT_METADATA = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _QUERY = {"fieldManager": labels.FIELD_MANAGER, "fieldValidation": "Ignore"}
-"""Nobody reads the API server's warnings, which cost it a second parse: a third of what an apply costs."""
+"""Query of all writes. Validation warnings would be unread, and take a third of an apply's cost."""
 
 
 class KubeClient:
-    """One client for all reconciles."""
+    """The client that all reconciles share."""
 
     def __init__(
         self,
@@ -50,13 +59,13 @@ class KubeClient:
         rate_limiter: TokenBucket | None = None,
         stores: Callable[[str], ObjectStore | None] = lambda kind: None,
     ) -> None:
-        """Talk to an API server.
+        """Create a client.
 
         Args:
-            configuration: how to reach it.
-            metrics: count the requests.
-            rate_limiter: limits those that write; how many read at once, the number of workers does.
-            stores: gives the cache of a kind whose objects are read there instead; writes go through it.
+            configuration: how to reach the API server.
+            metrics: request metrics.
+            rate_limiter: limits writes; the number of workers limits concurrent reads.
+            stores: returns the store of a watched kind, or None. Reads use the store; writes update it.
         """
         self._stores = stores
         self._connection = Connection(configuration)
@@ -66,34 +75,34 @@ class KubeClient:
         self._rate_limiter = rate_limiter
 
     async def _reload_credentials(self) -> bool:
-        """Read the credentials anew, as tokens in files are replaced; not more than once in a while."""
+        """Reload the credentials, because token files are rotated; at most once per CREDENTIALS_SECONDS."""
         if time.monotonic() - self._logged_in < CREDENTIALS_SECONDS:
             return False
         self._logged_in = time.monotonic()
         for connection in self._old_connections:
             await connection.close()
-        self._old_connections = [self._connection]  # its requests may still be under way
+        self._old_connections = [self._connection]  # its requests may still be in flight
         self._connection = Connection(await load_configuration())
         return True
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close all connections."""
         for connection in (self._connection, *self._old_connections):
             await connection.close()
 
     async def get(self, ref: ObjectRef, *, live: bool = False) -> dict[str, Any] | None:
-        """Read an object; None when there is none.
+        """Return an object; None if it does not exist.
 
-        A cache holds only what is labelled as ours: whether a name is free, a `live` read tells.
+        A store holds only objects with our labels. Use a `live` read to find out whether a name is free.
         """
-        cache = self._stores(ref.kind)
-        if cache is not None and not (ref.subresource or live):
-            return cache.get(ObjectName(ref.namespace, ref.name))
+        store = self._stores(ref.kind)
+        if store is not None and not (ref.subresource or live):
+            return store.get(ObjectName(ref.namespace, ref.name))
         found = await self._get_bytes(ref)
         return None if found is None else msgspec.json.decode(found)
 
     async def exists(self, ref: ObjectRef) -> bool:
-        """Whether there is an object, by its metadata alone: what a Secret holds is not sent.
+        """Return whether an object exists. Only its metadata is read, so that a Secret's values are not sent.
 
         Raises:
             KubeError: the API server failed.
@@ -101,7 +110,7 @@ class KubeClient:
         return await self._get_bytes(ref, OBJECT_METADATA) is not None
 
     async def _get_bytes(self, ref: ObjectRef, accept: str = JSON) -> bytes | None:
-        """Read an object's text; None when there is none."""
+        """Return an object as JSON; None if it does not exist."""
         try:
             return await self._request("GET", ref, accept=accept)
         except KubeError as error:
@@ -109,47 +118,47 @@ class KubeClient:
                 return None
             raise
 
-    async def put_fresh(self, ref: ObjectRef) -> dict[str, Any] | None:
-        """Read an object from the API server itself, and hold it as it is there; None when there is none.
+    async def get_fresh(self, ref: ObjectRef) -> dict[str, Any] | None:
+        """Read an object from the API server and store it; return None if it does not exist.
 
         Raises:
             KubeError: the API server failed.
         """
-        body, cache = await self.get(ref, live=True), self._stores(ref.kind)
-        if cache is not None and body is not None:
-            cache.put_fresh(body)
+        body, store = await self.get(ref, live=True), self._stores(ref.kind)
+        if store is not None and body is not None:
+            store.put_fresh(body)
         return body
 
     async def list(self, ref: ObjectRef, selector: str = "") -> list[dict[str, Any]]:
-        """Read all objects of a kind, of a namespace when `ref` names one, that match a label selector."""
-        cache = self._stores(ref.kind)
-        if cache is not None:
-            return cache.list(ref.namespace, selector)
+        """List the objects of a kind that match a label selector, in the namespace of `ref` or in all."""
+        store = self._stores(ref.kind)
+        if store is not None:
+            return store.list(ref.namespace, selector)
         return await self._list(ref, {"labelSelector": selector}, JSON)
 
     async def list_metadata(
         self, ref: ObjectRef, selector: str, *, from_cache: bool = False
     ) -> list[dict[str, Any]]:
-        """Read the metadata alone of all objects of a kind that match a label selector.
+        """List the metadata of objects of a kind that match a label selector.
 
         Args:
-            ref: their kind, and their namespace if it is but one.
-            selector: of their labels.
-            from_cache: as the API server has them in memory, perhaps a moment old.
+            ref: their kind, and their namespace unless objects of all namespaces are listed.
+            selector: label selector.
+            from_cache: list from the API server's memory, which may be slightly stale.
         """
         query = {"labelSelector": selector, "resourceVersion": "0" if from_cache else ""}
         return await self._list(ref, query, METADATA)
 
     async def metadata_pages(self, ref: ObjectRef, selector: str) -> AsyncIterator[bytes]:
-        """The same as JSON, as the API server has it in memory, perhaps a moment old."""
+        """Yield pages of a metadata list as JSON, from the API server's memory, perhaps slightly stale."""
         async for page in self._pages(ref, {"labelSelector": selector, "resourceVersion": "0"}, METADATA):
             yield page
 
     async def list_versions(self, ref: ObjectRef, selector: str) -> ObjectList:
-        """What is there of a kind whose labels match a selector, by the API server itself.
+        """List uid and version of the objects of a kind that match a label selector, from the API server.
 
         Raises:
-            KubeError: it failed.
+            KubeError: the API server failed.
         """
         listing = ObjectList()
         async for page in self._pages(ref, {"labelSelector": selector}, METADATA):
@@ -159,7 +168,7 @@ class KubeClient:
     async def _list(self, ref: ObjectRef, query: Mapping[str, str], accept: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         async for page in self._pages(ref, query, accept):
-            found += msgspec.json.decode(page)["items"] or ()  # null where there is nothing
+            found += msgspec.json.decode(page)["items"] or ()  # null if the list is empty
         return found
 
     async def _pages(self, ref: ObjectRef, query: Mapping[str, str], accept: str) -> AsyncIterator[bytes]:
@@ -174,7 +183,7 @@ class KubeClient:
             query = {**query, "continue": more, "resourceVersion": ""}
 
     async def create(self, manifest: Mapping[str, Any]) -> bool:
-        """Create an object; False when one of its name is there already."""
+        """Create an object; return False if one of its name exists."""
         meta = manifest["metadata"]
         name = ObjectName(meta["namespace"], meta["name"])
         ref = ObjectRef(manifest["kind"], meta["namespace"])
@@ -187,21 +196,21 @@ class KubeClient:
         return True
 
     async def dry_run_create(self, manifest: Mapping[str, Any], *, strict: bool = False) -> None:
-        """Ask whether an object would be taken; it is not made.
+        """Send a dry run of a create.
 
         Args:
             manifest: the object.
-            strict: not with a field that the API server does not know, which it drops otherwise.
+            strict: reject unknown fields, which the API server drops otherwise.
 
         Raises:
-            KubeError: it would not, or the API server failed.
+            KubeError: the object would be rejected, or the API server failed.
         """
         ref = ObjectRef(manifest["kind"], manifest["metadata"]["namespace"])
         query = {**_QUERY, "dryRun": "All", **({"fieldValidation": "Strict"} if strict else {})}
         await self._request("POST", ref, query, manifest)
 
     async def replace(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace an object of the same resourceVersion."""
+        """Replace an object if its resourceVersion is still the same."""
         meta = manifest["metadata"]
         ref = ObjectRef(manifest["kind"], meta["namespace"], meta["name"])
         return msgspec.json.decode(await self._request("PUT", ref, body=manifest))
@@ -209,47 +218,50 @@ class KubeClient:
     async def apply(
         self, manifest: Mapping[str, Any], subresource: str = "", *, new: bool = False
     ) -> dict[str, Any]:
-        """Server-side apply: what this field manager set before and leaves out now is removed.
+        """Apply an object server-side: fields that this manager set before and now omits are removed.
 
         Raises:
-            KubeError: the API server failed; with 409, what should be `new` is there already, and is left.
+            KubeError: the API server failed; code 409 if the object should be `new` but exists, and is
+                unchanged.
         """
         meta = manifest["metadata"]
         ref = ObjectRef(manifest["kind"], meta["namespace"], meta["name"], subresource)
         query = {**_QUERY, "force": "true"}
         if new:
             manifest = {**manifest, "metadata": {**meta, "resourceVersion": ABSENT_VERSION}}
-        return await self._write("PATCH", ref, ObjectName(ref.namespace, ref.name), query, manifest, APPLY)
+        name = ObjectName(ref.namespace, ref.name)
+        return await self._write("PATCH", ref, name, query, manifest, content_type=APPLY)
 
     async def patch(self, ref: ObjectRef, patch: Mapping[str, Any], content_type: str = MERGE) -> None:
         """Patch an object or its subresource."""
-        await self._write("PATCH", ref, ObjectName(ref.namespace, ref.name), _QUERY, patch, content_type)
+        name = ObjectName(ref.namespace, ref.name)
+        await self._write("PATCH", ref, name, _QUERY, patch, content_type=content_type)
 
     async def delete(self, ref: ObjectRef, uid: str, propagation: str = "") -> bool:
-        """Delete the very object of this uid; False when it is gone.
+        """Delete the object with this uid; return False if it is gone.
 
         Args:
             ref: the object.
-            uid: its own.
-            propagation: what becomes of what it owns, such as `Background`; the kind's own way when empty.
+            uid: its uid.
+            propagation: deletion policy for dependents, such as `Background`; the kind's default if empty.
 
         Raises:
-            KubeError: the API server failed; with 409, another object may have its name.
+            KubeError: the API server failed; code 409 if another object may have the name.
         """
         body: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         if propagation:
             body["propagationPolicy"] = propagation
-        name, cache = ObjectName(ref.namespace, ref.name), self._stores(ref.kind)
+        name, store = ObjectName(ref.namespace, ref.name), self._stores(ref.kind)
         try:
             left = await self._write("DELETE", ref, name, body=body, notify=True)
         except KubeError as error:
-            if error.code == 404 and cache is not None:
-                cache.mark_deleted(name, uid)
+            if error.code == 404 and store is not None:
+                store.mark_deleted(name, uid)
             if error.code == 404:
                 return False
             raise
-        if cache is not None and not _is_object(left, ref.kind):
-            cache.mark_deleted(name, uid)  # it took no grace
+        if store is not None and not _is_object(left, ref.kind):
+            store.mark_deleted(name, uid)  # it had no grace period
         return True
 
     async def _write(
@@ -263,18 +275,18 @@ class KubeClient:
         *,
         notify: bool = False,
     ) -> dict[str, Any]:
-        """Change an object, and hold the answer where it is cached: the next read is as new as the write."""
-        cache = self._stores(ref.kind)
-        if cache is None:
+        """Send a write and store the response, so that the next read is at least as new as the write."""
+        store = self._stores(ref.kind)
+        if store is None:
             return msgspec.json.decode(await self._request(verb, ref, query, body, content_type))
         version: int | None = None
-        cache.begin_write(name)
+        store.begin_write(name)
         try:
             answer = msgspec.json.decode(await self._request(verb, ref, query, body, content_type))
             if _is_object(answer, ref.kind):
-                version = cache.put_write_response(answer)
+                version = store.put_write_response(answer)
         finally:
-            cache.end_write(name, version, notify=notify)
+            store.end_write(name, version, notify=notify)
         return answer
 
     async def _request(
@@ -317,7 +329,7 @@ class KubeClient:
         try:
             code, data = await self._connection.send(verb, path, body, headers)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise KubeError(0, "Unreachable", f"{verb} {path}: {error or 'timed out'}") from error
+            raise KubeError(0, reasons.UNREACHABLE, f"{verb} {path}: {error or 'timed out'}") from error
         finally:
             self._metrics.api_requests.labels(verb, kind, str(code)).inc()
             self._metrics.api_seconds.labels(verb).observe(time.monotonic() - began)
@@ -325,8 +337,8 @@ class KubeClient:
 
 
 def _is_object(answer: Mapping[str, Any], kind: str) -> bool:
-    """Whether an answer is an object that the API server holds, and not a `Status`.
+    """Return whether a response is a stored object rather than a `Status`.
 
-    The answer to a deletion has no version where others deleted the object in the same moment.
+    The response to a delete has no resourceVersion if somebody else deleted the object at the same moment.
     """
     return answer.get("kind") == kind and "resourceVersion" in answer["metadata"]

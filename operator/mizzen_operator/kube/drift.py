@@ -1,8 +1,8 @@
-"""What somebody has added to a child where all of it is ours; pure arithmetic.
+"""Finds foreign edits to children, in fields that only the operator may set. Pure.
 
-Server-side apply changes what it names and leaves the rest alone, for others may own it. In a selector, a
-policy's rules or a pod's template nobody else has anything to say: what is there too many is removed by a
-merge patch, in one write that leaves the object valid.
+Server-side apply leaves fields that it does not name alone, because others may own them. But selectors,
+policy rules and pod templates are ours entirely. Extra fields in them are removed by one merge patch that
+leaves the object valid. `apply.py` sends it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ _OWNED_PATHS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "RoleBinding": (("subjects",),),
     "Service": (("spec", "selector"), ("spec", "ports")),
 }
-"""Parts of a kind's objects that are ours alone. Clouds and their users complete a Service otherwise."""
+"""Paths that the operator owns entirely, by kind. Clouds and users may add other fields to Services."""
 
 _SHARED_FIELDS: Mapping[str, frozenset[str]] = {
-    "Deployment": frozenset({"metadata", "serviceAccount"}),  # a restart's note; a copy of another field
+    "Deployment": frozenset(
+        {"metadata", "serviceAccount"}
+    ),  # set by a rollout restart; copy of another field
     "Service": frozenset({"nodePort", "appProtocol"}),
 }
-"""Fields within them that others set too."""
+"""Fields within the owned paths that others set too."""
 
 _API_DEFAULTS: Mapping[str, Any] = {
     "creationTimestamp": None,
@@ -39,14 +41,14 @@ _API_DEFAULTS: Mapping[str, Any] = {
     "successThreshold": 1,
     "terminationMessagePath": "/dev/termination-log",
 }
-"""What the API server fills in. What it fills in besides comes back at once, and is left then."""
+"""Defaults that the API server sets. Others come back at once after a removal, and are then left alone."""
 
 _QUANTITY_FIELDS = frozenset({"limits", "requests"})
-"""Fields that hold amounts by resource. The API server stores 1000m as 1, and 1024Mi as 1Gi."""
+"""Fields that hold quantities by resource. The API server stores 1000m as 1, and 1024Mi as 1Gi."""
 
 
 def covers(live: Any, wanted: Any) -> bool:
-    """Whether everything in `wanted` is also in `live`; the API server's defaults may be more."""
+    """Return whether `live` contains everything in `wanted`; it may contain the API server's defaults too."""
     if isinstance(wanted, Mapping):
         return isinstance(live, Mapping) and all(
             key in live
@@ -57,16 +59,16 @@ def covers(live: Any, wanted: Any) -> bool:
         )
     if isinstance(wanted, (list, tuple)):
         if wanted and not _contains_objects(wanted):
-            return live == list(wanted)  # the order of arguments counts
+            return live == list(wanted)  # order matters, for example of arguments
         return isinstance(live, list) and all(
             any(covers(item, value) for item in (*live[place : place + 1], *live))
-            for place, value in enumerate(wanted)  # most are where they were put
+            for place, value in enumerate(wanted)  # try the same position first
         )
     return live == wanted
 
 
 def _quantities_match(live: Any, wanted: Any) -> bool:
-    """Whether amounts by resource are among those that are there, however each is written."""
+    """Return whether the live quantities include the wanted ones, however each is written."""
     if not (isinstance(live, Mapping) and isinstance(wanted, Mapping)):
         return False
     try:
@@ -79,16 +81,16 @@ def _quantities_match(live: Any, wanted: Any) -> bool:
 
 
 def _stored_thousandths(amount: str | int | float) -> int:
-    """An amount as the API server keeps it, in thousandths: it rounds up what is finer."""
+    """Return a quantity in thousandths as the API server stores it; finer ones are rounded up."""
     return math.ceil(parse_quantity(amount) * 1000)
 
 
 def drift_patch(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The merge patch that takes away what an object has too much; None when it has nothing.
+    """Return the merge patch that removes foreign fields from an object; None if it has no such fields.
 
     Args:
-        live: the object as it is.
-        manifest: as it was applied, or is about to be.
+        live: the object as the API server holds it.
+        manifest: the manifest that was applied, or is about to be.
     """
     patch: dict[str, Any] = {}
     for path in _OWNED_PATHS.get(manifest["kind"], ()):
@@ -117,7 +119,7 @@ def _has_extra(live: Any, wanted: Any, shared_fields: frozenset[str]) -> bool:
 
 
 def _match_items(live: Sequence[Any], wanted: Sequence[Any]) -> dict[int, Any]:
-    """What is wanted of a list's items, by their place: the item of its name, or one that holds it all."""
+    """Match items of a live list to wanted items by name or content; return the wanted item per index."""
     pairs: dict[int, Any] = {}
     for place, value in enumerate(wanted):
         places = [place, *range(len(live))] if place < len(live) else range(len(live))
@@ -135,7 +137,7 @@ def _same_name(one: Any, other: Any) -> bool:
 
 
 def _merge_value(live: Any, wanted: Any, shared_fields: frozenset[str]) -> Any:
-    """A merge patch's value for what exceeds; lists are given whole."""
+    """Return the value in a merge patch that removes extra fields; a list is replaced as a whole."""
     if not (isinstance(wanted, Mapping) and isinstance(live, Mapping)):
         return wanted
     extra = {key: None for key, value in live.items() if _is_extra(key, value, wanted, shared_fields)}

@@ -1,4 +1,8 @@
-"""What keeps the operator from its part, in words for a status."""
+"""Errors of the API server, and which of them a retry cannot fix.
+
+`client.py` raises KubeError, and the writers of children raise Refused. `rejection` turns both into the
+reason that a status reports.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,24 @@ from dataclasses import dataclass
 
 import msgspec
 
+from mizzen_operator.api import reasons
+
 MAX_RETRY_DELAY_SECONDS = 5.0
-"""However long the API server asks to be left alone; the look's own back-off is longer."""
+"""Cap on the delay that the API server may ask for; the back-off between reconciles is longer."""
 REJECTION_CODES = (400, 403, 422)
-"""Answers to a change by which the API server says that it will not take it as it is."""
+"""Status codes by which the API server rejects a change for good."""
 WEBHOOK_FAILURE_TEXT = "failed calling webhook"
-"""What the API server says of an admission webhook that did not answer, or answered what is no answer."""
+"""The API server's words when an admission webhook did not answer, or its answer was invalid."""
 NAMESPACE_TERMINATING_TEXT = "because it is being terminated"
-"""What the API server says of a namespace in which nothing is made any more."""
+"""The API server's words when a namespace is being deleted, and nothing can be created in it."""
 
 
 class KubeError(Exception):
-    """The API server refused or failed a request.
+    """The API server rejected a request, or failed.
 
     Attributes:
-        code: HTTP status; 0 when no answer came.
-        reason: the API's reason, such as `AlreadyExists`.
+        code: HTTP status; 0 if there was no response.
+        reason: reason of the API, such as `AlreadyExists`.
     """
 
     def __init__(self, code: int, reason: str, message: str) -> None:
@@ -32,10 +38,10 @@ class KubeError(Exception):
 
 
 class Refused(Exception):
-    """The cluster does not let a service have what it needs, and trying again alone does not help.
+    """The cluster refuses something that a service needs, and a retry alone does not help.
 
     Attributes:
-        reason: in CamelCase, for a condition.
+        reason: reason in CamelCase, for a condition.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -45,56 +51,56 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlockingReason:
-    """Why the operator could not do its part."""
+    """Reason why the operator could not do its work on a service."""
 
     reason: str
     message: str
 
 
 def rejection(error: Refused | KubeError) -> BlockingReason | None:
-    """Why the cluster does not take a change; None when it may take it the next time, as it is."""
+    """Return why the cluster rejects a change; None if an unchanged retry may succeed."""
     if NAMESPACE_TERMINATING_TEXT in str(error):
         return namespace_terminating()
     if isinstance(error, Refused):
         return BlockingReason(error.reason, str(error))
     if WEBHOOK_FAILURE_TEXT in str(error):
-        words = f"a webhook of the cluster fails, without which nothing is taken: {error}"
-        return BlockingReason("WebhookFailed", words)
+        words = f"an admission webhook fails, and nothing is accepted without it: {error}"
+        return BlockingReason(reasons.WEBHOOK_FAILED, words)
     if error.code in REJECTION_CODES or "denied the request" in str(error):
-        return BlockingReason("Rejected", f"the API server rejects a change: {error}")
+        return BlockingReason(reasons.REJECTED, f"the API server rejects a change: {error}")
     return None
 
 
 def namespace_terminating() -> BlockingReason:
-    """The service's namespace is on its way out."""
+    """Return the reason for a service whose namespace is being deleted."""
     return BlockingReason(
-        "NamespaceTerminating",
+        reasons.NAMESPACE_TERMINATING,
         "the namespace is being deleted, and the service with it: what runs serves until it goes, and "
         "nothing is made any more; the conditions of the namespace say what it waits for",
     )
 
 
 def describe_error(error: Exception) -> str:
-    """An error's kind and text, on one line and not too long."""
+    """Return an error's type and text on one line, truncated to 300 characters."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def retry_delay(minimum: float, data: bytes) -> float:
-    """Seconds until a request is sent again: what a refusal asks for, if that is more."""
+    """Return the seconds to wait before a retry: `minimum` with jitter, or longer if the response says so."""
     try:
-        asked = float(msgspec.json.decode(data)["details"]["retryAfterSeconds"])
+        requested = float(msgspec.json.decode(data)["details"]["retryAfterSeconds"])
     except (ValueError, TypeError, KeyError):
-        asked = 0.0
-    return min(MAX_RETRY_DELAY_SECONDS, max(asked, minimum * random.uniform(0.8, 1.2)))
+        requested = 0.0
+    return min(MAX_RETRY_DELAY_SECONDS, max(requested, minimum * random.uniform(0.8, 1.2)))
 
 
 def is_webhook_failure(code: int, data: bytes) -> bool:
-    """Whether an admission webhook failed that has to agree: somebody's program, not the API server."""
+    """Return whether an admission webhook failed, rather than the API server itself."""
     return code == 500 and WEBHOOK_FAILURE_TEXT.encode() in data
 
 
 def error_from_response(code: int, data: bytes, request: str) -> KubeError:
-    """What the API server says of a request that it refused or failed; `request` was asked."""
+    """Build the error for a response with an error code; `request` describes the request."""
     try:
         status = msgspec.json.decode(data)
         return KubeError(code, status.get("reason", ""), status.get("message", "") or f"{request}: {code}")

@@ -1,4 +1,4 @@
-"""JSON as Go's encoding/json writes it, for what the API server compares by its bytes."""
+"""JSON as Go's encoding/json writes it, for data that the API server compares byte by byte."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _LEAST_PLAIN, _LEAST_EXPONENT = 1e-6, 1e21
 
 
 def go_json(value: Any) -> bytes:
-    """Encode a value, without white space: keys in order, `<`, `>`, `&` and two line separators escaped."""
+    """Encode a value without white space: sorted keys; `<`, `>`, `&` and two line separators are escaped."""
     encoded = msgspec.json.encode(_with_go_numbers(value), order="deterministic")
-    for character, escaped in _ESCAPED.items():  # outside of strings none of them occurs
+    for character, escaped in _ESCAPED.items():  # none of them occurs outside strings
         encoded = encoded.replace(character.encode(), escaped)
     return encoded
 
 
 def has_sorted_keys(value: Any) -> bool:
-    """Whether all keys of a decoded value are in the order in which Go writes them."""
+    """Return whether all keys of a decoded value are in the order in which Go writes them."""
     if isinstance(value, dict):
         return list(value) == sorted(value) and all(map(has_sorted_keys, value.values()))
     return not isinstance(value, list) or all(map(has_sorted_keys, value))
@@ -35,7 +35,7 @@ def _with_go_numbers(value: Any) -> Any:
 
 
 def _number(value: float) -> str:
-    """A float with as few digits as tell it apart; with an exponent where Go writes one."""
+    """Format a float with the fewest digits that identify it, and an exponent wherever Go uses one."""
     if value == 0:
         return "0"
     if _LEAST_PLAIN <= abs(value) < _LEAST_EXPONENT:

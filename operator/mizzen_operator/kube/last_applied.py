@@ -1,4 +1,7 @@
-"""Which children of kinds that no watch follows were compared last, and what they were then."""
+"""Versions at which children of unwatched kinds were last applied or compared.
+
+`apply.py` records them; `informers/metadata_poll.py` compares them with listed metadata to find drift.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from mizzen_operator.api import labels
 from mizzen_operator.kube.store import ObjectName
 
 UNWATCHED = ("PodDisruptionBudget", "NetworkPolicy", "RoleBinding", "ServiceAccount")
-"""Of Secrets and ConfigMaps the operator may list nothing."""
+"""Unwatched kinds that the operator may list; it may not list Secrets and ConfigMaps."""
 
 
 class AppliedVersion(NamedTuple):
-    """One child; `version` is another one once it has been edited."""
+    """A child as it was last applied; `version` changes with every edit."""
 
     uid: str
     version: str
     service: str
-    """Whose it is; empty for what belongs to services that share a gateway."""
+    """Name of the owning service; empty for children of a shared gateway."""
 
     @property
     def labels(self) -> dict[str, str]:
-        """The label that says whose it is."""
+        """Label that names the owner."""
         return {labels.SERVICE: self.service} if self.service else {labels.GATEWAY_LABEL: labels.SHARED}
 
 
@@ -41,7 +44,7 @@ class _Metadata(msgspec.Struct, rename="camel"):
     labels: _Labels = msgspec.field(default_factory=_Labels)
 
     def read(self) -> tuple[ObjectName, AppliedVersion]:
-        """Whose metadata it is; an object whose status changes alone has a generation."""
+        """Return name and version. Kinds with a generation use it, because their status changes by itself."""
         version = str(self.generation) if self.generation else self.resource_version
         return ObjectName(self.namespace, self.name), AppliedVersion(self.uid, version, self.labels.service)
 
@@ -54,39 +57,39 @@ class _Page(msgspec.Struct):
     items: list[_Item] | None = None
 
 
-_decode = msgspec.json.Decoder(_Page).decode  # a quarter of what it costs to decode all of it
+_decode = msgspec.json.Decoder(_Page).decode  # a quarter of the cost of decoding everything
 
 
 class UnwatchedChildren:
-    """All of them, by kind and name: about 200 bytes each."""
+    """Applied versions of all unwatched children, by kind and name: about 200 bytes each."""
 
     def __init__(self) -> None:
         self._applied: dict[str, dict[ObjectName, AppliedVersion]] = {kind: {} for kind in UNWATCHED}
 
     def record_applied(self, body: Mapping[str, Any]) -> None:
-        """Note that an object is as it should be."""
+        """Record that an object is as it should be."""
         if body["kind"] in self._applied:
             name, child = msgspec.convert(body["metadata"], _Metadata).read()
             self._applied[body["kind"]][name] = child
 
     def uid(self, kind: str, namespace: str, name: str) -> str:
-        """Which object was as it should be when it was compared last; empty when none was, or it strayed."""
+        """Return the uid of the object that was last applied; empty if it was never applied or drifted."""
         child = self._applied[kind].get(ObjectName(namespace, name))
         return child.uid if child is not None else ""
 
     def record_deleted(self, kind: str, namespace: str, name: str) -> None:
-        """Note that an object is not wanted any more."""
+        """Forget an object that is no longer wanted."""
         self._applied.get(kind, {}).pop(ObjectName(namespace, name), None)
 
     def pop_drifted(self, kind: str, pages: Iterable[bytes]) -> list[tuple[ObjectName, AppliedVersion]]:
-        """Objects that are not there, or are others than when they were compared; each is named once.
+        """Return the objects that were edited or deleted since they were applied, and forget them.
 
         Args:
-            kind: theirs.
-            pages: a list of the metadata of all objects of the kind, as JSON.
+            kind: kind of the objects.
+            pages: pages of a list of the metadata of all objects of the kind, as JSON.
 
         Raises:
-            msgspec.ValidationError, msgspec.DecodeError: it is none.
+            msgspec.ValidationError, msgspec.DecodeError: a page is not a list.
         """
         listed = dict(item.metadata.read() for page in pages for item in _decode(page).items or ())
         known = self._applied[kind]

@@ -1,4 +1,4 @@
-"""What a list of the API server says of its objects, without reading the objects themselves."""
+"""Reads names and versions from pages of a list without decoding the objects themselves."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _decode = msgspec.json.Decoder(_Page).decode
 
 @dataclass(slots=True)
 class ObjectList:
-    """A list that comes in pages, which all show the same version.
+    """A list that arrives in pages, which all show the same resourceVersion.
 
     Attributes:
-        objects: what is there.
-        version: when that is so; 0 before the first page.
-        more: the token of the next page; empty when there is none.
+        objects: uid and version of each object.
+        version: resourceVersion of the list; 0 before the first page.
+        continue_token: token of the next page; empty after the last.
     """
 
     objects: dict[ObjectName, ObjectVersion] = field(default_factory=dict)
@@ -44,14 +44,14 @@ class ObjectList:
     continue_token: str = ""
 
     def add_page(self, page: bytes) -> None:
-        """Take a page as JSON, of whole objects or of their metadata alone.
+        """Add a page as JSON, of whole objects or of their metadata.
 
         Raises:
-            msgspec.ValidationError, msgspec.DecodeError: it is none.
+            msgspec.ValidationError, msgspec.DecodeError: the text is not a page of a list.
         """
         read = _decode(page)
         self.version, self.continue_token = int(read.metadata.resource_version), read.metadata.continue_
-        for item in read.items or ():  # null where there is nothing
+        for item in read.items or ():  # null if the list is empty
             meta = item.metadata
             name = ObjectName(meta.namespace, meta.name)
             self.objects[name] = ObjectVersion(meta.uid, int(meta.resource_version))
@@ -62,5 +62,5 @@ class _AnyPage(msgspec.Struct):
 
 
 def read_continue_token(page: bytes) -> str:
-    """What a page of a list of any kind says of where the next one begins; empty after the last."""
+    """Return the continue token of a page of any kind; empty after the last page."""
     return msgspec.json.decode(page, type=_AnyPage).metadata.continue_

@@ -1,4 +1,4 @@
-"""MODULE."""
+"""Token bucket that limits the rate of writes to the API server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class TokenBucket:
-    """Lets `rate` calls a second pass on average and `burst` at once."""
+    """Admits `rate` calls per second on average, and bursts of `burst` calls."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate = rate
@@ -16,7 +16,7 @@ class TokenBucket:
         self._refilled_at = time.monotonic()
 
     async def acquire(self) -> None:
-        """Wait for a turn; turns are given in order of the calls."""
+        """Wait for a token; callers are served in order."""
         now = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._refilled_at) * self._rate)
         self._refilled_at = now

@@ -1,4 +1,4 @@
-"""What the API server calls things, and what its refusals say."""
+"""References to objects, and their paths on the API server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PATHS = {
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """Where an object is; `subresource` such as `status`."""
+    """Reference to an object, or to all objects of a kind; `subresource` is for example `status`."""
 
     kind: str
     namespace: str
@@ -37,7 +37,7 @@ class ObjectRef:
     subresource: str = ""
 
     def path(self) -> str:
-        """Path on the API server."""
+        """Return the path on the API server."""
         prefix, plural = _PATHS[self.kind]
         parts = [prefix]
         if self.namespace:

@@ -1,9 +1,9 @@
-"""Objects of the API server as they were seen last, by a watch or in the answer to one of our own writes.
+"""In-memory store of watched objects, fed by watch events, lists, and the responses to our own writes.
 
-An object is held as JSON without its managed fields, which takes a tenth of the memory of dictionaries, and
-is decoded at each read: a reader may change what it gets. What is older than what is held, or than its end,
-is left out, so events and answers may arrive in any order. A list tells what has ended unseen, also when
-events from before it arrive after it.
+An object is stored as JSON without managed fields, which takes a tenth of the memory of dictionaries, and
+decoded at each read, so that readers may change their copy. Versions older than the stored one, or than the
+object's deletion, are ignored: events and responses may arrive in any order. A list reveals deletions that
+were missed, and stays correct if older events arrive after it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import msgspec
 from mizzen_operator.api import labels
 
 INDEXED_LABELS = (labels.SERVICE, labels.GATEWAY_LABEL)
-"""Labels by which objects are found without looking at all of a namespace."""
+"""Labels with an index, so that a lookup does not scan the namespace."""
 MAX_REMEMBERED_DELETIONS = 4096
-"""Ended objects whose late answers are recognized."""
+"""Deleted objects whose late responses are still recognized."""
 
 
 class ObjectName(NamedTuple):
@@ -33,7 +33,7 @@ class ObjectName(NamedTuple):
 
 
 class ObjectVersion(NamedTuple):
-    """Which object has a name, and its resourceVersion."""
+    """Uid and resourceVersion of an object."""
 
     uid: str
     version: int
@@ -41,20 +41,23 @@ class ObjectVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object of the cache."""
+    """An object of the store."""
 
     uid: str
     version: int
     labels: Mapping[str, str]
     data: bytes
     notified_version: int
-    """Version up to which changes by others were told of: an answer may hold some whose events come later."""
+    """Version up to which foreign changes were notified.
+
+    A write's response may contain foreign changes whose events are still due.
+    """
     own_versions: tuple[int, ...] = ()
-    """Versions after it that are our own writes'."""
+    """Later versions that our own writes produced."""
 
 
 OnChange = Callable[[str, ObjectName, Mapping[str, str]], None]
-"""Gets the kind, name and labels of an object that is another than before."""
+"""Callback with kind, name and labels of an object that has changed."""
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -66,16 +69,16 @@ class ObjectStore:
     def __init__(self, kind: str, on_change: OnChange) -> None:
         self.kind = kind
         self.list_count = 0
-        """How often the objects were listed."""
+        """Number of lists that were applied."""
         self._on_change = on_change
         self._objects: dict[ObjectName, StoredObject] = {}
         self._namespaces: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._by_label: defaultdict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
         self._deleted: OrderedDict[str, int] = OrderedDict()
-        """Up to which version the object of a uid has ended: a label by which it is watched may come back."""
+        """Version up to which each uid is deleted. An object may come back by regaining a watched label."""
         self._list_version = 0
         self._pending: dict[str, int] = {}
-        """Versions, by uid, of what a list has named and no event has brought yet."""
+        """Versions, by uid, that a list has named and no event has delivered yet."""
         self._writes_in_flight: dict[ObjectName, list[int]] = {}
         self._updated = asyncio.Event()
 
@@ -84,16 +87,16 @@ class ObjectStore:
 
     @property
     def synced(self) -> bool:
-        """Whether the objects were listed, and all that were are held."""
+        """Whether a list was applied and all of its objects have arrived."""
         return self.list_count > 0 and not self._pending
 
     def get(self, name: ObjectName) -> dict[str, Any] | None:
-        """An object; None when there is none."""
+        """Return a copy of an object; None if it is not stored."""
         stored = self._objects.get(name)
         return None if stored is None else _decode(stored.data)
 
     def list(self, namespace: str = "", selector: str = "") -> list[dict[str, Any]]:
-        """Objects of a namespace, or of all, whose labels match `a=b,c=d` (or `a` alone), by name."""
+        """Return the objects of one or all namespaces whose labels match `a=b,c=d` (or just `a`), by name."""
         wanted = [
             (key, value) for key, _, value in (part.partition("=") for part in selector.split(",") if part)
         ]
@@ -103,24 +106,24 @@ class ObjectStore:
         ]
 
     def is_up_to_date(self, listed: Mapping[ObjectName, ObjectVersion], version: int) -> bool:
-        """Whether the cache is at least as new as a list.
+        """Return whether the store is at least as new as a list.
 
         Args:
-            listed: uid and version of every object of the list.
-            version: of the list.
+            listed: uid and version of each object of the list.
+            version: resourceVersion of the list.
         """
         if any(self._is_behind(name, uid, at) for name, (uid, at) in listed.items()):
             return False
         return all(name in listed or stored.version > version for name, stored in self._objects.items())
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds that depends on this cache alone."""
+        """Wait until a condition holds that depends only on this store."""
         while not condition():
             self._updated.clear()
             await self._updated.wait()
 
     def put_event(self, body: Mapping[str, Any]) -> None:
-        """Take an object as an event shows it, unless what is held is as new."""
+        """Store an object from a watch event, unless the stored one is as new."""
         name, uid, version = _identity(body)
         if self._is_newer(name, uid, version):
             before = self._objects.get(name)
@@ -129,14 +132,14 @@ class ObjectStore:
             if before is not None and _owner_labels(before.labels) != _owner_labels(
                 self._objects[name].labels
             ):
-                self._on_change(self.kind, name, before.labels)  # whose it was has one less
+                self._on_change(self.kind, name, before.labels)  # the previous owner lost a child
         elif self._note_late_event(name, uid, version):
             self._notify(name, version, body["metadata"].get("labels") or {})
 
     def put_fresh(self, body: Mapping[str, Any]) -> None:
-        """Take an object as the API server reads it now, also at the version that is held.
+        """Store an object that was just read, even if the stored one has the same version.
 
-        The CRD may be another since: what is stored is the same, and no event tells of it.
+        The CRD may have changed: the stored bytes are the same, so there is no event.
         """
         name, uid, version = _identity(body)
         stored = self._objects.get(name)
@@ -146,7 +149,7 @@ class ObjectStore:
             self.put_event(body)
 
     def put_write_response(self, body: Mapping[str, Any]) -> int:
-        """Take the answer to a write of ours, which is no news; returns its version."""
+        """Store the response to one of our writes without notifying; return its version."""
         name, uid, version = _identity(body)
         if self._is_newer(name, uid, version):
             before = self._objects.get(name)
@@ -159,11 +162,11 @@ class ObjectStore:
         return version
 
     def remove_deleted(self, body: Mapping[str, Any]) -> None:
-        """Take the end of an object, as a DELETED event shows it."""
+        """Remove an object for a DELETED event."""
         self.mark_deleted(*_identity(body))
 
     def mark_deleted(self, name: ObjectName, uid: str, version: int = sys.maxsize) -> None:
-        """Take the end of the object of a uid, or of its being watched: up to a version, or for good."""
+        """Mark a uid as deleted, or no longer watched: up to a version, or for good."""
         self._updated.set()
         self._pending.pop(uid, None)
         self._deleted[uid] = version
@@ -176,17 +179,17 @@ class ObjectStore:
             self._on_change(self.kind, name, stored.labels)
 
     def apply_list(self, listed: Mapping[ObjectName, ObjectVersion], version: int) -> None:
-        """Take a whole list: what is held, not in the list and no newer than it has ended meanwhile.
+        """Apply a complete list: stored objects that it lacks and that are not newer were deleted meanwhile.
 
         Args:
-            listed: every object of the list; events bring, later or before, what is not held as new.
-            version: of the list.
+            listed: each object of the list; events deliver the newer ones, before or after this call.
+            version: resourceVersion of the list.
         """
         for name, stored in list(self._objects.items()):
             if name not in listed and stored.version <= version:
                 self.mark_deleted(name, stored.uid, version)
             elif stored.own_versions:
-                # Changes by others from before our own writes are told by no event any more.
+                # No event reports foreign changes older than our own writes any more.
                 self._objects[name] = replace(stored, notified_version=stored.version, own_versions=())
                 self._on_change(self.kind, name, stored.labels)
         self._list_version = max(self._list_version, version)
@@ -195,16 +198,16 @@ class ObjectStore:
         self._updated.set()
 
     def begin_write(self, name: ObjectName) -> None:
-        """Tell that a write of ours is under way: its own event, if it is first, is no news."""
+        """Note that a write is in flight: its own event may arrive first, and must not notify."""
         self._writes_in_flight.setdefault(name, [])
 
     def end_write(self, name: ObjectName, version: int | None, *, notify: bool = False) -> None:
-        """Tell how the write ended; events of others that came meanwhile are told now.
+        """Note the end of a write; foreign events that arrived meanwhile are notified now.
 
         Args:
-            name: of the object.
-            version: the object's version by the answer; None when there is none.
-            notify: tell of the write itself too.
+            name: name of the object.
+            version: version of the object in the response; None without one.
+            notify: notify of the write itself too.
         """
         events = self._writes_in_flight.pop(name, [])
         stored = self._objects.get(name)
@@ -212,11 +215,11 @@ class ObjectStore:
             self._on_change(self.kind, name, stored.labels)
 
     def _note_late_event(self, name: ObjectName, uid: str, version: int) -> bool:
-        """Whether an event is of a change by others that the answer to a write of ours came before."""
+        """Return whether an event reports a foreign change that a response already contained."""
         stored = self._objects.get(name)
         if stored is None or stored.uid != uid or not stored.notified_version < version <= stored.version:
             return False
-        own = tuple(one for one in stored.own_versions if one > version)
+        own = tuple(later for later in stored.own_versions if later > version)
         self._objects[name] = replace(stored, notified_version=version, own_versions=own)
         return version not in stored.own_versions
 
@@ -229,7 +232,7 @@ class ObjectStore:
             return False
         stored = self._objects.get(name)
         known = (stored is not None and stored.uid == uid) or uid in self._pending
-        return known or version > self._list_version  # else it had ended by the time of the list
+        return known or version > self._list_version  # otherwise it was deleted before the list
 
     def _notify(self, name: ObjectName, version: int, given: Mapping[str, str]) -> None:
         if name in self._writes_in_flight:
@@ -275,7 +278,7 @@ class ObjectStore:
 
 
 def _owner_labels(given: Mapping[str, str]) -> tuple[str | None, ...]:
-    """What labels say of whose an object is."""
+    """Return the labels that name an object's owner."""
     return tuple(given.get(key) for key in INDEXED_LABELS)
 
 
@@ -285,7 +288,7 @@ def _identity(body: Mapping[str, Any]) -> tuple[ObjectName, str, int]:
 
 
 def _encode_object(body: Mapping[str, Any]) -> bytes:
-    """An object as it is held."""
+    """Encode an object without its managed fields."""
     meta = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     return _encode({**body, "metadata": meta})
 

@@ -1,4 +1,4 @@
-"""How the API server is reached: credentials, HTTP sessions, and the rate of what is asked of it."""
+"""Connection to the API server: credentials and HTTP sessions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CONNECTIONS = 100
 
 
 async def load_configuration() -> Configuration:
-    """How to reach the API server: KUBECONFIG, else the pod's service account, else the user's kubeconfig.
+    """Load the client configuration: KUBECONFIG, else the pod's service account, else the user's kubeconfig.
 
     Raises:
-        kubernetes.aio.config.ConfigException: there is none of the three.
+        kubernetes.aio.config.ConfigException: none of the three exists.
     """
     configuration = Configuration()
     if _in_pod() and not os.environ.get("KUBECONFIG"):
@@ -38,7 +38,7 @@ def _in_pod() -> bool:
 
 
 async def authorization(configuration: Configuration) -> dict[str, str]:
-    """The header that proves who asks; a token that is replaced in its file is read anew once a minute."""
+    """Return the Authorization header. A token file is read once a minute, because tokens are rotated."""
     token = (await configuration.auth_settings()).get("BearerToken", {}).get("value")
     return {"Authorization": token} if token else {}
 
@@ -50,13 +50,13 @@ def open_session(
     *,
     owner: bool = True,
 ) -> aiohttp.ClientSession:
-    """A session with a configuration's certificates and proxy; each request needs its `authorization`.
+    """Open a session with a configuration's certificates and proxy; each request needs its `authorization`.
 
     Args:
         configuration: how to reach the API server.
-        timeout: of requests that bring none of their own.
-        middlewares: what requests and answers pass through.
-        owner: whether closing the session breaks its connections too.
+        timeout: timeout of requests that set none.
+        middlewares: middlewares of the session.
+        owner: whether closing the session also closes its connections.
     """
     rest = RESTClientObject(configuration)
     return aiohttp.ClientSession(
@@ -71,10 +71,10 @@ def open_session(
 
 
 class Connection:
-    """HTTP to the API server with a configuration's credentials.
+    """HTTP connection to the API server with a configuration's credentials.
 
-    The official client's own requests look for proxies and passwords in the environment and the home folder,
-    in a thread each time: half of what a request costs.
+    The official client looks for proxies and passwords in the environment and the home folder, in a thread
+    for each request: half of the cost of a request.
     """
 
     def __init__(self, configuration: Configuration) -> None:
@@ -84,10 +84,10 @@ class Connection:
     async def send(
         self, verb: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        """Send a request; returns the answer's status and body.
+        """Send a request; return status and body of the response.
 
         Raises:
-            aiohttp.ClientError, TimeoutError, OSError: no whole answer came.
+            aiohttp.ClientError, TimeoutError, OSError: there was no complete response.
         """
         given = {**headers, **await authorization(self._configuration)}
         url = yarl.URL(self._configuration.host + path, encoded=True)
@@ -95,5 +95,5 @@ class Connection:
             return answer.status, await answer.read()
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         await self._session.close()

@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""Runs the controller on the leading replica: leader election, work queue, reconcile loop, health."""

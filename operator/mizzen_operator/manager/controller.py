@@ -1,4 +1,7 @@
-"""Changes enqueue keys, looks reconcile them."""
+"""The controller: object changes enqueue services, and workers reconcile them.
+
+`main.py` runs it while this replica is the leader. A standby only records recent changes.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +12,31 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import labels, reasons
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError
 from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.kube.store import ObjectName
-from mizzen_operator.manager.fair_queueing import Turns
+from mizzen_operator.manager.fair_queueing import ConcurrencyLimiter
 from mizzen_operator.manager.workqueue import WorkQueue
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.reconciler.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)
 
-RECONCILE_SECONDS = 60.0
-WAIT_LIMIT_SECONDS = 5.0
-"""How rarely a service is looked at of which a group rests."""
-API_KEYS_SECONDS = 5.0
-"""How often Secrets with API keys are listed while a gateway finds them by their label."""
+RECONCILE_TIMEOUT_SECONDS = 60.0
+MAX_REQUEUE_BACKOFF_SECONDS = 5.0
+"""Maximum back-off of a reconcile that waits for something without an event, such as a group in back-off."""
+API_KEYS_POLL_SECONDS = 5.0
+"""Interval at which Secrets with API keys are listed, while a gateway finds them by label."""
 RECENT_SECONDS = 60.0
-"""What has changed so shortly before this replica leads may have been nobody's any more: it goes first."""
+"""Age of changes that a new leader reconciles first, because the old leader may not have handled them."""
 
 
-class Loop:
-    """The leading replica's work; while another leads, what changes is remembered for a while alone."""
+class Controller:
+    """Queues and reconciles services. Runs on the leader; a standby only records recent changes."""
 
     def __init__(
         self,
@@ -41,157 +44,164 @@ class Loop:
         reconciler: Reconciler,
         config: OperatorConfig,
         metrics: Metrics,
-        besides: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+        background_tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
-        """Work by a configuration; `besides` is what runs as long as this does."""
+        """Create a controller; `background_tasks` run for as long as it does."""
         self._kube = kube
         self._reconciler = reconciler
         self._config = config
         self._metrics = metrics
-        self._queue = WorkQueue(Turns(config.workers))
-        self._began: dict[ServiceKey, float] = {}
-        self._leads = False
-        self._recent: dict[ServiceKey, float] = {}
-        """Services that have changed while another replica led, the latest last."""
-        self._besides = besides
+        self._queue = WorkQueue(ConcurrencyLimiter(config.workers))
+        self._started: dict[ServiceKey, float] = {}
+        self._is_leader = False
+        self._recently_changed: dict[ServiceKey, float] = {}
+        """Services that changed while another replica led, with the time of the last change, oldest first."""
+        self._background_tasks = background_tasks
         self._idle = asyncio.Event()
         self._idle.set()
         metrics.queue_depth.set_function(self._queue.depth)
-        metrics.queue_age.set_function(self._queue.age)
+        metrics.queue_age.set_function(self._queue.oldest_wait)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set; looks under way end first.
+        """Reconcile until `stop` is set; reconciles in progress end first.
 
-        It begins with a look at every service, of what has changed of late and what is not observed first.
+        It begins with every service: those that changed recently or whose spec is not observed yet come
+        first.
 
         Raises:
             KubeError: the services cannot be listed.
-            Exception: looks can no longer be begun, or what runs besides has ended, by a fault of our own.
+            Exception: reconciles can no longer be started, or a background task has ended, by a bug.
         """
-        self._leads = True
-        recent, self._recent = self._recent, {}
+        self._is_leader = True
+        recent, self._recently_changed = self._recently_changed, {}
         since = time.monotonic() - RECENT_SECONDS
-        for key, observed in (await self._services()).items():
-            self._queue.add(key, aside=observed and recent.get(key, since) <= since)
+        for key, observed in (await self._list_services()).items():
+            self._queue.add(key, low_priority=observed and recent.get(key, since) <= since)
         tasks: list[asyncio.Task[Any]] = [
-            asyncio.create_task(self._work(), name="looks"),
-            asyncio.create_task(self._every(self._config.resync_seconds, self._resync), name="resync"),
-            asyncio.create_task(self._every(API_KEYS_SECONDS, self._api_keys), name="API keys"),
-            *(asyncio.create_task(work()) for work in self._besides),
+            asyncio.create_task(self._dispatch(), name="looks"),
+            asyncio.create_task(
+                self._run_periodically(self._config.resync_seconds, self._resync), name="resync"
+            ),
+            asyncio.create_task(
+                self._run_periodically(API_KEYS_POLL_SECONDS, self._enqueue_changed_api_keys), name="API keys"
+            ),
+            *(asyncio.create_task(work()) for work in self._background_tasks),
             asyncio.create_task(stop.wait(), name="stop"),
         ]
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
-                task.result()  # of what failed, a fresh process does what this one would leave undone
-            self._leads = False
-            self._queue.close()  # what looks under way ask for is the next leader's
+                task.result()  # after a failure a new process does the remaining work
+            self._is_leader = False
+            self._queue.close()  # requests of reconciles in progress are left to the next leader
             await self._idle.wait()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def hung(self) -> list[ServiceKey]:
-        """Services whose look takes far longer than its deadline."""
-        limit = time.monotonic() - 2 * RECONCILE_SECONDS
-        return [key for key, began in self._began.items() if began < limit]
+    def hung_services(self) -> list[ServiceKey]:
+        """Return the services whose reconcile takes far longer than its timeout."""
+        limit = time.monotonic() - 2 * RECONCILE_TIMEOUT_SECONDS
+        return [key for key, began in self._started.items() if began < limit]
 
-    def changed(self, kind: str, name: ObjectName, given: Mapping[str, str]) -> None:
-        """Enqueue the services that an object belongs to, which has changed.
+    def on_object_changed(self, kind: str, name: ObjectName, object_labels: Mapping[str, str]) -> None:
+        """Queue the services that own a changed object.
 
         Args:
-            kind: its kind.
-            name: its name.
-            given: its labels.
+            kind: kind of the object.
+            name: name of the object.
+            object_labels: labels of the object.
         """
         if kind == labels.KIND:
             self.enqueue(ServiceKey(*name))
-        elif service := given.get(labels.SERVICE):
+        elif service := object_labels.get(labels.SERVICE):
             self.enqueue(ServiceKey(name.namespace, service))
-        elif labels.GATEWAY_LABEL in given:
+        elif labels.GATEWAY_LABEL in object_labels:
             for key in self._reconciler.services_sharing_gateway(name.namespace):
                 self.enqueue(key)
 
     def enqueue(self, key: ServiceKey) -> None:
-        """Have a service looked at soon."""
-        if self._leads:
+        """Queue a service, or record its change while another replica leads."""
+        if self._is_leader:
             self._queue.add(key)
             return
         now = time.monotonic()
-        self._recent.pop(key, None)
-        self._recent[key] = now
-        while (oldest := next(iter(self._recent))) != key and self._recent[oldest] < now - RECENT_SECONDS:
-            del self._recent[oldest]
+        self._recently_changed.pop(key, None)
+        self._recently_changed[key] = now
+        while (oldest := next(iter(self._recently_changed))) != key and self._recently_changed[
+            oldest
+        ] < now - RECENT_SECONDS:
+            del self._recently_changed[oldest]
 
-    async def _work(self) -> None:
-        """Begin looks as they are due and have their turn; ends them when it is cancelled."""
+    async def _dispatch(self) -> None:
+        """Start reconciles as they are due and have a slot; cancelling it cancels them."""
         async with asyncio.TaskGroup() as group:
             while True:
                 key = await self._queue.get()
-                self._began[key] = time.monotonic()
+                self._started[key] = time.monotonic()
                 self._idle.clear()
-                group.create_task(self._one(key), name="look")
+                group.create_task(self._run_reconcile(key), name="look")
 
-    async def _one(self, key: ServiceKey) -> None:
-        began, result = self._began[key], "error"
+    async def _run_reconcile(self, key: ServiceKey) -> None:
+        began, result = self._started[key], "error"
         try:
-            async with asyncio.timeout(RECONCILE_SECONDS):
-                result = await self._look(key)
+            async with asyncio.timeout(RECONCILE_TIMEOUT_SECONDS):
+                result = await self._reconcile(key)
         except KubeError as error:
-            self._failed(key, error.reason or str(error.code), str(error))
+            self._requeue_failed(key, error.reason or str(error.code), str(error))
         except TimeoutError:
-            self._failed(key, "Timeout", f"it took longer than {RECONCILE_SECONDS} s")
+            self._requeue_failed(key, reasons.TIMEOUT, f"took longer than {RECONCILE_TIMEOUT_SECONDS} s")
         except Exception:
             logger.exception("%s/%s: unexpected error", key.namespace, key.name)
-            self._failed(key, "Unexpected", "see above")
+            self._requeue_failed(key, reasons.UNEXPECTED, "see above")
         finally:
-            del self._began[key]
-            if not self._began:
+            del self._started[key]
+            if not self._started:
                 self._idle.set()
             self._queue.done(key)
             self._metrics.reconciles.labels(result).observe(time.monotonic() - began)
 
-    async def _look(self, key: ServiceKey) -> str:
-        outcome = await self._reconciler.reconcile(key)
-        for other in outcome.also_enqueue:
+    async def _reconcile(self, key: ServiceKey) -> str:
+        reconcile_result = await self._reconciler.reconcile(key)
+        for other in reconcile_result.also_enqueue:
             self._queue.add(other)
-        if outcome.requeue_after is not None:
-            self._queue.add(key, outcome.requeue_after)
-        if outcome.failure is not None:
-            self._failed(key, outcome.failure.reason, outcome.failure.message)
+        if reconcile_result.requeue_after is not None:
+            self._queue.add(key, reconcile_result.requeue_after)
+        if reconcile_result.failure is not None:
+            self._requeue_failed(key, reconcile_result.failure.reason, reconcile_result.failure.message)
             return "failure"
-        if outcome.requeue_backoff:
-            self._queue.retry(key, WAIT_LIMIT_SECONDS)
+        if reconcile_result.requeue_backoff:
+            self._queue.requeue_with_backoff(key, MAX_REQUEUE_BACKOFF_SECONDS)
             return "waits"
-        self._queue.forget(key)
-        if not outcome.settled:
-            self._queue.add(key, self._config.recheck_seconds, aside=True)
+        self._queue.reset_backoff(key)
+        if not reconcile_result.settled:
+            self._queue.add(key, self._config.recheck_seconds, low_priority=True)
         return "ok"
 
-    def _failed(self, key: ServiceKey, reason: str, message: str) -> None:
+    def _requeue_failed(self, key: ServiceKey, reason: str, message: str) -> None:
         self._metrics.errors.labels(reason).inc()
-        delay = self._queue.fail(key)
+        delay = self._queue.requeue_failed(key)
         logger.warning("%s/%s: %s: %s; again in %.1f s", *key, reason, message, delay)
 
-    async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something again and again; what goes wrong is logged, and does not end it."""
+    async def _run_periodically(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a function periodically; errors are logged and do not end the loop."""
         while True:
             await asyncio.sleep(seconds * random.uniform(0.9, 1.0))
             try:
                 await work()
             except KubeError as error:
-                logger.warning("cannot list what is there: %s", error)
+                logger.warning("cannot list objects: %s", error)
             except Exception:
                 logger.exception("unexpected error")
 
     async def _resync(self) -> None:
-        """Look at every service once in a while, spread over that time: for what no watch tells of."""
-        for key in await self._services():
-            self._queue.add(key, random.uniform(0, self._config.resync_seconds), aside=True)
+        """Queue every service, spread over `resync_seconds`, for changes without an event."""
+        for key in await self._list_services():
+            self._queue.add(key, random.uniform(0, self._config.resync_seconds), low_priority=True)
 
-    async def _services(self) -> dict[ServiceKey, bool]:
-        """All services, and whether their status is of their spec as it is."""
+    async def _list_services(self) -> dict[ServiceKey, bool]:
+        """Return all services, and whether the status of each is of its current spec."""
         found = await self._kube.list(ObjectRef(labels.KIND, self._config.namespace))
         return {
             ServiceKey(meta["namespace"], meta["name"]): body.get("status", {}).get("observedGeneration")
@@ -200,7 +210,7 @@ class Loop:
             for meta in (body["metadata"],)
         }
 
-    async def _api_keys(self) -> None:
-        """Look at the services whose gateway lacks a Secret with API keys, or has one too many."""
+    async def _enqueue_changed_api_keys(self) -> None:
+        """Queue services whose gateway should mount other Secrets with API keys."""
         for key in await self._reconciler.services_with_changed_api_keys():
             self._queue.add(key)

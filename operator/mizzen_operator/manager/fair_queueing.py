@@ -1,8 +1,8 @@
-"""How many looks may be under way at once, and how namespaces share them.
+"""Concurrency limits of reconciles, and how namespaces share them. `workqueue.py` uses it.
 
-A look that waits for an answer costs next to nothing, and may wait for long: half a minute for an admission
-webhook that does not answer. So looks that take long are counted apart, and neither they nor those of one
-namespace keep another namespace's from their turn.
+A reconcile that waits for a response costs almost nothing, but may take long: half a minute for an admission
+webhook that hangs. So slow reconciles are counted apart. Neither they nor the reconciles of one namespace
+keep other namespaces from their slots.
 """
 
 from __future__ import annotations
@@ -11,72 +11,72 @@ from collections import Counter
 from typing import NamedTuple
 
 SLOW_SECONDS = 1.0
-QUICK_SHARE, SLOW_SHARE, ALL_SHARE = 2, 4, 8
-"""Times a namespace's turns: those of all namespaces for quick looks, for slow ones, and for both together.
+FAST_FACTOR, SLOW_FACTOR, TOTAL_FACTOR = 2, 4, 8
+"""Limits as multiples of a flow's slots: for fast reconciles of all namespaces, for slow ones, and in total.
 
-The first is two, so that one namespace leaves others as many as it has. The last also bounds looks that begin
-as quick ones and turn out slow.
+The first is two, so that one namespace leaves as many slots to others as it has. The last also bounds
+reconciles that start as fast ones and turn out slow.
 """
 
-Name = tuple[str, str]
+ServiceKey = tuple[str, str]
 """Namespace and name of a service."""
 
 
-class Lane(NamedTuple):
-    """What shares turns: a namespace's services whose last look was slow, or its others."""
+class Flow(NamedTuple):
+    """Reconciles that share slots: of a namespace's services whose last one was slow, or of its others."""
 
     namespace: str
     slow: bool
 
 
-class Turns:
-    """The looks under way. Times are in seconds of one clock."""
+class ConcurrencyLimiter:
+    """The reconciles in progress. Times are in seconds of one clock."""
 
-    def __init__(self, each: int) -> None:
-        """Give each namespace's quick looks, and its slow ones, so many turns."""
-        self._each = each
-        self._slow: set[Name] = set()
-        """Services whose last look was slow."""
-        self._running: dict[Name, tuple[Lane, float]] = {}
-        self._lanes: Counter[Lane] = Counter()
+    def __init__(self, slots_per_flow: int) -> None:
+        """Give each flow this many slots."""
+        self._slots_per_flow = slots_per_flow
+        self._slow: set[ServiceKey] = set()
+        """Services whose last reconcile was slow."""
+        self._running: dict[ServiceKey, tuple[Flow, float]] = {}
+        self._in_use: Counter[Flow] = Counter()
         self._all_slow = 0
 
-    def lane(self, key: Name) -> Lane:
-        """Where a service's next look belongs; only the end of a look of its own changes that."""
-        return Lane(key[0], key in self._slow)
+    def flow(self, key: ServiceKey) -> Flow:
+        """Return the flow of a service's next reconcile; only the end of a reconcile changes it."""
+        return Flow(key[0], key in self._slow)
 
-    def seconds_until_free(self, now: float) -> float:
-        """When another look may begin at all: 0 is now, infinity when one of them has to end."""
-        if len(self._running) >= ALL_SHARE * self._each:
+    def seconds_until_slot(self, now: float) -> float:
+        """Return the seconds until another reconcile may start; infinity if one has to end first."""
+        if len(self._running) >= TOTAL_FACTOR * self._slots_per_flow:
             return float("inf")
-        quick = [
-            began for lane, began in self._running.values() if not lane.slow and began > now - SLOW_SECONDS
+        fast = [
+            began for flow, began in self._running.values() if not flow.slow and began > now - SLOW_SECONDS
         ]
-        more = len(quick) - QUICK_SHARE * self._each
-        return 0.0 if more < 0 else sorted(quick)[more] + SLOW_SECONDS - now
+        more = len(fast) - FAST_FACTOR * self._slots_per_flow
+        return 0.0 if more < 0 else sorted(fast)[more] + SLOW_SECONDS - now
 
-    def open(self, lane: Lane) -> bool:
-        """Whether a lane has a turn left."""
-        if lane.slow and self._all_slow >= SLOW_SHARE * self._each:
+    def has_slot(self, flow: Flow) -> bool:
+        """Return whether a flow has a free slot."""
+        if flow.slow and self._all_slow >= SLOW_FACTOR * self._slots_per_flow:
             return False
-        return self._lanes[lane] < self._each
+        return self._in_use[flow] < self._slots_per_flow
 
-    def begin(self, key: Name, now: float) -> None:
-        """A look at a service begins."""
-        lane = self.lane(key)
-        self._running[key] = (lane, now)
-        self._lanes[lane] += 1
-        self._all_slow += lane.slow
+    def acquire(self, key: ServiceKey, now: float) -> None:
+        """Take a slot for a reconcile of a service."""
+        flow = self.flow(key)
+        self._running[key] = (flow, now)
+        self._in_use[flow] += 1
+        self._all_slow += flow.slow
 
-    def end(self, key: Name, now: float) -> Lane:
-        """A look at a service ends; returns the lane that has its turn back."""
-        lane, began = self._running.pop(key)
-        self._lanes[lane] -= 1
-        if not self._lanes[lane]:
-            del self._lanes[lane]
-        self._all_slow -= lane.slow
+    def release(self, key: ServiceKey, now: float) -> Flow:
+        """Release the slot of a service's reconcile; return its flow."""
+        flow, began = self._running.pop(key)
+        self._in_use[flow] -= 1
+        if not self._in_use[flow]:
+            del self._in_use[flow]
+        self._all_slow -= flow.slow
         if now - began > SLOW_SECONDS:
             self._slow.add(key)
         else:
             self._slow.discard(key)
-        return lane
+        return flow

@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics of the operator."""
+"""Serves /healthz, /readyz and /metrics of the operator."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from aiohttp import web
 
 from mizzen_operator.metrics import Metrics
 
-Check = Callable[[], str]
-"""Says what is wrong; an empty string when nothing is."""
+HealthCheck = Callable[[], str]
+"""Returns the problem in words; an empty string if all is well."""
 
 
-async def serve(host: str, port: int, metrics: Metrics, *, alive: Check, ready: Check) -> web.AppRunner:
-    """Start the server; `cleanup()` of what is returned ends it.
+async def serve(
+    host: str, port: int, metrics: Metrics, *, alive: HealthCheck, ready: HealthCheck
+) -> web.AppRunner:
+    """Start the server; call `cleanup()` of the returned runner to stop it.
 
     Raises:
         OSError: the address cannot be bound.
     """
 
-    def answer(check: Check) -> Callable[[web.Request], web.StreamResponse]:
+    def answer(check: HealthCheck) -> Callable[[web.Request], web.StreamResponse]:
         def handler(_: web.Request) -> web.StreamResponse:
-            wrong = check()
-            return web.Response(text=f"{wrong or 'ok'}\n", status=503 if wrong else 200)
+            problem = check()
+            return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
 
         return handler
 

@@ -1,7 +1,7 @@
-"""Leader election with a Lease of coordination.k8s.io, by client-go's algorithm.
+"""Leader election with a Lease of coordination.k8s.io, after client-go's algorithm.
 
-Clocks of different machines are never compared: a Lease has run out when it was seen unchanged for its whole
-duration. A leader that cannot renew gives up before the others may take over.
+Clocks of different machines are never compared: a Lease has expired once it was observed unchanged for its
+whole duration. A leader that cannot renew it gives up before another replica may take over.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ logger = logging.getLogger(__name__)
 
 
 RELEASE_SECONDS = 5.0
-WAITING_SHARE = 0.25
-"""Who waits looks this much more often than a leader renews: a Lease that is given back is taken at once."""
+STANDBY_RETRY_FACTOR = 0.25
+"""Retry interval of a standby, relative to the leader's, so that a released Lease is acquired at once."""
 
 
 class LeadershipLost(Exception):
-    """Another replica holds the Lease, or it could not be renewed in time."""
+    """Another replica holds the Lease, or it was not renewed in time."""
 
 
 class Elector:
@@ -42,23 +42,23 @@ class Elector:
         self._seen_at = 0.0
 
     async def acquire(self) -> None:
-        """Wait until this replica leads."""
+        """Wait until this replica is the leader."""
         while True:
             try:
                 if self._config.lease_owner and not self._owners:
-                    self._owners = await self._owner()
-                if await asyncio.wait_for(self._try(), self._config.renew_seconds):
-                    logger.info("%s leads", self._config.holder)
+                    self._owners = await self._owner_references()
+                if await asyncio.wait_for(self._try_acquire_or_renew(), self._config.renew_seconds):
+                    logger.info("%s is the leader", self._config.holder)
                     return
             except (KubeError, TimeoutError) as error:
-                logger.warning("cannot take the Lease %s: %s", self._ref.name, error or "timed out")
-            await asyncio.sleep(self._config.retry_seconds * WAITING_SHARE)
+                logger.warning("cannot acquire the Lease %s: %s", self._ref.name, error or "timed out")
+            await asyncio.sleep(self._config.retry_seconds * STANDBY_RETRY_FACTOR)
 
-    async def hold(self) -> None:
-        """Renew for as long as this replica leads.
+    async def keep_renewing(self) -> None:
+        """Renew the Lease while this replica is the leader.
 
         Raises:
-            LeadershipLost: the Lease is another's, or was not renewed for `renew_seconds`.
+            LeadershipLost: another replica holds the Lease, or it was not renewed for `renew_seconds`.
         """
         renewed = time.monotonic()
         while True:
@@ -68,26 +68,26 @@ class Elector:
                 raise LeadershipLost(f"the Lease was not renewed for {self._config.renew_seconds} s")
             try:
                 began = time.monotonic()
-                if not await asyncio.wait_for(self._try(), left):
+                if not await asyncio.wait_for(self._try_acquire_or_renew(), left):
                     raise LeadershipLost("another replica holds the Lease")
                 renewed = began
             except (KubeError, TimeoutError) as error:
                 logger.warning("cannot renew the Lease %s: %s", self._ref.name, error or "timed out")
 
     async def release(self) -> None:
-        """Give the Lease back if this replica has it, so that another one leads at once.
+        """Release the Lease if this replica holds it, so that another one can lead at once.
 
-        It is read anew when it has changed meanwhile: a renewal that was cancelled may have been written.
+        A Lease that has changed meanwhile is read again: a cancelled renewal may have been written.
         """
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
-                while not await self._give_back():
+                while not await self._release_once():
                     pass
         except (KubeError, TimeoutError) as error:
-            logger.warning("cannot give the Lease back: %s", error or "timed out")
+            logger.warning("cannot release the Lease: %s", error or "timed out")
 
-    async def _give_back(self) -> bool:
-        """Whether the Lease is not, or no longer, this replica's; False when it has changed meanwhile."""
+    async def _release_once(self) -> bool:
+        """Return True if the Lease is not ours, or no longer; False if it changed between read and write."""
         lease = await self._kube.get(self._ref)
         if lease is None or lease.get("spec", {}).get("holderIdentity") != self._config.holder:
             return True
@@ -98,41 +98,41 @@ class Elector:
             if error.code == 409:
                 return False
             raise
-        logger.info("%s has given the Lease back", self._config.holder)
+        logger.info("%s has released the Lease", self._config.holder)
         return True
 
-    async def _owner(self) -> list[dict[str, Any]]:
-        """Owner references by which the garbage collector removes the Lease with the Deployment."""
+    async def _owner_references(self) -> list[dict[str, Any]]:
+        """Return owner references, so that the garbage collector deletes the Lease with the Deployment."""
         try:
             found = await self._kube.get(
                 ObjectRef("Deployment", self._ref.namespace, self._config.lease_owner)
             )
         except KubeError as error:
-            logger.warning("the Lease %s will stay when the operator goes: %s", self._ref.name, error)
+            logger.warning("the Lease %s will outlive the operator: %s", self._ref.name, error)
             return []
         if found is None:
             return []
         name, uid = found["metadata"]["name"], found["metadata"]["uid"]
         return [{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": uid}]
 
-    async def _try(self) -> bool:
+    async def _try_acquire_or_renew(self) -> bool:
         lease = await self._kube.get(self._ref)
         if lease is None:
-            return await self._kube.create(self._lease({}, transitions=0, taken=True))
+            return await self._kube.create(self._lease({}, transitions=0, acquired=True))
         spec = lease.get("spec", {})
         mine = spec.get("holderIdentity") == self._config.holder
-        if not mine and not self._free(spec):
+        if not mine and not self._is_free(spec):
             return False
         transitions = spec.get("leaseTransitions", 0) + (not mine)
         try:
-            await self._kube.replace(self._lease(lease, transitions=transitions, taken=not mine))
+            await self._kube.replace(self._lease(lease, transitions=transitions, acquired=not mine))
         except KubeError as error:
             if error.code == 409 and not mine:
-                return False  # another was faster
-            raise  # a holder tries again: who has the Lease, only the Lease says
+                return False  # another replica was faster
+            raise  # a leader retries: only the Lease tells who holds it
         return True
 
-    def _free(self, spec: Mapping[str, Any]) -> bool:
+    def _is_free(self, spec: Mapping[str, Any]) -> bool:
         record = (spec.get("holderIdentity"), spec.get("renewTime"), spec.get("leaseTransitions"))
         now = time.monotonic()
         if record != self._seen:
@@ -141,7 +141,7 @@ class Elector:
             return True
         return now - self._seen_at > spec.get("leaseDurationSeconds", self._config.lease_seconds)
 
-    def _lease(self, before: Mapping[str, Any], *, transitions: int, taken: bool) -> dict[str, Any]:
+    def _lease(self, before: Mapping[str, Any], *, transitions: int, acquired: bool) -> dict[str, Any]:
         now = _now()
         old = before.get("spec", {})
         metadata = before.get("metadata", {"name": self._ref.name, "namespace": self._ref.namespace})
@@ -154,7 +154,7 @@ class Elector:
                 **old,
                 "holderIdentity": self._config.holder,
                 "leaseDurationSeconds": max(1, round(self._config.lease_seconds)),
-                "acquireTime": now if taken else old.get("acquireTime", now),
+                "acquireTime": now if acquired else old.get("acquireTime", now),
                 "renewTime": now,
                 "leaseTransitions": transitions,
             },
@@ -162,5 +162,5 @@ class Elector:
 
 
 def _now() -> str:
-    """A MicroTime."""
+    """Return the time as a MicroTime."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""A keyed work queue: a key waits once however often it is added, and is worked on once at a time."""
+"""Work queue of services: a key is queued once however often it is added, and processed once at a time."""
 
 from __future__ import annotations
 
@@ -9,66 +9,69 @@ import time
 from collections.abc import Iterable
 
 from mizzen_operator.api.key import ServiceKey
-from mizzen_operator.manager.fair_queueing import Lane, Turns
+from mizzen_operator.manager.fair_queueing import ConcurrencyLimiter, Flow
 
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 60.0
-PATIENCE_SECONDS = 30.0
-HOLD_SECONDS = 1.0
-"""How long a key that has failed waits at least, once its retries are so far apart, whatever happens
-meanwhile: each event of a pod would have the same tried again. Its status may be so old then."""
+LOW_PRIORITY_WAIT_SECONDS = 30.0
+FAILURE_HOLD_SECONDS = 1.0
+"""Minimum wait of a failed key with so long a back-off, whatever events arrive meanwhile.
+
+Otherwise each event of a pod would cause the same attempt again. Its status may be this old then.
+"""
 
 
 class WorkQueue:
-    """Keys with the time at which they are due; each is held once, so the number of services bounds it.
+    """Keys with the time at which they are due. Each is queued once, so the queue is bounded.
 
-    What has changed goes before what is looked at to be on the safe side, `aside`: a sweep over a thousand
-    services holds nobody up. What has waited aside for PATIENCE_SECONDS waits like the others from then on.
+    Changes take precedence over low-priority keys, which are reconciled just in case: a resync of a thousand
+    services does not delay them. A low-priority key that has waited for LOW_PRIORITY_WAIT_SECONDS counts as an
+    ordinary one.
 
-    A key whose lane has no turn left is parked, so that nobody meets it on the way to others. When the lane
-    has one again, the first that is parked there waits among the others, and the next once that one is taken.
+    A key whose flow has no free slot is parked, so that it is not in the way of others. Once the flow has a
+    free slot, its first parked key is queued, and the next one after that one was taken.
     """
 
-    def __init__(self, turns: Turns) -> None:
-        """Share the turns of those who `get` keys."""
-        self._turns = turns
-        self._parked: dict[Lane, list[tuple[float, ServiceKey]]] = {}
-        self._is_parked: set[ServiceKey] = set()
+    def __init__(self, limiter: ConcurrencyLimiter) -> None:
+        """Create an empty queue; `limiter` limits the keys between `get` and `done`."""
+        self._limiter = limiter
+        self._parked_heaps: dict[Flow, list[tuple[float, ServiceKey]]] = {}
+        self._parked_keys: set[ServiceKey] = set()
         self._due: dict[ServiceKey, float] = {}
-        self._aside: set[ServiceKey] = set()
-        self._first: list[tuple[float, ServiceKey]] = []
-        self._later: list[tuple[float, ServiceKey]] = []
+        self._low_priority: set[ServiceKey] = set()
+        self._high_heap: list[tuple[float, ServiceKey]] = []
+        self._low_heap: list[tuple[float, ServiceKey]] = []
         self._running: set[ServiceKey] = set()
         self._attempts: dict[ServiceKey, int] = {}
-        self._held: dict[ServiceKey, float] = {}
+        self._hold_until: dict[ServiceKey, float] = {}
         self._changed = asyncio.Event()
         self._closed = False
 
-    def add(self, key: ServiceKey, delay: float = 0.0, *, aside: bool = False) -> None:
-        """Have a key worked on after `delay` seconds; an earlier time that was asked for before stands.
+    def add(self, key: ServiceKey, delay: float = 0.0, *, low_priority: bool = False) -> None:
+        """Queue a key for processing after `delay` seconds; an earlier due time stands.
 
         Args:
-            key: what to work on.
-            delay: in seconds.
-            aside: others that are due go first, unless the key waits among them already.
+            key: the key.
+            delay: delay in seconds.
+            low_priority: process other due keys first, unless the key already has normal priority.
         """
         if self._closed:
             return
-        due = max(time.monotonic() + delay, self._held.get(key, 0.0))
-        known = self._due.get(key, float("inf"))
-        ahead = not aside and key in self._aside and delay <= 0
-        if due >= known and not ahead:
+        due = max(time.monotonic() + delay, self._hold_until.get(key, 0.0))
+        scheduled = self._due.get(key, float("inf"))
+        promotes = not low_priority and key in self._low_priority and delay <= 0
+        if due >= scheduled and not promotes:
             return
-        self._due[key] = min(due, known)
-        if not aside:
-            self._aside.discard(key)
-        elif known == float("inf"):
-            self._aside.add(key)
+        self._due[key] = min(due, scheduled)
+        if not low_priority:
+            self._low_priority.discard(key)
+        elif scheduled == float("inf"):
+            self._low_priority.add(key)
         if key not in self._running:
             self._push(key)
 
     async def get(self) -> ServiceKey:
-        """Wait for the next due key and take it; every `get` is followed by `done`."""
+        """Wait for the next due key and take it; call `done` after each `get`."""
         while True:
             key, wait = self.poll()
             if key is not None:
@@ -80,27 +83,27 @@ class WorkQueue:
                 pass
 
     def done(self, key: ServiceKey) -> None:
-        """Give a key back; if it was added meanwhile, it waits again."""
+        """Release a key; if it was added meanwhile, it is queued again."""
         self._running.discard(key)
-        lane = self._turns.end(key, time.monotonic())
+        flow = self._limiter.release(key, time.monotonic())
         if key in self._due:
             self._push(key)
-        # A slow look's end may be what slow ones of other namespaces wait for.
-        self._unpark([other for other in self._parked if other.slow] if lane.slow else [lane])
+        # The end of a slow reconcile may free a slot for slow ones of other namespaces.
+        self._unpark([other for other in self._parked_heaps if other.slow] if flow.slow else [flow])
         self._changed.set()
 
-    def fail(self, key: ServiceKey) -> float:
-        """Add a key whose work has failed, as `retry` does; for HOLD_SECONDS nothing has it sooner."""
-        delay = self.retry(key)
-        held = time.monotonic() + min(delay, HOLD_SECONDS)
-        self._held[key] = held
-        if key in self._due and self._due[key] < held:  # it was added while it was worked on
-            self._due[key] = held
+    def requeue_failed(self, key: ServiceKey) -> float:
+        """Queue a failed key with back-off, at least FAILURE_HOLD_SECONDS from now; return the delay."""
+        delay = self.requeue_with_backoff(key)
+        hold_until = time.monotonic() + min(delay, FAILURE_HOLD_SECONDS)
+        self._hold_until[key] = hold_until
+        if key in self._due and self._due[key] < hold_until:  # it was added while it was processed
+            self._due[key] = hold_until
         return delay
 
-    def retry(self, key: ServiceKey, limit: float = MAX_BACKOFF_SECONDS) -> float:
-        """Add a key with a delay that doubles with each retry, up to `limit` seconds; returns the delay."""
-        self._held.pop(key, None)
+    def requeue_with_backoff(self, key: ServiceKey, limit: float = MAX_BACKOFF_SECONDS) -> float:
+        """Queue a key with a delay that doubles with each retry, up to `limit` seconds; return the delay."""
+        self._hold_until.pop(key, None)
         attempt = self._attempts.get(key, 0)
         self._attempts[key] = attempt + 1
         delay = min(limit, FIRST_BACKOFF_SECONDS * 2 ** min(attempt, 16))
@@ -109,86 +112,102 @@ class WorkQueue:
         return delay
 
     def close(self) -> None:
-        """Drop every key that waits, and take none any more."""
+        """Drop all queued keys, and accept no more."""
         self._closed = True
-        for held in (self._due, self._aside, self._first, self._later, self._parked, self._is_parked):
-            held.clear()
+        for hold_until in (
+            self._due,
+            self._low_priority,
+            self._high_heap,
+            self._low_heap,
+            self._parked_heaps,
+            self._parked_keys,
+        ):
+            hold_until.clear()
 
-    def forget(self, key: ServiceKey) -> None:
-        """Let the next retry of a key be its first."""
+    def reset_backoff(self, key: ServiceKey) -> None:
+        """Reset the back-off of a key."""
         self._attempts.pop(key, None)
-        self._held.pop(key, None)
+        self._hold_until.pop(key, None)
 
     def depth(self) -> int:
-        """Number of keys that are due and wait."""
+        """Return the number of keys that are due and not being processed."""
         now = time.monotonic()
         return sum(due <= now for key, due in self._due.items() if key not in self._running)
 
-    def age(self) -> float:
-        """Seconds that the key which waits longest is overdue."""
+    def oldest_wait(self) -> float:
+        """Return the seconds by which the longest waiting key is overdue."""
         due = [at for key, at in self._due.items() if key not in self._running]
         return max(0.0, time.monotonic() - min(due, default=float("inf")))
 
     def _push(self, key: ServiceKey) -> None:
-        heapq.heappush(self._later if key in self._aside else self._first, (self._due[key], key))
+        heapq.heappush(
+            self._low_heap if key in self._low_priority else self._high_heap, (self._due[key], key)
+        )
         self._changed.set()
 
     def poll(self) -> tuple[ServiceKey | None, float | None]:
-        """Take a due key, or tell the seconds until there may be one; None where only a change tells."""
+        """Take a due key, or return the seconds until one may be due; None if that needs a change."""
         now = time.monotonic()
-        if wait := self._turns.seconds_until_free(now):
+        if wait := self._limiter.seconds_until_slot(now):
             return None, None if wait == float("inf") else wait
         while True:
-            first, later = self._head(self._first, aside=False), self._head(self._later, aside=True)
-            if later - now <= -PATIENCE_SECONDS or (first > now >= later):
-                heap = self._later
+            first, later = (
+                self._peek_due(self._high_heap, low_priority=False),
+                self._peek_due(self._low_heap, low_priority=True),
+            )
+            if later - now <= -LOW_PRIORITY_WAIT_SECONDS or (first > now >= later):
+                heap = self._low_heap
             elif first <= now:
-                heap = self._first
+                heap = self._high_heap
             else:
                 wait = min(first, later) - now
                 return None, None if wait == float("inf") else wait
             _, key = heapq.heappop(heap)
-            lane = self._turns.lane(key)
-            if self._turns.open(lane):
-                self._take(key, lane, now)
+            flow = self._limiter.flow(key)
+            if self._limiter.has_slot(flow):
+                self._start(key, flow, now)
                 return key, None
-            self._park(key, lane)
+            self._park(key, flow)
 
-    def _take(self, key: ServiceKey, lane: Lane, now: float) -> None:
+    def _start(self, key: ServiceKey, flow: Flow, now: float) -> None:
         del self._due[key]
-        self._aside.discard(key)
-        self._is_parked.discard(key)
+        self._low_priority.discard(key)
+        self._parked_keys.discard(key)
         self._running.add(key)
-        self._turns.begin(key, now)
-        if self._turns.open(lane):
-            self._unpark([lane])
+        self._limiter.acquire(key, now)
+        if self._limiter.has_slot(flow):
+            self._unpark([flow])
         if self._due:
-            self._changed.set()  # who waits besides may take the next one
+            self._changed.set()  # another waiter may take the next one
 
-    def _park(self, key: ServiceKey, lane: Lane) -> None:
-        if key not in self._is_parked:
-            self._is_parked.add(key)
-            waits = self._due[key] + (PATIENCE_SECONDS if key in self._aside else 0.0)
-            heapq.heappush(self._parked.setdefault(lane, []), (waits, key))
+    def _park(self, key: ServiceKey, flow: Flow) -> None:
+        if key not in self._parked_keys:
+            self._parked_keys.add(key)
+            waits = self._due[key] + (LOW_PRIORITY_WAIT_SECONDS if key in self._low_priority else 0.0)
+            heapq.heappush(self._parked_heaps.setdefault(flow, []), (waits, key))
 
-    def _unpark(self, lanes: Iterable[Lane]) -> None:
-        """Let the first key that is parked of each lane wait among the others again."""
-        for lane in lanes:
-            parked = self._parked.get(lane, [])
+    def _unpark(self, flows: Iterable[Flow]) -> None:
+        """Queue the first parked key of each flow again."""
+        for flow in flows:
+            parked = self._parked_heaps.get(flow, [])
             while parked:
                 _, key = heapq.heappop(parked)
-                if key in self._is_parked:
-                    self._is_parked.discard(key)
+                if key in self._parked_keys:
+                    self._parked_keys.discard(key)
                     self._push(key)
                     break
             if not parked:
-                self._parked.pop(lane, None)
+                self._parked_heaps.pop(flow, None)
 
-    def _head(self, heap: list[tuple[float, ServiceKey]], *, aside: bool) -> float:
-        """When the first key of a heap is due; entries are dropped that were moved or are under way."""
+    def _peek_due(self, heap: list[tuple[float, ServiceKey]], *, low_priority: bool) -> float:
+        """Return when the first key of a heap is due; drop entries that were moved or are being processed."""
         while heap:
             due, key = heap[0]
-            if self._due.get(key) == due and (key in self._aside) == aside and key not in self._running:
+            if (
+                self._due.get(key) == due
+                and (key in self._low_priority) == low_priority
+                and key not in self._running
+            ):
                 return due
             heapq.heappop(heap)
         return float("inf")

@@ -14,7 +14,7 @@ from typing import Any
 
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.pods.container_state import read_problem
-from mizzen_operator.resources.fetch_job import cache_place, folder, resolved
+from mizzen_operator.resources.fetch_job import cache_folder, cache_location, resolved_revision
 from mizzen_operator.rollout.actions import Action, RolloutTarget, drop_creations
 from mizzen_operator.rollout.state import RolloutState
 
@@ -31,7 +31,7 @@ class Download:
     Attributes:
         cache_key: identifies cache and folder; `status.model.place`.
         source: source of the model, as in the spec.
-        folder: folder of the model in the cache.
+        cache_folder: folder of the model in the cache.
         revision: revision that the source was resolved to; empty until it is.
         total_bytes: size of the model; 0 until it is known.
         fetched_bytes: bytes in the cache.
@@ -93,13 +93,13 @@ class Download:
 def load_finished_download(service: InferenceService) -> Download | None:
     """Return the finished download in a service's status; None if there is none for its model and cache."""
     model = service.status.get("model", {})
-    if model.get("place") != cache_place(service) or not model.get("cachedTime"):
+    if model.get("place") != cache_location(service) or not model.get("cachedTime"):
         return None
     total = model.get("totalBytes", 0)
     return Download(
         cache_key=model["place"],
         source=service.model.source,
-        folder=folder(service),
+        folder=cache_folder(service),
         revision=model.get("resolvedRevision", ""),
         total_bytes=total,
         fetched_bytes=total,
@@ -110,10 +110,10 @@ def load_finished_download(service: InferenceService) -> Download | None:
 def new_download(service: InferenceService, *, waiting_for: str = "", error: str = "") -> Download:
     """Return the download of a service's model with nothing fetched yet."""
     return Download(
-        cache_key=cache_place(service),
+        cache_key=cache_location(service),
         source=service.model.source,
-        folder=folder(service),
-        revision=resolved(service),
+        folder=cache_folder(service),
+        revision=resolved_revision(service),
         waiting_for=waiting_for,
         error=error,
     )

@@ -22,7 +22,7 @@ from mizzen_operator.pods.container_state import (
     unschedulable_message,
 )
 from mizzen_operator.pods.group import Group, read_groups
-from mizzen_operator.resources.engine_args import node_of
+from mizzen_operator.resources.engine_args import rank_from_arguments
 
 MAX_GROUP_PODS = 8
 """Maximum pods per group. The CRD caps `spec.parallelism.tensor` at 8."""
@@ -121,14 +121,14 @@ async def observe(kube: KubeClient, service: ServiceRef) -> ObservedState:
     Raises:
         KubeError: the API server failed.
     """
-    name = child_names.SHARED_GATEWAY if service.shared else child_names.gateway_name(service.name)
+    name = child_names.SHARED_GATEWAY if service.shares_gateway else child_names.gateway_name(service.name)
     pods, gateway_pods, deployment, gateway_service = await asyncio.gather(
         kube.list(ObjectRef("Pod", service.namespace), f"{labels.SERVICE}={service.name}"),
         _list_shared_gateway_pods(kube, service),
         kube.get(ObjectRef("Deployment", service.namespace, name)),
         kube.get(ObjectRef("Service", service.namespace, name)),
     )
-    if not service.shared:
+    if not service.shares_gateway:
         gateway_pods = [pod for pod in pods if _component(pod) == labels.GATEWAY]
     engines = [pod for pod in pods if _component(pod) == labels.ENGINE and is_owned_by(pod, service.uid)]
     mislabelled = [pod["metadata"] for pod in engines if not _has_valid_labels(pod)]
@@ -146,7 +146,7 @@ async def observe(kube: KubeClient, service: ServiceRef) -> ObservedState:
 
 async def _list_shared_gateway_pods(kube: KubeClient, service: ServiceRef) -> list[dict[str, Any]]:
     """Return the pods of the gateway that a service shares with others; empty for a dedicated gateway."""
-    if not service.shared:
+    if not service.shares_gateway:
         return []
     selector = f"{labels.GATEWAY_LABEL}={labels.SHARED},{labels.COMPONENT}={labels.GATEWAY}"
     return await kube.list(ObjectRef("Pod", service.namespace), selector)
@@ -187,4 +187,4 @@ def _has_valid_labels(pod: Mapping[str, Any]) -> bool:
         return False
     rank, size = map(int, rank_and_size)
     has_rank = labels.RANK in pod_labels or labels.PODS not in pod_labels
-    return has_rank and rank < size <= MAX_GROUP_PODS and node_of(pod) in (None, (rank, size))
+    return has_rank and rank < size <= MAX_GROUP_PODS and rank_from_arguments(pod) in (None, (rank, size))

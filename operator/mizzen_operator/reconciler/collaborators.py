@@ -99,7 +99,7 @@ def build_collaborators(
             kube,
             config,
             metrics=metrics,
-            labelled=api_key_secrets,
+            api_key_secrets=api_key_secrets,
             applier=applier,
             applied=apply_cache,
             record_key_time=service_metrics.record_keys_created,

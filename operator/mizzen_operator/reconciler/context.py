@@ -130,7 +130,7 @@ class ReconcileContext:
         """Return this context with the previous reconcile's values for those that it does not have yet."""
         gateway, failure, download = self.gateway, self.failure, self.download
         last = previous.gateway
-        if gateway is None and last is not None and (last.shared is not None) == self.service.shared:
+        if gateway is None and last is not None and (last.shared is not None) == self.service.shares_gateway:
             gateway = replace(last, deployment=self.observed.deployment or {})
         if previous.revision == self.revision:
             failure, download = failure or previous.failure, download or previous.download

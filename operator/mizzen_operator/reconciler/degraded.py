@@ -1,4 +1,4 @@
-"""Degraded mode: observe a service whose spec is not acted on, and change only its pods' gates and its status.
+"""Degraded mode: observe a service whose spec is not acted on; write only its readiness gates and its status.
 
 The spec was stored under another release's CRD, or the operator fails on it, or the service is being deleted.
 Existing groups and gateways serve on as they are.
@@ -16,7 +16,7 @@ from mizzen_operator.kube.errors import BlockingReason
 from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.pods.observe import GatewayPod, observe
 from mizzen_operator.reconciler.collaborators import Collaborators
-from mizzen_operator.resources.secret_data import read
+from mizzen_operator.resources.secret_data import read_value
 from mizzen_operator.status.degraded_status import DegradedSnapshot, InvalidService
 
 
@@ -58,10 +58,10 @@ class DegradedReconciler:
     async def _query_gateways(
         self, key: ServiceKey, service: InvalidService, gateways: Sequence[GatewayPod]
     ) -> RoutingState:
-        name = child_names.SHARED_GATEWAY if service.shared else child_names.root_keys_secret(service.name)
+        name = child_names.SHARED_GATEWAY if service.shares_gateway else child_names.root_keys_secret(service.name)
         secret = await self._kube.get(ObjectRef("Secret", service.namespace, name))
         try:
-            token = read(secret or {"data": {}, "metadata": {"name": name}}, labels.ADMIN_TOKEN)
+            token = read_value(secret or {"data": {}, "metadata": {"name": name}}, labels.ADMIN_TOKEN)
         except ValueError:  # without a token, the routes are unknown
             self._gateway_watch.forget(key)
             return RoutingState()

@@ -31,7 +31,7 @@ from mizzen_operator.model_cache.progress import (
 )
 from mizzen_operator.pods.cold_start import cold_start_entry
 from mizzen_operator.pods.group import Group
-from mizzen_operator.pods.observe import ObservedState, observe
+from mizzen_operator.pods.observe import observe
 from mizzen_operator.reconciler.collaborators import Collaborators
 from mizzen_operator.reconciler.context import (
     PreviousResult,
@@ -80,7 +80,7 @@ class ServiceReconciler:
         collaborators = self._collaborators
         # 1. Observe: read the service's objects, and load the state that its status keeps.
         observed = await observe(collaborators.kube, service)
-        collaborators.autoscaler.seen(key, service.autoscaling, service.uid)
+        collaborators.autoscaler.observe_service(key, service.autoscaling, service.uid)
         context = ReconcileContext(
             service=service,
             observed=observed,
@@ -205,7 +205,7 @@ class ServiceReconciler:
         ]
 
     async def _dry_run(self, context: ReconcileContext) -> BlockingReason | None:
-        """Return why no group of the spec's revision can be created; a revision with a group is not checked."""
+        """Return why no group of the revision can be created; None if one can, or already exists."""
         existing = {group.revision for group in context.groups}
         if context.revision in existing or context.revision == context.rollout.stable_revision:
             return None
@@ -213,7 +213,7 @@ class ServiceReconciler:
         return await self._collaborators.dry_run.check(service, context.revision)
 
     async def _find_missing_refs(self, context: ReconcileContext) -> tuple[RequiredRef, ...]:
-        """Return the missing objects that pods without containers need; a kubelet reports them only by events."""
+        """Return the missing objects that waiting pods need; a kubelet reports them only by events."""
         service, shared = context.service, context.gateway.shared if context.gateway is not None else None
         gateway = shared.sharing.oldest.gateway if shared is not None else service.gateway
         created_before = timestamp(context.now - timedelta(seconds=MISSING_REFS_SECONDS))
@@ -284,8 +284,8 @@ class ServiceReconciler:
             sharing=shared.sharing if shared is not None else None,
             rollout=context.rollout,
             overdue=overdue,
-            scale_history=collaborators.autoscaler.scales(key),
-            competing_hpa=collaborators.autoscaler.rival(key),
+            scale_history=collaborators.autoscaler.scale_history(key),
+            competing_hpa=collaborators.autoscaler.competing_hpa(key),
             keys=gateway.keys if gateway is not None else None,
             rotation=context.rotation,
             memory_fit=context.memory_fit,

@@ -42,7 +42,7 @@ class Reconciler:
 
     def services_sharing_gateway(self, namespace: str) -> list[ServiceKey]:
         """Return the reconciled services that share the namespace's gateway."""
-        return self._gateways.sharing(namespace)
+        return self._gateways.services_sharing(namespace)
 
     def invalidate(self, kind: str, name: ObjectName, object_labels: Mapping[str, str]) -> None:
         """Compare a child with its manifest again at the next reconcile: it was edited or deleted.
@@ -115,9 +115,9 @@ class Reconciler:
         self, key: ServiceKey, body: Mapping[str, Any], failure: BlockingReason
     ) -> ReconcileResult:
         """Leave a service as it is, and report its state: its spec cannot be acted on."""
-        self._autoscaler.seen(key, None)
+        self._autoscaler.observe_service(key, None)
         service = read_invalid_service(body)
-        if service.shared:
+        if service.shares_gateway:
             self._gateways.add_member(key)
         snapshot = await self._degraded_reconciler.reconcile(key, service, failure)
         return ReconcileResult(settled=snapshot.settled, failure=failure)
@@ -126,7 +126,7 @@ class Reconciler:
         self, key: ServiceKey, body: Mapping[str, Any], failure: BlockingReason
     ) -> ReconcileResult:
         """Report what is left of a service that is being deleted; its children are garbage-collected."""
-        self._autoscaler.seen(key, None)
+        self._autoscaler.observe_service(key, None)
         also_enqueue = self._gateways.remove_member(key)
         service = replace(read_invalid_service(body), deleting=True, wanted_groups=0)
         await self._degraded_reconciler.reconcile(key, service, failure)
@@ -143,7 +143,7 @@ class Reconciler:
         collaborators.status_writer.forget(key)
         collaborators.gateway_watch.forget(key)
         collaborators.verifier.retain(key, ())
-        collaborators.autoscaler.seen(key, None)
+        collaborators.autoscaler.observe_service(key, None)
         collaborators.model_fetcher.forget(key)
 
 
@@ -158,6 +158,7 @@ def _deleting() -> BlockingReason:
 def _operator_error(error: Exception) -> BlockingReason:
     return BlockingReason(
         reasons.OPERATOR_ERROR,
-        f"the operator fails on this service, and leaves it as it is: {describe_error(error)}; its log has the
-        " "traceback. Go back to the previous spec, or to the operator's previous release, and report it",
+        "the operator fails on this service, and leaves it as it is: "
+        f"{describe_error(error)}; its log has the traceback. Go back to the previous spec, or to the "
+        "operator's previous release, and report it",
     )

@@ -1,25 +1,22 @@
-"""One pod of a group: which it is, and what its engine is told."""
+"""Command line of an engine's container."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.resources.fetch_job import model_path
-from mizzen_operator.resources.group_member import Place
+from mizzen_operator.resources.group_member import GroupMember
 
 COMMAND = "engine"
-"""Of `mizzen`, which an engine's container runs."""
+"""Subcommand of `mizzen` that an engine's container runs."""
 
 
-
-
-def arguments(service: InferenceService, name: str, place: Place) -> list[str]:
-    """Arguments of `mizzen`, each option and value an item of its own."""
+def engine_arguments(service: InferenceService, name: str, member: GroupMember) -> list[str]:
+    """Return the arguments of `mizzen`; each option and each value is an item."""
     engine, model = service.engine, service.model
     options = {
         "model": model_path(service),
@@ -49,36 +46,36 @@ def arguments(service: InferenceService, name: str, place: Place) -> list[str]:
         "termination-message": labels.TERMINATION_MESSAGE,
         "startup-timeout-seconds": service.lifecycle.startup_timeout,
         "drain-timeout-seconds": service.lifecycle.drain_timeout,
-        **_nodes(service, place),
+        **_node_options(service, member),
     }
     given = [(f"--{option}", str(value)) for option, value in options.items() if value not in (None, "")]
     return [COMMAND, *(item for pair in given for item in pair), *engine.extra_args]
 
 
-def _nodes(service: InferenceService, place: Place) -> dict[str, Any]:
-    """How the pods of a group find one another."""
+def _node_options(service: InferenceService, member: GroupMember) -> dict[str, Any]:
+    """Return the options by which the pods of a group find one another."""
     if service.pods == 1:
         return {}
-    leader = child_names.leader_dns_name(service.name, service.namespace, place.leader)
+    leader = child_names.leader_dns_name(service.name, service.namespace, member.leader)
     return {
         "nodes": service.pods,
-        "node-rank": place.rank,
-        "leader-address": leader if place.rank else "",
+        "node-rank": member.rank,
+        "leader-address": leader if member.rank else "",
         "ranks-address": "$(POD_IP)",
         "ranks-port": labels.RANKS_PORT,
     }
 
 
-def node_of(pod: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Which pod of its group an engine's pod is, and of how many, by its arguments, which stay as they are.
+def rank_from_arguments(pod: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return rank and number of pods from an engine pod's arguments, which cannot be edited.
 
-    None where admission has put others in their place.
+    It returns None if admission has replaced the arguments.
     """
     given = [one.get("args", ()) for one in pod["spec"]["containers"] if one["name"] == labels.ENGINE]
-    words = next((words for words in given if words[:1] == [COMMAND]), None)
-    if words is None:
+    arguments = next((arguments for arguments in given if arguments[:1] == [COMMAND]), None)
+    if arguments is None:
         return None
-    found = dict(pairwise(words))
+    found = dict(pairwise(arguments))
     return int(found.get("--node-rank", "0")), int(found.get("--nodes", "1"))
 
 

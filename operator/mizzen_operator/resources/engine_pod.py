@@ -1,4 +1,4 @@
-"""The engine's pods: a group is one, or a leading one and others that its ranks are spread over."""
+"""Builds engine pods: the pods of a group, over which its tensor parallel ranks are spread."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ from typing import Any
 from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.resources.engine_args import arguments
-from mizzen_operator.resources.group_member import Place
+from mizzen_operator.resources.engine_args import engine_arguments
 from mizzen_operator.resources.fetch_job import model_mounts, node_fetch, pod_volumes
+from mizzen_operator.resources.group_member import GroupMember
 from mizzen_operator.resources.metadata import (
     CONTAINER_SECURITY,
     POD_SECURITY,
     field_env,
+    http_probe,
     keys_volume,
     liveness_probe,
     metadata,
-    probe,
-    stamped,
     tolerations,
+    with_applied_hash,
 )
 from mizzen_operator.resources.revision_hash import engine_image
 
 CLAIM = "accelerator"
 DEREGISTER_SECONDS = 1
-"""A group that goes still takes requests this long: gateways leave it out meanwhile, before it drains."""
+"""Time for which a terminating group still accepts requests, before it drains: gateways leave it out."""
 STARTUP_MARGIN_SECONDS = 30
-"""The engine ends itself, with a reason, before the probe would end it without one."""
+"""Time by which the startup probe outlasts the engine's own timeout, which reports a reason."""
 GRACE_MARGIN_SECONDS = 30
 ZONE = "topology.kubernetes.io/zone"
 KUEUE_QUEUE, KUEUE_GROUP = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name"
 KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 _SCHEDULING = "DuringSchedulingIgnoredDuringExecution"
-_PLAIN_FIELDS = ("serviceAccountName", "priorityClassName", "schedulerName", "runtimeClassName", "affinity")
+_COPIED_FIELDS = ("serviceAccountName", "priorityClassName", "schedulerName", "runtimeClassName", "affinity")
 
 
 def engine_pods(
-    service: InferenceService, config: OperatorConfig, *, revision: str, group: int, incarnation: int
+    service: InferenceService, config: OperatorConfig, *, revision: str, group: int, attempt: int
 ) -> list[dict[str, Any]]:
-    """The pods of a group, the leading one first."""
-    leader = child_names.leader_pod(service.name, revision, group, incarnation)
-    places = [Place(revision, group, incarnation, leader, rank) for rank in range(service.pods)]
-    return [_engine_pod(service, config, place) for place in places]
+    """Return the pods of a group, the leader first."""
+    leader = child_names.leader_pod(service.name, revision, group, attempt)
+    places = [GroupMember(revision, group, attempt, leader, rank) for rank in range(service.pods)]
+    return [_engine_pod(service, config, member) for member in places]
 
 
 def ranks_service(service: InferenceService) -> dict[str, Any]:
-    """The headless Service of groups of several pods: their names resolve before they are ready."""
+    """Return the headless Service that makes the names of multi-pod groups resolve before they are ready."""
     manifest = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -58,68 +58,68 @@ def ranks_service(service: InferenceService) -> dict[str, Any]:
             "ports": [{"name": "ranks", "port": labels.RANKS_PORT, "protocol": "TCP"}],
         },
     }
-    return stamped(manifest)
+    return with_applied_hash(manifest)
 
 
-def _engine_pod(service: InferenceService, config: OperatorConfig, place: Place) -> dict[str, Any]:
+def _engine_pod(service: InferenceService, config: OperatorConfig, member: GroupMember) -> dict[str, Any]:
     overlay = service.pod_template
     annotations = dict(overlay["annotations"])
     more = {
         **overlay["labels"],
-        **({labels.GATEWAY_LABEL: labels.SHARED} if service.shared else {}),
-        **place.labels,
-        labels.RANK: str(place.rank),
+        **({labels.GATEWAY_LABEL: labels.SHARED} if service.shares_gateway else {}),
+        **member.labels,
+        labels.RANK: str(member.rank),
     }
     if service.pods > 1:
         more[labels.PODS] = str(service.pods)
-        if KUEUE_QUEUE in more:  # which admits such pods all at once
-            more[KUEUE_GROUP] = place.leader
+        if KUEUE_QUEUE in more:  # Kueue admits the pods of a group together
+            more[KUEUE_GROUP] = member.leader
             annotations[KUEUE_COUNT] = str(service.pods)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": metadata(service, place.name, labels.ENGINE, more_labels=more, annotations=annotations),
-        "spec": _pod_spec(service, config, place),
+        "metadata": metadata(service, member.name, labels.ENGINE, more_labels=more, annotations=annotations),
+        "spec": _pod_spec(service, config, member),
     }
 
 
-def _pod_spec(service: InferenceService, config: OperatorConfig, place: Place) -> dict[str, Any]:
+def _pod_spec(service: InferenceService, config: OperatorConfig, member: GroupMember) -> dict[str, Any]:
     overlay = service.pod_template
-    plain = {field: overlay[field] for field in _PLAIN_FIELDS if overlay.get(field)}
+    copied = {field: overlay[field] for field in _COPIED_FIELDS if overlay.get(field)}
     secrets = list(overlay["imagePullSecrets"])
     selector = dict(service.accelerator.node_selector)
     return {
-        **plain,
+        **copied,
         **({"imagePullSecrets": secrets} if secrets else {}),
         "tolerations": tolerations(overlay["tolerations"]),
         **({"nodeSelector": selector} if selector else {}),
-        **_spread(service, place),
-        **_together(service, place),
+        **_spread(service, member),
+        **_affinity(service, member),
         **_claims(service),
-        # Of several pods none starts again alone: they meet once, and the group is made anew.
+        # Ranks of a multi-pod group meet only once: no pod restarts alone, the group is recreated.
         "restartPolicy": "Always" if service.pods == 1 else "Never",
         "terminationGracePeriodSeconds": service.lifecycle.drain_timeout + GRACE_MARGIN_SECONDS,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": POD_SECURITY,
-        **({} if place.rank else {"readinessGates": [{"conditionType": gate} for gate in _gates(service)]}),
+        **({} if member.rank else {"readinessGates": [{"conditionType": gate} for gate in _gates(service)]}),
         **node_fetch(service, config),
-        "containers": [_container(service, config, place)],
+        "containers": [_container(service, config, member)],
         "volumes": _volumes(service),
     }
 
 
 def _gates(service: InferenceService) -> list[str]:
-    """What must be true of a pod before it is ready."""
+    """Return the readiness gates of a pod."""
     return [labels.ROUTABLE, *([labels.VERIFIED] if service.rollout.verification is not None else [])]
 
 
-def _together(service: InferenceService, place: Place) -> dict[str, Any]:
-    """A group's pods near one another, and with names that resolve."""
+def _affinity(service: InferenceService, member: GroupMember) -> dict[str, Any]:
+    """Return the fields that place a group's pods close together and give them DNS names."""
     if service.pods == 1:
         return {}
     term = {
-        "labelSelector": {"matchLabels": {labels.SERVICE: service.name, **place.labels}},
+        "labelSelector": {"matchLabels": {labels.SERVICE: service.name, **member.labels}},
         "topologyKey": service.topology_key or ZONE,
     }
     affinity = dict(service.pod_template.get("affinity") or {})
@@ -131,15 +131,15 @@ def _together(service: InferenceService, place: Place) -> dict[str, Any]:
         given[soft] = [*given.get(soft, []), {"weight": 100, "podAffinityTerm": term}]
     return {
         "affinity": {**affinity, "podAffinity": given},
-        "hostname": place.name,
+        "hostname": member.name,
         "subdomain": child_names.ranks_service(service.name),
     }
 
 
-def _spread(service: InferenceService, place: Place) -> dict[str, Any]:
-    """The user's constraints, else groups apart from one another where that is possible."""
+def _spread(service: InferenceService, member: GroupMember) -> dict[str, Any]:
+    """Return the user's spread constraints, or else one that spreads groups where possible."""
     constraints = list(service.pod_template["topologySpreadConstraints"])
-    if not constraints and service.availability.spread_key and not place.rank:
+    if not constraints and service.availability.spread_key and not member.rank:
         selector = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE}
         if service.pods > 1:
             selector[labels.RANK] = "0"
@@ -160,7 +160,7 @@ def _claims(service: InferenceService) -> dict[str, Any]:
     return {"resourceClaims": [{"name": CLAIM, "resourceClaimTemplateName": template}]}
 
 
-def _container(service: InferenceService, config: OperatorConfig, place: Place) -> dict[str, Any]:
+def _container(service: InferenceService, config: OperatorConfig, member: GroupMember) -> dict[str, Any]:
     startup = service.lifecycle.startup_timeout + STARTUP_MARGIN_SECONDS
     mounts = [
         {"name": "mizzen-keys", "mountPath": labels.KEYS_FOLDER, "readOnly": True},
@@ -172,17 +172,17 @@ def _container(service: InferenceService, config: OperatorConfig, place: Place) 
         "name": "engine",
         "image": engine_image(service, config),
         "imagePullPolicy": config.image_pull_policy,
-        "args": arguments(service, place.revision, place),
+        "args": engine_arguments(service, member.revision, member),
         "env": [
             field_env("POD_IP", "status.podIP"),
             field_env("POD_NAME", "metadata.name"),
             field_env("POD_NAMESPACE", "metadata.namespace"),
-            *([] if _names(service, "HOME") else [{"name": "HOME", "value": "/tmp"}]),
+            *([] if _sets_variable(service, "HOME") else [{"name": "HOME", "value": "/tmp"}]),
             *(dict(variable) for variable in service.engine.env),
         ],
-        "ports": _ports(service, place),
-        "startupProbe": probe("/readyz", "http", 1, startup),
-        "readinessProbe": probe("/readyz", "http", 2, 3),
+        "ports": _ports(service, member),
+        "startupProbe": http_probe("/readyz", "http", 1, startup),
+        "readinessProbe": http_probe("/readyz", "http", 2, 3),
         "livenessProbe": liveness_probe("http"),
         "lifecycle": {"preStop": {"sleep": {"seconds": DEREGISTER_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -192,15 +192,15 @@ def _container(service: InferenceService, config: OperatorConfig, place: Place) 
     }
 
 
-def _ports(service: InferenceService, place: Place) -> list[dict[str, Any]]:
-    """The ports of a pod; gateways go by the one named `wire`, which leading pods alone have."""
+def _ports(service: InferenceService, member: GroupMember) -> list[dict[str, Any]]:
+    """Return the ports of a pod. Gateways use the one named `wire`, which only leader pods have."""
     wire = [("wire", labels.WIRE_PORT), ("wire-odd", labels.ODD_WIRE_PORT)]
     ranks = [("ranks", labels.RANKS_PORT)] if service.pods > 1 else []
-    named = [*([] if place.rank else [*wire, *ranks]), ("http", labels.ENGINE_HTTP_PORT)]
+    named = [*([] if member.rank else [*wire, *ranks]), ("http", labels.ENGINE_HTTP_PORT)]
     return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in named]
 
 
-def _names(service: InferenceService, variable: str) -> bool:
+def _sets_variable(service: InferenceService, variable: str) -> bool:
     return any(entry["name"] == variable for entry in service.engine.env)
 
 

@@ -1,4 +1,4 @@
-"""How a model's files come into a pod: the volume, the path, and what fetches them."""
+"""Builds volumes, paths and the fetch Job of a model's files."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from mizzen_operator.resources.metadata import (
     POD_SECURITY,
     field_env,
     metadata,
-    owner,
+    owner_reference,
 )
 
 MODEL_MOUNT = "/mnt/mizzen/model"
 MODEL_VOLUME, CREDENTIALS_VOLUME = "mizzen-model", "mizzen-credentials"
 CREDENTIALS_FOLDER = "/var/run/mizzen/credentials"
 FETCH_RETRIES = 1_000_000
-"""A fetch that fails is tried again by the kubelet, ever more slowly, until it works or nobody wants it."""
+"""The kubelet retries a failed fetch with back-off, until it succeeds or is not wanted any more."""
 KEPT_SECONDS = 86_400
 RESOURCES = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
 
 
-def folder(service: InferenceService) -> str:
-    """Name of the model's folder in its cache: one for each source as it is written, and endpoint."""
+def cache_folder(service: InferenceService) -> str:
+    """Return the name of the model's folder in its cache, unique per source as written and endpoint."""
     source = service.model.source
     name = source.partition("://")[2].rstrip("/").rpartition("/")[2].partition("@sha256:")[0]
     readable = re.sub("[^a-z0-9.]+", "-", name.lower()).strip("-.")[:40]
@@ -37,10 +37,10 @@ def folder(service: InferenceService) -> str:
 
 
 def model_path(service: InferenceService) -> str:
-    """Path of the model in its pods."""
+    """Return the path of the model in its pods."""
     source = service.model.source
     if service.access.cached:
-        return f"{MODEL_MOUNT}/{folder(service)}"
+        return f"{MODEL_MOUNT}/{cache_folder(service)}"
     if source.startswith("pvc://"):
         inside = source.removeprefix("pvc://").partition("/")[2].strip("/")
         return f"{MODEL_MOUNT}/{inside}" if inside else MODEL_MOUNT
@@ -48,12 +48,12 @@ def model_path(service: InferenceService) -> str:
 
 
 def model_volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """The volume that the model is in; none for file://."""
+    """Return the volume with the model; empty for file://."""
     source, cache = service.model.source, service.access.cache
     if cache.mode == "HostPath":
         return [{"name": MODEL_VOLUME, "hostPath": {"path": cache.path, "type": "DirectoryOrCreate"}}]
     if cache.mode == "PersistentVolumeClaim":
-        # Engines mount it read-only. The volume itself is not: it may be the same on the node for both.
+        # Engines mount it read-only, but not as a read-only volume: fetch and engine may share it on a node.
         return [{"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": cache.claim}}]
     if source.startswith("pvc://"):
         claim = source.removeprefix("pvc://").partition("/")[0]
@@ -62,27 +62,27 @@ def model_volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def pod_volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """Volumes of an engine's pod for its model."""
+    """Return the volumes of an engine's pod for its model."""
     fetches = service.access.cache.mode == "HostPath"
     return [*model_volumes(service), *(credentials_volumes(service) if fetches else [])]
 
 
 def model_mounts(service: InferenceService) -> list[dict[str, Any]]:
-    """Where engines have the model, read-only."""
+    """Return the read-only mount of the model in engines."""
     if not model_volumes(service):
         return []
     return [{"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True}]
 
 
 def node_fetch(service: InferenceService, config: OperatorConfig) -> dict[str, Any]:
-    """What an engine's pod has more where the cache is the node's own: that node may lack the model."""
+    """Return the init container that fetches the model into a node-local cache; empty for other caches."""
     if service.access.cache.mode != "HostPath":
         return {}
     return {"initContainers": [_container(service, config, progress=False)]}
 
 
 def credentials_volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """The one key of the user's Secret."""
+    """Return the volume with the one key of the user's Secret."""
     if service.access.credentials is None:
         return []
     name, key = service.access.credentials
@@ -90,14 +90,14 @@ def credentials_volumes(service: InferenceService) -> list[dict[str, Any]]:
     return [{"name": CREDENTIALS_VOLUME, "secret": source}]
 
 
-def cache_place(service: InferenceService) -> str:
-    """Names a folder in a cache: what is fetched once there is not fetched again."""
+def cache_location(service: InferenceService) -> str:
+    """Return a digest of a folder in a cache; a model that was fetched there is not fetched again."""
     cache = service.access.cache
-    return digest([folder(service), cache.mode, cache.claim, cache.path])
+    return digest([cache_folder(service), cache.mode, cache.claim, cache.path])
 
 
 def fetch_job(service: InferenceService, config: OperatorConfig) -> dict[str, Any]:
-    """The Job that fetches a service's model; its name changes with all but the pinned revision."""
+    """Return the Job that fetches a service's model; only the pinned revision does not change its name."""
     overlay = service.pod_template
     selector = dict(service.accelerator.node_selector)
     spec = {
@@ -131,7 +131,7 @@ def fetch_job(service: InferenceService, config: OperatorConfig) -> dict[str, An
 
 
 def fetch_pod(job: Mapping[str, Any]) -> dict[str, Any]:
-    """A pod as the controller of a Job makes it; to ask by, for it does not say what keeps it from that."""
+    """Return a pod as the Job controller creates it, for a dry run: a Job does not say why it has none."""
     meta, template = job["metadata"], job["spec"]["template"]
     made = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
     return {
@@ -154,7 +154,7 @@ def _container(
         "--to": model_path(service),
         "--endpoint": service.access.endpoint,
         "--credentials": f"{CREDENTIALS_FOLDER}/credentials" if service.access.credentials else "",
-        "--pin": resolved(service) if pin is None else pin,
+        "--pin": resolved_revision(service) if pin is None else pin,
         "--termination-message": labels.TERMINATION_MESSAGE,
         **({"--progress-host": "$(POD_IP)", "--progress-port": str(labels.FETCH_PORT)} if progress else {}),
     }
@@ -175,20 +175,20 @@ def _container(
     }
 
 
-def resolved(service: InferenceService) -> str:
-    """The revision that the service's source was resolved to before; empty when it never was."""
+def resolved_revision(service: InferenceService) -> str:
+    """Return the revision that the service's source was resolved to before; empty if it never was."""
     known = service.status.get("model", {})
-    return known.get("resolvedRevision", "") if known.get("folder") == folder(service) else ""
+    return known.get("resolvedRevision", "") if known.get("folder") == cache_folder(service) else ""
 
 
 def cache_claim(service: InferenceService) -> dict[str, Any] | None:
-    """The claim that is made where it is missing; None when the user makes it."""
+    """Return the claim that is created if it is missing; None if the user creates it."""
     cache = service.access.cache
     if cache.mode != "PersistentVolumeClaim" or not cache.size:
         return None
     meta: dict[str, Any] = {"name": cache.claim, "namespace": service.namespace, "labels": dict(MANAGED_BY)}
     if cache.when_deleted == "Delete":
-        meta["ownerReferences"] = [{**owner(service), "blockOwnerDeletion": False}]
+        meta["ownerReferences"] = [{**owner_reference(service), "blockOwnerDeletion": False}]
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",

@@ -1,4 +1,4 @@
-"""Which field of a service a field of its engine pods comes from, in what the API server says of them."""
+"""Translates field paths in the API server's messages about engine pods to fields of the service."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mizzen_operator.api.types import InferenceService
 
 _PATH = re.compile(r"(?<![\w.])(?:metadata|spec)\.\w+(?:\.\w+|\[[^\]\s]*\])*")
 _GO_FIELD = re.compile(r"Go struct field \w+\.")
-_HEAD = re.compile(r'^Pod "[^"]*" is invalid: |^Pod in version "v1" cannot be handled as a Pod: ')
-_PLAIN = (
+_PREFIX = re.compile(r'^Pod "[^"]*" is invalid: |^Pod in version "v1" cannot be handled as a Pod: ')
+_OVERLAY_FIELDS = (
     "affinity",
     "imagePullSecrets",
     "priorityClassName",
@@ -25,20 +25,20 @@ _OVERLAY = "spec.podTemplate"
 _SHARED_MEMORY = "mizzen-shm"
 
 
-def in_words_of(service: InferenceService, pod: Mapping[str, Any], message: str) -> str:
-    """What the API server says of a pod, with the service's fields in place of the pod's.
+def translate_message(service: InferenceService, pod: Mapping[str, Any], message: str) -> str:
+    """Return an API server's message about a pod, with the service's fields in place of the pod's.
 
     Args:
-        service: what the pod is made of.
-        pod: as it was sent.
-        message: the API server's; what is not the user's keeps its name.
+        service: service of the pod.
+        pod: the pod as it was sent.
+        message: the message; fields that are not the user's keep their names.
     """
-    plain = _GO_FIELD.sub("field ", _HEAD.sub("", message))
-    return _PATH.sub(lambda match: origin(service, pod, match[0]), plain)
+    plain = _GO_FIELD.sub("field ", _PREFIX.sub("", message))
+    return _PATH.sub(lambda match: service_field(service, pod, match[0]), plain)
 
 
-def origin(service: InferenceService, pod: Mapping[str, Any], path: str) -> str:
-    """The field of a service that a pod's field comes from; the pod's own where it comes from none."""
+def service_field(service: InferenceService, pod: Mapping[str, Any], path: str) -> str:
+    """Return the field of a service that a pod's field comes from, or else the pod's field."""
     container, overlay = pod["spec"]["containers"][0], service.pod_template
     lists = (
         ("spec.volumes", f"{_OVERLAY}.volumes", pod["spec"]["volumes"], overlay["volumes"]),
@@ -50,16 +50,16 @@ def origin(service: InferenceService, pod: Mapping[str, Any], path: str) -> str:
         ),
         ("spec.containers[0].env", "spec.engine.env", container["env"], service.engine.env),
     )
-    for theirs, ours, sent, given in lists:
-        if match := re.match(re.escape(theirs) + r"\[(\d+)\]", path):
-            place = int(match[1]) - (len(sent) - len(given))  # the user's come last
-            if place >= 0:
-                return f"{ours}[{place}]{path[match.end() :]}"
+    for pod_field, our_field, sent, given in lists:
+        if match := re.match(re.escape(pod_field) + r"\[(\d+)\]", path):
+            member = int(match[1]) - (len(sent) - len(given))  # the user's entries come last
+            if member >= 0:
+                return f"{our_field}[{member}]{path[match.end() :]}"
             shared_memory = sent[int(match[1])]["name"] == _SHARED_MEMORY
             return f"{_OVERLAY}.sharedMemorySizeLimit" if shared_memory else path
-    for theirs, ours in _RENAMED.items():
-        if path == theirs or path.startswith((f"{theirs}.", f"{theirs}[")):
-            return ours + path[len(theirs) :]
+    for pod_field, our_field in _RENAMED.items():
+        if path == pod_field or path.startswith((f"{pod_field}.", f"{pod_field}[")):
+            return our_field + path[len(pod_field) :]
     return path
 
 
@@ -70,5 +70,5 @@ _RENAMED = {
     "spec.containers[0].resources": f"{_OVERLAY}.resources",
     "spec.nodeSelector": "spec.accelerator.nodeSelector",
     "spec.volumes": f"{_OVERLAY}.volumes",
-    **{f"spec.{name}": f"{_OVERLAY}.{name}" for name in _PLAIN},
+    **{f"spec.{name}": f"{_OVERLAY}.{name}" for name in _OVERLAY_FIELDS},
 }

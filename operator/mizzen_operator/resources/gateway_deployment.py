@@ -1,4 +1,4 @@
-"""Gateways: Deployment, Service, ServiceAccount and the binding of the role that the chart ships."""
+"""Builds Deployment, Service, ServiceAccount and RoleBinding of a gateway."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Any
 from mizzen_operator.api import labels
 from mizzen_operator.api.types import Gateway, Tracing
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.resources.gateway_spec import Front
+from mizzen_operator.resources.gateway_spec import GatewaySpec
 from mizzen_operator.resources.metadata import (
     CONTAINER_SECURITY,
     POD_SECURITY,
     field_env,
+    http_probe,
     keys_volume,
     liveness_probe,
-    probe,
     secret_volume,
-    stamped,
     tolerations,
+    with_applied_hash,
 )
 
 GRACE_MARGIN_SECONDS = 30
 NO_KEYS_VOLUME = "mizzen-no-api-keys"
 DEREGISTER_SECONDS = 3
-"""A gateway pod that ends still takes requests this long: proxies learn of its end meanwhile."""
+"""Time for which a terminating gateway pod still accepts requests, until proxies have left it out."""
 
 
-def arguments(front: Front) -> list[str]:
-    """Arguments of `mizzen`, each option and value an item of its own."""
-    gateway = front.gateway
+def gateway_arguments(spec: GatewaySpec) -> list[str]:
+    """Return the arguments of `mizzen`; each option and each value is an item."""
+    gateway = spec.gateway
     options = [
-        *front.arguments,
-        ("--namespace", front.namespace),
+        *spec.arguments,
+        ("--namespace", spec.namespace),
         ("--host", "$(POD_IP)"),
         ("--port", str(labels.HTTP_PORT)),
         ("--admin-host", "$(POD_IP)"),
@@ -39,7 +39,7 @@ def arguments(front: Front) -> list[str]:
         ("--admin-token-file", f"{labels.KEYS_FOLDER}/{labels.ADMIN_TOKEN}"),
         ("--keys", labels.KEYS_FOLDER),
         *_no_keys(gateway),
-        *(("--api-keys-file", f"{labels.API_KEYS_FOLDER}/{name}") for _, name, _ in front.key_secrets),
+        *(("--api-keys-file", f"{labels.API_KEYS_FOLDER}/{name}") for _, name, _ in spec.api_key_volumes),
         *(("--cors-origin", origin) for origin in gateway.cors_origins),
         *_tls(gateway),
         ("--max-in-flight", str(gateway.admission.max_in_flight)),
@@ -57,10 +57,10 @@ def arguments(front: Front) -> list[str]:
         ("--reasoning-parser", REASONING_PARSERS[gateway.reasoning_parser]),
         ("--access-log", ACCESS_LOG[gateway.access_log]),
         ("--processes", str(gateway.processes)),
-        *([("--otlp-endpoint", front.tracing.endpoint)] if front.tracing.endpoint else []),
-        ("--drain-timeout-seconds", str(front.drain_timeout)),
+        *([("--otlp-endpoint", spec.tracing.endpoint)] if spec.tracing.endpoint else []),
+        ("--drain-timeout-seconds", str(spec.drain_timeout)),
     ]
-    return ["gateway", *(item for option in options for item in option), *front.flags, *gateway.extra_args]
+    return ["gateway", *(item for option in options for item in option), *spec.flags, *gateway.extra_args]
 
 
 TOOL_PARSERS = {
@@ -82,7 +82,7 @@ ACCESS_LOG = {"Enabled": "on", "Disabled": "off", "Prompts": "prompts"}
 
 
 def _no_keys(gateway: Gateway) -> list[tuple[str, str]]:
-    """The empty folder that keeps a gateway closed while no Secret has its label."""
+    """Return the option with the empty folder that keeps a gateway closed while no Secret has its label."""
     return [("--api-keys-file", labels.NO_API_KEYS_FOLDER)] if gateway.keys_from_label else []
 
 
@@ -92,13 +92,13 @@ def _tls(gateway: Gateway) -> list[tuple[str, str]]:
     return [("--tls-cert", f"{labels.TLS_FOLDER}/tls.crt"), ("--tls-key", f"{labels.TLS_FOLDER}/tls.key")]
 
 
-def gateway_manifests(front: Front, config: OperatorConfig) -> list[dict[str, Any]]:
-    """Everything of a gateway but its keys, in the order in which it is applied."""
-    subject = {"kind": "ServiceAccount", "name": front.name, "namespace": front.namespace}
+def gateway_manifests(spec: GatewaySpec, config: OperatorConfig) -> list[dict[str, Any]]:
+    """Return all manifests of a gateway but its keys, in the order in which they are applied."""
+    subject = {"kind": "ServiceAccount", "name": spec.name, "namespace": spec.namespace}
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
-        "metadata": front.metadata(),
+        "metadata": spec.metadata(),
         "roleRef": {
             "apiGroup": "rbac.authorization.k8s.io",
             "kind": config.gateway_role_kind,
@@ -106,57 +106,61 @@ def gateway_manifests(front: Front, config: OperatorConfig) -> list[dict[str, An
         },
         "subjects": [subject],
     }
-    manifests = [binding, _service(front), _deployment(front, config)]
-    return [gateway_account(front), *(stamped(manifest) for manifest in manifests)]
+    manifests = [binding, _service(spec), _deployment(spec, config)]
+    return [gateway_account(spec), *(with_applied_hash(manifest) for manifest in manifests)]
 
 
-def gateway_account(front: Front) -> dict[str, Any]:
-    """The ServiceAccount of a gateway."""
-    return stamped({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": front.metadata()})
+def gateway_account(spec: GatewaySpec) -> dict[str, Any]:
+    """Return the ServiceAccount of a gateway."""
+    return with_applied_hash({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": spec.metadata()})
 
 
-def _service(front: Front) -> dict[str, Any]:
-    gateway = front.gateway
+def _service(spec: GatewaySpec) -> dict[str, Any]:
+    gateway = spec.gateway
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": front.metadata(gateway.annotations),
+        "metadata": spec.metadata(gateway.annotations),
         "spec": {
             "type": gateway.service_type,
-            "selector": dict(front.selector),
+            "selector": dict(spec.selector),
             "ports": [{"name": "http", "port": gateway.port, "targetPort": "http", "protocol": "TCP"}],
         },
     }
 
 
-def _deployment(front: Front, config: OperatorConfig) -> dict[str, Any]:
-    bound = {"annotations": {labels.SERVICE_ACCOUNT_UID: front.account}} if front.account else {}
+def _deployment(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
+    bound = (
+        {"annotations": {labels.SERVICE_ACCOUNT_UID: spec.service_account_uid}}
+        if spec.service_account_uid
+        else {}
+    )
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": front.metadata(),
+        "metadata": spec.metadata(),
         "spec": {
-            "replicas": front.gateway.replicas,
+            "replicas": spec.gateway.replicas,
             "revisionHistoryLimit": 2,
-            "selector": {"matchLabels": dict(front.selector)},
+            "selector": {"matchLabels": dict(spec.selector)},
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
             },
             "template": {
-                "metadata": {"labels": front.metadata()["labels"], **bound},
-                "spec": _pod_spec(front, config),
+                "metadata": {"labels": spec.metadata()["labels"], **bound},
+                "spec": _pod_spec(spec, config),
             },
         },
     }
 
 
-def _pod_spec(front: Front, config: OperatorConfig) -> dict[str, Any]:
-    secrets = [dict(secret) for secret in front.image_pull_secrets]
+def _pod_spec(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
+    secrets = [dict(secret) for secret in spec.image_pull_secrets]
     return {
-        "serviceAccountName": front.name,
+        "serviceAccountName": spec.name,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": front.drain_timeout + GRACE_MARGIN_SECONDS,
+        "terminationGracePeriodSeconds": spec.drain_timeout + GRACE_MARGIN_SECONDS,
         **({"imagePullSecrets": secrets} if secrets else {}),
         "securityContext": POD_SECURITY,
         "tolerations": tolerations(),
@@ -165,33 +169,33 @@ def _pod_spec(front: Front, config: OperatorConfig) -> dict[str, Any]:
                 "maxSkew": 1,
                 "topologyKey": "kubernetes.io/hostname",
                 "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": dict(front.selector)},
+                "labelSelector": {"matchLabels": dict(spec.selector)},
             }
         ],
-        "containers": [_container(front, config)],
+        "containers": [_container(spec, config)],
         "volumes": [
-            keys_volume(front.keys),
+            keys_volume(spec.keys_secret),
             {"name": "mizzen-tmp", "emptyDir": {}},
-            *(volume for volume, _ in _users_volumes(front)),
+            *(volume for volume, _ in _users_volumes(spec)),
         ],
     }
 
 
-def _users_volumes(front: Front) -> list[tuple[dict[str, Any], str]]:
-    """Volumes with what the user gives a gateway, and where they are mounted."""
+def _users_volumes(spec: GatewaySpec) -> list[tuple[dict[str, Any], str]]:
+    """Return volumes with a user's Secrets, and their mount paths."""
     found = [
         (secret_volume(volume, name, optional=optional), f"{labels.API_KEYS_FOLDER}/{name}")
-        for volume, name, optional in front.key_secrets
+        for volume, name, optional in spec.api_key_volumes
     ]
-    if front.gateway.keys_from_label:
+    if spec.gateway.keys_from_label:
         found.append(({"name": NO_KEYS_VOLUME, "emptyDir": {}}, labels.NO_API_KEYS_FOLDER))
-    if front.gateway.tls_secret:
-        found.append((secret_volume("mizzen-tls", front.gateway.tls_secret), labels.TLS_FOLDER))
+    if spec.gateway.tls_secret:
+        found.append((secret_volume("mizzen-tls", spec.gateway.tls_secret), labels.TLS_FOLDER))
     return found
 
 
 def _sampling(tracing: Tracing) -> list[dict[str, Any]]:
-    """OpenTelemetry's own variables: the share of traces that begin here, and no other's decision undone."""
+    """Return OpenTelemetry's variables: sample traces that begin here, keep the decision of others."""
     if not tracing.endpoint:
         return []
     return [
@@ -200,39 +204,39 @@ def _sampling(tracing: Tracing) -> list[dict[str, Any]]:
     ]
 
 
-def _container(front: Front, config: OperatorConfig) -> dict[str, Any]:
+def _container(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
     return {
         "name": "gateway",
         "image": config.gateway_image,
         "imagePullPolicy": config.image_pull_policy,
-        "args": arguments(front),
+        "args": gateway_arguments(spec),
         "env": [
             field_env("POD_IP", "status.podIP"),
             field_env("POD_NAME", "metadata.name"),
             field_env("POD_NAMESPACE", "metadata.namespace"),
             {"name": "HOME", "value": "/tmp"},
-            *_sampling(front.tracing),
+            *_sampling(spec.tracing),
         ],
         "ports": [
             {"name": "http", "containerPort": labels.HTTP_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": labels.ADMIN_PORT, "protocol": "TCP"},
         ],
-        "startupProbe": probe("/healthz", "admin", 1, 120),
-        # One that hangs is left within 3 s where others serve; a lone one that is late is better than none.
-        "readinessProbe": probe("/readyz", "admin", 1, 2, 1)
-        if front.gateway.replicas > 1
-        else probe("/readyz", "admin", 1, 3),
+        "startupProbe": http_probe("/healthz", "admin", 1, 120),
+        # A hung pod is left out within 3 s if there are others; a lone slow one is kept.
+        "readinessProbe": http_probe("/readyz", "admin", 1, 2, 1)
+        if spec.gateway.replicas > 1
+        else http_probe("/readyz", "admin", 1, 3),
         "livenessProbe": liveness_probe("admin"),
         "lifecycle": {"preStop": {"sleep": {"seconds": DEREGISTER_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": {kind: dict(given) for kind, given in front.gateway.resources.items() if given},
+        "resources": {kind: dict(given) for kind, given in spec.gateway.resources.items() if given},
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [
             {"name": "mizzen-keys", "mountPath": labels.KEYS_FOLDER, "readOnly": True},
             {"name": "mizzen-tmp", "mountPath": "/tmp"},
             *(
                 {"name": volume["name"], "mountPath": path, "readOnly": True}
-                for volume, path in _users_volumes(front)
+                for volume, path in _users_volumes(spec)
             ),
         ],
     }

@@ -1,4 +1,4 @@
-"""What one gateway is: the same for one service's as for one that several share."""
+"""The gateway to build, dedicated or shared, independent of the kinds of its objects."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 
 from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import Gateway, InferenceService, Tracing
-from mizzen_operator.resources.metadata import MANAGED_BY, owner
+from mizzen_operator.resources.metadata import MANAGED_BY, owner_reference
 
 LABELLED_VOLUME = "mizzen-labelled-api-keys-"
-"""How the volumes of Secrets begin that were found by their label."""
+"""Prefix of the volumes of Secrets that were found by label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Front:
-    """What is rendered of one gateway, whether of one service or of several.
+class GatewaySpec:
+    """A gateway of one service or several.
 
     Attributes:
-        name: of all its objects.
+        name: name of all its objects.
         selector: labels of its pods.
         owners: owner references of its objects.
-        keys: Secret with its CURVE keys and admin token.
-        arguments: options that say whom it serves.
-        labelled: Secrets with API keys that were found by their label; in one order, for the same pods.
-        account: uid of its ServiceAccount. Tokens of one that was deleted are taken no more: pods that have
-            such a token must be replaced, or could not follow their engines.
+        keys_secret: name of the Secret with its CURVE keys and admin token.
+        arguments: options that name the services.
+        labelled_secrets: Secrets with API keys that were found by label; sorted, so that pods do not change.
+        service_account_uid: uid of its ServiceAccount. Tokens of a deleted account are rejected: pods that
+            hold one must be replaced, or could not follow their engines.
     """
 
     name: str
     namespace: str
     selector: Mapping[str, str]
     owners: tuple[Mapping[str, Any], ...]
-    keys: str
+    keys_secret: str
     arguments: tuple[tuple[str, str], ...]
     gateway: Gateway
     drain_timeout: int
@@ -41,21 +41,21 @@ class Front:
     tracing: Tracing = field(default_factory=Tracing)
     disruption_budgets: bool = True
     flags: tuple[str, ...] = ()
-    labelled: tuple[str, ...] = ()
-    account: str = ""
+    labelled_secrets: tuple[str, ...] = ()
+    service_account_uid: str = ""
 
     @property
-    def key_secrets(self) -> tuple[tuple[str, str, bool], ...]:
-        """Secrets with API keys: the volume's name, the Secret's, and whether the pod runs without it."""
+    def api_key_volumes(self) -> tuple[tuple[str, str, bool], ...]:
+        """Volume name and Secret name of each Secret with API keys, and whether the Secret is optional."""
         named = self.gateway.api_keys
-        more = [name for name in self.labelled if name not in named]
+        more = [name for name in self.labelled_secrets if name not in named]
         return (
             *((f"mizzen-api-keys-{index}", name, False) for index, name in enumerate(named)),
             *((f"{LABELLED_VOLUME}{index}", name, True) for index, name in enumerate(more)),
         )
 
     def metadata(self, annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Metadata of one of its objects."""
+        """Return the metadata of one of its objects."""
         return {
             "name": self.name,
             "namespace": self.namespace,
@@ -65,14 +65,14 @@ class Front:
         }
 
 
-def dedicated(service: InferenceService) -> Front:
-    """The gateway of one service."""
-    return Front(
+def dedicated_gateway_spec(service: InferenceService) -> GatewaySpec:
+    """Return the gateway of one service."""
+    return GatewaySpec(
         name=child_names.gateway_name(service.name),
         namespace=service.namespace,
         selector={labels.SERVICE: service.name, labels.COMPONENT: labels.GATEWAY},
-        owners=(owner(service),),
-        keys=child_names.gateway_keys_secret(service.name),
+        owners=(owner_reference(service),),
+        keys_secret=child_names.gateway_keys_secret(service.name),
         arguments=(
             ("--served-name", service.model.served_name),
             *(("--alias", alias) for alias in service.model.aliases),
@@ -89,7 +89,7 @@ def dedicated(service: InferenceService) -> Front:
 
 
 def _wake(service: InferenceService) -> list[tuple[str, str]]:
-    """How long a request waits for a group of a service that may have none."""
+    """Return the option with a request's maximum wait for a group of a service that may have none."""
     if service.autoscaling is None or service.autoscaling.idle_to_zero is None:
         return []
     return [("--wake-timeout-seconds", str(service.autoscaling.wake_timeout))]

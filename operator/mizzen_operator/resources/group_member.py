@@ -1,24 +1,24 @@
-"""MODULE."""
+"""Identity of one pod of a group: its name and labels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from mizzen_operator.api import child_names
-from mizzen_operator.api import labels
+
+from mizzen_operator.api import child_names, labels
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Which pod of which group one is.
+class GroupMember:
+    """One pod of a group.
 
     Attributes:
-        leader: name of the group's leading pod.
-        rank: 0 of the leading one.
+        leader: name of the group's leader pod.
+        rank: rank of the pod in its group; the leader's is 0.
     """
 
     revision: str
     group: int
-    incarnation: int
+    attempt: int
     leader: str
     rank: int = 0
 
@@ -33,5 +33,5 @@ class Place:
         return {
             labels.GROUP_INDEX: str(self.group),
             labels.REVISION: self.revision,
-            labels.INCARNATION: str(self.incarnation),
+            labels.INCARNATION: str(self.attempt),
         }

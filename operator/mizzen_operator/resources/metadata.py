@@ -1,4 +1,4 @@
-"""What every child has: name, labels, owner, and the hash of its manifest."""
+"""Parts that many manifests share: metadata, owner references, security contexts, probes, volumes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mizzen_operator.api.types import InferenceService
 from mizzen_operator.kube.objects import digest
 
 NODE_LOST_SECONDS = 30
-"""How long a pod may stay on a node that is not ready or not reached, before another takes its place."""
+"""Time for which a pod may stay on a node that is not ready or unreachable, before it is replaced."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "mizzen"}
 POD_SECURITY = {
     "runAsNonRoot": True,
@@ -25,8 +25,8 @@ CONTAINER_SECURITY = {
 }
 
 
-def owner(service: InferenceService) -> dict[str, Any]:
-    """The owner reference that makes the garbage collector remove a child with its service."""
+def owner_reference(service: InferenceService) -> dict[str, Any]:
+    """Return the owner reference that makes the garbage collector delete a child with its service."""
     return {
         "apiVersion": labels.API_VERSION,
         "kind": labels.KIND,
@@ -45,7 +45,7 @@ def metadata(
     more_labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Metadata of a child of `service`."""
+    """Return the metadata of a child of a service."""
     return {
         "name": name,
         "namespace": service.namespace,
@@ -56,21 +56,21 @@ def metadata(
             labels.COMPONENT: component,
         },
         **({"annotations": dict(annotations)} if annotations else {}),
-        "ownerReferences": [owner(service)],
+        "ownerReferences": [owner_reference(service)],
     }
 
 
-def tolerations(given: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """The tolerations of a pod: those that are given, and how long it stays on a node that cannot be reached.
+def tolerations(user_tolerations: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """Return a pod's tolerations: the user's, and limits for its time on an unreachable node.
 
-    Kubernetes would wait for five minutes; where a given one matches the taint, its own time holds.
+    Kubernetes' default is five minutes. A user's toleration that matches the taint takes precedence.
     """
-    own = [
+    defaults = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_LOST_SECONDS}
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-        if not any(_tolerates(one, key) for one in given)
+        if not any(_tolerates(one, key) for one in user_tolerations)
     ]
-    return [*(dict(one) for one in given), *own]
+    return [*(dict(one) for one in user_tolerations), *defaults]
 
 
 def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
@@ -78,15 +78,15 @@ def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
     return effect and toleration.get("key", "") in ("", key)
 
 
-def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest with its own hash as an annotation, which tells whether it was applied as it is."""
+def with_applied_hash(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest with its own hash as an annotation, by which `kube/apply.py` detects changes."""
     meta = manifest["metadata"]
     annotations = {**meta.get("annotations", {}), labels.APPLIED_HASH: digest(manifest)}
     return {**manifest, "metadata": {**meta, "annotations": annotations}}
 
 
-def probe(path: str, port: str, period: int, failures: int, timeout: int = 5) -> dict[str, Any]:
-    """An HTTP probe; times are in seconds."""
+def http_probe(path: str, port: str, period: int, failures: int, timeout: int = 5) -> dict[str, Any]:
+    """Return an HTTP probe; times are in seconds."""
     return {
         "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
         "periodSeconds": period,
@@ -96,28 +96,25 @@ def probe(path: str, port: str, period: int, failures: int, timeout: int = 5) ->
 
 
 HUNG_GRACE_SECONDS = 10
-"""What does not answer its liveness probes has nothing to drain, nor hears that it should."""
+"""Grace period after failed liveness probes: a hung process cannot drain, and ignores SIGTERM."""
 
 
 def liveness_probe(port: str) -> dict[str, Any]:
-    """Has what hangs killed and started again, after 35 to 45 s."""
-    return {**probe("/healthz", port, 10, 3), "terminationGracePeriodSeconds": HUNG_GRACE_SECONDS}
+    """Return the probe that restarts a hung container after 35 to 45 s."""
+    return {**http_probe("/healthz", port, 10, 3), "terminationGracePeriodSeconds": HUNG_GRACE_SECONDS}
 
 
 def field_env(name: str, path: str) -> dict[str, Any]:
-    """An environment variable that holds a field of the pod."""
+    """Return an environment variable with a field of the pod."""
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
 def keys_volume(secret: str) -> dict[str, Any]:
-    """The volume with CURVE keys."""
+    """Return the volume with CURVE keys."""
     return secret_volume("mizzen-keys", secret)
 
 
 def secret_volume(name: str, secret: str, *, optional: bool = False) -> dict[str, Any]:
-    """A Secret's volume; the pod's own user has to read it, and nobody else is in the pod.
-
-    An optional one is empty where the Secret is not there, or no longer.
-    """
+    """Return a Secret's volume, readable for the pod's user. An optional one may lack the Secret."""
     source = {"secretName": secret, "defaultMode": 0o444, **({"optional": True} if optional else {})}
     return {"name": name, "secret": source}

@@ -1,4 +1,4 @@
-"""NetworkPolicies: who may reach engines, gateways and fetches. Probes of a node's kubelet always get in."""
+"""Builds NetworkPolicies of engines, gateways and fetch pods."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.resources.metadata import metadata, stamped
+from mizzen_operator.resources.metadata import metadata, with_applied_hash
 
 PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
-"""The label that Prometheus' pods have by convention, in whichever namespace they are."""
+"""Label that Prometheus' pods have by convention, in any namespace."""
 OPERATOR = {"app.kubernetes.io/component": "operator"}
 NAMESPACE = "kubernetes.io/metadata.name"
 
 
-def policies(service: InferenceService, config: OperatorConfig) -> list[dict[str, Any]]:
-    """The policies of a service's engines and, unless it is shared, of its gateway.
+def service_network_policies(service: InferenceService, config: OperatorConfig) -> list[dict[str, Any]]:
+    """Return the policies of a service's engines and of its gateway unless it is shared.
 
-    Engines hear the gateway on the wire and Prometheus on the metrics' port; the gateway hears anyone on its
-    API's port, and on its admin port the operator and Prometheus. Pods of groups reach one another on any
-    port: ranks choose theirs as they meet.
+    Engines accept the gateway on the wire ports and Prometheus on the metrics port. A gateway accepts anyone
+    on its API port, and the operator and Prometheus on its admin port. Pods of a group accept one another on
+    any port, because ranks choose their ports when they meet.
     """
     engines = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE}
     gateway = {labels.SERVICE: service.name, labels.COMPONENT: labels.GATEWAY}
-    if service.shared:
+    if service.shares_gateway:
         gateway = {labels.GATEWAY_LABEL: labels.SHARED, labels.COMPONENT: labels.GATEWAY}
     prometheus = {"namespaceSelector": {}, "podSelector": {"matchLabels": PROMETHEUS}}
     operator = _operator(config)
-    made = [
+    manifests = [
         _policy(
             metadata(service, child_names.engine_network_policy(service.name), labels.ENGINE),
             engines,
@@ -41,8 +41,8 @@ def policies(service: InferenceService, config: OperatorConfig) -> list[dict[str
             ],
         )
     ]
-    if not service.shared:
-        made.append(
+    if not service.shares_gateway:
+        manifests.append(
             _policy(
                 metadata(service, child_names.gateway_name(service.name), labels.GATEWAY),
                 gateway,
@@ -53,11 +53,11 @@ def policies(service: InferenceService, config: OperatorConfig) -> list[dict[str
                 ],
             )
         )
-    return made
+    return manifests
 
 
-def fetch_policy(service: InferenceService, config: OperatorConfig) -> dict[str, Any]:
-    """The policy of the pods that fetch a service's model: the operator asks them how far they are."""
+def fetch_network_policy(service: InferenceService, config: OperatorConfig) -> dict[str, Any]:
+    """Return the policy of pods that fetch a model; the operator asks them for their progress."""
     pods = {labels.SERVICE: service.name, labels.COMPONENT: labels.FETCH}
     meta = metadata(service, child_names.fetch_network_policy(service.name), labels.FETCH)
     return _policy(meta, pods, [_rule(labels.FETCH_PORT, _operator(config))])
@@ -71,7 +71,7 @@ def _operator(config: OperatorConfig) -> dict[str, Any]:
 
 
 def _rule(port: int, *peers: Mapping[str, Any]) -> dict[str, Any]:
-    """What lets peers reach a port; anyone without peers."""
+    """Return the rule that admits peers to a port; without peers it admits anyone."""
     rule: dict[str, Any] = {"ports": [{"protocol": "TCP", "port": port}]}
     return {**rule, "from": list(peers)} if peers else rule
 
@@ -89,4 +89,4 @@ def _policy(
             "ingress": ingress,
         },
     }
-    return stamped(manifest)
+    return with_applied_hash(manifest)

@@ -1,4 +1,4 @@
-"""What a group should run, as a name: groups of another name are replaced."""
+"""Names the revision of a spec: groups with another revision name are replaced."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from mizzen_operator.api.types import Availability, InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube.objects import digest
-from mizzen_operator.resources.fetch_job import cache_place
+from mizzen_operator.resources.fetch_job import cache_location
 
 
 def engine_image(service: InferenceService, config: OperatorConfig) -> str:
-    """The engine's image in force."""
+    """Return the engine image in force."""
     return service.engine.image or config.engine_image
 
 
 def revision(service: InferenceService, config: OperatorConfig) -> str:
-    """Name of what the groups should run: eight hexadecimal digits, equal for equal specs.
+    """Return the revision's name: eight hexadecimal digits, equal for equal specs.
 
-    It covers the fields of the spec that reach the engine and the image in force, not how this release
-    renders them. Empty values are left out, so that a newer CRD may add fields without replacing groups.
+    It covers the spec fields that reach the engine and the image in force, not how this release builds the
+    pods. Empty values are left out, so that a newer CRD may add fields without replacing groups.
     """
     model = replace(service.model, aliases=())
     fields = {
@@ -43,14 +43,14 @@ def revision(service: InferenceService, config: OperatorConfig) -> str:
     }
     del fields["lifecycle"]["max_group_restarts"]
     if service.access.cached:
-        fields["place"] = cache_place(service)
+        fields["place"] = cache_location(service)
     for part, defaults in _LATER_FIELDS.items():
         for name, default in defaults.items():
             if fields[part][name] == default:
                 del fields[part][name]
     if fields["spread"] == Availability().spread_key:
         del fields["spread"]
-    return digest(_pruned(fields))[:8]
+    return digest(_without_empty(fields))[:8]
 
 
 _LATER_FIELDS: dict[str, dict[str, Any]] = {
@@ -61,13 +61,13 @@ _LATER_FIELDS: dict[str, dict[str, Any]] = {
         "cuda_graph_max_batch": 512,
     },
 }
-"""Fields that came after the first release, with their defaults: they must not replace groups by coming."""
+"""Fields added after the first release, with their defaults; their introduction must not replace groups."""
 
 
-def _pruned(value: Any) -> Any:
+def _without_empty(value: Any) -> Any:
     if isinstance(value, Mapping):
-        pruned = {key: _pruned(item) for key, item in value.items()}
-        return {key: item for key, item in pruned.items() if item not in ({}, [], "", None)}
+        kept = {key: _without_empty(item) for key, item in value.items()}
+        return {key: item for key, item in kept.items() if item not in ({}, [], "", None)}
     if isinstance(value, (list, tuple)):
-        return [_pruned(item) for item in value]
+        return [_without_empty(item) for item in value]
     return value

@@ -1,6 +1,6 @@
-"""The gateway that a namespace's services share: what is its own beside what every gateway has.
+"""Builds the objects that only a shared gateway has, and its GatewaySpec.
 
-Its objects are owned by all of these services, so that the garbage collector removes them with the last one.
+All sharing services own the objects, so that the garbage collector deletes them with the last service.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import zmq
 from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.gateway_sharing import GatewaySharing
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.resources.gateway_spec import Front
+from mizzen_operator.resources.gateway_spec import GatewaySpec
 from mizzen_operator.resources.key_secrets import EngineKeys
-from mizzen_operator.resources.metadata import stamped
-from mizzen_operator.resources.secret_data import encode
+from mizzen_operator.resources.metadata import with_applied_hash
+from mizzen_operator.resources.secret_data import encode_value
 
 SELECTOR = {labels.GATEWAY_LABEL: labels.SHARED, labels.COMPONENT: labels.GATEWAY}
 
 
-def shared(sharing: GatewaySharing) -> Front:
-    """The gateway of several services."""
+def shared_gateway_spec(sharing: GatewaySharing) -> GatewaySpec:
+    """Return the gateway of several services."""
     pulls = {
         secret["name"]: secret
         for service in sharing.services
         for secret in service.pod_template["imagePullSecrets"]
     }
-    return Front(
+    return GatewaySpec(
         name=child_names.SHARED_GATEWAY,
         namespace=sharing.oldest.namespace,
         selector=SELECTOR,
-        owners=tuple(co_owner(service) for service in sharing.services),
-        keys=child_names.SHARED_GATEWAY,
+        owners=tuple(co_owner_reference(service) for service in sharing.services),
+        keys_secret=child_names.SHARED_GATEWAY,
         arguments=(("--services-config-map", child_names.SHARED_GATEWAY),),
         gateway=sharing.oldest.gateway,
         drain_timeout=sharing.drain_timeout,
@@ -45,8 +45,8 @@ def shared(sharing: GatewaySharing) -> Front:
     )
 
 
-def co_owner(service: InferenceService) -> dict[str, Any]:
-    """The owner reference of one owner among several."""
+def co_owner_reference(service: InferenceService) -> dict[str, Any]:
+    """Return the owner reference of one of several owners."""
     return {
         "apiVersion": labels.API_VERSION,
         "kind": labels.KIND,
@@ -56,22 +56,22 @@ def co_owner(service: InferenceService) -> dict[str, Any]:
 
 
 def services_config_map(
-    sharing: GatewaySharing, front: Front, public_keys: Mapping[str, EngineKeys]
+    sharing: GatewaySharing, spec: GatewaySpec, public_keys: Mapping[str, EngineKeys]
 ) -> dict[str, Any]:
-    """The ConfigMap that tells the gateway whom it serves.
+    """Return the ConfigMap that lists the services of the gateway.
 
     Args:
-        public_keys: CURVE keys of the services' engines, by the service's name; one may be missing yet.
+        public_keys: public keys of the services' engines, by service name; new services may be missing.
     """
     entries = [_entry(service, sharing, public_keys) for service in sharing.services]
     content = json.dumps({"services": entries}, indent=1) + "\n"
     manifest = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": front.metadata(),
+        "metadata": spec.metadata(),
         "data": {labels.SERVICES_FILE: content},
     }
-    return stamped(manifest)
+    return with_applied_hash(manifest)
 
 
 def _entry(
@@ -88,8 +88,8 @@ def _entry(
     }
 
 
-def fresh_shared_keys() -> dict[str, str]:
-    """A fresh CURVE pair and admin token of a shared gateway."""
+def generate_gateway_keys() -> dict[str, str]:
+    """Generate the CURVE keys and the admin token of a shared gateway."""
     public, secret = zmq.curve_keypair()
     return {
         "gateway.public": public.decode(),
@@ -98,28 +98,28 @@ def fresh_shared_keys() -> dict[str, str]:
     }
 
 
-def shared_keys(front: Front, asked: str = "") -> dict[str, Any]:
-    """A fresh Secret with the gateway's CURVE pair and admin token.
+def shared_keys_secret(spec: GatewaySpec, handled_request: str = "") -> dict[str, Any]:
+    """Return a Secret with new CURVE keys and admin token of the gateway.
 
     Args:
-        front: the gateway.
-        asked: the annotation mizzen.dev/rotate-keys that need not be obeyed any more.
+        spec: the gateway.
+        handled_request: value of the rotate-keys annotation that needs no rotation any more.
     """
-    meta = front.metadata()
-    if asked:
-        meta = {**meta, "annotations": {**meta.get("annotations", {}), labels.ROTATE_KEYS: asked}}
+    meta = spec.metadata()
+    if handled_request:
+        meta = {**meta, "annotations": {**meta.get("annotations", {}), labels.ROTATE_KEYS: handled_request}}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": meta,
         "type": "Opaque",
-        "data": {key: encode(value) for key, value in fresh_shared_keys().items()},
+        "data": {key: encode_value(value) for key, value in generate_gateway_keys().items()},
     }
 
 
-def owners_patch(secret: Mapping[str, Any], front: Front) -> dict[str, Any] | None:
-    """The patch that makes a Secret's owners those of the gateway; None when they are."""
-    wanted = sorted(front.metadata()["ownerReferences"], key=lambda one: one["uid"])
+def owners_patch(secret: Mapping[str, Any], spec: GatewaySpec) -> dict[str, Any] | None:
+    """Return the patch that gives a Secret the gateway's owners; None if it has them."""
+    wanted = sorted(spec.metadata()["ownerReferences"], key=lambda one: one["uid"])
     live = sorted(secret["metadata"].get("ownerReferences", []), key=lambda one: one["uid"])
     if live == wanted:
         return None

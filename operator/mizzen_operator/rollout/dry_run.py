@@ -18,7 +18,7 @@ from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import BlockingReason, KubeError
 from mizzen_operator.resources.engine_pod import engine_pods
-from mizzen_operator.resources.field_origin import in_words_of, origin
+from mizzen_operator.resources.field_origin import service_field, translate_message
 
 _STRICT = "strict decoding error"
 _UNREADABLE = "cannot be handled as a Pod"
@@ -45,7 +45,7 @@ class PodDryRun:
         key, identity = ServiceKey(service.namespace, service.name), (service.uid, revision)
         if self._passed.get(key) == identity or not _needs_dry_run(service):
             return None
-        pod = engine_pods(service, self._config, revision=revision, group=0, incarnation=0)[0]
+        pod = engine_pods(service, self._config, revision=revision, group=0, attempt=0)[0]
         try:
             await self._kube.dry_run_create(pod, strict=True)
         except KubeError as error:
@@ -71,9 +71,9 @@ def _describe_rejection(service: InferenceService, pod: Mapping[str, Any], error
     """Return what is wrong with a pod, by the field names of its service; empty if the spec may be right."""
     text = str(error)
     if _STRICT in text:
-        paths = [(path, origin(service, pod, path)) for path in _UNKNOWN_FIELD.findall(text)]
+        paths = [(path, service_field(service, pod, path)) for path in _UNKNOWN_FIELD.findall(text)]
         unknown = ", ".join(field for path, field in paths if field != path)
         return f"a pod has no such field: {unknown}; correct its name, or remove it" if unknown else ""
     if error.reason == "Invalid" or _UNREADABLE in text:
-        return f"the API server takes no such pod: {in_words_of(service, pod, text)}"
+        return f"the API server takes no such pod: {translate_message(service, pod, text)}"
     return ""

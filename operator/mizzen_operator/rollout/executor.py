@@ -23,7 +23,7 @@ from mizzen_operator.kube.objects import is_owned_by
 from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources.engine_pod import engine_pods, ranks_service
-from mizzen_operator.resources.field_origin import in_words_of
+from mizzen_operator.resources.field_origin import translate_message
 from mizzen_operator.rollout.actions import Action, CreateGroup, DeleteGroup
 from mizzen_operator.rollout.revisions import Revisions
 
@@ -108,12 +108,18 @@ class Executor:
             self._config,
             revision=action.revision,
             group=action.index,
-            incarnation=action.attempt,
+            attempt=action.attempt,
         )
         if len(pods) > 1:
             await self._apply_ranks_service(service)
         for rank in action.ranks or range(len(pods)):
-            if not await self._create_pod(service, pods[rank]):
+            try:
+                created = await self._kube.create(pods[rank])
+            except KubeError as error:
+                if error.code in REJECTION_CODES:
+                    raise _pod_rejection(service, pods[rank], error) from error
+                raise
+            if not created:
                 await self._explain_taken_name(service, pods[rank]["metadata"]["name"], leads=rank == 0)
 
     def _log(self, service: InferenceService, verb: str, action: Action) -> None:
@@ -125,21 +131,6 @@ class Executor:
         """Apply the headless Service that gives the pods of groups DNS names; it is never deleted."""
         digests, require = self._applied.record(service).digests, partial(require_owned, service)
         await self._applier.apply_or_delete([ranks_service(service)], digests, require, wanted=True)
-
-    async def _create_pod(self, service: InferenceService, pod: dict[str, Any]) -> bool:
-        """Create a pod; return False if its name is taken.
-
-        Raises:
-            Refused: the API server rejects the pod.
-            KubeError: the API server failed.
-        """
-        try:
-            return await self._kube.create(pod)
-        except KubeError as error:
-            if error.code in REJECTION_CODES:
-                message = in_words_of(service, pod, str(error))
-                raise Refused(reasons.POD_REJECTED, f"the API server rejects the pod: {message}") from error
-            raise
 
     async def _explain_taken_name(self, service: InferenceService, name: str, *, leads: bool) -> None:
         """Raise an error that says why a pod's name is taken, although no observed pod of the service has it.
@@ -164,3 +155,9 @@ class Executor:
         self._applied.record(service).foreign_pod_names.add(name)
         message = f"Pod {name} does not belong to the service: the next name is used"
         raise KubeError(409, reasons.NAME_PASSED, message)
+
+
+def _pod_rejection(service: InferenceService, pod: dict[str, Any], error: KubeError) -> Refused:
+    """Return the rejection of a pod by the field names of its service."""
+    message = translate_message(service, pod, str(error))
+    return Refused(reasons.POD_REJECTED, f"the API server rejects the pod: {message}")

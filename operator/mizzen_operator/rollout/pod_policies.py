@@ -9,8 +9,8 @@ from mizzen_operator.config import OperatorConfig
 from mizzen_operator.keys.rotation import require_owned
 from mizzen_operator.kube.apply import Applier
 from mizzen_operator.kube.apply_cache import ApplyCache
-from mizzen_operator.resources.network_policy import fetch_policy, policies
-from mizzen_operator.resources.pod_disruption_budget import engine_budget
+from mizzen_operator.resources.network_policy import fetch_network_policy, service_network_policies
+from mizzen_operator.resources.pod_disruption_budget import engine_disruption_budget
 
 
 class PodPolicies:
@@ -30,7 +30,10 @@ class PodPolicies:
         """
         digests, require = self._applied.record(service).digests, partial(require_owned, service)
         wanted, fresh, cached = service.network_policy, not service.status, service.access.cached
-        manifests, fetch = policies(service, self._config), fetch_policy(service, self._config)
+        manifests, fetch = (
+            service_network_policies(service, self._config),
+            fetch_network_policy(service, self._config),
+        )
         await self._applier.apply_or_delete(manifests, digests, require, wanted=wanted, assume_absent=fresh)
         fresh = fresh or not (cached or service.status.get("model"))
         await self._applier.apply_or_delete(
@@ -48,5 +51,5 @@ class PodPolicies:
         digests, require = self._applied.record(service).digests, partial(require_owned, service)
         fresh = not service.status
         await self._applier.apply_or_delete(
-            [engine_budget(service)], digests, require, wanted=wanted, assume_absent=fresh
+            [engine_disruption_budget(service)], digests, require, wanted=wanted, assume_absent=fresh
         )

@@ -112,7 +112,7 @@ def service_url(service: InferenceService, gateway: Gateway) -> str:
         service: the service.
         gateway: the gateway settings that are in force.
     """
-    name = child_names.SHARED_GATEWAY if service.shared else child_names.gateway_name(service.name)
+    name = child_names.SHARED_GATEWAY if service.shares_gateway else child_names.gateway_name(service.name)
     scheme = "https" if gateway.tls_secret else "http"
     return f"{scheme}://{name}.{service.namespace}.svc:{gateway.port}/v1"
 

@@ -249,9 +249,9 @@ def _keys_rotating(inputs: StatusInputs) -> list[Condition]:
     if rotation is not None:
         message = "all pods use the next keys only"
         return [Condition(reasons.KEYS_ROTATING, True, reasons.DROPPING_FORMER_KEYS, message)]
-    if keys.frozen:
+    if keys.immutable_secret:
         message = (
-            f"Secret {keys.frozen} was created as immutable by an older release: at a quiet time, delete the "
+            f"Secret {keys.immutable_secret} was created as immutable by an older release: at a quiet time, delete the "
             "three Secrets of the service, and then its pods"
         )
         return [Condition(reasons.KEYS_ROTATING, False, reasons.SECRET_IMMUTABLE, message)]

@@ -31,7 +31,7 @@ class InvalidService:
     Attributes:
         generation: generation of the spec.
         status: the status that was written last; empty if there is none.
-        shared: the service shares its namespace's gateway.
+        shares_gateway: the service shares its namespace's gateway.
         wanted_groups: number of groups that the spec seems to ask for; 0 if the service is being deleted.
         deleting: the service is being deleted, which is not a failure.
     """
@@ -41,7 +41,7 @@ class InvalidService:
     uid: str
     generation: int
     status: Mapping[str, Any]
-    shared: bool
+    shares_gateway: bool
     wanted_groups: int
     deleting: bool
 
@@ -78,7 +78,7 @@ def read_invalid_service(body: Mapping[str, Any]) -> InvalidService:
         uid=meta["uid"],
         generation=meta["generation"],
         status=status,
-        shared=uses_shared_gateway(body),
+        shares_gateway=uses_shared_gateway(body),
         wanted_groups=replicas if isinstance(replicas, int) else status.get("replicas", 0),
         deleting=deleting,
     )

@@ -10,7 +10,7 @@ from mizzen_operator.api.gateway_sharing import GatewaySharing
 from mizzen_operator.api.gpu_memory_check import MemoryCheck
 from mizzen_operator.api.types import Gateway, InferenceService
 from mizzen_operator.gateway_client.routing_table import ApiKeys
-from mizzen_operator.keys.rotation import ServiceKeys, RotationProgress
+from mizzen_operator.keys.rotation import RotationProgress, ServiceKeys
 from mizzen_operator.kube.errors import BlockingReason
 from mizzen_operator.model_cache.progress import Download
 from mizzen_operator.pods.group import Group

@@ -147,7 +147,7 @@ def test_spans_cover_what_is_read_exactly_once(data: st.DataObject) -> None:
         expected = table[slots[row], positions // PAGE] * PAGE + positions % PAGE
         mine = [span for span in cut.spans if span.first <= place < span.last]
         read = [np.arange(span.start, span.start + span.count) for span in mine]
-        assert sorted(np.concatenate([*read, cut.rest[place]]).tolist()) == sorted(expected.tolist())
+        assert sorted(np.concatenate([*read, cut.leftover[place]]).tolist()) == sorted(expected.tolist())
         assert len({span.level for span in mine}) == len(mine)
         assert all(0 < span.level < cut.levels for span in mine)
-        assert not keep_last or expected[-1] in cut.rest[place]
+        assert not keep_last or expected[-1] in cut.leftover[place]

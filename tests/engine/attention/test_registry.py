@@ -35,7 +35,7 @@ def place(
         monkeypatch.setattr(
             module.importlib.util, "find_spec", lambda name: spec if name in packages else None
         )
-    monkeypatch.setitem(sys.modules, flash_attention3.FLASH, ModuleType(flash_attention3.FLASH))
+    monkeypatch.setitem(sys.modules, flash_attention3.PACKAGE, ModuleType(flash_attention3.PACKAGE))
     for name in ("FLASHINFER_NVCC", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(flashinfer.shutil, "which", lambda name: compiler if name == compiler else None)
@@ -88,7 +88,7 @@ def test_kernels_of_another_pytorch_are_passed_over_and_told(
     broken = 'raise OSError("flash_ops.so: undefined symbol: _ZN5torch7Library4_def\\nand more")'
     (tmp_path / "sgl_kernel" / "__init__.py").write_text(broken)
     place(monkeypatch, HOPPER, BOTH)
-    monkeypatch.delitem(sys.modules, flash_attention3.FLASH)
+    monkeypatch.delitem(sys.modules, flash_attention3.PACKAGE)
     monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,))
@@ -171,7 +171,11 @@ def test_a_compiler_is_looked_for_where_flashinfer_does(
             KVSpec(torch.device("cpu"), torch.float32),
             "decode fa3 .* needs a Hopper GPU",
         ),
-        ({"decode": "cpu"}, kv(), "--attention-decode cpu .* needs --device cpu, not cuda; select_backend reference"),
+        (
+            {"decode": "cpu"},
+            kv(),
+            "--attention-decode cpu .* needs --device cpu, not cuda; choose reference",
+        ),
         ({"prefill": "split"}, kv(), r"serves decodes alone: .*\(--attention-prefill\)"),
         ({"decode": "flashinfer-fa3"}, kv(torch.float8_e4m3fn), "bfloat16 or float16, not float8_e4m3fn"),
         ({"prefill": "fa3"}, kv(torch.float32), "--attention-prefill fa3 .* float8, not float32"),

@@ -22,7 +22,7 @@ from mizzen.attention.flash_decode import MIN_WORKSPACE_PROGRAMS, pack_slots_and
 from mizzen.kernels.attention import flash_decode_mma, split_plan
 
 CPU = torch.device("cpu")
-PROCESSORS = (132, 114, 148)
+SM_COUNTS = (132, 114, 148)
 LENGTHS = st.one_of(st.integers(1, 300), st.integers(1, 4000), st.integers(1, 200_000))
 
 
@@ -31,27 +31,30 @@ def lengths_of(*counts: int) -> Int32:
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[Int32, int | None, split_plan.Cut]:
+def batches(draw: st.DrawFn) -> tuple[Int32, int | None, split_plan.SplitSchedule]:
     """Strategy of batch lengths in any order, a window, and split settings."""
     rows = draw(st.one_of(st.integers(1, 40), st.integers(1, 600)))
     few = draw(st.lists(LENGTHS, min_size=1, max_size=12))
     lengths = np.array(few, np.int32)[np.random.default_rng(rows).integers(0, len(few), rows)]
-    resident, kv_heads = draw(st.sampled_from((3, 4))), draw(st.sampled_from((1, 2, 3, 8, 40)))
-    cut = split_plan.make_schedule(rows, kv_heads, draw(st.sampled_from(PROCESSORS)), resident)
-    return lengths, draw(st.sampled_from((None, 60, 1024, 5000))), cut
+    blocks_per_sm, kv_heads = draw(st.sampled_from((3, 4))), draw(st.sampled_from((1, 2, 3, 8, 40)))
+    schedule = split_plan.make_schedule(rows, kv_heads, draw(st.sampled_from(SM_COUNTS)), blocks_per_sm)
+    return lengths, draw(st.sampled_from((None, 60, 1024, 5000))), schedule
 
 
 @given(batches())
-def test_a_plan_covers_every_row_exactly_once(batch: tuple[Int32, int | None, split_plan.Cut]) -> None:
-    lengths, window, cut = batch
-    items, (parts, long) = split_plan.planned(lengths, window, cut), split_plan.parts_of(lengths, window, cut)
-    assert parts.sum() <= cut.items == len(items)
-    used = items[: parts.sum()]
+def test_a_plan_covers_every_row_exactly_once(batch: tuple[Int32, int | None, split_plan.SplitSchedule]) -> None:
+    lengths, window, schedule = batch
+    items, (splits, long) = (
+        split_plan.plan_reference(lengths, window, schedule),
+        split_plan.splits_by_row(lengths, window, schedule),
+    )
+    assert splits.sum() <= schedule.items == len(items)
+    used = items[: splits.sum()]
     long_first = np.argsort(~long, kind="stable")
-    assert used[:, 0].tolist() == np.repeat(long_first, parts[long_first]).tolist()
-    assert used[:, 1].tolist() == [part for count in parts[long_first] for part in range(count)]
-    assert (used[:, 2] == parts[used[:, 0]]).all()
-    assert (items[parts.sum() :, 0] == -1).all()
+    assert used[:, 0].tolist() == np.repeat(long_first, splits[long_first]).tolist()
+    assert used[:, 1].tolist() == [split for count in splits[long_first] for split in range(count)]
+    assert (used[:, 2] == splits[used[:, 0]]).all()
+    assert (items[splits.sum() :, 0] == -1).all()
 
 
 def places_of(items: Int32, kv_heads: int) -> Int64:
@@ -61,64 +64,72 @@ def places_of(items: Int32, kv_heads: int) -> Int64:
     return (split[:, 3] * kv_heads + heads * split[:, 2] + split[:, 1]).ravel()
 
 
-@given(batches(), st.sampled_from((1, 2, 3, 8, 40)), st.sampled_from(PROCESSORS), st.sampled_from((3, 4)))
+@given(batches(), st.sampled_from((1, 2, 3, 8, 40)), st.sampled_from(SM_COUNTS), st.sampled_from((3, 4)))
 def test_partial_results_do_not_overlap_and_fit_the_workspace(
-    batch: tuple[Int32, int | None, split_plan.Cut], kv_heads: int, processors: int, resident: int
+    batch: tuple[Int32, int | None, split_plan.SplitSchedule], kv_heads: int, sm_count: int, blocks_per_sm: int
 ) -> None:
     lengths, window, _ = batch
-    cut = split_plan.make_schedule(len(lengths), kv_heads, processors, resident)
-    places = places_of(split_plan.planned(lengths, window, cut), kv_heads)
-    assert len(np.unique(places)) == len(places) <= split_plan.max_partial_results(kv_heads, processors, resident)
+    schedule = split_plan.make_schedule(len(lengths), kv_heads, sm_count, blocks_per_sm)
+    places = places_of(split_plan.plan_reference(lengths, window, schedule), kv_heads)
+    assert (
+        len(np.unique(places))
+        == len(places)
+        <= split_plan.max_partial_results(kv_heads, sm_count, blocks_per_sm)
+    )
     assert not len(places) or places.max() == len(places) - 1
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "processors", "resident", "rows", "long"),
+    ("kv_heads", "sm_count", "blocks_per_sm", "rows", "long"),
     [(1, 132, 3, 198, 7), (3, 132, 4, 88, 3), (2, 148, 4, 148, 5)],
 )
 def test_a_few_long_rows_need_almost_the_whole_workspace(
-    kv_heads: int, processors: int, resident: int, rows: int, long: int
+    kv_heads: int, sm_count: int, blocks_per_sm: int, rows: int, long: int
 ) -> None:
-    cut = split_plan.make_schedule(rows, kv_heads, processors, resident)
-    items = split_plan.planned(lengths_of(*[60_007] * long, *[1] * (rows - long)), None, cut)
-    room = split_plan.max_partial_results(kv_heads, processors, resident)
+    schedule = split_plan.make_schedule(rows, kv_heads, sm_count, blocks_per_sm)
+    items = split_plan.plan_reference(lengths_of(*[60_007] * long, *[1] * (rows - long)), None, schedule)
+    room = split_plan.max_partial_results(kv_heads, sm_count, blocks_per_sm)
     assert 0.98 * room < places_of(items, kv_heads).max() + 1 <= room
 
 
 def test_the_plan_has_few_unused_work_items() -> None:
-    cut = split_plan.make_schedule(34, 2, 132, 3)
-    parts, _ = split_plan.parts_of(lengths_of(*[60_000] * 5, *[1] * 29), None, cut)
-    assert parts.sum() == cut.items - 1
+    schedule = split_plan.make_schedule(34, 2, 132, 3)
+    splits, _ = split_plan.splits_by_row(lengths_of(*[60_000] * 5, *[1] * 29), None, schedule)
+    assert splits.sum() == schedule.items - 1
 
 
 @given(batches())
 def test_no_part_is_much_longer_than_a_blocks_share(
-    batch: tuple[Int32, int | None, split_plan.Cut],
+    batch: tuple[Int32, int | None, split_plan.SplitSchedule],
 ) -> None:
-    lengths, window, cut = batch
-    parts, long = split_plan.parts_of(lengths, window, cut)
-    seen = np.minimum(lengths.astype(np.int64), window or split_plan.ENDLESS)
-    share = split_plan.share_of(int(seen.sum()), cut.shares)
-    assert (parts >= cut.parts).all() and (parts <= flash_decode_mma.MOST).all()
-    assert ((seen <= 2 * share * parts) | (parts == flash_decode_mma.MOST)).all()
-    assert split_plan.pays(lengths, window, cut) == bool(long.any())
-    assert (long == (seen > 2 * cut.parts * share)).all()
+    lengths, window, schedule = batch
+    splits, long = split_plan.splits_by_row(lengths, window, schedule)
+    visible = np.minimum(lengths.astype(np.int64), window or split_plan.NO_WINDOW)
+    split_tokens = split_plan.tokens_per_split(int(visible.sum()), schedule.concurrent_blocks)
+    assert (splits >= schedule.splits).all() and (splits <= flash_decode_mma.MAX_SPLITS).all()
+    assert ((visible <= 2 * split_tokens * splits) | (splits == flash_decode_mma.MAX_SPLITS)).all()
+    assert split_plan.is_faster(lengths, window, schedule) == bool(long.any())
+    assert (long == (visible > 2 * schedule.splits * split_tokens)).all()
 
 
-@pytest.mark.parametrize("resident", [3, 4])
-@pytest.mark.parametrize("processors", PROCESSORS)
-def test_equal_lengths_are_split_as_by_the_plain_plan(processors: int, resident: int) -> None:
+@pytest.mark.parametrize("blocks_per_sm", [3, 4])
+@pytest.mark.parametrize("sm_count", SM_COUNTS)
+def test_equal_lengths_are_split_as_by_the_plain_plan(sm_count: int, blocks_per_sm: int) -> None:
     for kv_heads in (1, 2, 3, 8, 40):
         for rows in range(1, 600):
-            cut = split_plan.make_schedule(rows, kv_heads, processors, resident)
-            assert (cut.parts, cut.warps) == flash_decode_mma.cut_of(rows * kv_heads, processors, resident)
+            schedule = split_plan.make_schedule(rows, kv_heads, sm_count, blocks_per_sm)
+            assert (schedule.splits, schedule.warps) == flash_decode_mma.select_splits(
+                rows * kv_heads, sm_count, blocks_per_sm
+            )
             for length in (1, 257, 5000, 131072):
-                parts, long = split_plan.parts_of(np.full(rows, length, np.int32), None, cut)
-                assert (parts == cut.parts).all() and (cut.parts == flash_decode_mma.MOST or not long.any())
+                splits, long = split_plan.splits_by_row(np.full(rows, length, np.int32), None, schedule)
+                assert (splits == schedule.splits).all() and (
+                    schedule.splits == flash_decode_mma.MAX_SPLITS or not long.any()
+                )
 
 
 @pytest.mark.parametrize(
-    ("lengths", "parts"),
+    ("lengths", "splits"),
     [
         (lengths_of(30_000, *[1000] * 95), 12),  # 125,000 tokens on 49 blocks of a head
         (lengths_of(9000, *[500] * 7), 12),
@@ -126,19 +137,19 @@ def test_equal_lengths_are_split_as_by_the_plain_plan(processors: int, resident:
         (lengths_of(200_000, *[10] * 95), 49),
     ],
 )
-def test_a_long_row_gets_parts_in_proportion_to_its_length(lengths: Int32, parts: int) -> None:
-    cut = split_plan.make_schedule(len(lengths), 8, 132, 3)
-    assert split_plan.pays(lengths, None, cut)
-    found, _ = split_plan.parts_of(lengths, None, cut)
-    assert (found[0], set(found[1:])) == (parts, {cut.parts})
+def test_a_long_row_gets_parts_in_proportion_to_its_length(lengths: Int32, splits: int) -> None:
+    schedule = split_plan.make_schedule(len(lengths), 8, 132, 3)
+    assert split_plan.is_faster(lengths, None, schedule)
+    results, _ = split_plan.splits_by_row(lengths, None, schedule)
+    assert (results[0], set(results[1:])) == (splits, {schedule.splits})
 
 
 def test_tokens_outside_the_window_are_not_split() -> None:
     lengths = lengths_of(30_000, *[1000] * 95)
-    cut = split_plan.make_schedule(96, 8, 132, 3)
-    assert not split_plan.pays(lengths, 1024, cut)
-    assert split_plan.pays(lengths, 8192, cut)
-    assert not split_plan.pays(lengths_of(512, *[1] * 95), None, cut)
+    schedule = split_plan.make_schedule(96, 8, 132, 3)
+    assert not split_plan.is_faster(lengths, 1024, schedule)
+    assert split_plan.is_faster(lengths, 8192, schedule)
+    assert not split_plan.is_faster(lengths_of(512, *[1] * 95), None, schedule)
 
 
 def test_the_workspace_is_about_as_large_as_for_equal_parts() -> None:
@@ -154,17 +165,17 @@ def test_one_compiled_kernel_reads_batches_of_any_size() -> None:
         assert (sent[0, :rows] == slots).all() and (sent[1, :rows] == lengths).all()
 
 
-@pytest.mark.parametrize("projected", [False, True])
+@pytest.mark.parametrize("fused_qkv", [False, True])
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_the_kernel_compiles(cache: torch.dtype, projected: bool) -> None:
+def test_the_kernel_compiles(cache: torch.dtype, fused_qkv: bool) -> None:
     pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
     from mizzen.kernels import nvrtc
 
     for warps in (4, 8):
-        defines = flash_decode_mma.definitions(
-            128, 4, 8, 16, None, warps, cache, norm=True, projected=projected, uneven=True
+        defines = flash_decode_mma.compile_definitions(
+            128, 4, 8, 16, None, warps, cache, norm=True, fused_qkv=fused_qkv, planned_splits=True
         )
-        assert nvrtc.compile_cubin(flash_decode_mma.SOURCE, "paged", defines, (9, 0))
+        assert nvrtc.compile_cubin(flash_decode_mma.SOURCE, "flash_decode_mma", defines, (9, 0))
 
 
 def test_only_some_batch_sizes_get_length_aware_graphs() -> None:
@@ -180,10 +191,10 @@ class Backend:
 
     def __init__(self, slots: int = 396) -> None:
         self.concurrent_splits = slots
-        self.asked: list[int] = []
+        self.checked_sizes: list[int] = []
 
     def length_splits_are_faster(self, rows: int, lengths: Int32) -> bool:
-        self.asked.append(rows)
+        self.checked_sizes.append(rows)
         return bool(lengths.max() > 2 * lengths.mean())
 
     def plan_length_splits_on_device(self, *given: Any) -> Any:
@@ -191,7 +202,7 @@ class Backend:
 
 
 class Ranks:
-    """Ranks with the given numbers, as seen by one of them."""
+    """Ranks with the given numbers, as visible by one of them."""
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self.numbers, self.size, self.calls = numbers, len(numbers), 0
@@ -215,7 +226,7 @@ def test_an_uneven_batch_uses_the_next_larger_length_aware_graph() -> None:
     assert graphs.size_for(40, lengths_of(*[10] * 32, *long)) == 48
     assert graphs.size_for(100, lengths_of(*long, *[10] * 96)) == 100
     assert graphs.size_for(40, lengths_of(*even * 33)) is None
-    assert backend.asked == [4, 8, 40, 100, 40]
+    assert backend.checked_sizes == [4, 8, 40, 100, 40]
 
 
 def test_other_backends_and_small_batches_use_plain_graphs() -> None:
@@ -233,5 +244,5 @@ def test_ranks_that_would_choose_differently_use_plain_graphs(numbers: tuple[int
         assert equal_on_all_ranks(number, cast(Collectives, ranks), CPU) == same
         calls = ranks.calls
         graphs = graphs_of(Backend(number), [1, 8], ranks)
-        assert ranks.calls == calls + 1  # the others wait for a rank that cannot cut, too
+        assert ranks.calls == calls + 1  # the others wait for a rank that cannot schedule, too
         assert graphs.sizes == ([8] if same and number else [])

@@ -40,7 +40,9 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_trace_holds_the_configured_number_of_steps(kit: SimpleNamespace, tmp_path: Path, depth: int) -> None:
+def test_a_trace_holds_the_configured_number_of_steps(
+    kit: SimpleNamespace, tmp_path: Path, depth: int
+) -> None:
     traces = tmp_path / "a/traces"
     engine = make(kit, tmp_path, profile=str(traces), profile_steps=3, steps_in_flight=depth)
     plain = run(engine, 1)
@@ -77,5 +79,5 @@ def test_profile_errors_name_the_option(kit: SimpleNamespace, tmp_path: Path) ->
         engine.profile()
     engine.close()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"--profile .*file is no folder to write to"):
+    with pytest.raises(ValueError, match=r"--profile .*file is not a writable folder"):
         make(kit, tmp_path, profile=str(tmp_path / "file"))

@@ -58,14 +58,14 @@ def requests() -> list[Request]:
     return made
 
 
-def run(engine: Engine, asked: list[Request], abort: set[int] = frozenset()) -> dict[int, Any]:  # type: ignore[assignment]
+def run(engine: Engine, requests: list[Request], abort: set[int] = frozenset()) -> dict[int, Any]:  # type: ignore[assignment]
     """Run requests, half of them a few steps late; return each one's results, with rounded numbers."""
     # How steps cut prompts depends on time: what parts of them give is put together.
-    given: dict[int, Any] = {request.rid: ([], [], []) for request in asked}
+    given: dict[int, Any] = {request.rid: ([], [], []) for request in requests}
     ends: dict[int, Finished] = {}
     step = 0
     while engine.busy or step == 0:
-        for request in asked:
+        for request in requests:
             if step == 3 * (request.rid % 2):
                 engine.submit(request)
         if step == 6:
@@ -97,38 +97,38 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", CASES)
-def test_answers_on_several_ranks_equal_those_on_one(family: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_answers_on_several_ranks_equal_those_on_one(
+    family: str, kit: SimpleNamespace, tmp_path: Path
+) -> None:
     kit.save_model(tmp_path, family, **SHAPE | CASES[family])
-    asked = requests()
+    requested = requests()
     with thread_ranks(tmp_path, 1, prefill_chunk_tokens=32, check_integrity=True) as engine:
-        alone = run(engine, asked)
+        alone = run(engine, requested)
     for ranks in (2, 4, 8):
         # Eight threads on few processors take long: one request of each kind.
-        some = asked if ranks < 8 else [*asked[: len(KINDS)], asked[-1]]
+        some = requested if ranks < 8 else [*requested[: len(KINDS)], requested[-1]]
         with thread_ranks(tmp_path, ranks, prefill_chunk_tokens=32, check_integrity=True) as engine:
             assert run(engine, some) == {request.rid: alone[request.rid] for request in some}, ranks
 
 
-def test_three_ranks_stay_consistent_when_requests_are_aborted(
-    kit: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_three_ranks_stay_consistent_when_requests_are_aborted(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "qwen3", vocab_size=VOCABULARY, num_attention_heads=6, num_key_value_heads=1)
-    found = {}
+    results = {}
     for ranks in (1, 3):
         settings = {"max_running_requests": 3, "prefill_chunk_tokens": 16, "check_integrity": True}
         with thread_ranks(tmp_path, ranks, **settings) as engine:
-            found[ranks] = run(engine, requests(), abort={1, 4, 7})
-    assert found[3] == found[1]
+            results[ranks] = run(engine, requests(), abort={1, 4, 7})
+    assert results[3] == results[1]
 
 
 def test_dummy_weights_of_ranks_form_one_model(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "llama", **SHAPE)
     (tmp_path / "model.safetensors").unlink()
-    found = {}
+    results = {}
     for ranks in (1, 2):
         with thread_ranks(tmp_path, ranks, load_format="dummy") as engine:
-            found[ranks] = run(engine, requests()[:3])
-    assert found[2] == found[1]
+            results[ranks] = run(engine, requests()[:3])
+    assert results[2] == results[1]
 
 
 def test_grammars_constrain_output_on_several_ranks() -> None:
@@ -139,8 +139,8 @@ def test_grammars_constrain_output_on_several_ranks() -> None:
     for ranks in (1, 2):
         with thread_ranks(demo, ranks) as engine:
             prompt = np.arange(10, 20, dtype=np.int32)
-            asked = [Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid) for rid in range(3)]
-            for request in asked:
+            requested = [Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid) for rid in range(3)]
+            for request in requested:
                 engine.submit(request)
             tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
             ends: list[Finished] = []
@@ -158,8 +158,8 @@ def test_grammars_constrain_output_on_several_ranks() -> None:
 
 def followers() -> list[psutil.Process]:
     """Return this process's rank processes that are still running."""
-    found = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in found if "mizzen.server.ranks.follower" in child.cmdline()]
+    results = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in results if "mizzen.server.ranks.follower" in child.cmdline()]
 
 
 def test_each_follower_rank_is_a_process(kit: SimpleNamespace, tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_several_ranks_share_a_kv_head_if_there_are_few() -> None:
 @pytest.mark.parametrize("total", [1, 7, 8, 157, 160])
 def test_padded_shards_cover_every_row_once(total: int, ranks: int) -> None:
     parts = [Axis(rank, ranks).padded_shard(total, 8) for rank in range(ranks)]
-    held = [index for _, part in parts for index in range(part.start, part.stop)]
-    assert held == list(range(total))
+    retained = [index for _, part in parts for index in range(part.start, part.stop)]
+    assert retained == list(range(total))
     assert len({room for room, _ in parts}) == 1
     assert all(rank * room == part.start for rank, (room, part) in enumerate(parts) if part.stop > part.start)
 

@@ -51,13 +51,13 @@ def test_a_late_tenant_is_next_but_does_not_catch_up(flood: int, cost: float) ->
         turns.charge(1, cost)
     for number in range(3):
         turns.add_waiter(2, f"late {number}")
-    found = []
+    results = []
     while taken := turns.pop_next():
-        found.append(taken[0])
+        results.append(taken[0])
         turns.charge(taken[0], cost)
-    assert found[0] == 2
-    assert sorted(found) == [1, 1, 1, 2, 2, 2]
-    assert found != [2, 2, 2, 1, 1, 1], "it had nothing saved up"
+    assert results[0] == 2
+    assert sorted(results) == [1, 1, 1, 2, 2, 2]
+    assert results != [2, 2, 2, 1, 1, 1], "it had nothing saved up"
 
 
 def test_a_shared_item_is_popped_once_for_the_tenant_served_first() -> None:
@@ -109,7 +109,7 @@ class Watched:
 
     @contextmanager
     def flooded(self) -> Iterator[list[Grammar]]:
-        """Let tenant 7 request four grammars, the first of which starts; nothing is compiled within the block."""
+        """Let tenant 7 request four grammars and start the first; nothing completes in the block."""
         with self.compiler._sandbox._lock:
             flood = [regex(f"flood{number}") for number in range(4)]
             assert [self.compiler.find_or_compile(one, 7) for one in flood] == [None] * 4
@@ -138,15 +138,17 @@ def test_a_tenant_that_fills_the_queue_does_not_block_others(watched: Callable[.
         assert away is not None
         assert away.temporary
         assert "of one key" in away.error
-        again = it.compiler.find_or_compile(flood[3], 7)
-        assert again is not None
-        assert again.temporary, "the tenant has most there already"
+        rerun = it.compiler.find_or_compile(flood[3], 7)
+        assert rerun is not None
+        assert rerun.temporary, "the tenant has most there already"
     for one in (*flood[:3], regex("quick")):
         assert gk.outcome(it.compiler, one).grammar
     assert it.order == ["flood0", "quick", "flood1", "flood2"]
 
 
-def test_a_grammar_that_two_tenants_want_compiles_at_the_earlier_turn(watched: Callable[..., Watched]) -> None:
+def test_a_grammar_that_two_tenants_want_compiles_at_the_earlier_turn(
+    watched: Callable[..., Watched],
+) -> None:
     it = watched()
     with it.flooded() as flood:
         assert it.compiler.find_or_compile(flood[3], 8) is None

@@ -12,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mizzen.engine.grammar import follow_sets
-from mizzen.engine.grammar.follow_sets import FollowSets, UnsupportedGrammar, add_lookaheads, normalize_grammar
+from mizzen.engine.grammar.follow_sets import (
+    FollowSets,
+    UnsupportedGrammar,
+    add_lookaheads,
+    normalize_grammar,
+)
 
 END = 0
 TOKENS = [b"", *(bytes([byte]) for byte in range(256))]
@@ -106,7 +111,9 @@ def test_lookaheads_change_no_mask_of_tags_regexes_and_schemas(seed: int) -> Non
     tags = {"type": "triggered_tags", "triggers": ["<a>"], "tags": [tag]}
     check_same_masks(xgrammar.Grammar.from_regex(r"(a|ab|abc){1,3}(b{2,7}y?)+[^z]*z"), seed)
     check_same_masks(xgrammar.Grammar.from_json_schema(json.dumps(schema)), seed)
-    check_same_masks(xgrammar.Grammar.from_structural_tag(json.dumps({"type": "structural_tag", "format": tags})), seed)
+    check_same_masks(
+        xgrammar.Grammar.from_structural_tag(json.dumps({"type": "structural_tag", "format": tags})), seed
+    )
 
 
 def test_follow_sets_reduce_the_tokens_tried_per_mask() -> None:
@@ -133,7 +140,7 @@ def test_the_compilers_serialization_format_is_supported() -> None:
 
 def test_unsupported_grammars_are_left_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = xgrammar.Grammar.from_ebnf(RECORDS)
-    for name, value in (("FORMAT", "v1"), ("MOST_PARTS", 5), ("MOST_TEXT", 5)):
+    for name, value in (("SERIAL_FORMAT", "v1"), ("MAX_EXPRESSIONS", 5), ("MAX_TEXT_CHARACTERS", 5)):
         with monkeypatch.context() as patched:
             patched.setattr(follow_sets, name, value)
             assert add_lookaheads(grammar) == ""

@@ -96,11 +96,11 @@ def test_rows_equal_masks_filled_every_time(
         bits = subject.update_bitmasks(slots, np.zeros(len(slots), np.int64)).numpy()
         drawn = []
         for slot in slots.tolist():
-            wanted = np.zeros((1, WORDS), np.int32)
-            plain[slot].fill_next_token_bitmask(wanted)
-            assert allowed(bits[slot]).tolist() == allowed(wanted[0]).tolist()
+            expected = np.zeros((1, WORDS), np.int32)
+            plain[slot].fill_next_token_bitmask(expected)
+            assert allowed(bits[slot]).tolist() == allowed(expected[0]).tolist()
             # An end is drawn seldom, so that rows stay within their grammars.
-            choices = allowed(wanted[0])
+            choices = allowed(expected[0])
             others = choices[choices != gk.EOS]
             token = int(rng.choice(others if len(others) and rng.random() < 0.97 else choices))
             drawn.append(token)
@@ -203,10 +203,10 @@ def test_an_error_while_matching_fails_only_its_request(
     assert [(grammar.rid, reason) for grammar, reason in subject.drain_failures()] == [(2, "grammar: broken")]
     plain = xgrammar.GrammarMatcher(compiled[0].compiled)
     one_by_one(plain, token)
-    wanted = np.zeros((1, WORDS), np.int32)
-    plain.fill_next_token_bitmask(wanted)
+    expected = np.zeros((1, WORDS), np.int32)
+    plain.fill_next_token_bitmask(expected)
     for slot in (0, 1, 3):
-        assert allowed(after[slot].numpy()).tolist() == allowed(wanted[0]).tolist()
+        assert allowed(after[slot].numpy()).tolist() == allowed(expected[0]).tolist()
 
 
 def test_an_error_while_filling_fails_only_its_request(

@@ -1,4 +1,4 @@
-"""JSON Schema is enforced completely or rejected by keyword; jsonschema checks random texts of each grammar."""
+"""JSON Schema is enforced completely or rejected by keyword; jsonschema checks random texts."""
 
 from __future__ import annotations
 
@@ -145,19 +145,19 @@ def sample(compiled: xgrammar.CompiledGrammar, rng: random.Random, most: int = 3
     """Sample a text of a grammar, byte by byte; None if it grows too long or splits a character."""
     matcher = xgrammar.GrammarMatcher(compiled)
     bits = np.empty((1, -(-VOCABULARY // 32)), np.int32)
-    drawn = bytearray()
+    sampled = bytearray()
     for step in range(most):
         matcher.fill_next_token_bitmask(bits)
         allowed = (
             np.unpackbits(bits.view(np.uint8), bitorder="little", count=VOCABULARY).nonzero()[0].tolist()
         )
-        assert allowed, f"nothing may follow {bytes(drawn)!r}"
+        assert allowed, f"nothing may follow {bytes(sampled)!r}"
         weights = [LIKELY.get(token, 1.0 if 48 <= token < 123 and step % 2 else 0.3) for token in allowed]
         (token,) = rng.choices(allowed, weights)
         assert matcher.accept_token(token)
         if token == EOS:
-            return drawn.decode()
-        drawn.append(token)
+            return sampled.decode()
+        sampled.append(token)
     return None
 
 
@@ -171,9 +171,9 @@ def test_accepted_schemas_are_enforced(schema: Any, builder: GrammarBuilder) -> 
     text = json.dumps(schema)
     compiled = builder.compile(Grammar(GrammarKind.JSON_SCHEMA, text))
     rng = random.Random(text)
-    found = [found for found in (sample(compiled, rng) for _ in range(ROUNDS)) if found is not None]
-    assert found
-    for one in found:
+    results = [results for results in (sample(compiled, rng) for _ in range(ROUNDS)) if results is not None]
+    assert results
+    for one in results:
         validator(text).validate(json.loads(one))
 
 
@@ -212,9 +212,11 @@ def test_json_objects_have_no_whitespace(builder: GrammarBuilder) -> None:
 def test_regular_expressions_match_whole_texts(pattern: str, builder: GrammarBuilder) -> None:
     compiled = builder.compile(Grammar(GrammarKind.REGEX, pattern))
     rng = random.Random(2)
-    found = [found for found in (sample(compiled, rng, 60) for _ in range(ROUNDS)) if found is not None]
-    assert found
-    for one in found:
+    results = [
+        results for results in (sample(compiled, rng, 60) for _ in range(ROUNDS)) if results is not None
+    ]
+    assert results
+    for one in results:
         assert re.fullmatch(pattern.removeprefix("^").removesuffix("$"), one, re.ASCII)
 
 
@@ -233,7 +235,7 @@ def test_structural_tags_bound_strings_without_control_characters(builder: Gramm
     )
     compiled = builder.compile(Grammar(GrammarKind.STRUCTURAL_TAG, text))
     rng = random.Random(3)
-    found = [found for found in (sample(compiled, rng) for _ in range(ROUNDS)) if found is not None]
-    assert found
-    for one in found:
+    results = [results for results in (sample(compiled, rng) for _ in range(ROUNDS)) if results is not None]
+    assert results
+    for one in results:
         jsonschema.validate(json.loads(one.removeprefix("<").removesuffix(">")), schema)

@@ -137,7 +137,7 @@ def test_complete_outputs_conform_and_unconstrained_rows_do_not_change(
     requests = traffic(kit, model)
     engine = gk.make(model, compiler, max_running_requests=10)
     tokens, ends = gk.run(engine, requests)
-    found = gk.texts(model, tokens)
+    results = gk.texts(model, tokens)
     complete: dict[GrammarKind, int] = dict.fromkeys(GRAMMARS, 0)
     for request in requests:
         grammar, end = request.sampling.grammar, ends[request.rid]
@@ -146,7 +146,7 @@ def test_complete_outputs_conform_and_unconstrained_rows_do_not_change(
             continue
         assert gk.EOS not in tokens[request.rid][:-1]
         if end.reason is FinishReason.STOP:
-            conforms(grammar.kind, found[request.rid])
+            conforms(grammar.kind, results[request.rid])
             complete[grammar.kind] += 1
     assert all(complete.values()), complete
     free = [request for request in requests if request.sampling.grammar is None]
@@ -193,10 +193,10 @@ def test_a_request_resumes_where_another_engine_stopped(
                 generated=len(known),
             )
         )  # fmt: skip
-    again, resumed_ends = gk.run(gk.make(model, compiler), resumed)
+    rerun, resumed_ends = gk.run(gk.make(model, compiler), resumed)
     for request in resumed:
         rid = request.rid
-        assert again[rid] == whole[rid][request.generated :]
+        assert rerun[rid] == whole[rid][request.generated :]
         assert resumed_ends[rid].reason is ends[rid].reason
 
 
@@ -230,13 +230,13 @@ def test_grammars_combine_with_min_tokens_stop_tokens_and_ignore_eos(
         ),
     ]
     tokens, ends = gk.run(gk.make(model, compiler), gk.requests_of([kit.tokens(5, vocab=250)] * 4, each))
-    found = gk.texts(model, tokens)
+    results = gk.texts(model, tokens)
     assert len(tokens[0]) >= 10
-    assert re.fullmatch(rb"\d{9,}", found[0])
-    assert found[1] == b"ab"
+    assert re.fullmatch(rb"\d{9,}", results[0])
+    assert results[1] == b"ab"
     assert all(end.reason is FinishReason.STOP for end in ends.values())
     assert ends[3].stop_token == nine
-    assert re.fullmatch(rb"[0-8]*9|\d*?9", found[3])
+    assert re.fullmatch(rb"[0-8]*9|\d*?9", results[3])
 
 
 def test_a_compilation_does_not_delay_others_and_can_be_aborted(
@@ -266,9 +266,9 @@ def test_a_compilation_does_not_delay_others_and_can_be_aborted(
         (end,) = engine.drain_finished()
         assert (end.rid, end.reason) == (waiting.rid, FinishReason.ABORT)
         assert not engine.busy
-    again, ends = gk.run(engine, [waiting])
+    rerun, ends = gk.run(engine, [waiting])
     assert ends[waiting.rid].reason in (FinishReason.STOP, FinishReason.LENGTH)
-    assert gk.texts(model, again)[77].startswith((b"abort", b"me"))
+    assert gk.texts(model, rerun)[77].startswith((b"abort", b"me"))
 
 
 def test_an_invalid_grammar_is_rejected_before_it_runs(

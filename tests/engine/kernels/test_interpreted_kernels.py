@@ -12,18 +12,19 @@ import torch
 
 ROOT = Path(__file__).parents[3]
 LOGPROBS = (
-    "test_the_kernels_equal_their_plain_twin",
-    "test_any_logits_have_log_probabilities",
-    "test_a_steps_rows_report_what_the_plain_twin_does",
-    "test_a_batch_that_shrinks_reports_its_own_rows",
-    "test_counts_of_rows_end_with_the_largest_batch",
+    "test_kernels_equal_the_eager_reference",
+    "test_extreme_logits_have_log_probabilities",
+    "test_a_steps_rows_report_the_eager_references_log_probabilities",
+    "test_a_shrunken_batch_reports_only_its_own_rows",
+    "test_captured_row_counts_end_with_the_largest_batch",
 )
+FLASH_DECODE = "tests/gpu/attention/test_flash_decode_triton.py"
 KERNELS = (
     "tests/gpu/kernels/test_kernels.py",
     *(f"tests/gpu/engine/test_logprobs.py::{name}" for name in LOGPROBS),
-    "tests/gpu/engine/test_logits_processing.py::test_the_penalty_kernel_equals_its_plain_twin",
-    "tests/gpu/attention/test_flash_decode_triton.py::test_split_attention[(3, 1, 32, 24, True)-60-4x32s0w4]",
-    "tests/gpu/attention/test_flash_decode_triton.py::test_split_attention[(4, 2, 128, 16, True)-None-2x32s2w2]",
+    "tests/gpu/engine/test_logits_processing.py::test_the_penalty_kernel_equals_the_eager_reference",
+    f"{FLASH_DECODE}::test_split_attention[(3, 1, 32, 24, True)-60-4x32s0w4]",
+    f"{FLASH_DECODE}::test_split_attention[(4, 2, 128, 16, True)-None-2x32s2w2]",
     "tests/gpu/attention/test_split_plan.py::test_the_device_plans_as_its_plain_twin",
 )
 

@@ -51,7 +51,7 @@ def test_many_rows_are_added_in_place_and_few_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [{"bias": True}, {"fused": False}, {"ranks": Pair()}], ids=["bias", "plain", "ranks"]
+    "how", [{"bias": True}, {"fused": False}, {"collectives": Pair()}], ids=["bias", "plain", "ranks"]
 )
 def test_what_several_ranks_or_a_bias_or_the_plain_twin_give_stays_a_term(how: dict[str, object]) -> None:
     down = layer(**how)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ class Adapted(UnquantizedLinear):
 
 
 def test_a_method_of_another_kind_is_asked_whatever_the_number_of_rows() -> None:
-    down = layer(linear=Adapted)
+    down = layer(make_linear=Adapted)
     residual = torch.zeros(MIN_FUSED_ADD_ROWS, 24, dtype=torch.float64)
     term = down.add_to_residual(residual, torch.zeros(MIN_FUSED_ADD_ROWS, 40, dtype=torch.float64))
     assert term is not None and (term == 1000).all()
@@ -85,11 +85,13 @@ def test_a_model_that_adds_at_once_has_the_same_stream(
         model=str(tmp_path), device="cpu", max_running_requests=5, prefill_chunk_tokens=64, page_size=4
     )
     config, plan = read_config(tmp_path), build_largest_plan(options, 64)
-    starts = (replace(start, sampling=SamplingParams(temperature=0), asks=None) for start in plan.starts)
+    starts = (replace(start, sampling=SamplingParams(temperature=0), options=None) for start in plan.starts)
     plan = replace(plan, starts=tuple(starts))
     model = model_setup.make_model(options, config, lambda done, total: None)
-    attention = model_setup.make_attention_with_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
-    products = [product for layer in model.layers for product in (layer.attention.out, layer.mlp.down)]
+    attention = model_setup.make_attention_with_kv(
+        model, 4, len(plan.pages.pages), prefill="reference", decode="reference"
+    )
+    products = [product for layer in model.layers for product in (layer.attention.o_proj, layer.mlp.down)]
     assert len(products) == 2 * config.layers
     streams: list[torch.Tensor] = []
     logits = model.logits
@@ -117,9 +119,9 @@ def test_memory_is_measured_with_gates_in_memory(kit: SimpleNamespace, tmp_path:
         rows, columns = layer.mlp.gate_up.method.weight.shape  # type: ignore[attr-defined]
         layer.mlp.gate_up.method = SmallBatchLinear(rows, columns, False, torch.float32, torch.device("cpu"))
         methods.append(layer.mlp.gate_up.method)
-    methods[0].gates_prompts = True
+    methods[0].fuses_prefill_swiglu = True
     with pytest.raises(RuntimeError), model.without_fused_swiglu():
-        assert not any(method.gates_prompts for method in methods)
+        assert not any(method.fuses_prefill_swiglu for method in methods)
         raise RuntimeError
-    assert methods[0].gates_prompts
-    assert not any(method.gates_prompts for method in methods[1:])
+    assert methods[0].fuses_prefill_swiglu
+    assert not any(method.fuses_prefill_swiglu for method in methods[1:])

@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from mizzen.layers.rope import inverse_frequencies
 from mizzen.models.hf_fields import ConfigError, Fields
-from mizzen.models.qwen3 import read
+from mizzen.models.qwen3 import parse_config
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -40,7 +40,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ids=str,
 )
 def test_yarn_is_that_of_transformers(more: dict[str, Any]) -> None:
-    rope = read(Fields({**SHAPE, "rope_scaling": {**YARN, **more}})).rope
+    rope = parse_config(Fields({**SHAPE, "rope_scaling": {**YARN, **more}})).rope
     theirs = Qwen3Config(**SHAPE, head_dim=128, rope_parameters={**YARN, **more, "rope_theta": 1e6})
     inverse, scale = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
     torch.testing.assert_close(inverse_frequencies(rope, 128), inverse, rtol=1e-5, atol=0)
@@ -49,7 +49,7 @@ def test_yarn_is_that_of_transformers(more: dict[str, Any]) -> None:
 
 def test_a_context_is_what_yarn_stretches_it_to() -> None:
     def context(**rope: Any) -> int:
-        return read(Fields({**SHAPE, "rope_scaling": {"rope_type": "yarn", **rope}})).context_length
+        return parse_config(Fields({**SHAPE, "rope_scaling": {"rope_type": "yarn", **rope}})).context_length
 
     assert context(factor=4.0, original_max_position_embeddings=32768) == 131072
     assert context(factor=1.1, original_max_position_embeddings=32768) == 40960
@@ -59,7 +59,7 @@ def test_a_context_is_what_yarn_stretches_it_to() -> None:
 def test_the_original_context_may_stand_beside_the_rope() -> None:
     shape = {**SHAPE, "original_max_position_embeddings": 20000}
     scaling = {"rope_type": "yarn", "factor": 4.0}
-    config = read(Fields({**shape, "rope_scaling": scaling}))
+    config = parse_config(Fields({**shape, "rope_scaling": scaling}))
     theirs = Qwen3Config(**shape, head_dim=128, rope_parameters={**scaling, "rope_theta": 1e6})
     inverse, _ = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
     torch.testing.assert_close(inverse_frequencies(config.rope, 128), inverse, rtol=1e-5, atol=0)
@@ -70,7 +70,7 @@ def test_the_original_context_may_stand_beside_the_rope() -> None:
 def test_dynamic_is_that_of_transformers_for_the_context_served(length: int) -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     shape = {**SHAPE, "max_position_embeddings": 4096}
-    config = read(Fields({**shape, "rope_scaling": scaling}))
+    config = parse_config(Fields({**shape, "rope_scaling": scaling}))
     theirs = Qwen3Config(**shape, head_dim=128, rope_parameters={**scaling, "rope_theta": 1e6})
     inverse, scale = ROPE_INIT_FUNCTIONS["dynamic"](theirs, torch.device("cpu"), seq_len=length)
     rope = config.with_context_length(length).rope
@@ -99,4 +99,4 @@ def test_a_dynamic_model_gives_the_logits_of_transformers(kit: SimpleNamespace, 
 )
 def test_wrong_parameters_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read(Fields({**SHAPE, "rope_scaling": {**YARN, **changes}}))
+        parse_config(Fields({**SHAPE, "rope_scaling": {**YARN, **changes}}))

@@ -46,7 +46,7 @@ def test_a_model_that_does_not_fit_raises_memory_shortage(
 ) -> None:
     kit.save_model(tmp_path, "qwen3")
 
-    def full(*given: Any, **more: Any) -> None:
+    def full(*args: Any, **more: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
 
     monkeypatch.setattr(model_setup, "load_checkpoint", full)

@@ -30,15 +30,17 @@ from mizzen.models.registry import read_config
     page=st.sampled_from((1, 4, 16)),
     context=st.integers(2, 300),
 )
-def test_the_largest_plan_has_the_most_tokens_and_samples(slots: int, chunk: int, page: int, context: int) -> None:
+def test_the_largest_plan_has_the_most_tokens_and_samples(
+    slots: int, chunk: int, page: int, context: int
+) -> None:
     options = EngineOptions(model="m", max_running_requests=slots, prefill_chunk_tokens=chunk, page_size=page)
     plan = build_largest_plan(options, context)
     tokens = sum(len(part.tokens) for part in plan.prefill)
     assert tokens >= min(chunk + slots, slots * (context - 1))
     assert plan.samples == slots == len(plan.starts)
     assert len(np.unique(plan.pages.pages)) == len(plan.pages.pages)
-    held = np.bincount(plan.pages.slots, minlength=slots)
-    assert (held * page >= len(plan.prefill[0].tokens)).all()
+    retained = np.bincount(plan.pages.slots, minlength=slots)
+    assert (retained * page >= len(plan.prefill[0].tokens)).all()
 
 
 def test_the_largest_plan_runs(kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,20 +51,22 @@ def test_the_largest_plan_runs(kit: SimpleNamespace, tmp_path: Path, monkeypatch
     config, upload = read_config(tmp_path), Uploader(torch.device("cpu"))
     plan = build_largest_plan(options, 64)
     model = model_setup.make_model(options, config, lambda done, total: None)
-    attention = model_setup.make_attention_with_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
+    attention = model_setup.make_attention_with_kv(
+        model, 4, len(plan.pages.pages), prefill="reference", decode="reference"
+    )
     state = SlotState(5, 16, upload, vocab=config.vocab_size)
     ranked: list[torch.Tensor] = []
     rank = sampler.sort_weights
-    monkeypatch.setattr(sampler, "rank", lambda *given: ranked.append(rank(*given)) or ranked[-1])
+    monkeypatch.setattr(sampler, "sort_weights", lambda *given: ranked.append(rank(*given)) or ranked[-1])
     with torch.inference_mode():
         outcome = StepExecutor(model, attention, state, upload)(plan)
     assert outcome.tokens.shape == (5,)
     [weights] = ranked
-    assert weights.shape == (5, config.vocab_size), "all tokens are put in order, not a few"
+    assert weights.shape == (5, config.vocab_size), "all tokens are sorted, not only a few"
     assert outcome.side_outputs is not None
-    # Of the prompts too, all but their first tokens: that takes logits of many rows where few requests run.
-    told = [part for part in outcome.side_outputs.logprobs if part.requests[0].start_position is not None]
-    assert [len(part.packed) for part in told] == [len(plan.prefill[0].tokens) - 1] * 5
+    # Also of the prompts, except their first tokens: logits of many rows although few requests run.
+    output = [part for part in outcome.side_outputs.logprobs if part.requests[0].start_position is not None]
+    assert [len(part.packed) for part in output] == [len(plan.prefill[0].tokens) - 1] * 5
     assert (state.lengths[:5] == len(plan.prefill[0].tokens)).all()
 
 
@@ -90,7 +94,7 @@ def test_cpu_and_several_ranks_use_the_estimate(
 ) -> None:
     """Ranks would have to run the step together; graphs are added in either case."""
     kit.save_model(tmp_path, "qwen3")
-    monkeypatch.setattr(model_setup, "measured_bytes", lambda *given: 500)
+    monkeypatch.setattr(model_setup, "measure_step_bytes", lambda *given: 500)
     options = EngineOptions(model="m", tensor=2)
     need = MemoryNeed.estimate(read_config(tmp_path), options, 2)
 

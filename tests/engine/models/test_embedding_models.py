@@ -53,7 +53,7 @@ def test_a_model_without_a_head_only_embeds(kit: SimpleNamespace, tmp_path: Path
     prompt = kit.tokens(20, seed=1).tolist()
     with LLM(tmp_path, **OPTIONS) as llm:
         np.testing.assert_allclose(llm.embed([prompt])[0], unit(states_of(model, prompt)[-1]), atol=2e-5)
-        with pytest.raises(ValueError, match="no head to generate with"):
+        with pytest.raises(ValueError, match="no language-model head"):
             llm.generate([prompt])
         assert not llm.engine.info.generates
 

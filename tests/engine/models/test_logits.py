@@ -60,20 +60,20 @@ def check(kit: SimpleNamespace, folder: Path, model: Any, backend: str) -> None:
     """Compare a whole prompt, the same in chunks, one that shares pages, and a mixed batch with decodes."""
     bench = kit.Bench(folder, backend)
     whole, other = kit.tokens(45, seed=1), kit.tokens(29, seed=2)
-    theirs = kit.oracle(model, whole)
-    assert theirs.std() > 0.3
+    reference = kit.oracle(model, whole)
+    assert reference.std() > 0.3
 
-    assert_equal(bench.logits(bench.plan([], [(0, 0, whole, True)], (kit.greedy(0),))), theirs)
+    assert_equal(bench.logits(bench.plan([], [(0, 0, whole, True)], (kit.greedy(0),))), reference)
 
     starts = (kit.greedy(1),)
     for begin, end in ((0, 7), (7, 8), (8, 30), (30, 45)):
-        ours = bench.logits(bench.plan([], [(1, begin, whole[begin:end], end == 45)], starts))
-        assert_equal(ours, theirs[begin:end])
+        actual = bench.logits(bench.plan([], [(1, begin, whole[begin:end], end == 45)], starts))
+        assert_equal(actual, reference[begin:end])
         starts = ()
 
     hit = bench.share(0, 2, 40)
-    ours = bench.logits(bench.plan([], [(2, 40, whole[40:], True)], (kit.greedy(2, 40),), (hit,)))
-    assert_equal(ours, theirs[40:])
+    actual = bench.logits(bench.plan([], [(2, 40, whole[40:], True)], (kit.greedy(2, 40),), (hit,)))
+    assert_equal(actual, reference[40:])
 
     # Slot 0 decodes while slots 3 and 4 run prompt chunks, then all of them decode, slot 1 and 2 too.
     answers = {slot: kit.tokens(3, seed=10 + slot) for slot in range(5)}
@@ -86,28 +86,32 @@ def check(kit: SimpleNamespace, folder: Path, model: Any, backend: str) -> None:
             bench.state.last_tokens[slot] = int(full[slot][bench.state.lengths[slot]])
 
     feed([0])
-    ours = bench.logits(
+    actual = bench.logits(
         bench.plan([0], [(3, 0, other[:20], False), (4, 0, other[:10], True)], (kit.greedy(3), kit.greedy(4)))
     )
-    assert_equal(ours, torch.cat([expected[0][45:46], expected[3][:20], expected[4][:10]]))
-    ours = bench.logits(bench.plan([], [(3, 20, other[20:], True)]))
-    assert_equal(ours, expected[3][20:29])
+    assert_equal(actual, torch.cat([expected[0][45:46], expected[3][:20], expected[4][:10]]))
+    actual = bench.logits(bench.plan([], [(3, 20, other[20:], True)]))
+    assert_equal(actual, expected[3][20:29])
     for _ in range(2):
         slots = [4, 0, 2, 3, 1]
         feed(slots)
         lengths = [int(bench.state.lengths[slot]) for slot in slots]
-        ours = bench.logits(bench.plan(slots, []))
-        assert_equal(ours, torch.stack([expected[s][n] for s, n in zip(slots, lengths, strict=True)]))
+        actual = bench.logits(bench.plan(slots, []))
+        assert_equal(actual, torch.stack([expected[s][n] for s, n in zip(slots, lengths, strict=True)]))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_equal_transformers_for_each_family(family: str, backend: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_logits_equal_transformers_for_each_family(
+    family: str, backend: str, kit: SimpleNamespace, tmp_path: Path
+) -> None:
     check(kit, tmp_path, kit.save_model(tmp_path, family), backend)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_equal_transformers_for_config_variants(variant: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_logits_equal_transformers_for_config_variants(
+    variant: str, kit: SimpleNamespace, tmp_path: Path
+) -> None:
     check(kit, tmp_path, kit.save_model(tmp_path, "llama", **VARIANTS[variant]), BACKENDS[-1])
 
 

@@ -1,4 +1,4 @@
-"""Which way a sum over ranks goes is a matter of its size: as documented, and as chosen by hand."""
+"""Which method a sum over ranks goes is a matter of its size: as documented, and as chosen by hand."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from mizzen.parallel.cuda_collectives import KIB, TABLE, WAYS, Sizes, resolve_sizes
+from mizzen.parallel.cuda_collectives import KIB, METHODS, SIZES_BY_RANKS, AllReduceSizes, resolve_sizes
 
 PAGE = Path(__file__).parents[3] / "docs" / "tensor.md"
-COLUMNS = ("push", "fused", "shared", "one_shot", "two_shot")
+COLUMNS = ("fused_push", "fused_read", "fused_two_shot", "one_shot", "two_shot")
 
 
 def test_the_documentation_has_the_table() -> None:
     lines = [line for line in PAGE.read_text().splitlines() if line[:3] in ("| 2", "| 4", "| 8")]
     rows = [line.strip("| ").split(" | ") for line in lines]
     told = {
-        int(ranks): Sizes(**{name: int(size) * KIB for name, size in zip(COLUMNS, sizes, strict=True)})
+        int(ranks): AllReduceSizes(
+            **{name: int(size) * KIB for name, size in zip(COLUMNS, sizes, strict=True)}
+        )
         for ranks, *sizes in rows
     }
-    assert told == TABLE
+    assert told == SIZES_BY_RANKS
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_every_way_has_sizes(ranks: int) -> None:
-    for way in WAYS:
-        sizes = resolve_sizes(way, ranks)
-        assert (sizes == Sizes()) == (way == "nccl")
-        # What is not fused with a norm needs a way, too.
-        assert way == "nccl" or max(sizes.one_shot, sizes.two_shot) > 0
-    assert resolve_sizes("auto", ranks) == TABLE.get(ranks, resolve_sizes("auto", 3))
+    for method in METHODS:
+        sizes = resolve_sizes(method, ranks)
+        assert (sizes == AllReduceSizes()) == (method == "nccl")
+        # What is not fused with a norm needs a method, too.
+        assert method == "nccl" or max(sizes.one_shot, sizes.two_shot) > 0
+    assert resolve_sizes("auto", ranks) == SIZES_BY_RANKS.get(ranks, resolve_sizes("auto", 3))
 
 
 def test_an_unknown_way_is_refused_by_name() -> None:

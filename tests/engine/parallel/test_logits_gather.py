@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mizzen.layers.context import BuildContext
-from mizzen.layers.embedding import Embedding, Head, TiedHead
+from mizzen.layers.embedding import Head, TiedHead, TokenEmbedding
 from mizzen.layers.sharding import Axis, Mesh
 from mizzen.parallel.collectives import SINGLE_RANK, SingleRank
 from mizzen.parallel.logits_gather import is_aligned_shard
@@ -22,8 +22,8 @@ class Placing(SingleRank):
         self.rank, self.size, self.first = rank, size, first  # type: ignore[assignment]
         self.met = 0
 
-    def map_logits_shard(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
-        return self.first[: len(out), held]
+    def map_logits_shard(self, out: torch.Tensor, shard: slice) -> torch.Tensor | None:
+        return self.first[: len(out), shard]
 
     def wait_for_logits(self) -> None:
         self.met += 1
@@ -35,10 +35,14 @@ class Placing(SingleRank):
 def head_of(kind: str, ranks: Placing, whole: torch.Tensor) -> Head | TiedHead:
     """Return a rank's shard of a head with the weights `whole` [vocab, hidden]."""
     build = BuildContext(
-        device=CPU, dtype=torch.float32, mesh=Mesh(Axis(ranks.rank, ranks.size)), ranks=ranks, fused=True
+        device=CPU,
+        dtype=torch.float32,
+        mesh=Mesh(Axis(ranks.rank, ranks.size)),
+        collectives=ranks,
+        fused=True,
     )
     if kind == "tied":
-        embedding = Embedding(build, "embed", len(whole), HIDDEN)
+        embedding = TokenEmbedding(build, "embed", len(whole), HIDDEN)
         embedding.weight.copy_(whole[embedding.vocabulary.tokens])
         return TiedHead(build, embedding)
     head = Head(build, "head", len(whole), HIDDEN)
@@ -54,12 +58,12 @@ def test_gemms_write_to_their_place_in_the_buffer(kind: str, rows: int) -> None:
     room, elsewhere = torch.full((8, 64), 7.0), torch.zeros(8, 64)
     ranks = [Placing(rank, 4, room) for rank in range(4)]
     with torch.inference_mode():
-        found = [
+        results = [
             head_of(kind, one, whole)(x, (elsewhere if one.rank else room)[:rows]) for one in reversed(ranks)
         ]
     torch.testing.assert_close(room[:rows], x @ whole.t())
     assert (room[rows:] == 7).all() and not elsewhere.any()
-    assert found[-1].data_ptr() == room.data_ptr() and found[-1].shape == (rows, 64)
+    assert results[-1].data_ptr() == room.data_ptr() and results[-1].shape == (rows, 64)
     assert [one.met for one in ranks] == [1] * 4
 
 
@@ -67,8 +71,8 @@ def test_gemms_write_to_their_place_in_the_buffer(kind: str, rows: int) -> None:
 def test_all_ranks_choose_the_same_way_for_a_vocabulary(size: int) -> None:
     for total in (*range(1, 400), 32_000, 128_256, 151_936, 151_937, 151_952):
         parts = [Axis(rank, size).padded_shard(total, 8) for rank in range(size)]
-        found = {is_aligned_shard(total, 2, held, rank, size) for rank, (_, held) in enumerate(parts)}
-        assert found == {all(held.stop - held.start == room for room, held in parts)}, total
+        results = {is_aligned_shard(total, 2, shard, rank, size) for rank, (_, shard) in enumerate(parts)}
+        assert results == {all(shard.stop - shard.start == room for room, shard in parts)}, total
 
 
 def test_shards_begin_at_multiples_of_16_bytes() -> None:

@@ -1,4 +1,4 @@
-"""A program that has lost a rank exits, whatever its GPU is doing; stand-ins replace calls that never return."""
+"""A program that has lost a rank exits, even if a GPU call never returns (stand-ins here)."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ llm.generate([[3, 4, 5]], SamplingParams(max_tokens=50, ignore_eos=True))
 """
 END = """
 import atexit, time
-from mizzen.server import launch_guard
+from mizzen.server.ranks import launch_guard
 
-launch_guard.END_SECONDS = 3
+launch_guard.EXIT_SECONDS = 3
 atexit.register(time.sleep, float(SECONDS))  # as memory that is freed once the GPU is done
-launch_guard.end_in_time()
+launch_guard.arm_exit_alarm()
 raise SystemExit(7)
 """
 

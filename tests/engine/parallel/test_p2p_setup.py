@@ -21,7 +21,7 @@ import torch.distributed._symmetric_memory as symmetric
 
 from mizzen.kernels.comm import allreduce_rmsnorm, peer_broadcast
 from mizzen.kernels.nvrtc import CompileError
-from mizzen.parallel.cuda_collectives import TABLE, make_fused_norm
+from mizzen.parallel.cuda_collectives import SIZES_BY_RANKS, make_fused_norm
 from mizzen.parallel.logits_gather import make_logits_buffers
 from mizzen.parallel.p2p_memory import PeerMemory, check_copies_arrive
 from mizzen.parallel.p2p_setup import make_row_lookup, make_token_broadcast
@@ -35,7 +35,7 @@ KINDS = ("norm", "tokens", "rows", "logits")
 Make = Callable[[PeerMemory], Any]
 
 
-class Meeting:
+class WriteBarrier:
     """Where the ranks hand each other something."""
 
     def __init__(self, size: int) -> None:
@@ -57,7 +57,7 @@ class Group:
     """What a process group is to the code."""
 
     own: int
-    meeting: Meeting
+    meeting: WriteBarrier
     group_name = "threads"
 
     def rank(self) -> int:
@@ -84,7 +84,7 @@ class Stage:
     """Stand-ins for symmetric memory, NCCL, the compiler and the kernels."""
 
     def __init__(self, size: int, fault: Fault) -> None:
-        meeting = Meeting(size)
+        meeting = WriteBarrier(size)
         self.groups = [Group(rank, meeting) for rank in range(size)]
         self.fault = fault
         self.here = threading.local()
@@ -138,21 +138,21 @@ class Stage:
         if self.fault.wrong and self.group.own == self.fault.rank:
             out.view(-1)[0] += 8
 
-    def tokens(self, peers: Any, calls: Any, values: torch.Tensor, count: int, rank: int) -> None:
+    def broadcast_tokens(self, peers: Any, calls: Any, values: torch.Tensor, count: int, rank: int) -> None:
         values.copy_(self.exchange(values.clone())[0])
         self.spoil(values)
 
-    def lookup(self, peers: Any, calls: Any, ids: Any, table: Any, out: Any, start: int, *_: int) -> None:
+    def lookup_rows(self, peers: Any, calls: Any, ids: Any, table: Any, out: Any, start: int, *_: int) -> None:
         tables = self.exchange(table)
         out.copy_(torch.cat(tables)[ids])
         self.spoil(out)
 
-    def meet(self, *_: Any) -> None:
+    def wait_for_writes(self, *_: Any) -> None:
         self.exchange(True)
         self.spoil(self.here.latest_of_rank_0)
         self.exchange(True)
 
-    def reduce(
+    def allreduce_rmsnorm(
         self, peers: Any, calls: Any, x: Any, residual: Any, weight: Any, out: Any, rank: int, epsilon: float
     ) -> None:
         residual += torch.stack(self.exchange(x.clone())).sum(0, dtype=x.dtype)
@@ -177,7 +177,7 @@ class Stage:
 def maker(kind: str, rank: int, ranks: int) -> Make:
     """Return what makes that kind of thing on a rank."""
     if kind == "norm":
-        return lambda memory: make_fused_norm(memory, COLUMNS, TABLE[4])
+        return lambda memory: make_fused_norm(memory, COLUMNS, SIZES_BY_RANKS[4])
     if kind == "rows":
         held = slice(rank * TABLE_ROWS, (rank + 1) * TABLE_ROWS)
         table = torch.arange(ranks * TABLE_ROWS * 8.0).view(-1, 8)[held]
@@ -192,7 +192,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, ranks: int, fault: Fault) -> Stag
     monkeypatch.setattr(symmetric, "empty", stage.empty)
     monkeypatch.setattr(symmetric, "rendezvous", stage.rendezvous)
     for module in (peer_broadcast, allreduce_rmsnorm):
-        monkeypatch.setattr(module, "compiled", stage.compiled)
+        monkeypatch.setattr(module, "load_kernel", stage.compiled)
         monkeypatch.setattr(module, "launch", stage.launch)
     return stage
 

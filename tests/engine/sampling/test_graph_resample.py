@@ -78,13 +78,13 @@ class Batch:
         bits: torch.Tensor | None,
         penalties: GraphPenalties,
     ) -> None:
-        """Resample rows one after the other: penalize those whose place is below -1, mask, sample, count."""
+        """Resample rows one by one: apply penalties where the place is below -1, mask, sample, count."""
         for row in rows.tolist():
             slot, counts = int(slots[row]), self.state.logits_params.counts
             slot_index, row_logits, place = (
                 np.array([slot]),
                 logits[[row]].float(),
-                int(penalties.places[slot]),
+                int(penalties.count_rows[slot]),
             )
             assert place < 0, "the replay has penalized it"
             if place < -1:
@@ -131,14 +131,14 @@ def test_resampled_rows_equal_eager_sampling(
     rows_with_filters = {row for row, kind in enumerate(kinds) if {"top_k", "top_p", "min_p"} & set(kind)}
     resampled_by_filters = {row for row in rows_with_filters if kinds[row].get("temperature") != 0.0}
 
-    def sample_top_k_top_p(*given: Any) -> None:
+    def sample_top_k_top_p(*args: Any) -> None:
         assert kernel
-        logits, rows, slots, positions, parameters, tokens, last_tokens, bits, penalties = given
+        logits, rows, slots, positions, parameters, tokens, last_tokens, bits, penalties = args
         assert parameters is subject.state.sampling_tensors
         subject.resample_eagerly(logits, rows, slots, positions, tokens, last_tokens, bits, penalties)
 
-    def sample_masked(*given: Any) -> None:
-        logits, rows, slots, positions, _, _, tokens, last_tokens, bits, penalties = given
+    def sample_masked(*args: Any) -> None:
+        logits, rows, slots, positions, _, _, tokens, last_tokens, bits, penalties = args
         assert not set(rows.tolist()) & resampled_by_filters
         subject.resample_eagerly(logits, rows, slots, positions, tokens, last_tokens, bits, penalties)
 
@@ -152,22 +152,24 @@ def test_resampled_rows_equal_eager_sampling(
         resampler = subject.make_resampler(logits, position)
         resampler.has_filter_kernel = kernel
         resampler.set_batch(subject.slots)
-        params = subject.state.logits_params.gather_batch(subject.slots, positions, resampler.graph_penalized)
+        params = subject.state.logits_params.gather_batch(
+            subject.slots, positions, resampler.rows_with_graph_penalties
+        )
         resampler.set_logits_params(params)
         resampler.resample_filtered(subject.slots.astype(np.int32), positions.astype(np.int32))
-        again = set(resampled_by_filters)
+        rerun = set(resampled_by_filters)
         if params is not None and resampler.only_masks:
             resampler.resample_masked(subject.masks, params, positions)
-            again |= set(params.rows.tolist())
+            rerun |= set(params.rows.tolist())
         elif params is not None:
-            again -= set(params.rows.tolist())  # sampled where their logits are processed
+            rerun -= set(params.rows.tolist())  # sampled where their logits are processed
         tokens = resampler.buffers.tokens
-        assert {row for row, token in enumerate(tokens.tolist()) if token >= 0} == again
-        assert all(tokens[row] == expected[row] for row in again)
-        assert all(subject.state.last_tokens[subject.slots[row]] == expected[row] for row in again)
+        assert {row for row, token in enumerate(tokens.tolist()) if token >= 0} == rerun
+        assert all(tokens[row] == expected[row] for row in rerun)
+        assert all(subject.state.last_tokens[subject.slots[row]] == expected[row] for row in rerun)
         # Count the tokens of the rows that the replay itself would have sampled.
         for row, kind in enumerate(kinds):
-            if row not in again and any("penalty" in name for name in kind):
+            if row not in rerun and any("penalty" in name for name in kind):
                 place = subject.state.logits_params.counts.row_by_slot[subject.slots[row]]
                 subject.state.logits_params.counts.table[place, expected[row]] += 1
         # Without the kernel, rows with filters and penalties have processed logits, so not only masks remain.

@@ -102,14 +102,14 @@ def sample_alone(state: SlotState, slot_state: ReferenceSlot, row: np.ndarray) -
     alone.start_slots(
         (SlotStart(slot=slot_state.slot, length=0, sampling=slot_state.params, seed=slot_state.slot),)
     )
-    drawn = sample(
+    sampled = sample(
         torch.from_numpy(row)[None],
         alone,
         np.array([slot_state.slot]),
         np.array([slot_state.position]),
         UPLOAD,
     )
-    return int(drawn.tokens[0])
+    return int(sampled.tokens[0])
 
 
 @settings(max_examples=120)
@@ -122,7 +122,7 @@ def test_mixed_batches_equal_the_reference(batch: list[Any], seed: int, steps: i
     state = SlotState(SLOTS, 4, UPLOAD, vocab=VOCAB)
     rng = np.random.default_rng(seed)
     slots = rng.permutation(SLOTS)[: len(batch)]
-    rows = [ReferenceSlot(int(slot), *drawn) for slot, drawn in zip(slots, batch, strict=True)]
+    rows = [ReferenceSlot(int(slot), *sampled) for slot, sampled in zip(slots, batch, strict=True)]
     state.start_slots(tuple(row.start for row in rows))
     for _ in range(steps):
         order = rng.permutation(len(rows))[: rng.integers(1, len(rows) + 1)]
@@ -136,30 +136,34 @@ def test_mixed_batches_equal_the_reference(batch: list[Any], seed: int, steps: i
             for logit, row in zip(logits, live, strict=True)
         ]
         if params is not None and len(params.rows):
-            got = process_logits(params, before, state, slots_and_positions[1][params.rows])
-            np.testing.assert_array_equal(got.numpy(), np.stack([expected[i] for i in params.rows]))
-        drawn = sample(before, state, *slots_and_positions, UPLOAD)
+            actual = process_logits(params, before, state, slots_and_positions[1][params.rows])
+            np.testing.assert_array_equal(actual.numpy(), np.stack([expected[i] for i in params.rows]))
+        sampled = sample(before, state, *slots_and_positions, UPLOAD)
         np.testing.assert_array_equal(before.numpy(), logits)  # the model's logits stay as they are
-        assert drawn.tokens.tolist() == [
+        assert sampled.tokens.tolist() == [
             sample_alone(state, row, expected_row) for row, expected_row in zip(live, expected, strict=True)
         ]
-        check_logprobs(live, expected, drawn.tokens.tolist(), drawn.logprobs)
-        for row, token in zip(live, drawn.tokens.tolist(), strict=True):
+        check_logprobs(live, expected, sampled.tokens.tolist(), sampled.logprobs)
+        for row, token in zip(live, sampled.tokens.tolist(), strict=True):
             row.output.append(token)
 
 
 def check_logprobs(
-    live: list[ReferenceSlot], expected: list[np.ndarray], tokens: list[int], given: Any
+    live: list[ReferenceSlot], expected: list[np.ndarray], tokens: list[int], logprob_tensors: Any
 ) -> None:
-    asked = [i for i, row in enumerate(live) if row.params.logprobs is not None]
-    parts = [] if given is None else DeviceSideOutputs(logprobs=(given,)).to_side_outputs().logprobs
-    assert [part.slot for part in parts] == [live[i].slot for i in asked]
-    for i, part in zip(asked, parts, strict=True):
+    reporting = [i for i, row in enumerate(live) if row.params.logprobs is not None]
+    parts = (
+        []
+        if logprob_tensors is None
+        else DeviceSideOutputs(logprobs=(logprob_tensors,)).to_side_outputs().logprobs
+    )
+    assert [part.slot for part in parts] == [live[i].slot for i in reporting]
+    for i, part in zip(reporting, parts, strict=True):
         exact = logits_reference.log_softmax(expected[i])
         top = live[i].params.logprobs
-        named = live[i].params.logprob_token_ids
-        assert part.ids.shape == part.values.shape == (1, 1 + top + len(named))
-        assert part.ids[0, 1 + top :].tolist() == list(named)
+        token_ids = live[i].params.logprob_token_ids
+        assert part.ids.shape == part.values.shape == (1, 1 + top + len(token_ids))
+        assert part.ids[0, 1 + top :].tolist() == list(token_ids)
         assert part.ids[0, 0] == tokens[i]
         np.testing.assert_allclose(part.values[0], exact[part.ids[0]], atol=1e-5)
         np.testing.assert_allclose(part.values[0, 1 : 1 + top], np.sort(exact)[::-1][:top], atol=1e-5)
@@ -207,8 +211,8 @@ def test_masks_apply_after_bias_penalties_and_end_bans(seed: int) -> None:
         frequency_penalty=0.5,
         logit_bias=((4, 100.0),),
     )
-    drawn = [(constrained if i % 2 else SamplingParams(), [1, 2], [], [5, 6]) for i in range(SLOTS)]
-    rows = [ReferenceSlot(i, request, False) for i, request in enumerate(drawn)]
+    sampled = [(constrained if i % 2 else SamplingParams(), [1, 2], [], [5, 6]) for i in range(SLOTS)]
+    rows = [ReferenceSlot(i, request, False) for i, request in enumerate(sampled)]
     state.start_slots(tuple(row.start for row in rows))
     for _ in range(5):
         logits = rng.normal(0, 3, (SLOTS, VOCAB)).astype(np.float32)
@@ -239,10 +243,10 @@ def test_a_grammar_that_allows_only_end_tokens_overrides_min_tokens() -> None:
         )
         row = ReferenceSlot(0, (params, [1], [], [5]), False)
         state.start_slots((row.start,))
-        drawn = sample(torch.randn(1, VOCAB), state, np.array([0]), np.array([1]), UPLOAD)
-        assert drawn.tokens.tolist() == [5]
-        assert drawn.logprobs is not None
-        (part,) = drawn.logprobs.to_slot_logprobs()
+        sampled = sample(torch.randn(1, VOCAB), state, np.array([0]), np.array([1]), UPLOAD)
+        assert sampled.tokens.tolist() == [5]
+        assert sampled.logprobs is not None
+        (part,) = sampled.logprobs.to_slot_logprobs()
         assert part.values[0, 0] == 0
         assert part.values[0, 2] == -9999
 

@@ -112,5 +112,6 @@ def test_filters_keep_the_only_possible_token() -> None:
     logits[:, 17] = 0.0
     strict = SamplingParams(top_k=1, top_p=1e-6, min_p=1.0, temperature=1e-3)
     assert (
-        sample_rows(logits, [strict, SamplingParams(), SamplingParams(top_p=1e-6)], [1, 2, 3], [0, 1, 2]) == [17] * 3
+        sample_rows(logits, [strict, SamplingParams(), SamplingParams(top_p=1e-6)], [1, 2, 3], [0, 1, 2])
+        == [17] * 3
     )

@@ -1,4 +1,4 @@
-"""Log probabilities, penalties, embeddings and resumed requests of a full_outputs engine, compared to Transformers."""
+"""Log probabilities, penalties, embeddings and resumed requests equal those of Transformers."""
 
 from __future__ import annotations
 
@@ -86,20 +86,20 @@ def test_logprobs_equal_transformers(model: Any, kit: SimpleNamespace, tmp_path:
     with open_llm(tmp_path, prefill_chunk_tokens=chunk) as llm:
         llm.generate([prompts[3]], params[3])
         answers = llm.generate(prompts, params)
-    for prompt, answer, requests in zip(prompts, answers, params, strict=True):
-        if requests.prompt_logprobs is None:
+    for prompt, answer, sampling in zip(prompts, answers, params, strict=True):
+        if sampling.prompt_logprobs is None:
             assert answer.prompt_logprobs is None
         else:
-            check_prompt(model, kit, prompt, answer, requests.prompt_logprobs)
+            check_prompt(model, kit, prompt, answer, sampling.prompt_logprobs)
             assert answer.cached_tokens == 0
-        if requests.logprobs is None:
+        if sampling.logprobs is None:
             assert answer.logprobs is None
         else:
-            check_output(model, kit, prompt, answer, requests)
+            check_output(model, kit, prompt, answer, sampling)
     assert answers[3].cached_tokens > 0
 
 
-PENALIZED = [
+WITH_PENALTIES = [
     SamplingParams(temperature=0, max_tokens=24, repetition_penalty=1.8, logprobs=4),
     SamplingParams(temperature=0, max_tokens=24, frequency_penalty=1.5, presence_penalty=0.4, min_tokens=24),
     SamplingParams(temperature=0, max_tokens=24, presence_penalty=-2.0, logit_bias=((7, 6.0), (9, -100.0))),
@@ -110,7 +110,9 @@ PENALIZED = [
 ]
 
 
-def generate_reference(model: Any, kit: SimpleNamespace, prompt: list[int], params: SamplingParams) -> list[int]:
+def generate_reference(
+    model: Any, kit: SimpleNamespace, prompt: list[int], params: SamplingParams
+) -> list[int]:
     """Continue a prompt with Transformers' logits and the NumPy reference."""
     output: list[int] = []
     while len(output) < (params.max_tokens or 0):
@@ -123,14 +125,14 @@ def generate_reference(model: Any, kit: SimpleNamespace, prompt: list[int], para
 
 def test_penalized_answers_equal_the_reference(model: Any, kit: SimpleNamespace, tmp_path: Path) -> None:
     prompts = [kit.tokens(n, seed=n).tolist() for n in (3, 20, 41, 12, 30)]
-    expected = [generate_reference(model, kit, p, s) for p, s in zip(prompts, PENALIZED, strict=True)]
+    expected = [generate_reference(model, kit, p, s) for p, s in zip(prompts, WITH_PENALTIES, strict=True)]
     for options in ({}, {"steps_in_flight": 1, "max_running_requests": 2}, {"prefill_chunk_tokens": 6}):
         with open_llm(tmp_path, **options) as llm:
-            assert [a.token_ids for a in llm.generate(prompts, PENALIZED)] == expected
-            again = llm.generate(prompts, PENALIZED)
-        assert [a.token_ids for a in again] == expected
-        assert again[2].cached_tokens > 0
-    for entry, token in zip(again[0].logprobs or [], expected[0], strict=True):
+            assert [a.token_ids for a in llm.generate(prompts, WITH_PENALTIES)] == expected
+            rerun = llm.generate(prompts, WITH_PENALTIES)
+        assert [a.token_ids for a in rerun] == expected
+        assert rerun[2].cached_tokens > 0
+    for entry, token in zip(rerun[0].logprobs or [], expected[0], strict=True):
         assert entry.top[0] == (token, entry.logprob)  # of processed logits, so the greedy token is the first
 
 
@@ -157,14 +159,16 @@ def mixed_params(count: int) -> list[SamplingParams]:
 
 def check_equal(one: Completion, other: Completion) -> None:
     assert one.token_ids == other.token_ids
-    for mine, theirs in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
-        assert (mine is None) == (theirs is None)
-        for a, b in zip(mine or [], theirs or [], strict=True):
+    for mine, reference in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
+        assert (mine is None) == (reference is None)
+        for a, b in zip(mine or [], reference or [], strict=True):
             assert a.token == b.token
             assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
 
 
-def test_answers_are_the_same_alone_in_a_batch_and_after_preemption(model: Any, kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_answers_are_the_same_alone_in_a_batch_and_after_preemption(
+    model: Any, kit: SimpleNamespace, tmp_path: Path
+) -> None:
     params = mixed_params(18)
     base = kit.tokens(40, seed=77).tolist()
     rng = random.Random(1)
@@ -220,7 +224,9 @@ def test_embeddings_and_answers_share_batches(model: Any, kit: SimpleNamespace, 
         np.testing.assert_allclose(vectors[i], expected_vector, atol=2e-5)
 
 
-def run_requests(engine: Engine, requests: list[Request]) -> tuple[dict[int, list[int]], dict[int, Any], dict[int, Any]]:
+def run_requests(
+    engine: Engine, requests: list[Request]
+) -> tuple[dict[int, list[int]], dict[int, Any], dict[int, Any]]:
     """Run requests to their ends, close the engine, and return their tokens, `Finished` and vectors by id."""
     tokens: dict[int, list[int]] = {request.rid: [] for request in requests}
     ends: dict[int, Any] = {}
@@ -247,7 +253,9 @@ def check_rids(reports: tuple[RequestLogprobs, ...], rids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 6, 13])
-def test_a_resumed_request_continues_with_the_same_tokens(model: Any, kit: SimpleNamespace, tmp_path: Path, cut: int) -> None:
+def test_a_resumed_request_continues_with_the_same_tokens(
+    model: Any, kit: SimpleNamespace, tmp_path: Path, cut: int
+) -> None:
     params = [
         SamplingParams(temperature=0, max_tokens=16, frequency_penalty=1.0, logprobs=1, ignore_eos=True),
         SamplingParams(temperature=0.9, seed=4, max_tokens=16, repetition_penalty=1.3, min_tokens=16),

@@ -11,8 +11,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mizzen.layers.context import BuildContext, WeightTarget
+from mizzen.layers.context import BuildContext
 from mizzen.layers.sharding import Axis, Mesh
+from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.base import Decoder
 from mizzen.models.registry import read_config
 from mizzen.weights import stream as streaming
@@ -31,7 +32,7 @@ def targets_of(folder: Path, rank: int, ranks: int) -> list[WeightTarget]:
     """Return what a rank wants of a model in float32."""
     others: Any = SimpleNamespace(rank=rank, size=ranks)
     mesh = Mesh(Axis(rank, ranks))
-    build = BuildContext(device=torch.device("cpu"), dtype=torch.float32, mesh=mesh, ranks=others)
+    build = BuildContext(device=torch.device("cpu"), dtype=torch.float32, mesh=mesh, collectives=others)
     return [one for one in Decoder(build, read_config(folder)).targets() if one.destination.numel()]
 
 
@@ -49,9 +50,9 @@ def read_by(pieces: list[FileRange], size: int, monkeypatch: pytest.MonkeyPatch)
     def read(descriptor: int, into: memoryview, start: int, path: Path) -> None:
         counts[start : start + len(into)] += 1
 
-    monkeypatch.setattr(streaming, "read", read)
+    monkeypatch.setattr(streaming, "read_exactly", read)
     monkeypatch.setattr(streaming, "THREADS", 1)  # counting is no single step
-    streaming.stream(pieces, lambda done: None)
+    streaming.stream_to_device(pieces, lambda done: None)
     return counts
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mizzen.layers.context import WeightTarget
+from mizzen.layers.weight_target import WeightTarget
 from mizzen.weights import stream as streaming
-from mizzen.weights.stream import FileRange, SafetensorsHeader, stream
+from mizzen.weights.stream import FileRange, SafetensorsHeader, stream_to_device
 
 
 def target(name: str, source: torch.Tensor, rows: slice, columns: slice | None = None) -> WeightTarget:
@@ -18,7 +18,7 @@ def target(name: str, source: torch.Tensor, rows: slice, columns: slice | None =
     if columns is not None:
         part = (rows, columns)
     into = torch.full_like(source[part], 7)
-    return WeightTarget(name=name, shape=tuple(source.shape), part=part, into=into)
+    return WeightTarget(name=name, shape=tuple(source.shape), shard=part, destination=into)
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def test_pieces_are_parts_of_tensors(
     pieces = [header.file_range(wanted) for wanted in targets]
     assert None not in pieces
     seen: list[int] = []
-    stream([piece for piece in pieces if piece is not None], seen.append)
+    stream_to_device([piece for piece in pieces if piece is not None], seen.append)
     for wanted in targets:
-        assert torch.equal(wanted.destination, tensors[wanted.name][wanted.part])
+        assert torch.equal(wanted.destination, tensors[wanted.name][wanted.shard])
     assert sum(seen) == sum(wanted.destination.nbytes for wanted in targets)
 
 
@@ -60,7 +60,7 @@ def test_what_does_not_lie_together_is_no_piece(tensors: dict[str, torch.Tensor]
     assert header.file_range(converted) is None
     strided = torch.zeros(31, 34, dtype=torch.bfloat16)[:, ::2]
     part = (slice(0, 31), slice(0, 17))
-    assert header.file_range(WeightTarget(name="a", shape=(31, 17), part=part, into=strided)) is None
+    assert header.file_range(WeightTarget(name="a", shape=(31, 17), shard=part, destination=strided)) is None
 
 
 def test_a_file_that_ends_too_soon_is_named(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_file_that_ends_too_soon_is_named(tensors: dict[str, torch.Tensor], tm
     assert piece is not None
     late = FileRange(path, path.stat().st_size - 10, piece.destination)
     with pytest.raises(OSError, match=r"x\.safetensors ends at byte \d+"):
-        stream([late], lambda size: None)
+        stream_to_device([late], lambda size: None)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

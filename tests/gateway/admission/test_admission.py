@@ -20,7 +20,7 @@ from mizzen.gateway.auth.api_keys import Grant
 from mizzen.gateway.auth.rate_limits import TokenBucket
 from mizzen.gateway.auth.tenant import Tenant
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.text.model import HUGE_AT_ONCE, HUGE_CHARACTERS, build
+from mizzen.gateway.text.model import MAX_CONCURRENT_HUGE, HUGE_CHARACTERS, build_text_model
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 # ── the queue ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -378,11 +378,11 @@ async def test_huge_texts_are_tokenized_by_two_at_a_time(
         return [1]
 
     monkeypatch.setattr(Tokenizer, "encode", encoded)
-    text = build("demo", tokenizer_files)
+    text = build_text_model("demo", tokenizer_files)
     await asyncio.gather(*(text.text_prompt("a" * (HUGE_CHARACTERS + 1)) for _ in range(8)))
-    assert most == HUGE_AT_ONCE
+    assert most == MAX_CONCURRENT_HUGE
     await asyncio.gather(*(text.text_prompt("a" * HUGE_CHARACTERS) for _ in range(8)))
-    assert most > HUGE_AT_ONCE
+    assert most > MAX_CONCURRENT_HUGE
 
 
 async def test_tokens_are_reserved_at_the_start_and_charged_exactly_at_the_end() -> None:

@@ -125,7 +125,7 @@ async def test_a_request_that_never_began_waits_no_longer_than_others(
     slow.does.step_seconds = 0.2
     alone = asked(gateway)
     await until(lambda: slow.running)
-    with pytest.raises(openai.InternalServerError, match="too many requests are in work") as refused:
+    with pytest.raises(openai.InternalServerError, match="too many requests are in progress") as refused:
         await asked(gateway, prompt=[[1], [2], [3]], n=2)
     assert refused.value.status_code == 503
     await alone
@@ -142,7 +142,7 @@ async def test_time_in_the_queue_counts_from_when_no_sibling_runs() -> None:
     assert not waits.done()
     siblings.sequence_ended()
     began = time.monotonic()
-    with pytest.raises(ApiError, match="too many requests are in work"):
+    with pytest.raises(ApiError, match="too many requests are in progress"):
         await waits
     assert time.monotonic() - began > 0.15
     admission.leave(runs)

@@ -57,7 +57,7 @@ class StubLink:
 class StubTexts(TextModels):
     """Makes a text model of any files, but those of a tokenizer named "broken"."""
 
-    async def build(self, name: str, files: Mapping[str, bytes]) -> TextModel:
+    async def get_or_build(self, name: str, files: Mapping[str, bytes]) -> TextModel:
         if name == "broken":
             raise ValueError("no tokenizer can be made of them")
         model: Any = SimpleNamespace(name=name)

@@ -84,5 +84,5 @@ async def test_a_pooling_that_is_not_served_must_be_replaced_by_name(
 def test_a_model_without_a_head_takes_embeddings_alone() -> None:
     intake = MessageValidator(vocab_size=100, context_length=64, generates=False)
     assert intake.to_request(Embed(1, PROMPT), 0.0).pooling is Pooling.LAST
-    with pytest.raises(InvalidRequest, match=r"^model has no head to generate with"):
+    with pytest.raises(InvalidRequest, match=r"^model has no language-model head"):
         intake.to_request(Generate(2, PROMPT, Sampling()), 0.0)

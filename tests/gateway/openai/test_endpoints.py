@@ -232,7 +232,7 @@ BAD: list[tuple[Any, str, str | None]] = [
     ({**CHAT, "messages": [{"content": "x"}]}, "role is required", "messages[0].role"),
     (
         {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "image_url parts are not served",
+        "image_url parts are not supported",
         "messages[0].content[0].type",
     ),
     (
@@ -298,9 +298,9 @@ BAD: list[tuple[Any, str, str | None]] = [
     ({**CHAT, "guided_json": "{"}, "not valid JSON", "guided_json"),
     ({**CHAT, "guided_choice": []}, "not empty", "guided_choice"),
     ({**CHAT, "structured_outputs": {"regex": ""}}, "is empty", "structured_outputs.regex"),
-    ({**CHAT, "audio": {"voice": "x"}}, "audio is not served", "audio"),
-    ({**CHAT, "store": True}, "store is not served", "store"),
-    ({**CHAT, "functions": [{"name": "f"}]}, "functions is not served", "functions"),
+    ({**CHAT, "audio": {"voice": "x"}}, "audio is not supported", "audio"),
+    ({**CHAT, "store": True}, "store is not supported", "store"),
+    ({**CHAT, "functions": [{"name": "f"}]}, "functions is not supported", "functions"),
     (
         {**CHAT, "continue_final_message": True, "add_generation_prompt": True},
         "needs add_generation_prompt: false",
@@ -394,7 +394,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ["a"] * 9, "best_of": 128}, "more than 1024 sequences", "best_of"),
     ({"best_of": 2, "n": 3}, "at least n", "best_of"),
     ({"best_of": 2, "stream": True}, "cannot be streamed", "best_of"),
-    ({"suffix": "b"}, "suffix is not served", "suffix"),
+    ({"suffix": "b"}, "suffix is not supported", "suffix"),
     ({"logprobs": True}, "must be a number", "logprobs"),
     ({"logprobs": 21}, "must be at most 20", "logprobs"),
     ({"max_tokens": -1}, "must be at least 0", "max_tokens"),
@@ -481,9 +481,9 @@ async def test_a_client_that_goes_away_aborts_in_the_engine(live: Any, engine: A
     stream = await client.chat.completions.create(model="demo", messages=USER, stream=True)
     await anext(aiter(stream))
     await stream.close()
-    whole = asyncio.create_task(client.chat.completions.create(model="demo", messages=USER))
+    full = asyncio.create_task(client.chat.completions.create(model="demo", messages=USER))
     await until(lambda: len(engine.requests) == 2)
-    whole.cancel()
+    full.cancel()
     await until(lambda: not engine.running and len(engine.aborts) == 2)
     assert sorted(engine.aborts) == sorted(request.rid for request in engine.requests)
     await until(lambda: not gateway.gateway.admission.in_flight)

@@ -91,7 +91,7 @@ async def ids_of(client: Any, **options: Any) -> list[list[int]]:
 
 async def test_streamed_choices_are_those_of_the_whole_response(client: Any) -> None:
     options: dict[str, Any] = {"model": "demo", "messages": USER, "max_tokens": 10, "seed": 3, "n": 3}
-    whole = await client.chat.completions.create(temperature=1.2, **options)
+    full = await client.chat.completions.create(temperature=1.2, **options)
     stream = await client.chat.completions.create(
         temperature=1.2, stream=True, stream_options={"include_usage": True}, **options
     )
@@ -104,11 +104,11 @@ async def test_streamed_choices_are_those_of_the_whole_response(client: Any) -> 
             if choice.finish_reason:
                 assert choice.index not in reasons
                 reasons[choice.index] = choice.finish_reason
-    assert texts == [choice.message.content for choice in whole.choices]
-    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+    assert texts == [choice.message.content for choice in full.choices]
+    assert reasons == {choice.index: choice.finish_reason for choice in full.choices}
     assert sorted(roles) == [0, 1, 2]
-    assert usage.completion_tokens == whole.usage.completion_tokens
-    assert usage.prompt_tokens == whole.usage.prompt_tokens
+    assert usage.completion_tokens == full.usage.completion_tokens
+    assert usage.prompt_tokens == full.usage.prompt_tokens
 
 
 async def test_several_prompts_are_answered_as_each_alone(client: Any, tokenizer: Tokenizer) -> None:
@@ -261,9 +261,9 @@ async def test_prompt_logprobs_are_those_of_the_tokens_generated_one_by_one(
     greedy = (await complete(client, temperature=0, max_tokens=5, logprobs=0, return_token_ids=True)).choices[
         0
     ]
-    whole = tokenizer.encode(PROMPT) + greedy.model_extra["token_ids"]
-    echoed = (await complete(client, whole, echo=True, max_tokens=1, logprobs=0)).choices[0]
-    found = echoed.logprobs.token_logprobs[len(whole) - 5 : len(whole)]
+    full = tokenizer.encode(PROMPT) + greedy.model_extra["token_ids"]
+    echoed = (await complete(client, full, echo=True, max_tokens=1, logprobs=0)).choices[0]
+    found = echoed.logprobs.token_logprobs[len(full) - 5 : len(full)]
     assert found == pytest.approx(greedy.logprobs.token_logprobs, abs=2e-2)
 
 
@@ -285,8 +285,8 @@ async def test_an_echo_streams_first(client: Any) -> None:
     async for chunk in stream:
         for choice in chunk.choices:
             texts[choice.index] += choice.text
-    whole = await complete(client, echo=True, temperature=0, max_tokens=4)
-    assert texts == [whole.choices[0].text] * 2
+    full = await complete(client, echo=True, temperature=0, max_tokens=4)
+    assert texts == [full.choices[0].text] * 2
 
 
 async def test_echoed_choices_have_the_prompts_log_probabilities_all(client: Any) -> None:
@@ -303,18 +303,18 @@ async def test_echoed_choices_have_the_prompts_log_probabilities_all(client: Any
 
 async def test_streamed_log_probabilities_join_to_those_of_the_whole(client: Any) -> None:
     options: dict[str, Any] = {"echo": True, "logprobs": 2, "max_tokens": 8, "temperature": 0}
-    whole = (await complete(client, "Größe 世界", **options)).choices[0]
+    full = (await complete(client, "Größe 世界", **options)).choices[0]
     joined: dict[str, list[Any]] = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
     text = ""
     async for chunk in await complete(client, "Größe 世界", stream=True, **options):
         text += chunk.choices[0].text
         for name, values in joined.items():
             values += getattr(chunk.choices[0].logprobs, name)
-    assert text == whole.text
-    assert joined["tokens"] == whole.logprobs.tokens
-    assert joined["text_offset"] == whole.logprobs.text_offset
-    assert joined["token_logprobs"][1:] == pytest.approx(whole.logprobs.token_logprobs[1:], abs=2e-2)
-    assert any(name.startswith("bytes:\\x") for name in whole.logprobs.tokens)
+    assert text == full.text
+    assert joined["tokens"] == full.logprobs.tokens
+    assert joined["text_offset"] == full.logprobs.text_offset
+    assert joined["token_logprobs"][1:] == pytest.approx(full.logprobs.token_logprobs[1:], abs=2e-2)
+    assert any(name.startswith("bytes:\\x") for name in full.logprobs.tokens)
 
 
 async def test_tokens_as_ids(client: Any) -> None:

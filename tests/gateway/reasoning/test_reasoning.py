@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mizzen.core.sampling_params import Grammar, GrammarKind
-from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily, as_format
+from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily, grammar_format
 from mizzen.gateway.requests.output import OutputDelta
 from mizzen.gateway.tools.families import HERMES
-from mizzen.gateway.tools.parsed_output import FormedOutput
+from mizzen.gateway.tools.parsed_output import ParsedOutput
 
 texts = st.text("ab \n<>/thinkTHINK[]ü", max_size=20).filter(
     lambda text: not any(tag in text for tag in ("<think>", "</think>", "[THINK]", "[/THINK]"))
@@ -85,7 +85,7 @@ def test_cases(family: ReasoningFamily, prompt: str, text: str, found: tuple[str
     assert parse(family, list(text), prompt) == found
 
 
-def feed(output: FormedOutput, tokens: Sequence[str]) -> OutputDelta:
+def feed(output: ParsedOutput, tokens: Sequence[str]) -> OutputDelta:
     deltas = [output.feed(token) for token in tokens] + [output.end()]
     return OutputDelta(
         "".join(delta.content for delta in deltas),
@@ -95,7 +95,7 @@ def feed(output: FormedOutput, tokens: Sequence[str]) -> OutputDelta:
 
 
 def test_reasoning_then_a_call() -> None:
-    output = FormedOutput(QWEN.parser(""), HERMES.parser(["f"]), ())
+    output = ParsedOutput(QWEN.parser(""), HERMES.parser(["f"]), ())
     tokens = ["<think>", "\n", "a ", "call", "\n", "</think>", "\n\n", "<tool_call>", '{"name": "f"}']
     assert output.counts_tokens
     found = feed(output, tokens)
@@ -121,7 +121,7 @@ def test_both_parsers_in_a_row(parts: list[str], places: list[int], prompt: str)
     pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
     def found(given: Sequence[str]) -> tuple[str, str, list[tuple[int, str]]]:
-        output = FormedOutput(QWEN.parser(prompt), HERMES.parser({"f": {}}), ())
+        output = ParsedOutput(QWEN.parser(prompt), HERMES.parser({"f": {}}), ())
         delta = feed(output, given)
         calls: dict[int, str] = {}
         for call in delta.tool_calls:
@@ -144,19 +144,19 @@ def test_both_parsers_in_a_row(parts: list[str], places: list[int], prompt: str)
     ],
 )
 def test_tokens_of_reasoning(tokens: list[str], prompt: str, count: int) -> None:
-    output = FormedOutput(QWEN.parser(prompt), None, ())
+    output = ParsedOutput(QWEN.parser(prompt), None, ())
     feed(output, tokens)
     assert output.reasoning_tokens == count
     assert output.finish_reason is None
 
 
 def test_grammars_behind_reasoning() -> None:
-    schema = as_format(Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array"}'))
+    schema = grammar_format(Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array"}'))
     assert (schema["type"], schema["json_schema"]) == ("json_schema", {"type": "array"})
-    assert as_format(Grammar(GrammarKind.JSON_OBJECT))["json_schema"] == {"type": "object"}
-    assert as_format(Grammar(GrammarKind.REGEX, "a+")) == {"type": "regex", "pattern": "a+"}
-    assert as_format(Grammar(GrammarKind.EBNF, "root ::= x")) == {"type": "grammar", "grammar": "root ::= x"}
+    assert grammar_format(Grammar(GrammarKind.JSON_OBJECT))["json_schema"] == {"type": "object"}
+    assert grammar_format(Grammar(GrammarKind.REGEX, "a+")) == {"type": "regex", "pattern": "a+"}
+    assert grammar_format(Grammar(GrammarKind.EBNF, "root ::= x")) == {"type": "grammar", "grammar": "root ::= x"}
     tag = Grammar(GrammarKind.STRUCTURAL_TAG, '{"type": "structural_tag", "format": {"type": "any_text"}}')
-    assert as_format(tag) == {"type": "any_text"}
+    assert grammar_format(tag) == {"type": "any_text"}
     with pytest.raises(ValueError, match="format"):
-        as_format(Grammar(GrammarKind.STRUCTURAL_TAG, '{"type": "structural_tag", "structures": []}'))
+        grammar_format(Grammar(GrammarKind.STRUCTURAL_TAG, '{"type": "structural_tag", "structures": []}'))

@@ -19,7 +19,7 @@ from mizzen.gateway.auth.authentication import TENANT_KEY
 from mizzen.gateway.auth.tenant import Tenant
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.openai import embeddings, parse, score, tokenize
-from mizzen.gateway.openai.parse import Parser, token_ids
+from mizzen.gateway.openai.parse import RequestParser, parse_token_ids
 from mizzen.gateway.requests.body_reader import PIECE_ITEMS, SMALL_BYTES, BodyReader, check_containers
 from mizzen.gateway.requests.engine_request import prompt_array
 from mizzen.gateway.responses import parse as responses
@@ -169,13 +169,13 @@ async def test_every_endpoint_reads_large_bodies_beside_the_loop(
 ) -> None:
     module, fields = BODIES[path]
     threads: list[int] = []
-    decode = module.decode
+    decode_body = module.decode_body
 
     def seen(decoder: Any, body: bytes) -> Any:
         threads.append(threading.get_ident())
-        return decode(decoder, body)
+        return decode_body(decoder, body)
 
-    monkeypatch.setattr(module, "decode", seen)
+    monkeypatch.setattr(module, "decode_body", seen)
     gateway = await live(scripted())
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
         answer = await client.post(path, json={"model": "demo", **fields})
@@ -199,7 +199,7 @@ async def test_a_body_of_too_many_lists_is_400(live: Any, scripted: Any) -> None
 
 @pytest.mark.parametrize("length", [1, PIECE_ITEMS, PIECE_ITEMS + 1, 3 * PIECE_ITEMS + 5])
 def test_token_ids_are_the_same_in_pieces(length: int) -> None:
-    ids = token_ids(list(range(length)), "prompt")
+    ids = parse_token_ids(list(range(length)), "prompt")
     assert ids.tolist() == list(range(length))
     assert np.array_equal(prompt_array(ids), np.arange(length, dtype=np.int32))
 
@@ -210,17 +210,17 @@ def test_a_wrong_id_is_found_in_every_piece(wrong: Any, code: str) -> None:
         ids: list[Any] = [7] * (2 * PIECE_ITEMS + 1)
         ids[place] = wrong
         with pytest.raises(ApiError) as caught:
-            token_ids(ids, "prompt")
+            parse_token_ids(ids, "prompt")
         assert caught.value.code == code
 
 
 def test_token_ids_take_little_more_than_their_body_while_they_wait() -> None:
     """Bodies in work are bounded by their bytes: a bound of memory only where requests keep as much."""
     body = json.dumps({"model": "demo", "prompt": list(range(70_000, 170_000))}).encode()
-    parser = Parser()
+    parser = RequestParser()
     tracemalloc.start()
     try:
-        generation = parser.completion(body)
+        generation = parser.parse_completion(body)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from mizzen.gateway.http import malloc_trim
-from mizzen.gateway.openai.http_call import Call
+from mizzen.gateway.http.api_call import ApiCall
 from mizzen.wire.messages import RefusalCode
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
@@ -46,7 +46,7 @@ def uncollected() -> Iterator[None]:
 
 
 def calls() -> list[Any]:
-    return [one for one in gc.get_objects() if issubclass(type(one), Call)]
+    return [one for one in gc.get_objects() if issubclass(type(one), ApiCall)]
 
 
 @pytest.mark.parametrize("name", REQUESTS)

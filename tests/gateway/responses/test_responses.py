@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 from openai.types.responses import Response
 
-from mizzen.gateway.responses.parse import NAMES
+from mizzen.gateway.responses.parse import RENAMED_FIELDS
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parents[1] / "templates"
@@ -394,7 +394,7 @@ async def test_what_is_not_served_is_named(live: Any, model: Model) -> None:
             assert response.status_code == 400, (body, response.text)
             error = response.json()["error"]
             assert (error["type"], error["param"]) == ("invalid_request_error", param), (body, error)
-            for name in set(NAMES) - set(body):  # of chat's fields
+            for name in set(RENAMED_FIELDS) - set(body):  # of chat's fields
                 assert not error["message"].startswith(name), error
         for name in ("previous_response_id", "store"):
             sent = {"model": "demo", "input": "Hi", name: "x" if name != "store" else True}

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mizzen.core.kv.block_hashes import block_hashes
 from mizzen.gateway.engines.circuit_breaker import BreakerLimits, BreakerState, CircuitBreaker
 from mizzen.gateway.routing.prefix_index import BLOCK_BYTES, GUESS_SECONDS, EnginePrefixes, PrefixBudget
-from mizzen.server.simulate import SimulateConfig, SimulatedEngine
+from mizzen.server.simulate import SimulatedEngine
+from mizzen.server.simulate_config import SimulateConfig
 from mizzen.wire.messages import PROTOCOL, Hello
 
 NAMES = st.lists(st.integers(0, 40), max_size=12, unique=True)

@@ -18,7 +18,7 @@ from mizzen.core.kv.block_hashes import BLOCK_TOKENS, block_hashes
 from mizzen.gateway.admission.admission import Admission
 from mizzen.gateway.admission.queue_entry import QueueEntry
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.openai.parse import Parser
+from mizzen.gateway.openai.parse import RequestParser
 from mizzen.gateway.routing.interfaces import EXPECTED_OUTPUT_TOKENS, ModelIdentity, RoutingQuery
 from mizzen.gateway.routing.prefix_index import EnginePrefixes
 from mizzen.gateway.routing.router import Router, default_router
@@ -170,7 +170,7 @@ def test_a_long_session_is_known_by_a_digest_that_every_gateway_makes(field: str
 
     def session(name: str) -> str:
         fields = {"model": "m", "messages": [{"role": "user", "content": "a"}], field: name}
-        return Parser().chat(json.dumps(fields).encode()).session
+        return RequestParser().parse_chat(json.dumps(fields).encode()).session
 
     name = "ä" * 3_500_000
     assert len(session(name)) <= MAX_SESSION_CHARACTERS

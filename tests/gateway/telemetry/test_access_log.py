@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mizzen.gateway.openai.exchange import Exchange
+from mizzen.gateway.requests.exchange import GenerationExchange
 from mizzen.gateway.requests.sequence import GeneratedSequence
 from mizzen.gateway.telemetry.access_log import MAX_QUEUED_LINES, AccessLog
 from mizzen.gateway.telemetry.request_record import MAX_ATTEMPTS, MAX_PROMPT_CHARACTERS, RequestRecord
@@ -111,7 +111,7 @@ async def test_a_fault_of_our_own_is_told_as_one(
     def broken(*_: object) -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr(Exchange, "_groups", broken)
+    monkeypatch.setattr(GenerationExchange, "_new_groups", broken)
     async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.post(
             f"{gateway.url}/v1/chat/completions", json=BODY, headers={"x-request-id": "one"}

@@ -106,12 +106,12 @@ def test_stop_strings_cut_as_on_the_whole_text(pieces: list[str], stops: tuple[s
     got = ""
     arrived = ""
     for piece in pieces:
-        if stopper.found is not None:
+        if stopper.matched is not None:
             break
         arrived += piece
         got += stopper.add(piece)
         expected, hit = reference_cut(arrived, stops)
-        assert hit == (stopper.found is not None)
+        assert hit == (stopper.matched is not None)
         assert expected.startswith(got)
         if not hit:
             held = arrived[len(got) :]
@@ -142,7 +142,7 @@ def test_a_stream_counts_the_tokens_up_to_the_stop(
 def test_what_was_held_back_and_given_out_begins_no_stop_string() -> None:
     stopper = StopStrings(("aab",))
     assert (stopper.add("xaa"), stopper.flush(), stopper.add("b")) == ("x", "aa", "b")
-    assert (stopper.add("aab"), stopper.found) == ("", "aab")
+    assert (stopper.add("aab"), stopper.matched) == ("", "aab")
 
 
 def test_empty_stop_string_is_refused() -> None:
@@ -186,4 +186,4 @@ def test_a_long_stop_string_that_nearly_comes_costs_each_token_little() -> None:
     )  # 10 times of what it takes; by the longest ends it would be a minute
     assert got == 60_000 - 4000
     assert stopper.add("bcd") == ""
-    assert stopper.found == "a" * 4000 + "b"
+    assert stopper.matched == "a" * 4000 + "b"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mizzen.gateway.text.model import LONG_CHARACTERS, characters
+from mizzen.gateway.text.model import LONG_CHARACTERS, estimate_characters
 from mizzen.gateway.text.template import ChatTemplate, TemplateError
 
 FOLDER = Path(__file__).parents[1] / "templates"
@@ -212,6 +212,6 @@ def test_loop_variables_survive_the_bounds() -> None:
 )
 def test_wherever_a_long_text_stands_it_is_seen_to_be_long(value: Any) -> None:
     """Long conversations are rendered and tokenized off the event loop."""
-    assert characters((({"role": "user", "content": "a"},), {"some": value})) > LONG_CHARACTERS
-    assert characters((({"role": "user", "content": "a"},), {"some": 1})) < LONG_CHARACTERS
-    assert characters([value] * 1000) < LONG_CHARACTERS + 20_000  # what is beyond is not looked at
+    assert estimate_characters((({"role": "user", "content": "a"},), {"some": value})) > LONG_CHARACTERS
+    assert estimate_characters((({"role": "user", "content": "a"},), {"some": 1})) < LONG_CHARACTERS
+    assert estimate_characters([value] * 1000) < LONG_CHARACTERS + 20_000  # what is beyond is not looked at

@@ -221,7 +221,7 @@ def test_nothing_is_held_back_that_cannot_become_a_stop_string(text: str, stops:
     stopper, got = StopStrings(stops), ""
     for end, letter in enumerate(text, 1):
         got += stopper.add(letter)
-        if stopper.found is not None:
+        if stopper.matched is not None:
             return
         held = text[len(got) : end]
         assert not held or any(stop.startswith(held) for stop in stops)

@@ -20,7 +20,7 @@ from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, Reasoni
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools import structural_tags
 from mizzen.gateway.tools.families import BARE, HERMES, LLAMA, MISTRAL, QWEN_XML, CallSchema, ToolFamily
-from mizzen.gateway.tools.parsed_output import FormedOutput
+from mizzen.gateway.tools.parsed_output import ParsedOutput
 from mizzen.gateway.tools.structural_tags import ANY_OBJECT, NO_ARGUMENTS, Format
 
 SCHEMAS: dict[str, Format] = {
@@ -81,7 +81,7 @@ def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: Rea
     """Check that tokens are calls and nothing else; tell whether they have come to an end."""
     shown = (*family.shown_tokens, *((reasoning.begin, reasoning.end) if reasoning is not None else ()))
     decoder = text.detokenizer(shown=shown)
-    output = FormedOutput(
+    output = ParsedOutput(
         reasoning.parser("") if reasoning is not None else None, family.parser(SCHEMAS), shown
     )
     deltas = [output.feed(decoder.add((token,))) for token in tokens]
@@ -105,7 +105,7 @@ def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: Rea
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_forced_calls(family: ToolFamily, many: bool, tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
     text, builder = tokenizer
-    grammar = structural_tags.grammar(family.forced(CALLS, many, text))
+    grammar = structural_tags.structural_tag_grammar(family.forced(CALLS, many, text))
     compiled = builder.compile(grammar)
     ended = 0
     for seed in range(WALKS):
@@ -122,10 +122,10 @@ def test_forced_calls_behind_reasoning(
     family: ToolFamily, reasoning: ReasoningFamily, tokenizer: tuple[Tokenizer, GrammarBuilder]
 ) -> None:
     text, builder = tokenizer
-    format = reasoning.before(family.forced(CALLS, False, text), "", text)
+    format = reasoning.format_with_reasoning(family.forced(CALLS, False, text), "", text)
     thought = f"{'' if reasoning.always_open else reasoning.begin}\nhm <b>\n{reasoning.end}\n\n"
     ids = text.encode(thought, add_special_tokens=False)
-    compiled = builder.compile(structural_tags.grammar(format))
+    compiled = builder.compile(structural_tags.structural_tag_grammar(format))
     for seed in range(4):
         match = xgrammar.GrammarMatcher(compiled)
         assert all(match.accept_token(token) for token in ids)
@@ -162,15 +162,15 @@ def test_free_answers(
     family: ToolFamily, answer: str, good: bool, tokenizer: tuple[Tokenizer, GrammarBuilder]
 ) -> None:
     text, builder = tokenizer
-    assert accepts(builder, structural_tags.grammar(family.free(CALLS, True, text)), text, answer) is good
+    assert accepts(builder, structural_tags.structural_tag_grammar(family.free(CALLS, True, text)), text, answer) is good
 
 
 def test_one_call_alone(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
     text, builder = tokenizer
     call = '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>'
     for build in (HERMES.forced, HERMES.free):
-        one = structural_tags.grammar(build(CALLS, False, text))
-        many = structural_tags.grammar(build(CALLS, True, text))
+        one = structural_tags.structural_tag_grammar(build(CALLS, False, text))
+        many = structural_tags.structural_tag_grammar(build(CALLS, True, text))
         assert accepts(builder, one, text, call)
         assert not accepts(builder, one, text, f"{call}\n{call}")
         assert accepts(builder, many, text, f"{call}\n{call}")
@@ -179,7 +179,7 @@ def test_one_call_alone(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
 def test_a_call_or_the_wanted_form(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
     text, builder = tokenizer
     wanted: Any = structural_tags.json_value({"type": "array", "items": {"type": "integer"}})
-    grammar = structural_tags.grammar(structural_tags.either(HERMES.forced(CALLS, True, text), wanted))
+    grammar = structural_tags.structural_tag_grammar(structural_tags.either(HERMES.forced(CALLS, True, text), wanted))
     assert accepts(builder, grammar, text, "[1,2]")
     assert accepts(builder, grammar, text, '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>')
     assert not accepts(builder, grammar, text, "text")
@@ -190,4 +190,4 @@ def test_a_schema_that_is_not_enforced_is_refused(tokenizer: tuple[Tokenizer, Gr
     calls = [*CALLS, CallSchema("odd", {"type": "object", "properties": {"a": {"not": {"type": "null"}}}})]
     for build in (HERMES.forced, LLAMA.free, MISTRAL.free):
         with pytest.raises(GrammarError, match="not"):
-            builder.compile(structural_tags.grammar(build(calls, True, text)))
+            builder.compile(structural_tags.structural_tag_grammar(build(calls, True, text)))

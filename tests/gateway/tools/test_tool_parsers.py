@@ -21,7 +21,7 @@ from mizzen.gateway.tools.families import (
     QWEN_XML,
     ToolFamily,
     mistral_call_id,
-    tool_family,
+    detect_tool_family,
 )
 from mizzen.gateway.tools.mistral import MAX_HEAD
 
@@ -70,7 +70,7 @@ def parse(family: ToolFamily, pieces: Sequence[str]) -> Parsed:
     deltas = [parser.feed(piece) for piece in pieces]
     deltas.append(parser.end())
     found = gathered(deltas)
-    assert parser.calls == len(found[1])
+    assert parser.call_count == len(found[1])
     return found
 
 
@@ -213,7 +213,7 @@ def test_a_call_is_open_until_its_arguments_are_all_there(name: str, calls: Call
     family, write = WRITERS[name]
     parser = family.parser(TOOLS)
     deltas = [parser.feed(letter) for letter in write("", calls)[:end]]
-    is_open = parser.open
+    is_open = parser.call_open
     _, found = gathered([*deltas, parser.end()])
     whole = [arguments == given for (_, arguments), (_, given) in zip(found, calls, strict=False)]
     assert is_open == (False in whole[-1:])
@@ -225,7 +225,7 @@ def test_a_call_between_tags_is_open_until_its_end() -> None:
     seen = []
     for letter in text:
         parser.feed(letter)
-        seen.append((parser.calls, parser.open))
+        seen.append((parser.call_count, parser.call_open))
     assert seen[0] == (0, False)
     assert set(seen[text.index(">\n<parameter") : -1]) == {(1, True)}
     assert seen[-1] == (1, False)
@@ -403,7 +403,7 @@ DETECTED = [
 
 @pytest.mark.parametrize(("name", "family"), DETECTED)
 def test_families_are_found_by_templates(name: str, family: str | None, small_tokenizer: Tokenizer) -> None:
-    found = tool_family("auto", (FOLDER / f"{name}.jinja").read_text(), small_tokenizer)
+    found = detect_tool_family("auto", (FOLDER / f"{name}.jinja").read_text(), small_tokenizer)
     assert (found and found.name) == family
 
 
@@ -420,7 +420,7 @@ def test_families_are_found_by_templates(name: str, family: str | None, small_to
 def test_families_by_form_and_option(
     template: str, option: str, family: str | None, small_tokenizer: Tokenizer
 ) -> None:
-    found = tool_family(option, template, small_tokenizer)
+    found = detect_tool_family(option, template, small_tokenizer)
     assert (found and found.name) == family
 
 

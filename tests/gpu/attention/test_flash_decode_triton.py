@@ -12,7 +12,7 @@ import torch
 from mizzen.attention.base import DecodeRows, Geometry, PagedKV, PageTable
 from mizzen.attention.reference import ReferenceAttention
 from mizzen.kernels.attention import flash_decode_mma, flash_decode_triton
-from mizzen.kernels.attention.flash_decode_triton import DecodeTiling, LayerKV, QKVPrep, Workspace
+from mizzen.kernels.attention.flash_decode_triton import DecodeTiling, LayerKV, QKVPrep, SplitWorkspace
 from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 
 GPU = torch.cuda.is_available()
@@ -52,7 +52,9 @@ SHAPES = [(4, 2, 128, 16, True), (8, 2, 64, 1, False), (3, 1, 32, 24, True), (2,
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: f"{t.splits}x{t.block}s{t.stages}w{t.warps}")
 @pytest.mark.parametrize("window", [None, 60])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_split_attention(shape: tuple[int, int, int, int, bool], window: int | None, tiling: DecodeTiling) -> None:
+def test_split_attention(
+    shape: tuple[int, int, int, int, bool], window: int | None, tiling: DecodeTiling
+) -> None:
     check(flash_decode_triton, shape, window, tiling, DTYPE)
 
 
@@ -85,11 +87,13 @@ def test_paged_attention(
     shape: tuple[int, int, int, int, bool], dtype: torch.dtype, window: int | None, splits: int, warps: int
 ) -> None:
     heads, kv_heads, size, _, _ = shape
-    if not flash_decode_mma.serves(
+    if not flash_decode_mma.supports(
         torch.empty(1, kv_heads, size, dtype=dtype, device=DEVICE), heads // kv_heads
     ):
         pytest.skip("not served")
-    check(flash_decode_mma, shape, window, DecodeTiling(splits=splits, block=16, warps=warps, stages=0), dtype)
+    check(
+        flash_decode_mma, shape, window, DecodeTiling(splits=splits, block=16, warps=warps, stages=0), dtype
+    )
 
 
 @pytest.mark.skipif(
@@ -101,8 +105,8 @@ def test_every_batch_has_a_cut_that_the_workspace_holds(dtype: torch.dtype) -> N
         cache = torch.empty(1, kv_heads, 128, dtype=dtype, device=DEVICE)
         for rows in range(1, 513):
             splits = flash_decode_mma.select_tiling(rows, cache).splits
-            assert 1 <= splits <= flash_decode_mma.MOST
-            assert splits == 1 or rows * kv_heads * splits <= flash_decode_mma.PROGRAMS
+            assert 1 <= splits <= flash_decode_mma.MAX_SPLITS
+            assert splits == 1 or rows * kv_heads * splits <= flash_decode_mma.MAX_PROGRAMS
 
 
 def check(
@@ -155,8 +159,8 @@ def check(
     workspace = SplitWorkspace.allocate(
         4 * kv_heads * tiling.splits, 4 * kv_heads, heads // kv_heads, size, DEVICE
     )
-    projections = QKVPrep(norms=weights, epsilon=1e-6, cos=cos, sin=sin, slot_mapping=slot_mapping)
-    for projected, how in ((qkv, projections), (q, None)):
+    qkv_prep = QKVPrep(norms=weights, epsilon=1e-6, cos=cos, sin=sin, slot_mapping=slot_mapping)
+    for projected, how in ((qkv, qkv_prep), (q, None)):
         for _ in range(2):
             out = torch.full_like(q, float("nan"))
             kernel.attend(projected, how, cache, out, window, tiling, workspace)

@@ -66,9 +66,9 @@ PLANNED: dict[str, list[int]] = {
 def test_the_device_plans_as_its_plain_twin(mix: str, kv_heads: int, window: int | None) -> None:
     lengths = np.array(PLANNED[mix], np.int32)
     for resident in (3, 4):
-        cut = split_plan.make_schedule(len(lengths), kv_heads, 132, resident)
-        got = split_plan.plan(torch.from_numpy(lengths).to(DEVICE), window, cut).cpu().numpy()
-        wanted = split_plan.planned(lengths, window, cut)
+        schedule = split_plan.make_schedule(len(lengths), kv_heads, 132, resident)
+        got = split_plan.plan_splits(torch.from_numpy(lengths).to(DEVICE), window, schedule).cpu().numpy()
+        wanted = split_plan.plan_reference(lengths, window, schedule)
         used = wanted[:, 0] >= 0
         assert np.array_equal(got[:, 0], wanted[:, 0])
         assert np.array_equal(got[used], wanted[used])
@@ -157,7 +157,7 @@ def test_uneven_attention(mix: str, stored: torch.dtype) -> None:
     batch = Batch(MIXES[mix], geometry_of(8, 2, 128), 16, stored)
     backend = batch.check(norm=True)
     if "beside" in mix:
-        assert backend.uneven(len(batch.lengths), batch.lengths)
+        assert backend.length_splits_are_faster(len(batch.lengths), batch.lengths)
         assert by_lengths(backend.plan_decode(batch.rows))
     if mix == "equal":
         assert not by_lengths(backend.plan_decode(batch.rows))

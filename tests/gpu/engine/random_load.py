@@ -1,4 +1,4 @@
-"""A random load with aborts, which every kind of request takes part in."""
+"""Random load with aborts and every kind of request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ABORTS = 0.1
 
 
 def request(rid: int, draw: np.random.Generator) -> Request:
-    """Draw a request; half of them share a beginning."""
+    """Return a random request; half of them share a prefix."""
     prompt = draw.integers(3, 10_000, int(draw.integers(1, LONGEST)))
     if rid % 2:
         prompt[: LONGEST // 4] = np.arange(LONGEST // 4)[: len(prompt)]
@@ -46,11 +46,11 @@ def request(rid: int, draw: np.random.Generator) -> Request:
 
 
 class RandomLoad:
-    """Keeps an engine full for some seconds, then lets what is there end."""
+    """Keeps an engine full for some seconds, then lets the running requests end."""
 
     def __init__(self, engine: Engine, seconds: float) -> None:
         self.sent = self.ended = self.aborted = self.errors = 0
-        """Requests so far; those that were aborted have ended too."""
+        """Requests so far; aborted requests count as ended too."""
         self._engine = engine
         self._seconds = seconds
         self._draw = np.random.default_rng(1)
@@ -59,11 +59,11 @@ class RandomLoad:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the load began."""
         return time.monotonic() - self._begin
 
     def step(self) -> bool:
-        """Submit, abort and run a step; tell whether there is more to do."""
+        """Submit, abort and run a step; return whether there is more to do."""
         engine, draw, live = self._engine, self._draw, self._live
         while self.elapsed < self._seconds and len(live) < AT_ONCE:
             self.sent += 1

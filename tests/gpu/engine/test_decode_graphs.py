@@ -1,4 +1,4 @@
-"""Captured decode steps give the eager twin's tokens, whatever the batch, its changes and the overlap."""
+"""Captured decode steps sample the tokens of eager steps, whatever the batch, its changes and the overlap."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from common_parts.shapes import shape_folder
 from hopper import WITH_FA3
-from shapes import shape_folder
 from small_models import VOCABULARY
 from torch.profiler import ProfilerActivity, profile
 
@@ -31,7 +31,7 @@ OUTPUT = 40
 
 
 def workload() -> tuple[list[list[int]], list[SamplingParams]]:
-    """Prompts that come in two halves, the second beginning with the first's; every kind of sampling."""
+    """Return prompts of all kinds of sampling; the second half begin with those of the first half."""
     rng = np.random.default_rng(5)
     fresh = [rng.integers(3, VOCABULARY, n).tolist() for n in (1, 15, 16, 17, 64, 130, 200, 333)]
     prompts = fresh + [[*prompt, 7, 8, 9] for prompt in fresh]
@@ -67,7 +67,7 @@ def answers(folder: Path, **options: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("page", [1, 16])
-def test_graphs_equal_the_eager_twin(
+def test_graphs_equal_eager_steps(
     folder: Path, page: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without padding both run the same shapes, and so the very same kernels.
@@ -76,15 +76,15 @@ def test_graphs_equal_the_eager_twin(
     assert answers(folder, **options) == answers(folder, **options, cuda_graph="off")
 
 
-def test_batches_above_the_largest_graph_equal_the_eager_twin(
+def test_batches_above_the_largest_graph_equal_eager_steps(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to 12 requests run, of which graphs hold 4: steps come from both, in turns."""
+    """Up to 12 requests run and graphs hold 4, so steps alternate between both."""
     monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     assert answers(folder, cuda_graph_max_batch=4) == answers(folder, cuda_graph="off")
 
 
-def test_kernels_are_compiled_together_before_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_compiled_in_parallel_before_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     compiling: list[str] = []
 
     def found(source: str, name: str, *how: Any) -> bytes:
@@ -105,17 +105,17 @@ def test_kernels_are_compiled_together_before_the_captures(monkeypatch: pytest.M
         LLM(shape, device="cuda", load_format="dummy", skip_tokenizer=True, **options),
     ):
         last = compiling.index("together")
-        assert compiling[:last].count("wide") > 10
-        assert compiling[:last].count("paged") >= 4
-        assert not {"wide", "paged"} & set(compiling[last:])
+        assert compiling[:last].count("swap_ab") > 10
+        assert compiling[:last].count("flash_decode_mma") >= 4
+        assert not {"swap_ab", "flash_decode_mma"} & set(compiling[last:])
 
 
-def test_graphs_equal_the_eager_twin_with_8_bit_kv(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_equal_eager_steps_with_8_bit_kv(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     assert answers(folder, kv_cache_dtype="fp8") == answers(folder, kv_cache_dtype="fp8", cuda_graph="off")
 
 
-def test_graphs_whose_batches_the_host_plans_equal_the_eager_twin(
+def test_graphs_with_host_planned_batches_equal_eager_steps(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("flashinfer")
@@ -128,7 +128,7 @@ def test_graphs_whose_batches_the_host_plans_equal_the_eager_twin(
     assert same > 0.7 * sum(len(x) for x in plain)
 
 
-def test_padding_changes_nothing_but_rounding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_changes_only_rounding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = answers(folder, cuda_graph="off")
     monkeypatch.setattr(warmup, "batch_sizes", lambda largest: [largest])
     padded = answers(folder)
@@ -140,7 +140,9 @@ def test_padding_changes_nothing_but_rounding(folder: Path, monkeypatch: pytest.
     assert sum(same) > 0.7 * sum(len(x) for x in eager)
 
 
-def test_the_host_sends_nothing_while_the_batch_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_sends_nothing_while_the_batch_is_unchanged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent: list[int] = []
     send = DecodeGraphs.send_batch
 
@@ -148,7 +150,7 @@ def test_the_host_sends_nothing_while_the_batch_stays(folder: Path, monkeypatch:
         sent.append(plan.step)
         send(self, plan, with_pages=with_pages)
 
-    monkeypatch.setattr(DecodeGraphs, "send", counted)
+    monkeypatch.setattr(DecodeGraphs, "send_batch", counted)
     draw = np.random.default_rng(4)
     options: dict[str, Any] = {"kv_cache_tokens": 4096, "max_running_requests": 8, "page_size": 128}
     with LLM(folder, device="cuda", skip_tokenizer=True, **options) as llm:
@@ -175,7 +177,7 @@ def test_the_host_sends_nothing_while_the_batch_stays(folder: Path, monkeypatch:
 
 @pytest.mark.parametrize("graphs", ["auto", "off"])
 @pytest.mark.parametrize(
-    "asked",
+    "sampling_params",
     [
         {"temperature": 0.0},
         {"temperature": 0.8},
@@ -186,11 +188,11 @@ def test_the_host_sends_nothing_while_the_batch_stays(folder: Path, monkeypatch:
     ],
     ids=str,
 )
-def test_no_step_waits_for_the_device(folder: Path, asked: dict[str, Any], graphs: str) -> None:
-    """But for the events of tokens that are read: PyTorch raises where anything else makes the host wait."""
+def test_no_step_waits_for_the_device(folder: Path, sampling_params: dict[str, Any], graphs: str) -> None:
+    """Except for the events of tokens that are read; PyTorch raises on any other host synchronization."""
     draw = np.random.default_rng(6)
     options: dict[str, Any] = {"kv_cache_tokens": 4096, "max_running_requests": 8, "prefill_chunk_tokens": 64}
-    sampling = SamplingParams(**asked, max_tokens=12, ignore_eos=True)
+    sampling = SamplingParams(**sampling_params, max_tokens=12, ignore_eos=True)
     with LLM(folder, device="cuda", skip_tokenizer=True, cuda_graph=graphs, **options) as llm:
         for mode in ("default", "error"):  # kernels are loaded in the first round
             prompts = [draw.integers(3, VOCABULARY, n).tolist() for n in (5, 20, 64, 90)]
@@ -205,11 +207,13 @@ def test_no_step_waits_for_the_device(folder: Path, asked: dict[str, Any], graph
 def logits_of(
     folder: Path, dtype: str, fusion: str, kv: torch.dtype | None = None, attention: str = "reference"
 ) -> torch.Tensor:
-    """Run a prompt and then two decodes beside another prompt; return all logits, float32."""
+    """Run a prompt and then two decodes alongside another prompt; return all logits, float32."""
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
     with torch.inference_mode():
         model = model_setup.make_model(options, read_config(folder), lambda done, total: None)
-        mixed = model_setup.make_attention_with_kv(model, 16, 33, prefill=attention, decode=attention, dtype=kv)
+        mixed = model_setup.make_attention_with_kv(
+            model, 16, 33, prefill=attention, decode=attention, dtype=kv
+        )
         upload = Uploader(torch.device("cuda"))
         state = SlotState(2, 16, upload, scratch_page=32)
         step = StepExecutor(model, mixed, state, upload)
@@ -221,7 +225,7 @@ def logits_of(
         )
         state.write_pages(pages)
         prompts = [draw.integers(3, VOCABULARY, 100).astype(np.int32) for _ in range(2)]
-        found = []
+        results = []
         for index, decode in enumerate(([], [0], [0])):
             chunk = PrefillChunk(slot=min(index, 1), start=0, tokens=prompts[min(index, 1)], last=True)
             plan = StepPlan(
@@ -231,10 +235,10 @@ def logits_of(
                 pages=PageWrites(),
                 prefill=(chunk,),
             )
-            found.append(model.logits(step.forward(plan, BatchLayout.from_plan(plan, state))).float())
+            results.append(model.logits(step.forward(plan, BatchLayout.from_plan(plan, state))).float())
             state.lengths[0] = 100 + index
             state.last_tokens[0] = 5 + index
-    return torch.cat(found)
+    return torch.cat(results)
 
 
 def test_fusion_costs_no_precision(folder: Path) -> None:
@@ -246,10 +250,10 @@ def test_fusion_costs_no_precision(folder: Path) -> None:
 
 @pytest.mark.parametrize("fusion", ["off", "auto"])
 @pytest.mark.parametrize(("attention", "most"), [("reference", 0.2), ("auto", 0.3)])
-def test_8_bit_kv_costs_what_its_precision_does(
+def test_8_bit_kv_loses_no_more_than_its_precision(
     folder: Path, attention: str, most: float, fusion: str
 ) -> None:
-    """By fa3, prompts cost more than keys and values do: queries and weights of softmax have 8 bits too."""
+    """With fa3, prefill loses more than keys and values: queries and softmax weights have 8 bits too."""
     exact = logits_of(folder, "float32", "off")
     narrow = logits_of(folder, "bfloat16", fusion, torch.float8_e4m3fn, attention) - exact
     assert narrow.norm() < most * exact.norm()

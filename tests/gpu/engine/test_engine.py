@@ -1,4 +1,4 @@
-"""The engine on a CUDA device: the same tokens as Transformers and as the CPU, whatever the batch."""
+"""The engine on a CUDA device samples the tokens of Transformers and of the CPU, whatever the batch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
 def prompts(lengths: tuple[int, ...]) -> list[list[int]]:
-    """Draw prompts; the second half begins with the whole of a prompt of the first half."""
-    drawn = np.random.default_rng(5).integers(3, VOCABULARY, (len(lengths), max(lengths)))
-    fresh = [row[:length].tolist() for row, length in zip(drawn, lengths, strict=True)]
+    """Return random prompts; those of the second half begin with whole prompts of the first half."""
+    sampled = np.random.default_rng(5).integers(3, VOCABULARY, (len(lengths), max(lengths)))
+    fresh = [row[:length].tolist() for row, length in zip(sampled, lengths, strict=True)]
     return fresh + [fresh[i] + fresh[-1 - i][:9] for i in range(len(fresh) // 2)]
 
 
@@ -41,8 +41,8 @@ def oracle(model: Any, prompt: list[int]) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
     model = save_model(tmp_path, family)
-    asked = prompts((1, 5, 64, 65, 200, 333))
-    expected = [oracle(model, prompt) for prompt in asked]
+    prompt_ids = prompts((1, 5, 64, 65, 200, 333))
+    expected = [oracle(model, prompt) for prompt in prompt_ids]
     for page_size, chunk, depth in ((1, 8192, 2), (16, 48, 1), (16, 128, 3)):
         with LLM(
             tmp_path,
@@ -55,20 +55,20 @@ def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
             kv_cache_tokens=8192,
             max_running_requests=16,
         ) as llm:
-            first = llm.generate(asked, GREEDY)
-            again = llm.generate(asked, GREEDY)
+            first = llm.generate(prompt_ids, GREEDY)
+            rerun = llm.generate(prompt_ids, GREEDY)
         assert [answer.token_ids for answer in first] == expected
-        assert [answer.token_ids for answer in again] == expected
-        assert sum(answer.cached_tokens for answer in again) > 500
+        assert [answer.token_ids for answer in rerun] == expected
+        assert sum(answer.cached_tokens for answer in rerun) > 500
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_with_all_on_are_the_best_within_rounding(family: str, tmp_path: Path) -> None:
-    """In bfloat16 by default: graphs, overlap and our own kernels, beside chunks and cached prefixes."""
+def test_greedy_tokens_with_every_optimization_are_best_within_rounding(family: str, tmp_path: Path) -> None:
+    """In bfloat16 by default: graphs, overlap and own kernels, with chunks and cached prefixes."""
     model = make_model(family).bfloat16()
     model.save_pretrained(tmp_path)
     model = model.float().to(DEVICE)
-    asked = prompts((1, 5, 64, 65, 200, 333))
+    prompt_ids = prompts((1, 5, 64, 65, 200, 333))
     with LLM(
         tmp_path,
         device=DEVICE,
@@ -78,15 +78,15 @@ def test_greedy_tokens_with_all_on_are_the_best_within_rounding(family: str, tmp
         kv_cache_tokens=8192,
         max_running_requests=16,
     ) as llm:
-        answers = [*llm.generate(asked, GREEDY), *llm.generate(asked, GREEDY)]
+        answers = [*llm.generate(prompt_ids, GREEDY), *llm.generate(prompt_ids, GREEDY)]
     assert sum(answer.cached_tokens for answer in answers) > 500
     lacks, same = [], []
-    for prompt, answer in zip(asked * 2, answers, strict=True):
+    for prompt, answer in zip(prompt_ids * 2, answers, strict=True):
         tokens = torch.tensor([[*prompt, *answer.token_ids]], device=DEVICE)
         with torch.inference_mode():
             logits = model(tokens).logits[0, len(prompt) - 1 : -1].float()
-        drawn = logits.gather(1, tokens[0, len(prompt) :, None])[:, 0]
-        lacks.append(((logits.max(dim=1).values - drawn) / logits.std(dim=1)).max())
+        sampled = logits.gather(1, tokens[0, len(prompt) :, None])[:, 0]
+        lacks.append(((logits.max(dim=1).values - sampled) / logits.std(dim=1)).max())
         same.append((logits.argmax(dim=1) == tokens[0, len(prompt) :]).float().mean())
     # Of 512 tokens some four are so near to the best one; plain bfloat16 on a CPU comes to 0.36, and to 0.91.
     assert max(lacks) < 0.6
@@ -95,23 +95,23 @@ def test_greedy_tokens_with_all_on_are_the_best_within_rounding(family: str, tmp
 
 def test_seeded_tokens_are_the_same_alone_in_a_batch_and_on_the_cpu(tmp_path: Path) -> None:
     save_model(tmp_path, "qwen3")
-    asked = prompts((7, 40, 90, 120))
+    prompt_ids = prompts((7, 40, 90, 120))
     params = [
         SamplingParams(
             temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, seed=i, max_tokens=20, ignore_eos=True
         )
-        for i in range(len(asked))
+        for i in range(len(prompt_ids))
     ]
     options: dict[str, Any] = {"dtype": "float32", "skip_tokenizer": True, "kv_cache_tokens": 8192}
     with LLM(tmp_path, device="cuda", **options) as llm:
-        together = [answer.token_ids for answer in llm.generate(asked, params)]
-        alone = [llm.generate([p], s)[0].token_ids for p, s in zip(asked, params, strict=True)]
+        together = [answer.token_ids for answer in llm.generate(prompt_ids, params)]
+        alone = [llm.generate([p], s)[0].token_ids for p, s in zip(prompt_ids, params, strict=True)]
     with LLM(tmp_path, device="cpu", **options) as llm:
-        on_cpu = [answer.token_ids for answer in llm.generate(asked, params)]
+        on_cpu = [answer.token_ids for answer in llm.generate(prompt_ids, params)]
     assert together == alone == on_cpu
 
 
-def test_random_load_with_aborts_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_random_load_with_aborts_frees_everything(tmp_path: Path) -> None:
     save_model(tmp_path, "llama")
     draw = np.random.default_rng(1)
     with LLM(

@@ -1,4 +1,4 @@
-"""Structured output on a GPU: masks of a step are made while its model runs, within graphs or not."""
+"""Structured output on a GPU: a step's masks are filled while its model runs, with and without graphs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPTIONS = {"device": "cuda", "dtype": "bfloat16", "page_size": 16, "max_running_
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A seeded random Qwen3 over a vocabulary of bytes."""
+    """A seeded random Qwen3 over a byte vocabulary."""
     folder = tmp_path_factory.mktemp("qwen3")
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
@@ -65,7 +65,7 @@ def compiler(folder: Path) -> Iterator[GrammarCompiler]:
 
 
 def traffic(folder: Path, count: int = 24) -> list[Request]:
-    """Make constrained requests of three kinds, and free ones, matching and drawn, filtered and penalised."""
+    """Return constrained requests of three kinds, and unconstrained ones of four kinds."""
     grammars = [
         Grammar(GrammarKind.REGEX, REGEX),
         Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
@@ -91,19 +91,19 @@ def traffic(folder: Path, count: int = 24) -> list[Request]:
     return gk.requests_of(prompts, each)
 
 
-def test_complete_outputs_conform_and_free_rows_are_left_alone(
+def test_complete_outputs_conform_and_unconstrained_rows_do_not_change(
     folder: Path, compiler: GrammarCompiler
 ) -> None:
     requests = traffic(folder)
     tokens, ends = gk.run(gk.make(folder, compiler, **OPTIONS), requests)
-    found, complete = gk.texts(folder, tokens), 0
+    results, complete = gk.texts(folder, tokens), 0
     for request in requests:
         grammar, end = request.sampling.grammar, ends[request.rid]
         assert end.reason in (FinishReason.STOP, FinishReason.LENGTH), end
         if grammar is None or end.reason is FinishReason.LENGTH:
             continue
         complete += 1
-        text = found[request.rid].decode()
+        text = results[request.rid].decode()
         if grammar.kind is GrammarKind.REGEX:
             assert re.fullmatch(REGEX, text)
         else:
@@ -124,16 +124,16 @@ def test_graphs_and_overlap_keep_outputs_conforming(
     for graphs in ("auto", "off"):
         options = {**OPTIONS, "steps_in_flight": depth, "cuda_graph": graphs}
         tokens, ends = gk.run(gk.make(folder, compiler, **options), matching)
-        found = gk.texts(folder, tokens)
+        results = gk.texts(folder, tokens)
         assert all(end.reason is not FinishReason.ERROR for end in ends.values())
         for rid, end in ends.items():
             if end.reason is FinishReason.STOP:
-                assert re.fullmatch(REGEX, found[rid].decode())
+                assert re.fullmatch(REGEX, results[rid].decode())
             else:
-                assert re.match(r"(\d{3}-)+", found[rid].decode())
+                assert re.match(r"(\d{3}-)+", results[rid].decode())
 
 
-def test_filters_beside_grammars_in_graphs_give_the_eager_twins_tokens(
+def test_filters_with_grammars_in_graphs_equal_eager_steps(
     folder: Path, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without padding both run the same shapes, and so the very same kernels.
@@ -157,26 +157,26 @@ def test_filters_beside_grammars_in_graphs_give_the_eager_twins_tokens(
     ]
     rng = np.random.default_rng(6)
     prompts = [rng.integers(4, 250, rng.integers(1, 60)).astype(np.int32) for _ in each]
-    requests, found = gk.requests_of(prompts, each), []
+    requests, results = gk.requests_of(prompts, each), []
     for graphs in ("auto", "off"):
         options = {**OPTIONS, "dtype": "float32", "cuda_graph": graphs, "cuda_graph_max_tokens": 0}
         tokens, ends = gk.run(gk.make(folder, compiler, **options), requests)
         assert all(end.reason is not FinishReason.ERROR for end in ends.values())
-        found.append(tokens)
-    assert found[0] == found[1]
-    said = gk.texts(folder, found[0])
+        results.append(tokens)
+    assert results[0] == results[1]
+    said = gk.texts(folder, results[0])
     assert all(re.match(r"\d{3}-", said[r.rid].decode()) for r in requests if r.sampling.grammar)
 
 
-def test_retraction_keeps_outputs_conforming(folder: Path, compiler: GrammarCompiler) -> None:
+def test_preemption_keeps_outputs_conforming(folder: Path, compiler: GrammarCompiler) -> None:
     options = {**OPTIONS, "kv_cache_tokens": 208, "context_length": 208}
     engine = gk.make(folder, compiler, **options)
     retracted = gk.watch_retractions(engine)
     tokens, ends = gk.run(engine, traffic(folder))
     assert retracted
-    found = gk.texts(folder, tokens)
+    results = gk.texts(folder, tokens)
     for request in traffic(folder):
         grammar, end = request.sampling.grammar, ends[request.rid]
         assert end.reason in (FinishReason.STOP, FinishReason.LENGTH)
         if grammar is not None and grammar.kind is not GrammarKind.REGEX and end.reason is FinishReason.STOP:
-            json.loads(found[request.rid])
+            json.loads(results[request.rid])

@@ -1,4 +1,4 @@
-"""Captured steps of very different contexts give the eager twin's tokens, by graphs that cut by lengths."""
+"""Captured steps with very different contexts sample the tokens of eager steps, with length-aware splits."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ KINDS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
-    """Rows of each captured step, and the size of the graph that cut it by lengths, or None."""
-    found: list[tuple[int, int | None]] = []
+    """Rows of each captured step, and the size of its length-aware graph, or None."""
+    results: list[tuple[int, int | None]] = []
     size_for = LengthSplitGraphs.size_for
 
     def noted(self: LengthSplitGraphs, size: int, lengths: Int32) -> int | None:
-        found.append((len(lengths), size_for(self, size, lengths)))
-        return found[-1][1]
+        results.append((len(lengths), size_for(self, size, lengths)))
+        return results[-1][1]
 
     monkeypatch.setattr(LengthSplitGraphs, "size_for", noted)
-    return found
+    return results
 
 
 def answers(folder: Path, long: int, kinds: list[dict[str, Any]], **options: Any) -> list[list[int]]:
-    """Let one prompt of so many tokens and many short ones decode together."""
+    """Decode one prompt of `length` tokens and many short ones together."""
     rng = np.random.default_rng(7)
     prompts = [rng.integers(3, VOCABULARY, n).tolist() for n in (long, *rng.integers(1, 40, ROWS - 1))]
     params = [
@@ -51,15 +51,15 @@ def answers(folder: Path, long: int, kinds: list[dict[str, Any]], **options: Any
     ]
     settings = {"kv_cache_tokens": 8192, "max_running_requests": ROWS, "cuda_graph_max_tokens": 0, **options}
     with LLM(folder, device="cuda", skip_tokenizer=True, check_integrity=True, **settings) as llm:
-        found = llm.generate(prompts, params)
-    return [answer.token_ids for answer in found]
+        results = llm.generate(prompts, params)
+    return [answer.token_ids for answer in results]
 
 
 def alike(some: list[list[int]], others: list[list[int]]) -> float:
-    """Return which share of tokens stands before any difference.
+    """Return the split_tokens of tokens before the first difference.
 
-    Parts of a context that are cut otherwise round otherwise, and so do products of padded batches: a near
-    tie may turn, and then for good.
+    Context splits with other splits round differently, and so do GEMMs of padded batches: a near tie may flip,
+    and then all later tokens differ.
     """
     same = [
         next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))
@@ -68,7 +68,7 @@ def alike(some: list[list[int]], others: list[list[int]]) -> float:
     return sum(same) / sum(len(x) for x in some)
 
 
-def test_a_long_context_takes_graphs_that_cut_by_lengths(
+def test_a_long_context_uses_length_aware_graphs(
     folder: Path, taken: list[tuple[int, int | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without padding the shapes of products are the eager twin's.
@@ -82,14 +82,14 @@ def test_a_long_context_takes_graphs_that_cut_by_lengths(
     assert alike(captured, eager) > 0.8
 
 
-def test_padded_batches_of_all_kinds(folder: Path, taken: list[tuple[int, int | None]]) -> None:
+def test_padded_batches_equal_eager_steps(folder: Path, taken: list[tuple[int, int | None]]) -> None:
     eager = answers(folder, 900, KINDS, cuda_graph="off")
     captured = answers(folder, 900, KINDS, max_running_requests=64)
     assert {size for rows, size in taken if 32 < rows <= ROWS} == {48}
     assert alike(captured, eager) > 0.7
 
 
-def test_a_context_that_grows_long_changes_graphs_within_its_batch(
+def test_a_growing_context_switches_graphs_within_its_batch(
     folder: Path, taken: list[tuple[int, int | None]]
 ) -> None:
     # Beyond 512 tokens it is long here; all rows decode from 501 to 519 of them.
@@ -100,8 +100,6 @@ def test_a_context_that_grows_long_changes_graphs_within_its_batch(
     assert alike(captured, eager) > 0.7
 
 
-def test_contexts_that_differ_little_take_plain_graphs(
-    folder: Path, taken: list[tuple[int, int | None]]
-) -> None:
+def test_similar_contexts_use_plain_graphs(folder: Path, taken: list[tuple[int, int | None]]) -> None:
     answers(folder, 100, GREEDY)
     assert taken and {size for _, size in taken} == {None}

@@ -1,6 +1,6 @@
-"""Memory under load: full of KV it never runs out, and after minutes of arrivals and aborts none is lost.
+"""Memory under load: a full KV cache never runs out, and minutes of arrivals and aborts leak nothing.
 
-MIZZEN_LOAD_SECONDS sets how long the random load lasts in all: 20 by default, 240 by `make test-gpu`.
+MIZZEN_LOAD_SECONDS sets the total duration of the random load: 20 by default, 240 by `make test-gpu`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from common_parts.shapes import SHAPES
 from random_load import KINDS, RandomLoad
 
-from gpu import SHAPES
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import FinishReason, Request
 
@@ -34,7 +34,7 @@ KV_DTYPES = ("auto", "fp8")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The shape of Qwen3-0.6B; its weights are dummies, and its first tokens are bytes, for grammars."""
+    """The shape of Qwen3-0.6B with dummy weights; its first tokens are bytes, for grammars."""
     (tmp_path / "config.json").write_text(json.dumps({**SHAPES["qwen3-0.6b"], "eos_token_id": gk.EOS}))
     gk.save_tokenizer(tmp_path)
     return tmp_path
@@ -61,7 +61,7 @@ def test_random_load_with_aborts_leaks_nothing(folder: Path, kv_cache_dtype: str
         early: tuple[int, int] | None = None
 
         def held() -> tuple[int, int]:
-            """Return bytes on the GPU and of the process."""
+            """Return bytes in use on the GPU and by the process."""
             return torch.cuda.memory_reserved(), process.memory_info().rss
 
         while random_load.step():
@@ -118,4 +118,4 @@ def test_a_full_cache_never_runs_out_of_memory(folder: Path, graphs: str) -> Non
         assert ended == rid
         assert fullest > 0.95 * info.pages_total
         used = total - torch.cuda.mem_get_info()[0]
-        assert used <= fraction * total + 256 * MIB, "it takes more than it was told to"
+        assert used <= fraction * total + 256 * MIB, "it uses more memory than allowed"

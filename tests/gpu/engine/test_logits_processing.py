@@ -1,4 +1,4 @@
-"""Processed logits, log probabilities and embeddings on a GPU: as plainly, as on the CPU, in graphs and out.
+"""Processed logits, log probabilities and embeddings on a GPU equal the CPU's, with graphs too.
 
 The kernel's test runs in Triton's interpreter too (TRITON_INTERPRET=1).
 """
@@ -32,7 +32,7 @@ DEVICE = torch.device("cuda" if GPU else "cpu")
 
 
 @pytest.mark.parametrize("vocab", [7, 4096, 9001])
-def test_the_penalty_kernel_equals_its_plain_twin(vocab: int) -> None:
+def test_the_penalty_kernel_equals_the_eager_reference(vocab: int) -> None:
     upload, rng = Uploader(DEVICE), np.random.default_rng(vocab)
     state = SlotState(9, 4, upload, scratch_page=0, vocab=vocab)
     slots = rng.permutation(9)[:7]
@@ -44,8 +44,8 @@ def test_the_penalty_kernel_equals_its_plain_twin(vocab: int) -> None:
             repetition_penalty=[1.0, 1.7, 0.5][number % 3],
         )
         tokens = rng.integers(0, vocab, 400).astype(np.int32)
-        asks = SlotOptions(tokens=tokens, prompt_tokens=150)
-        starts.append(SlotStart(slot=slot, length=0, sampling=sampling, seed=0, options=asks))
+        options = SlotOptions(tokens=tokens, prompt_tokens=150)
+        starts.append(SlotStart(slot=slot, length=0, sampling=sampling, seed=0, options=options))
     state.start_slots(tuple(starts))
     batch = state.logits_params.gather_batch(slots, np.full(7, 400))
     assert batch is not None
@@ -60,14 +60,14 @@ def test_the_penalty_kernel_equals_its_plain_twin(vocab: int) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A seeded random Qwen3, in float32."""
+    """A seeded random Qwen3 in float32."""
     folder = tmp_path_factory.mktemp("qwen3")
     make_model("qwen3").save_pretrained(folder)
     return folder
 
 
 def workload() -> tuple[list[list[int]], list[SamplingParams]]:
-    """Return prompts, the second half of which begin with the first's, and all kinds of wishes and none."""
+    """Return prompts, whose second half begins with the first's, and parameters of all kinds."""
     rng = np.random.default_rng(5)
     fresh = [rng.integers(3, VOCABULARY, n).tolist() for n in (1, 15, 16, 17, 64, 130)]
     prompts = fresh + [[*prompt, 7, 8, 9] for prompt in fresh]
@@ -95,26 +95,26 @@ def answers(folder: Path, **options: Any) -> list[Completion]:
         **options,
     }
     with LLM(folder, skip_tokenizer=True, check_integrity=True, **settings) as llm:
-        found = [answer for _ in range(2) for answer in llm.generate(prompts, params)]
+        results = [answer for _ in range(2) for answer in llm.generate(prompts, params)]
         assert llm.engine.load().pages_used == 0
-    return found
+    return results
 
 
 def same(one: list[Completion], other: list[Completion], tolerance: float) -> None:
     assert [answer.token_ids for answer in one] == [answer.token_ids for answer in other]
-    for mine, theirs in zip(one, other, strict=True):
+    for mine, reference in zip(one, other, strict=True):
         for name in ("logprobs", "prompt_logprobs"):
-            a, b = getattr(mine, name), getattr(theirs, name)
+            a, b = getattr(mine, name), getattr(reference, name)
             assert (a is None) == (b is None)
             values = [[entry.logprob, *(v for _, v in entry.top), *entry.asked] for entry in a or []]
-            wanted = [[entry.logprob, *(v for _, v in entry.top), *entry.asked] for entry in b or []]
-            assert len(values) == len(wanted)
-            for x, y in zip(values, wanted, strict=True):
+            expected = [[entry.logprob, *(v for _, v in entry.top), *entry.asked] for entry in b or []]
+            assert len(values) == len(expected)
+            for x, y in zip(values, expected, strict=True):
                 assert x == pytest.approx(y, abs=tolerance)
 
 
 @on_a_gpu
-def test_a_gpu_gives_what_the_cpu_gives(folder: Path) -> None:
+def test_gpu_answers_equal_the_cpus(folder: Path) -> None:
     plain = answers(folder, device="cpu", dtype="float32")
     assert {answer.finish_reason for answer in plain} == {"stop", "length"}
     # Products in float32 differ by rounding; the tokens of this model are clear.
@@ -123,7 +123,7 @@ def test_a_gpu_gives_what_the_cpu_gives(folder: Path) -> None:
 
 @on_a_gpu
 @pytest.mark.parametrize("depth", [1, 3])
-def test_graphs_equal_the_eager_twin(folder: Path, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_equal_eager_steps(folder: Path, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without padding both run the same shapes, and so the very same kernels.
     monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     options = {"device": "cuda", "dtype": "bfloat16", "steps_in_flight": depth}

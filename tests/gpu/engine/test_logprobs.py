@@ -1,4 +1,4 @@
-"""Log probabilities of decode steps: the kernels against their plain twin, captured and launched one by one.
+"""Log probabilities of decode steps: the kernels equal the eager reference, captured and launched one by one.
 
 All but the tests of whole engines run in Triton's interpreter too (TRITON_INTERPRET=1).
 """
@@ -38,12 +38,12 @@ VOCABULARIES = [7, 20, 4096, 9001, *([151936] if GPU else [])]
 
 
 def rows_of(tops: list[int], named: list[int], vocab: int, processed: list[int], batch: int) -> LogprobRows:
-    """Every row but the first reports, and some from processed logits."""
+    """Return rows of which all but the first report, some from processed logits."""
     rows = np.arange(1, batch)
     rng = np.random.default_rng(vocab)
     by_id = [rng.integers(0, vocab, named[row % len(named)]) for row in rows]
-    asked = np.array([tops[row % len(tops)] for row in rows])
-    return LogprobRows.upload_rows(rows, rows + 5, asked, by_id, np.array(processed, np.int64), UPLOAD)
+    top_logprobs = np.array([tops[row % len(tops)] for row in rows])
+    return LogprobRows.upload_rows(rows, rows + 5, top_logprobs, by_id, np.array(processed, np.int64), UPLOAD)
 
 
 def same_parts(got: list[SlotLogprobs], wanted: list[SlotLogprobs], tolerance: float = 2e-5) -> None:
@@ -61,23 +61,23 @@ def on_host(tensors: Any) -> list[SlotLogprobs]:
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("named", [[0], [3, 0, 40]], ids=["unnamed", "named"])
-def test_the_kernels_equal_their_plain_twin(vocab: int, dtype: torch.dtype, named: list[int]) -> None:
+def test_kernels_equal_the_eager_reference(vocab: int, dtype: torch.dtype, named: list[int]) -> None:
     generator = torch.Generator().manual_seed(vocab)
     # As coarse as bfloat16 is: many tokens are equally probable.
     logits = (4 * torch.randn(7, vocab, generator=generator)).bfloat16().to(DEVICE, dtype)
     processed = (3 * torch.randn(3, vocab, generator=generator)).to(DEVICE)
     tokens = torch.randint(vocab, (7,), generator=generator).to(DEVICE)
-    asked = rows_of([20, 0, 5, 1], named, vocab, [2, 4, 5], 7)
-    got = on_host(compute_logprobs_fused(asked, logits, processed, tokens))
-    same_parts(got, on_host(compute_logprobs(asked, logits, processed, tokens)))
+    reporting = rows_of([20, 0, 5, 1], named, vocab, [2, 4, 5], 7)
+    actual = on_host(compute_logprobs_fused(reporting, logits, processed, tokens))
+    same_parts(actual, on_host(compute_logprobs(reporting, logits, processed, tokens)))
     sources = {7: processed[0], 9: processed[1], 10: processed[2]}
-    for part, top in zip(got, (owner.top_logprobs for owner in asked.requests), strict=True):
+    for part, top in zip(actual, (owner.top_logprobs for owner in reporting.requests), strict=True):
         row = sources.get(part.slot, logits[part.slot - 5])
         order = torch.sort(row, descending=True, stable=True).indices.cpu().tolist()
         assert part.ids[0, 1 : 1 + min(top, vocab)].tolist() == order[:top]  # equal ones by id
 
 
-def test_any_logits_have_log_probabilities() -> None:
+def test_extreme_logits_have_log_probabilities() -> None:
     vocab, infinite = 9001, float("inf")
     logits = torch.zeros(8, vocab)
     logits[1] = -infinite
@@ -91,15 +91,15 @@ def test_any_logits_have_log_probabilities() -> None:
     logits[7, :2] = torch.tensor([-0.0, 0.0])
     logits = logits.to(DEVICE)
     tokens = torch.tensor([0, 3, 7, 5, 5, 703, 64, 1], device=DEVICE)
-    asked = rows_of([20], [0], vocab, [], 8)
-    parts = on_host(compute_logprobs_fused(asked, logits, None, tokens))
-    same_parts(parts, on_host(compute_logprobs(asked, logits, None, tokens)))
-    found = {part.slot - 5: part.ids[0, 1:].tolist() for part in parts}
-    assert found[1] == [3, 4097, 8999, 0, 1, 2, *range(4, 18)]
-    assert found[2] == list(range(20))
-    assert found[5] == list(range(703, 683, -1))
-    assert found[6] == [64 * i for i in range(20)]
-    assert found[7] == list(range(20))  # there is one zero
+    reporting = rows_of([20], [0], vocab, [], 8)
+    parts = on_host(compute_logprobs_fused(reporting, logits, None, tokens))
+    same_parts(parts, on_host(compute_logprobs(reporting, logits, None, tokens)))
+    results = {part.slot - 5: part.ids[0, 1:].tolist() for part in parts}
+    assert results[1] == [3, 4097, 8999, 0, 1, 2, *range(4, 18)]
+    assert results[2] == list(range(20))
+    assert results[5] == list(range(703, 683, -1))
+    assert results[6] == [64 * i for i in range(20)]
+    assert results[7] == list(range(20))  # there is one zero
     assert all(np.isfinite(part.values).all() for part in parts)
 
 
@@ -131,7 +131,7 @@ class Replay:
 
 
 class Steps:
-    """What captured decode steps do behind the model: a batch of slots that ask, and one row of padding."""
+    """A batch with logits params as captured decode steps leave it after the model, with one padding row."""
 
     def __init__(self, kinds: list[dict[str, Any]], vocab: int, *, captured: bool) -> None:
         self.state = SlotState(len(kinds) + 2, 4, UPLOAD, scratch_page=0, vocab=vocab)
@@ -157,61 +157,67 @@ class Steps:
         self.filtered = rows_with_filters(self.state, self.slots)
         self.within = self.penalties.rows_in_graph(self.slots, self.filtered)
         self.penalties.set_batch(self.slots, self.within)
-        self.asked = self.gather(301)
+        self.params = self.gather(301)
 
     def gather(self, position: int) -> BatchLogitsParams:
         positions = np.full(len(self.slots), position)
-        extras = self.state.logits_params.gather_batch(self.slots, positions, self.within)
-        assert extras is not None
-        return extras
+        params = self.state.logits_params.gather_batch(self.slots, positions, self.within)
+        assert params is not None
+        return params
 
     def step(self, number: int) -> tuple[list[SlotLogprobs], list[SlotLogprobs]]:
-        """Run a step; return what it reports, and what its plain twin does."""
+        """Run a step; return its log probabilities, and those of the eager reference."""
         from mizzen.kernels.sampling.sample import sample_and_advance
 
         state, count = self.state, len(self.slots)
         generator = torch.Generator().manual_seed(number)
         self.logits.copy_(3 * torch.randn(self.logits.shape, generator=generator))
         where = self.slots, np.full(count, 301 + number)
-        wanted = sample(self.logits[:count].clone(), self.plain, *where, UPLOAD)
+        expected = sample(self.logits[:count].clone(), self.plain, *where, UPLOAD)
         sample_and_advance(
             self.logits, self.inbox, self.positions, state.temperature.device, state.seed.device, self.tokens,
             state.last_tokens, state.scratch_slot or 0, self.penalties,
         )  # fmt: skip
         tokens = self.tokens[:count]
-        again = np.setdiff1d(self.filtered, self.asked.rows)
-        if len(again):
-            logits = self.logits[UPLOAD(again)]
-            tokens[UPLOAD(again)] = sample_random(logits, state, self.slots[again], where[1][again], UPLOAD)
-        processed = sample_processed_rows(self.asked, self.logits, tokens, state, where[1], UPLOAD, fused=True)
-        assert tokens.tolist() == wanted.tokens.tolist()
-        assert self.asked.logprobs is not None
-        assert wanted.logprobs is not None
-        return on_host(self.reports(self.asked.logprobs, processed, tokens)), on_host(wanted.logprobs)
+        rerun = np.setdiff1d(self.filtered, self.params.rows)
+        if len(rerun):
+            logits = self.logits[UPLOAD(rerun)]
+            tokens[UPLOAD(rerun)] = sample_random(logits, state, self.slots[rerun], where[1][rerun], UPLOAD)
+        processed = sample_processed_rows(
+            self.params, self.logits, tokens, state, where[1], UPLOAD, fused=True
+        )
+        assert tokens.tolist() == expected.tokens.tolist()
+        assert self.params.logprobs is not None
+        assert expected.logprobs is not None
+        return on_host(self.reports(self.params.logprobs, processed, tokens)), on_host(expected.logprobs)
 
 
 def starts(slots: np.ndarray, kinds: list[dict[str, Any]], vocab: int) -> tuple[SlotStart, ...]:
-    found = []
+    results = []
     for seed, (slot, kind) in enumerate(zip(slots.tolist(), kinds, strict=True)):
         known = np.random.default_rng(seed).integers(0, vocab, 300).astype(np.int32)
-        asks = SlotOptions(tokens=known, prompt_tokens=100)
-        found.append(SlotStart(slot=slot, length=0, sampling=SamplingParams(**kind), seed=seed, options=asks))
-    return tuple(found)
+        options = SlotOptions(tokens=known, prompt_tokens=100)
+        results.append(
+            SlotStart(slot=slot, length=0, sampling=SamplingParams(**kind), seed=seed, options=options)
+        )
+    return tuple(results)
 
 
 @pytest.mark.parametrize("captured", [True, False], ids=["captured", "launched"])
 @pytest.mark.parametrize("kinds", [KINDS, [*KINDS, *APART]], ids=["within", "apart"])
-def test_a_steps_rows_report_what_the_plain_twin_does(kinds: list[dict[str, Any]], captured: bool) -> None:
+def test_a_steps_rows_report_the_eager_references_log_probabilities(
+    kinds: list[dict[str, Any]], captured: bool
+) -> None:
     steps = Steps(kinds, 5000, captured=captured)
     for number in range(4):
         same_parts(*steps.step(number))
     # Rows that are penalised where they are drawn are not processed for what they report.
     assert {2, 4, 6} <= set(steps.within.tolist())
-    assert set(steps.asked.rows.tolist()) == {row for row in (7, 8) if row < len(kinds)}
+    assert set(steps.params.rows.tolist()) == {row for row in (7, 8) if row < len(kinds)}
     assert (steps.reports.current_rows is not None) == (captured and kinds is KINDS)
 
 
-def test_a_batch_that_shrinks_reports_its_own_rows() -> None:
+def test_a_shrunken_batch_reports_only_its_own_rows() -> None:
     steps = Steps(KINDS, 300, captured=True)
     steps.step(0)
     steps.slots = steps.slots[:3]
@@ -219,14 +225,14 @@ def test_a_batch_that_shrinks_reports_its_own_rows() -> None:
     steps.inbox[3:] = steps.state.scratch_slot or 0
     steps.within = steps.penalties.rows_in_graph(steps.slots, steps.filtered)
     steps.penalties.set_batch(steps.slots, steps.within)
-    steps.asked = steps.gather(302)
-    got, wanted = steps.step(1)
-    assert len(got) == 2
-    same_parts(got, wanted)
+    steps.params = steps.gather(302)
+    actual, expected = steps.step(1)
+    assert len(actual) == 2
+    same_parts(actual, expected)
     assert steps.reports.row_table[2:].eq(-1).all()
 
 
-def test_counts_of_rows_end_with_the_largest_batch() -> None:
+def test_captured_row_counts_end_with_the_largest_batch() -> None:
     assert captured_row_counts(1) == [1]
     assert captured_row_counts(12) == [1, 2, 4, 8, 12]
     assert captured_row_counts(64) == [1, 2, 4, 8, 16, 32, 64]
@@ -260,9 +266,9 @@ def answers(folder: Path, kinds: list[dict[str, Any]], **options: Any) -> list[C
 
 def same_answers(one: list[Completion], other: list[Completion]) -> None:
     assert [answer.token_ids for answer in one] == [answer.token_ids for answer in other]
-    for mine, theirs in zip(one, other, strict=True):
-        assert (mine.logprobs is None) == (theirs.logprobs is None)
-        for a, b in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
+    for mine, reference in zip(one, other, strict=True):
+        assert (mine.logprobs is None) == (reference.logprobs is None)
+        for a, b in zip(mine.logprobs or [], reference.logprobs or [], strict=True):
             assert a.logprob == pytest.approx(b.logprob, abs=1e-3)
             assert [v for _, v in a.top] == pytest.approx([v for _, v in b.top], abs=1e-3)
             assert a.asked == pytest.approx(b.asked, abs=1e-3)
@@ -271,7 +277,7 @@ def same_answers(one: list[Completion], other: list[Completion]) -> None:
 @on_a_gpu
 @pytest.mark.parametrize("kinds", [KINDS, [*KINDS, *APART]], ids=["within", "apart"])
 @pytest.mark.parametrize("captures", [True, False], ids=["captured", "not captured"])
-def test_graphs_report_what_the_eager_twin_does(
+def test_graphs_report_the_log_probabilities_of_eager_steps(
     folder: Path, kinds: list[dict[str, Any]], captures: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mizzen.engine.loading import warmup
@@ -286,13 +292,13 @@ def test_graphs_report_what_the_eager_twin_does(
             raise RuntimeError("as a driver would that cannot")
         enqueue(self, count)
 
-    def called(self: LogprobGraphs, asked: LogprobRows, *rest: Any) -> Any:
-        found = call(self, asked, *rest)
-        if len(asked.requests) > 1:  # warming up has one
-            replays.append(self.current_rows is asked)
-        return found
+    def called(self: LogprobGraphs, rows: LogprobRows, *rest: Any) -> Any:
+        results = call(self, rows, *rest)
+        if len(rows.requests) > 1:  # the warm-up has one
+            replays.append(self.current_rows is rows)
+        return results
 
-    monkeypatch.setattr(LogprobGraphs, "enqueue", enqueued)
+    monkeypatch.setattr(LogprobGraphs, "enqueue_report", enqueued)
     monkeypatch.setattr(LogprobGraphs, "__call__", called)
     same_answers(answers(folder, kinds), eager)
     assert len(replays) > 20

@@ -1,4 +1,4 @@
-"""Captured steps with prompts give the logits and the KV of their eager twin, whatever the mix."""
+"""Captured steps with prefill give the logits and KV of eager steps, whatever the mix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SLOTS, COLUMNS, PAGE = 8, 40, 16
 
 @pytest.fixture(scope="module", params=[None, 48], ids=["full", "window"])
 def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A seeded random model in bfloat16: Qwen3, or Mistral where tokens see a window."""
+    """A seeded random model in bfloat16: Qwen3, or Mistral with a sliding window."""
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     shape: dict[str, Any] = {
@@ -58,13 +58,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 
 class Rig:
-    """A model with its own KV and state, stepped by hand."""
+    """A model with its own KV cache and state, stepped by hand."""
 
     def __init__(self, folder: Path, *, dtype: str, attention: str, sizes: list[int] | None = None) -> None:
         options = EngineOptions(model=str(folder), device="cuda", dtype=dtype)
         self.model = model_setup.make_model(options, read_config(folder), lambda done, total: None)
         pages = SLOTS * COLUMNS
-        self.attention = model_setup.make_attention_with_kv(self.model, PAGE, pages + 1, prefill=attention, decode=attention)
+        self.attention = model_setup.make_attention_with_kv(
+            self.model, PAGE, pages + 1, prefill=attention, decode=attention
+        )
         upload = Uploader(torch.device("cuda"))
         self.state = SlotState(SLOTS, COLUMNS, upload, scratch_page=pages)
         self.step = StepExecutor(self.model, self.attention, self.state, upload, fused=True)
@@ -84,7 +86,7 @@ class Rig:
         return self.step.run_eager(plan, layout, [])[0].float()
 
     def advance(self, plan: StepPlan, tokens: np.ndarray) -> None:
-        """Note what ran, and which tokens each sampling slot goes on with."""
+        """Record a step that ran, and the tokens with which each sampling slot continues."""
         self.state.lengths[plan.decode] += 1
         for chunk in plan.prefill:
             self.state.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
@@ -94,7 +96,7 @@ class Rig:
 
 
 def plans(rng: np.random.Generator, most: int) -> list[StepPlan]:
-    """Draw steps: whole and cut prompts of all lengths, beside decodes of the slots that are through."""
+    """Return random steps: whole and chunked prompts of all lengths, with decodes of finished prompts."""
     made, through, open_at = [], [], {}
     free = list(range(SLOTS))
     for step in range(24):
@@ -127,7 +129,7 @@ def plans(rng: np.random.Generator, most: int) -> list[StepPlan]:
     return made
 
 
-def test_logits_and_kv_equal_the_eager_twin(folder: Path) -> None:
+def test_logits_and_kv_equal_eager_steps(folder: Path) -> None:
     with torch.inference_mode():
         exact = Rig(folder, dtype="float32", attention="reference")
         eager = Rig(folder, dtype="bfloat16", attention="fa3")
@@ -138,11 +140,11 @@ def test_logits_and_kv_equal_the_eager_twin(folder: Path) -> None:
             rng = np.random.default_rng(seed)
             for plan in plans(rng, 256):
                 tokens = rng.integers(3, VOCABULARY, SLOTS)
-                found = [rig.logits(plan, captured=rig is graphs) for rig in rigs]
+                results = [rig.logits(plan, captured=rig is graphs) for rig in rigs]
                 if plan.samples:
-                    size += float(found[0].square().sum())
-                    for rig, logits in zip(rigs[1:], found[1:], strict=True):
-                        errors[rig] += float((logits - found[0]).square().sum())
+                    size += float(results[0].square().sum())
+                    for rig, logits in zip(rigs[1:], results[1:], strict=True):
+                        errors[rig] += float((logits - results[0]).square().sum())
                 for rig in rigs:
                     rig.advance(plan, tokens)
         assert errors[graphs] < 1.2 * errors[eager] < 0.04 * size, (errors[graphs], errors[eager], size)
@@ -150,12 +152,12 @@ def test_logits_and_kv_equal_the_eager_twin(folder: Path) -> None:
         cells = SLOTS * COLUMNS * PAGE
         keys = [rig.attention.kv.keys[:, :cells].float() for rig in rigs]
         values = [rig.attention.kv.values[:, :cells].float() for rig in rigs]
-        for wanted, plain, ours in (keys, values):
-            assert (ours - wanted).norm() < 1.2 * (plain - wanted).norm() < 0.2 * wanted.norm()
+        for expected, plain, actual in (keys, values):
+            assert (actual - expected).norm() < 1.2 * (plain - expected).norm() < 0.2 * expected.norm()
         assert bool(torch.isfinite(graphs.attention.kv.values).all())
 
 
-def test_answers_agree_with_the_eager_twin(folder: Path) -> None:
+def test_answers_agree_with_eager_steps(folder: Path) -> None:
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, VOCABULARY, int(n)).tolist() for n in rng.integers(1, 300, 24)]
     params = [
@@ -174,9 +176,9 @@ def test_answers_agree_with_the_eager_twin(folder: Path) -> None:
             prefill_chunk_tokens=200,
             cuda_graph_max_tokens=tokens,
         ) as llm:
-            found = [answer.token_ids for _ in range(2) for answer in llm.generate(prompts, params)]
+            results = [answer.token_ids for _ in range(2) for answer in llm.generate(prompts, params)]
             assert llm.engine.load().pages_used == 0
-            return found
+            return results
 
     eager, captured = answers(0), answers(4096)
     same = [
@@ -186,7 +188,7 @@ def test_answers_agree_with_the_eager_twin(folder: Path) -> None:
     assert sum(same) > 0.7 * sum(len(x) for x in eager)  # bfloat16 turns near ties, rarely and then for good
 
 
-def test_sizes_rise_to_the_largest() -> None:
+def test_token_sizes_end_with_the_largest() -> None:
     for largest in (1, 16, 17, 300, 1024, 8448):
         sizes = token_sizes(largest)
         assert sizes == sorted(set(sizes)) and sizes[-1] == largest

@@ -1,4 +1,4 @@
-"""A trace of steps on a GPU holds their names and their kernels, those of captured graphs too."""
+"""A step trace on a GPU holds the steps' names and kernels, including those of captured graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A seeded request draws the same tokens alone, in company and among aborts."""
+"""A seeded request samples the same tokens alone, with other requests and among aborts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = WITH_FA3
 OUTPUT = 40
 
 
-def test_what_others_ask_changes_no_draw(folder: Path) -> None:
-    """Exactly, if the others are as many and as long: then all kernels and their cuts are the same."""
+def test_other_requests_parameters_change_no_sample(folder: Path) -> None:
+    """Exactly, if the others' number and lengths are equal, because then all kernels are the same."""
     own = np.random.default_rng(9).integers(3, VOCABULARY, 50).tolist()
     options: dict[str, Any] = {"kv_cache_tokens": 4096, "max_running_requests": 8, "prefix_cache": "none"}
     with LLM(folder, device="cuda", skip_tokenizer=True, **options) as llm:
@@ -40,7 +40,7 @@ def test_what_others_ask_changes_no_draw(folder: Path) -> None:
         assert len(set(first)) > 5
 
 
-def test_a_seeded_request_alone_in_company_and_among_aborts(
+def test_a_seeded_request_is_the_same_alone_with_others_and_among_aborts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Always padded to the same size, so that company changes no rounding.
@@ -61,12 +61,12 @@ def test_a_seeded_request_alone_in_company_and_among_aborts(
         engine = llm.engine
 
         def watch(seed: int, company: bool) -> list[int]:
-            got: list[int] = []
+            actual: list[int] = []
             live = {0}
             engine.submit(Request(rid=0, prompt=prompt, sampling=sampling, seed=seed))
             rid = 0
             while live:
-                if company and 0 in live and len(got) > 0 and len(live) < 20:
+                if company and 0 in live and len(actual) > 0 and len(live) < 20:
                     rid += 1
                     other = draw.integers(3, VOCABULARY, int(draw.integers(1, 60))).astype(np.int32)
                     engine.submit(Request(rid=rid, prompt=other, sampling=sampling, seed=rid))
@@ -77,10 +77,10 @@ def test_a_seeded_request_alone_in_company_and_among_aborts(
                 output = engine.step(time.monotonic())
                 ended = list(engine.drain_finished())
                 if output is not None:
-                    got += output.tokens[output.rids == 0].tolist()
+                    actual += output.tokens[output.rids == 0].tolist()
                     ended += output.finished
                 live -= {end.rid for end in ended}
-            return got
+            return actual
 
         seeds = range(70, 86)
         alone = [watch(seed, False) for seed in seeds]

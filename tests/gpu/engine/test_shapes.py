@@ -1,4 +1,4 @@
-"""Logits equal Transformers' on seeded random weights, of real shapes and of a small one of each family.
+"""Logits equal Transformers' on seeded random weights: real shapes, and a small one of each family.
 
 The real ones are those of Qwen3-0.6B and Llama-3.2-1B.
 """
@@ -13,8 +13,8 @@ import pytest
 import small_models
 import torch
 import transformers
+from common_parts.shapes import SHAPES
 
-from gpu import SHAPES
 from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.forward_batch import BatchLayout
@@ -33,12 +33,12 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "llama-3.2-1b": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
 }
 LONG, SHORT, DECODES = 2048, 300, 3
-"""Tokens of prompts: of so many that products of many rows have kernels of their own, and of fewer."""
+"""Prompt lengths: one at which GEMMs of many rows have kernels of their own, and a shorter one."""
 PAGE, SLOTS, COLUMNS = 16, 2, 132
 
 
 def save(folder: Path, shape: str) -> Any:
-    """Save a seeded random model; return Transformers' own, in float32 on the GPU."""
+    """Save a seeded random model; return the Transformers model, in float32 on the GPU."""
     config_class, model_class = FAMILIES[shape]
     values = {name: value for name, value in SHAPES[shape].items() if name not in ("architectures", "dtype")}
     torch.manual_seed(0)
@@ -52,12 +52,12 @@ def save(folder: Path, shape: str) -> Any:
 
 
 def shared(prompt: int) -> int:
-    """Return how many tokens of whole pages two prompts have in common."""
+    """Return the number of tokens in full pages that two prompts share."""
     return prompt * 4 // 5 // PAGE * PAGE
 
 
 def halved(model: Any) -> Any:
-    """Bring weights to bfloat16, but not the angles of positions, which would be wrong far from the start."""
+    """Convert weights to bfloat16, except rotary angles, which would be wrong at large positions."""
     kept = dict(model.named_buffers())
     model.bfloat16()
     for name, buffer in kept.items():
@@ -67,7 +67,7 @@ def halved(model: Any) -> Any:
 
 
 def oracle(model: Any, rows: list[list[int]]) -> torch.Tensor:
-    """Return the logits [tokens, vocab] of each row's tokens that ours runs, in the order of ours."""
+    """Return the logits [tokens, vocab] of each row's tokens that our model runs, in its order."""
     prompt = len(rows[0]) - DECODES
     with torch.inference_mode():
         logits = [model(torch.tensor([row], device="cuda")).logits[0].float() for row in rows]
@@ -75,7 +75,7 @@ def oracle(model: Any, rows: list[list[int]]) -> torch.Tensor:
 
 
 def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.Tensor:
-    """Run the first prompt in chunks, the second behind a part of its pages, then decodes of the second."""
+    """Run the first prompt in chunks, the second after part of its pages, then decodes of the second."""
     prompt = len(rows[0]) - DECODES
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
     with torch.inference_mode():
@@ -90,7 +90,7 @@ def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.
         table[1, : shared(prompt) // PAGE] = table[0, : shared(prompt) // PAGE]
         slots, columns = np.indices(table.shape, dtype=np.int32).reshape(2, -1)
         state.write_pages(PageWrites(slots, columns, table.reshape(-1)))
-        found: list[torch.Tensor] = []
+        results: list[torch.Tensor] = []
 
         def run(decode: list[int], *chunks: tuple[int, int, int]) -> None:
             parts = [
@@ -100,13 +100,13 @@ def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.
                 for slot, begin, end in chunks
             ]
             plan = StepPlan(
-                step=len(found),
+                step=len(results),
                 decode=np.array(decode, np.int32),
-                decode_version=len(found),
+                decode_version=len(results),
                 pages=PageWrites(),
                 prefill=tuple(parts),
             )
-            found.append(model.logits(step.forward(plan, BatchLayout.from_plan(plan, state))).float())
+            results.append(model.logits(step.forward(plan, BatchLayout.from_plan(plan, state))).float())
 
         run([], (0, 0, 128), (0, 128, prompt))
         run([], (1, shared(prompt), prompt))
@@ -114,11 +114,11 @@ def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.
             state.lengths[1] = prompt + index
             state.last_tokens[1] = rows[1][prompt + index]
             run([1])
-    return torch.cat(found)
+    return torch.cat(results)
 
 
 def check_tokens(found: torch.Tensor, exact: torch.Tensor, same: int) -> None:
-    """Expect the most probable tokens of the first `same` rows, of others one that is as probable."""
+    """Expect the most probable tokens in the first `same` rows, and equally probable ones in the others."""
     chosen = found.argmax(-1)
     assert torch.equal(chosen[:same], exact.argmax(-1)[:same])
     lost = exact.amax(-1) - exact.gather(-1, chosen[:, None])[:, 0]
@@ -126,7 +126,7 @@ def check_tokens(found: torch.Tensor, exact: torch.Tensor, same: int) -> None:
 
 
 def check(folder: Path, theirs: Any, vocabulary: int, prompt: int) -> None:
-    """Compare ours of a folder with Transformers' model, which is in float32."""
+    """Compare the model of a folder with the Transformers model, which is in float32."""
     draw = np.random.default_rng(1).integers(3, vocabulary, (2, prompt + DECODES))
     draw[1, : shared(prompt)] = draw[0, : shared(prompt)]
     rows = draw.tolist()
@@ -153,5 +153,5 @@ def test_logits_equal_transformers(shape: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", small_models.FAMILIES)
 def test_logits_of_each_family_equal_transformers(family: str, tmp_path: Path) -> None:
-    """Three layers, which any GPU runs in seconds."""
+    """With three layers, which any GPU runs in seconds."""
     check(tmp_path, small_models.save_model(tmp_path, family), small_models.VOCABULARY, SHORT)

@@ -1,4 +1,4 @@
-"""What a start on a GPU tells, and takes where a package is missing."""
+"""Start-up on a GPU: what it reports, and its fallback where a package is missing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from mizzen.engine.loading.loader import load_engine
 pytestmark = WITH_FA3
 
 
-def test_a_start_counts_its_graphs(folder: Path) -> None:
+def test_start_up_reports_the_number_of_graphs(folder: Path) -> None:
     phases: list[str] = []
-    told: list[tuple[str, int, int]] = []
+    output: list[tuple[str, int, int]] = []
     options = EngineOptions(
         model=str(folder),
         device="cuda",
@@ -30,10 +30,10 @@ def test_a_start_counts_its_graphs(folder: Path) -> None:
         max_running_requests=16,
         prefill_chunk_tokens=256,
     )
-    engine = load_engine(options, phases.append, lambda done, total: told.append((phases[-1], done, total)))
+    engine = load_engine(options, phases.append, lambda done, total: output.append((phases[-1], done, total)))
     engine.close()
     assert phases == ["config", "weights", "kv", "graphs", "warmup"] == list(engine.info.phases)
-    counted = [(done, total) for phase, done, total in told if phase == "graphs"]
+    counted = [(done, total) for phase, done, total in output if phase == "graphs"]
     assert [done for done, _ in counted] == list(range(1, counted[0][1] + 1))
     assert len(counted) > len(batch_sizes(16))  # and those of steps with prompts
     assert engine.info.attention == ("split", "fa3")
@@ -41,7 +41,7 @@ def test_a_start_counts_its_graphs(folder: Path) -> None:
     assert engine.info.graph_bytes > 0
 
 
-def test_flashinfer_takes_over_where_fa3_does_not_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flashinfer_is_the_fallback_for_fa3(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("flashinfer")
     need("fa2", 64, window=False)
     draw = np.random.default_rng(5)

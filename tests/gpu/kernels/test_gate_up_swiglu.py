@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from gemm_kit import check_replays, close, normal
 
-from mizzen.kernels.gemm.gate_up_swiglu import gated
+from mizzen.kernels.gemm.gate_up_swiglu import gate_up_swiglu
 from mizzen.kernels.norm import rms_norm
 from mizzen.kernels.swiglu import silu_mul
 
@@ -28,7 +28,7 @@ def test_it_equals_the_library_and_the_exact_product(shape: tuple[int, int]) -> 
     weight = normal(rows, columns) / columns**0.5
     for count in (1, 255, 256, 300, 1023, 4097):
         x = normal(count, columns, seed=count)
-        got = gated(weight, x)
+        got = gate_up_swiglu(weight, x)
         gates, others = (x.double() @ weight.double().T).chunk(2, dim=-1)
         exact = F.silu(gates) * others
         assert got.shape == exact.shape
@@ -43,7 +43,7 @@ def test_large_gates_stay_finite() -> None:
     for scale in (100, 1e6, 1e17):
         x = normal(512, 320, seed=1) * scale
         wanted = silu_mul(F.linear(x, weight))
-        got = gated(weight, x)
+        got = gate_up_swiglu(weight, x)
         assert torch.equal(got.isfinite(), wanted.isfinite())
         close(got.nan_to_num(0, 0, 0), wanted.nan_to_num(0, 0, 0))
 
@@ -51,7 +51,7 @@ def test_large_gates_stay_finite() -> None:
 def test_it_writes_no_row_or_column_beyond_the_last() -> None:
     weight, x = normal(1040, 320) / 18, normal(700, 320)
     area = torch.full((700 + 300, 520), float("nan"), dtype=torch.bfloat16, device="cuda")
-    got = gated(weight, x, area[100:800])
+    got = gate_up_swiglu(weight, x, area[100:800])
     assert got.isfinite().all()
     assert area[:100].isnan().all() and area[800:].isnan().all()
 
@@ -65,7 +65,7 @@ def test_a_chain_of_kernels_that_overlap_gives_the_same_each_time() -> None:
     def chain() -> None:
         y = x
         for weight in weights:
-            y = rms_norm(gated(weight, y), ones, 1e-6)
+            y = rms_norm(gate_up_swiglu(weight, y), ones, 1e-6)
         out.copy_(y)
 
     found = check_replays(chain, out, 50)

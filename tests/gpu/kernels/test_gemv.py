@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from gemm_kit import check_replays, normal
 
-from mizzen.kernels.gemm.gemv import Norm, gemv, serves
+from mizzen.kernels.gemm.gemv import PreNorm, gemv, supports
 from mizzen.kernels.norm import add_rms_norm, rms_norm
 from mizzen.kernels.swiglu import silu_mul
 
@@ -24,7 +24,7 @@ pytestmark = [
 @pytest.mark.parametrize("rows", [1, 13, 4096])
 def test_gemv(rows: int, columns: int) -> None:
     weight = normal(rows, columns)
-    assert serves(weight)
+    assert supports(weight)
     x = normal(1, columns, seed=1)
     wanted = x.double() @ weight.double().T
     out = torch.full((1, rows), float("nan"), dtype=torch.bfloat16, device="cuda")
@@ -42,13 +42,13 @@ def test_gemv_with_a_norm_before_and_a_gate_behind(columns: int, gate: bool, add
     plain = add_rms_norm(x, total, scale, 1e-6) if add else rms_norm(x, scale, 1e-6)
     wanted = gemv(weight, plain)
     wanted = silu_mul(wanted) if gate else wanted
-    after = torch.full_like(x, float("nan"))
-    norm = Norm(scale=scale, epsilon=1e-6, residual=residual if add else None)
-    got = gemv(weight, x, gate=gate, norm=norm, after=after if add else None)
+    new_residual = torch.full_like(x, float("nan"))
+    norm = PreNorm(scale=scale, epsilon=1e-6, residual=residual if add else None)
+    got = gemv(weight, x, swiglu=gate, norm=norm, new_residual=new_residual if add else None)
     assert (got.double() - wanted.double()).norm() < 4e-3 * wanted.double().norm()
     if add:
-        assert torch.equal(after, total)
-    close = gemv(weight, plain, gate=gate)
+        assert torch.equal(new_residual, total)
+    close = gemv(weight, plain, swiglu=gate)
     assert (close.double() - wanted.double()).norm() < 4e-3 * wanted.double().norm()
 
 

@@ -182,7 +182,9 @@ def test_sampling_of_extreme_logits() -> None:
 def test_draw_and_advance_leaves_padding_where_it_is() -> None:
     made = slots_state([SamplingParams(temperature=0)] * 4)
     state = made.state
-    slots = torch.tensor([*made.slots, state.scratch_slot, state.scratch_slot], dtype=torch.int32, device=DEVICE)
+    slots = torch.tensor(
+        [*made.slots, state.scratch_slot, state.scratch_slot], dtype=torch.int32, device=DEVICE
+    )
     positions = torch.tensor([5, 6, 7, 8, 0, 0], dtype=torch.int32, device=DEVICE)
     tokens = torch.empty(6, dtype=torch.int64, device=DEVICE)
     logits = normal(6, 500)
@@ -250,10 +252,13 @@ def test_penalties_and_masks_are_applied_where_rows_are_drawn(vocab: int) -> Non
         assert tokens[:6].tolist() == wanted.tolist()
         assert subject.last_tokens[upload(slots)].tolist() == wanted.tolist()
         for slot in slots[[1, 2, 4, 5]].tolist():
-            rows = [state.logits_params.counts.table[state.logits_params.counts.row_by_slot[slot]] for state in twins]
+            rows = [
+                state.logits_params.counts.table[state.logits_params.counts.row_by_slot[slot]]
+                for state in twins
+            ]
             assert torch.equal(*rows)
     penalties.set_batch(slots, np.array([], np.int64))
-    assert penalties.places[upload(slots[[1, 4]])].lt(-1).all()
+    assert penalties.count_rows[upload(slots[[1, 4]])].lt(-1).all()
 
 
 @pytest.mark.parametrize("vocab", [100, 4096, 9001])
@@ -279,13 +284,13 @@ def test_page_lists(page: int) -> None:
     counts = -(-lengths // page)
     spare = PageIndices.allocate(len(slots) + 2, int(counts.sum()) + 3, DEVICE)
     for lists in (spare, spare.head(len(slots) - 1)):
-        lists.pages.fill_(-1)
-        rows = len(lists.last) if lists is not spare else len(slots)
+        lists.indices.fill_(-1)
+        rows = len(lists.last_page_len) if lists is not spare else len(slots)
         device = [torch.from_numpy(part).to(DEVICE) for part in (slots[:rows], lengths[:rows], table)]
         build_page_indices(*device, page, lists)
         starts = np.concatenate([[0], np.cumsum(counts[:rows])])
         wanted = np.concatenate([table[slots[i], : counts[i]] for i in range(rows)])
-        assert lists.starts[: rows + 1].tolist() == starts.tolist()
-        assert lists.last[:rows].tolist() == (lengths[:rows] - (counts[:rows] - 1) * page).tolist()
-        assert lists.pages[: len(wanted)].tolist() == wanted.tolist()
-        assert lists.pages[len(wanted) :].eq(-1).all()
+        assert lists.indptr[: rows + 1].tolist() == starts.tolist()
+        assert lists.last_page_len[:rows].tolist() == (lengths[:rows] - (counts[:rows] - 1) * page).tolist()
+        assert lists.indices[: len(wanted)].tolist() == wanted.tolist()
+        assert lists.indices[len(wanted) :].eq(-1).all()

@@ -1,4 +1,4 @@
-"""Products of few rows equal PyTorch's, whatever the cut, alone and in a chain of kernels that overlap."""
+"""Products of few rows equal PyTorch's, whatever the config, alone and in a chain of kernels that overlap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from gemm_kit import check_chain, close, normal
 
-from mizzen.kernels.gemm.small_m import Cut, skinny
+from mizzen.kernels.gemm.small_m import SmallMTileConfig, small_m_gemm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,22 +18,26 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("cut", [None, Cut(1, 4), Cut(2, 3), Cut(2, 8), Cut(4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [None, SmallMTileConfig(1, 4), SmallMTileConfig(2, 3), SmallMTileConfig(2, 8), SmallMTileConfig(4, 2)],
+    ids=str,
+)
 @pytest.mark.parametrize("columns", [32, 1024, 3072, 4128, 25600])
 @pytest.mark.parametrize("rows", [24, 4096])
-def test_skinny(rows: int, columns: int, cut: Cut | None) -> None:
+def test_skinny(rows: int, columns: int, config: SmallMTileConfig | None) -> None:
     weight = normal(rows, columns) / columns**0.5
     for count in (1, 2, 8, 9, 16, 17, 32):
         x = normal(count, columns, seed=count)
         out = torch.full((count, rows), float("nan"), dtype=torch.bfloat16, device="cuda")
         wanted = x.double() @ weight.double().T
-        close(skinny(weight, x, cut=cut), wanted)
-        close(skinny(weight, x, out, cut=cut), wanted)
-        if cut is None or cut.tiles > 1:
+        close(small_m_gemm(weight, x, config=config), wanted)
+        close(small_m_gemm(weight, x, out, config=config), wanted)
+        if config is None or config.tiles > 1:
             gate, up = wanted.chunk(2, -1)
-            close(skinny(weight, x, gate=True, cut=cut), F.silu(gate) * up)
+            close(small_m_gemm(weight, x, swiglu=True, config=config), F.silu(gate) * up)
 
 
 @pytest.mark.parametrize("count", [3, 16, 30])
 def test_a_chain_of_overlapping_products_is_right_every_time(count: int) -> None:
-    check_chain(skinny, 1024, 40, count)
+    check_chain(small_m_gemm, 1024, 40, count)

@@ -48,7 +48,9 @@ def state_of(kinds: list[dict[str, Any]], vocab: int = 0, known: int = 0) -> tup
         tokens = np.random.default_rng(number).integers(0, vocab or 1, known).astype(np.int32)
         asks = SlotOptions(tokens=tokens, prompt_tokens=known // 3) if known else None
         sampling = SamplingParams(**kind)
-        starts.append(SlotStart(slot=slot, length=0, sampling=sampling, seed=number * 2**60 + 11, options=asks))
+        starts.append(
+            SlotStart(slot=slot, length=0, sampling=sampling, seed=number * 2**60 + 11, options=asks)
+        )
     state.start_slots(tuple(starts))
     return state, slots
 
@@ -57,10 +59,12 @@ def drawn(
     logits: torch.Tensor, state: SlotState, slots: np.ndarray, positions: np.ndarray, rows: list[int]
 ) -> list[int]:
     """Draw rows by the kernel."""
-    assert top_k_top_p.serves(logits.shape[1], logits.dtype, DEVICE)
+    assert top_k_top_p.supports(logits.shape[1], logits.dtype, DEVICE)
     tokens = torch.full((len(slots),), -1, dtype=torch.int64, device=DEVICE)
     where = UPLOAD.upload_together(slots.astype(np.int32), positions.astype(np.int32))
-    top_k_top_p.sample_top_k_top_p(logits, UPLOAD(np.array(rows, np.int64)), *where, state.sampling_tensors, tokens)
+    top_k_top_p.sample_top_k_top_p(
+        logits, UPLOAD(np.array(rows, np.int64)), *where, state.sampling_tensors, tokens
+    )
     others = np.setdiff1d(np.arange(len(slots)), rows)
     assert (tokens[UPLOAD(others)] == -1).all()
     return tokens[UPLOAD(np.array(rows, np.int64))].tolist()
@@ -161,6 +165,11 @@ def test_penalties_and_masks_are_applied_and_counted(vocab: int, masked: bool, d
         )
         assert tokens.tolist() == wanted.tolist()
         assert subject.last_tokens[UPLOAD(slots)].tolist() == wanted.tolist()
-    counted = [subject.logits_params.counts.table[subject.logits_params.counts.row_by_slot[slot]] for slot in slots[1::3]]
-    expected = [plain.logits_params.counts.table[plain.logits_params.counts.row_by_slot[slot]] for slot in slots[1::3]]
+    counted = [
+        subject.logits_params.counts.table[subject.logits_params.counts.row_by_slot[slot]]
+        for slot in slots[1::3]
+    ]
+    expected = [
+        plain.logits_params.counts.table[plain.logits_params.counts.row_by_slot[slot]] for slot in slots[1::3]
+    ]
     assert all(torch.equal(one, other) for one, other in zip(counted, expected, strict=True))

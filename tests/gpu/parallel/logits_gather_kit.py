@@ -1,4 +1,4 @@
-"""Logits of heads that are split over GPUs: written to rank 0's memory, and gathered."""
+"""Logits of heads that are sharded over GPUs: written to rank 0's buffer, and gathered."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from mizzen.layers.context import BuildContext, skinny
-from mizzen.layers.embedding import Embedding, TiedHead
+from mizzen.layers.context import BuildContext
+from mizzen.layers.embedding import TiedHead, TokenEmbedding
+from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
 from mizzen.layers.sharding import Axis, Mesh
 from mizzen.parallel.process_group import RankConfig, RankGroup
 
@@ -22,17 +23,17 @@ MOST_ROWS = 256
 Given = TypeVar("Given")
 
 
-def on_ranks(size: int, folder: Path, work: Callable[..., Given], *given: Any) -> list[Given]:
-    """Call a function of a module with each rank's group, in a process each; return what each returns.
+def on_ranks(size: int, folder: Path, work: Callable[..., Given], *args: Any) -> list[Given]:
+    """Call a function of a module with each rank's group, one process each; return the results by rank.
 
     Raises:
-        TimeoutError: it took too long; the processes were killed.
+        TimeoutError: It took too long; the processes were killed.
     """
     context = multiprocessing.get_context("spawn")
     pools = [ProcessPoolExecutor(1, context) for _ in range(size)]
     try:
-        told = f"file://{folder}/meet"
-        futures = [pool.submit(ranked, rank, size, told, work, *given) for rank, pool in enumerate(pools)]
+        output = f"file://{folder}/meet"
+        futures = [pool.submit(ranked, rank, size, output, work, *args) for rank, pool in enumerate(pools)]
         return [future.result(SECONDS) for future in futures]
     finally:
         for pool in pools:
@@ -41,20 +42,22 @@ def on_ranks(size: int, folder: Path, work: Callable[..., Given], *given: Any) -
             pool.shutdown()
 
 
-def ranked(rank: int, size: int, rendezvous: str, work: Callable[..., Given], *given: Any) -> Given:
-    """Meet the others and do a rank's work."""
+def ranked(rank: int, size: int, rendezvous: str, work: Callable[..., Given], *args: Any) -> Given:
+    """Join the group and do a rank's work."""
     device = torch.device("cuda", rank % torch.cuda.device_count())
-    group = RankGroup(RankConfig(rank=rank, size=size, rendezvous=rendezvous, device=device, timeout_seconds=SECONDS))
+    group = RankGroup(
+        RankConfig(rank=rank, size=size, rendezvous=rendezvous, device=device, timeout_seconds=SECONDS)
+    )
     with torch.inference_mode():
-        done = work(group, *given)
+        done = work(group, *args)
     torch.cuda.synchronize(device)
     group.barrier("end")
     return done
 
 
 @dataclass
-class Found:
-    """What a rank found."""
+class RankResult:
+    """Results of a rank."""
 
     placed: bool = False
     """There is a place for its logits."""
@@ -63,9 +66,9 @@ class Found:
 
 
 class Case:
-    """A head of so many tokens on this rank, a room for its logits, and what they must be.
+    """A head with its logits buffer on this rank, and the expected logits.
 
-    Weights and inputs are -1, 0 and 1: sums are whole numbers that bfloat16 holds, in whatever order.
+    Weights and inputs are -1, 0 and 1: sums are whole numbers that bfloat16 represents, in any order.
     """
 
     def __init__(self, group: RankGroup, vocab: int) -> None:
@@ -75,19 +78,19 @@ class Case:
             device=self.device,
             dtype=torch.bfloat16,
             mesh=Mesh(Axis(group.rank, group.size)),
-            linear=skinny,
+            make_linear=SmallBatchLinear,
             fused=True,
-            ranks=self.ranks,
+            collectives=self.ranks,
         )
-        embedding = Embedding(build, "embed", vocab, HIDDEN)
+        embedding = TokenEmbedding(build, "embed", vocab, HIDDEN)
         self.whole = self.drawn(vocab)
         self.vocabulary = embedding.vocabulary
         embedding.weight[: self.vocabulary.count] = self.whole[self.vocabulary.tokens]
         self.head = TiedHead(build, embedding)
-        self.room = self.ranks.allocate_logits_buffer(MOST_ROWS, vocab, torch.bfloat16, self.device)
+        self.buffer = self.ranks.allocate_logits_buffer(MOST_ROWS, vocab, torch.bfloat16, self.device)
 
     def drawn(self, rows: int) -> torch.Tensor:
-        """Return numbers [rows, HIDDEN], the same on all ranks."""
+        """Return random numbers [rows, HIDDEN], the same on all ranks."""
         shape = (rows, HIDDEN)
         return torch.randint(-1, 2, shape, device=self.device, generator=self.numbers).to(torch.bfloat16)
 
@@ -113,13 +116,13 @@ def plainly(case: Case, rows: int) -> bool:
     inputs, copies = [case.drawn(rows) for _ in range(2)], []
     for x in inputs:
         case.layers()
-        copies.append(case.head(x, case.room[:rows]).clone())
+        copies.append(case.head(x, case.buffer[:rows]).clone())
     return case.good(inputs, copies)
 
 
 def captured(case: Case, rows: int) -> bool:
     """Compute logits by replays of a graph."""
-    x, out = case.drawn(rows), case.room[:rows]
+    x, out = case.drawn(rows), case.buffer[:rows]
     stream = torch.cuda.Stream(case.device)
     stream.wait_stream(torch.cuda.current_stream(case.device))
     graph = torch.cuda.CUDAGraph()
@@ -142,12 +145,12 @@ def captured(case: Case, rows: int) -> bool:
     return case.good(inputs, copies)
 
 
-def logits(group: RankGroup, vocab: int, rows: list[int]) -> Found:
+def logits(group: RankGroup, vocab: int, rows: list[int]) -> RankResult:
     """Compute the logits of so many rows in each way."""
-    case, found = Case(group, vocab), Found()
-    found.placed = case.ranks.map_logits_shard(case.room, case.vocabulary.tokens) is not None
+    case, results = Case(group, vocab), RankResult()
+    results.placed = case.ranks.map_logits_shard(case.buffer, case.vocabulary.tokens) is not None
     for count in rows:
-        found.right[f"{count} rows"] = plainly(case, count)
-        if found.placed:  # NCCL's are captured by whole steps
-            found.right[f"{count} rows, captured"] = captured(case, count)
-    return found
+        results.right[f"{count} rows"] = plainly(case, count)
+        if results.placed:  # NCCL's are captured by whole steps
+            results.right[f"{count} rows, captured"] = captured(case, count)
+    return results

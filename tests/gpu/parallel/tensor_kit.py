@@ -1,7 +1,7 @@
-"""What tests of several GPUs share: models, requests, and work in processes of its own.
+"""Shared by tests on several GPUs: models, requests, and work in separate processes.
 
-PyTorch lets a process meet others in peer memory once, and a second group of it goes by NCCL alone: what is
-to be tried over peer memory is called by `apart`.
+PyTorch lets a process use peer memory with one group only, and a second group uses NCCL alone: whatever is
+to be tried over peer memory runs through `apart`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
+from common_parts.shapes import SHAPES
 from random_load import RandomLoad
 from small_models import VOCABULARY
 
-from gpu import SHAPES
 from mizzen import LLM, SamplingParams
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 ONE_GPU = GPUS == 1 and torch.cuda.get_device_capability() == (9, 0)
-"""All ranks share the machine's only GPU, which tries everything but NCCL."""
+"""Whether all ranks share the machine's only GPU, which tests everything but NCCL."""
 RANKS = [size for size in (2, 4, 8) if size <= GPUS or ONE_GPU]
 several_gpus = [
     pytest.mark.gpu,
@@ -37,28 +37,28 @@ if ONE_GPU:
     paths = [str(Path(__file__).parent / "one_gpu"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 APART_SECONDS = 240.0
-"""Beyond this a call is taken to hang."""
+"""Time after which a call counts as hanging."""
 SMALL: dict[str, Any] = {"skip_tokenizer": True, "kv_cache_tokens": 8192, "max_running_requests": 32}
 Given = TypeVar("Given")
 
 
-def apart(work: Callable[..., Given], *given: Any, seconds: float = APART_SECONDS) -> Given:
-    """Call a function of a module in a process of its own, and return what it returns.
+def apart(work: Callable[..., Given], *args: Any, seconds: float = APART_SECONDS) -> Given:
+    """Call a function of a module in a process of its own, and return its result.
 
     Raises:
-        TimeoutError: it took longer than so many seconds; it was killed, and its ranks end with it.
+        TimeoutError: It took longer than `seconds`; it was killed, and its ranks with it.
     """
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
     try:
-        return pool.submit(work, *given).result(seconds)
+        return pool.submit(work, *args).result(seconds)
     finally:
         for process in list((pool._processes or {}).values()):
             process.kill()
         pool.shutdown()
 
 
-def asked(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Requests of every kind: greedy, drawn, filtered, penalised, with log probabilities."""
+def random_requests(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Return requests of every kind: greedy, random, filtered, penalized, with log probabilities."""
     rng = np.random.default_rng(3)
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},
@@ -73,31 +73,31 @@ def asked(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
 
 
 def generated(model: Path, options: dict[str, Any]) -> list[list[int]]:
-    """Return the tokens of each of some requests, in float32."""
-    prompts, params = asked(12)
+    """Return the tokens of each request, in float32."""
+    prompts, params = random_requests(12)
     with LLM(model, device="cuda", dtype="float32", **SMALL, **options) as llm:
         return [answer.token_ids for answer in llm.generate(prompts, params)]
 
 
 def generated_twice(model: Path, options: dict[str, Any]) -> list[list[list[int]]]:
-    """Return what `generated` returns, of two groups of this process, one after the other."""
+    """Return the result of `generated` for two groups of this process, one after the other."""
     return [generated(model, options) for _ in range(2)]
 
 
 def wide_model(folder: Path) -> Path:
-    """Write a config.json as wide as Qwen3-8B, with four layers; its weights are dummies."""
+    """Write a config.json as wide as Qwen3-8B with four layers, for dummy weights."""
     (folder / "config.json").write_text(json.dumps({**SHAPES["qwen3-8b"], "num_hidden_layers": 4}))
     return folder
 
 
 def whole_model(folder: Path) -> Path:
-    """Write the config.json of Qwen3-0.6B; its weights are dummies."""
+    """Write the config.json of Qwen3-0.6B, for dummy weights."""
     (folder / "config.json").write_text(json.dumps(SHAPES["qwen3-0.6b"]))
     return folder
 
 
 def log_probabilities(model: Path, options: dict[str, Any]) -> list[np.ndarray]:
-    """Return the log probability of each token of some prompts but its first: bfloat16, dummy weights."""
+    """Return the log probability of each prompt token but the first: bfloat16, dummy weights."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 150_000, length).tolist() for length in (2, 7, 64, 500, 1000)]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=0)
@@ -110,7 +110,7 @@ def log_probabilities(model: Path, options: dict[str, Any]) -> list[np.ndarray]:
 
 
 def loaded(model: Path, ranks: int, seconds: float) -> dict[str, int]:
-    """Put a random load with aborts on several ranks; return what came of it."""
+    """Put a random load with aborts on several ranks; return its outcome."""
     options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer": True, "check_integrity": True}
     options |= {"kv_cache_tokens": 40_000, "max_running_requests": 64, "prefill_chunk_tokens": 1024}
     with LLM(model, device="cuda", tensor=ranks, **options) as llm:

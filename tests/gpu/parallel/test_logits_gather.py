@@ -1,4 +1,4 @@
-"""Logits that ranks write to rank 0's memory are those that it would gather."""
+"""Logits that ranks write to rank 0's buffer equal gathered ones."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PADDED = 1000
 
 @pytest.mark.parametrize("size", RANKS[:2])
 @pytest.mark.parametrize("vocab", EVEN)
-def test_placed_logits_are_those_that_are_gathered(vocab: int, size: int, tmp_path: Path) -> None:
-    for found in logits_gather_kit.on_ranks(size, tmp_path, logits_gather_kit.logits, vocab, ROWS):
-        assert found.placed
-        assert all(found.right.values()), found.right
+def test_placed_logits_equal_gathered_logits(vocab: int, size: int, tmp_path: Path) -> None:
+    for results in logits_gather_kit.on_ranks(size, tmp_path, logits_gather_kit.logits, vocab, ROWS):
+        assert results.placed
+        assert all(results.right.values()), results.right
 
 
 def test_padded_vocabularies_are_gathered(tmp_path: Path) -> None:
-    for found in logits_gather_kit.on_ranks(2, tmp_path, logits_gather_kit.logits, PADDED, ROWS):
-        assert not found.placed
-        assert all(found.right.values()), found.right
+    for results in logits_gather_kit.on_ranks(2, tmp_path, logits_gather_kit.logits, PADDED, ROWS):
+        assert not results.placed
+        assert all(results.right.values()), results.right

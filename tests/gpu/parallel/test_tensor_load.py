@@ -1,6 +1,6 @@
-"""Several GPUs under load, and a quick end when a rank of theirs is gone.
+"""Several GPUs under load, and a prompt exit when a rank is lost.
 
-MIZZEN_LOAD_SECONDS sets how long the random load lasts: 20 by default, 300 for the full test.
+MIZZEN_LOAD_SECONDS sets the duration of the random load: 20 by default, 300 for the full test.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = tensor_kit.several_gpus
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300)
 @pytest.mark.parametrize("size", RANKS if tensor_kit.GPUS > 1 else RANKS[:1])
-def test_random_load_with_aborts_leaves_nothing_behind(size: int, tmp_path: Path) -> None:
+def test_random_load_with_aborts_frees_everything(size: int, tmp_path: Path) -> None:
     came = apart(loaded, whole_model(tmp_path), size, SECONDS, seconds=SECONDS + 200)
     print(f"random load on {size} ranks: {came}")
     assert came["sent"] == came["ended"] > RATE * SECONDS
@@ -72,7 +72,7 @@ os._exit(int(follower.is_running() and follower.status() != psutil.STATUS_ZOMBIE
 
 
 @GONE
-def test_a_rank_that_is_gone_fails_the_batch_of_a_program(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_killed_rank_fails_the_programs_batch(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOST, str(whole_model(tmp_path)), str(int(number))]
     run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert run.returncode == 0, run.stderr
@@ -92,7 +92,7 @@ def engine(tmp_path: Path) -> Iterator[EngineProcess]:
 
 
 @GONE
-def test_a_rank_that_is_gone_ends_the_engine_within_ten_seconds(
+def test_a_killed_rank_ends_the_engine_within_ten_seconds(
     number: signal.Signals, engine: EngineProcess
 ) -> None:
     wire = engine.until(lambda: engine.get("/readyz").get("wire"))
@@ -102,14 +102,14 @@ def test_a_rank_that_is_gone_ends_the_engine_within_ten_seconds(
         gateway.until(lambda: len(gateway.tokens[4]) > 5)
         others = psutil.Process(engine.process.pid).children(recursive=True)
         (follower,) = (child for child in others if "mizzen.server.ranks.follower" in child.cmdline())
-        began = time.monotonic()
+        start_time = time.monotonic()
         follower.send_signal(number)
         assert engine.process.wait(60) == 1
-        took = time.monotonic() - began
+        elapsed = time.monotonic() - start_time
         assert not any(process.is_running() for process in others)
         assert not gateway.ends
-    told = engine.message.read_text()
-    print(f"{number.name}: ended after {took:.1f} s: {told}")
-    assert took < ENDS_WITHIN
-    assert f"rank 1 (process {follower.pid})" in told
-    assert told.strip().split(": ", 1)[1] in engine.log.read_text()
+    output = engine.message.read_text()
+    print(f"{number.name}: ended after {elapsed:.1f} s: {output}")
+    assert elapsed < ENDS_WITHIN
+    assert f"rank 1 (process {follower.pid})" in output
+    assert output.strip().split(": ", 1)[1] in engine.log.read_text()

@@ -1,4 +1,4 @@
-"""A model on several GPUs gives the tokens and log probabilities of one, whichever way its ranks add up."""
+"""A model on several GPUs gives the tokens and log probabilities of one, with every all-reduce."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADS = 4
 
 
 class SingleRank:
-    """What one GPU answers, by family; each is asked once."""
+    """Answers of one GPU, by family; each is computed once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,40 +41,40 @@ class SingleRank:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> SingleRank:
-    """Tokens of one GPU, to compare with."""
+    """Tokens of one GPU, for comparison."""
     return SingleRank(tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.parametrize("size", [size for size in RANKS if size <= HEADS])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ranks_give_the_tokens_of_one(family: str, size: int, alone: SingleRank) -> None:
+def test_several_ranks_sample_the_tokens_of_one(family: str, size: int, alone: SingleRank) -> None:
     assert apart(generated, alone.model(family), {"tensor": size}) == alone[family]
 
 
 @pytest.mark.parametrize("way", [pytest.param("nccl", marks=with_nccl), "one-shot", "two-shot"])
 @pytest.mark.parametrize("size", RANKS[:2])
-def test_every_way_of_float32_gives_the_same_tokens(size: int, way: str, alone: SingleRank) -> None:
-    """The ways that are fused with the norm add up bfloat16 alone."""
+def test_every_float32_all_reduce_gives_the_same_tokens(size: int, way: str, alone: SingleRank) -> None:
+    """All-reduces fused with the norm support only bfloat16."""
     options = {"tensor": size, "all_reduce": way}
     assert apart(generated, alone.model("qwen3"), options) == alone["qwen3"]
 
 
 @with_nccl
-def test_a_process_can_have_one_group_after_another(alone: SingleRank) -> None:
-    found = apart(generated_twice, alone.model("qwen3"), {"tensor": 2})
-    assert found == [alone["qwen3"]] * 2
+def test_a_process_can_join_one_group_after_another(alone: SingleRank) -> None:
+    results = apart(generated_twice, alone.model("qwen3"), {"tensor": 2})
+    assert results == [alone["qwen3"]] * 2
 
 
 @pytest.mark.parametrize("size", RANKS)
-def test_fused_sums_are_those_of_plain_operations(size: int, tmp_path: Path) -> None:
+def test_fused_all_reduce_equals_plain_operations(size: int, tmp_path: Path) -> None:
     on_ranks(size, tmp_path, allreduce.check)
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarray]]:
-    """A model of real shapes, and what one GPU finds of it.
+    """A model of real shapes, and its log probabilities on one GPU.
 
-    In a process of its own, too: what a test keeps of one GPU's memory, a group finds amiss.
+    In a process of its own, because memory that a test keeps on one GPU disturbs a group.
     """
     folder = tensor_kit.wide_model(tmp_path_factory.mktemp("wide"))
     return folder, apart(log_probabilities, folder, {})
@@ -84,12 +84,12 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarra
     "way", ["auto", "push", "fused", "fused-two-shot", pytest.param("nccl", marks=with_nccl)]
 )
 @pytest.mark.parametrize("size", RANKS)
-def test_log_probabilities_on_real_shapes_are_those_of_one_rank(
+def test_log_probabilities_on_real_shapes_equal_those_of_one_rank(
     size: int, way: str, wide: tuple[Path, list[np.ndarray]]
 ) -> None:
     folder, alone = wide
-    found = apart(log_probabilities, folder, {"tensor": size, "all_reduce": way})
-    for many, one in zip(found, alone, strict=True):
+    results = apart(log_probabilities, folder, {"tensor": size, "all_reduce": way})
+    for many, one in zip(results, alone, strict=True):
         assert one.std() > 0.5 or len(one) < 10
         # Sums in another order, rounded to bfloat16 four times a layer.
         np.testing.assert_allclose(many, one, atol=0.15)

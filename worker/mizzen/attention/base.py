@@ -1,6 +1,6 @@
-"""The interface of attention backends, and the paged KV that they read.
+"""The interface of attention backends, and the paged KV cache that they read.
 
-A step's tokens come as one batch: first one token of each decode row, then the tokens of each prefill chunk.
+The tokens of a step form one batch: first one token per decode row, then the tokens of each prefill chunk.
 Prefill and decode may use different backends.
 """
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
 
 E4M3_LARGEST = 448.0
-"""The largest number of torch.float8_e4m3fn."""
+"""Largest number of torch.float8_e4m3fn."""
 
 PlannedAttention = Callable[[int, torch.Tensor, Any, Any, torch.Tensor], None]
-"""(layer, q, k, v, out): attention of one part of the batch, written to `out`; k and v are stored already.
+"""(layer, q, k, v, out): computes attention for the decodes or prefills of a batch into `out`; k and v are
+already cached.
 
-k and v are the part's own new ones, [tokens, kv_heads, d], or None where a fused kernel stored them: backends
-that run on a GPU read them from the cache.
+k and v are the new ones of these tokens, [tokens, kv_heads, d], or None if a fused kernel cached them; GPU
+backends read them from the cache.
 """
 
 
@@ -42,40 +43,41 @@ FusedDecode = Callable[
     ],
     None,
 ]
-"""(layer, qkv, norms, epsilon, cos, sin, out): attention of decodes from their raw projection.
+"""(layer, qkv, norms, epsilon, cos, sin, out): fused QKV-prep decode, attention of decodes from the raw
+projection.
 
-It does to queries and keys what the model does between projection and attention (norms [d] of queries and
-keys or None, rotation by cos and sin [rows, 1, d / 2]), and stores keys and values.
+It applies QK norm (norms: weights [d] of queries and keys, or None) and RoPE (cos and sin [rows, 1, d / 2])
+to queries and keys, and stores keys and values.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """The shape of a model's attention on one rank."""
+    """Shape of a model's attention on one rank."""
 
     heads: int
     kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]
-    """By layer: tokens that a token sees, itself included; None sees all."""
+    """Sliding window by layer: tokens that a token attends to, itself included; None for all."""
 
     @property
     def gqa_group_size(self) -> int:
-        """Query heads that share a key-value head."""
+        """Number of query heads that share a KV head."""
         return self.heads // self.kv_heads
 
 
 class KVFormat(Protocol):
-    """What of a KV cache decides which backends run over it."""
+    """Properties of a KV cache that decide which backends support it."""
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the cache."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of keys and values."""
+        """Data type of keys and values."""
         ...
 
     @property
@@ -86,7 +88,7 @@ class KVFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """A cache that is not allocated yet."""
+    """Format of a KV cache that is not allocated yet."""
 
     device: torch.device
     dtype: torch.dtype
@@ -99,53 +101,57 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedKV:
-    """Keys and values of all layers, [layers, pages * page_size, kv_heads, head_dim] each.
+    """Keys and values of all layers, each [layers, pages * page_size, kv_heads, head_dim].
 
-    Finite everywhere from the start: masked slot_mapping are multiplied by zero, which a NaN would survive.
+    A KV slot is an index into the second dimension: page * page_size + offset. All values are finite from the
+    start: masked KV slots are multiplied by zero, which a NaN would survive.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     page_size: int
     key_scales: tuple[float, ...] = ()
-    """By layer: what queries come multiplied by, because keys come divided by it; none where all are 1."""
+    """Factor of queries by layer, the divisor of the cached keys; empty if all are 1."""
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the cache."""
         return self.keys.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of keys and values."""
+        """Data type of keys and values."""
         return self.keys.dtype
 
     @property
     def quantized(self) -> bool:
-        """Whether keys and values are 8-bit floats (e4m3, stored as they come: the weights have scales)."""
+        """Whether keys and values are 8-bit floats (e4m3, stored without scaling: the weights contain the
+        scales)."""
         return self.keys.dtype == torch.float8_e4m3fn
 
     def store(self, layer: int, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k, v [tokens, kv_heads, head_dim] to `slot_mapping` (int64 [tokens]: page * page_size + offset)."""
+        """Write k, v [tokens, kv_heads, head_dim] to the KV slots `slot_mapping` (int64 [tokens])."""
         keys, values = self.keys[layer], self.values[layer]
         if self.quantized:
-            # The format has no infinity: what is beyond its largest number becomes that.
+            # The format has no infinity: saturate at its largest number.
             k, v = (x.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(keys.dtype).view(torch.uint8) for x in (k, v))
             keys, values = keys.view(torch.uint8), values.view(torch.uint8)
         keys.index_copy_(0, slot_mapping, k)
         values.index_copy_(0, slot_mapping, v)
 
-    def read(self, layer: int, slot_mapping: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather the keys and values of `slot_mapping` (int64, any shape) as `dtype`."""
+    def read(
+        self, layer: int, kv_slots: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gather the keys and values of KV slots (int64, any shape) as `dtype`."""
         keys, values = self.keys[layer], self.values[layer]
         if self.quantized:
-            return tuple(x.view(torch.uint8)[slot_mapping].view(x.dtype).to(dtype) for x in (keys, values))  # type: ignore[return-value]
-        return keys[slot_mapping], values[slot_mapping]
+            return tuple(x.view(torch.uint8)[kv_slots].view(x.dtype).to(dtype) for x in (keys, values))  # type: ignore[return-value]
+        return keys[kv_slots], values[kv_slots]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTable:
-    """The page table, int32 [slots, columns], as the host and the device know it (the same memory on cpu)."""
+    """The page table, int32 [slots, columns], on the host and on the device (the same memory on the CPU)."""
 
     host: Int32
     device: torch.Tensor
@@ -153,18 +159,18 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRows:
-    """One query token for each of these slots."""
+    """Decode rows, with one query token each."""
 
     slots: Int64
-    """[rows], row of the page table."""
+    """Row of the page table by decode row, [rows]."""
     lengths: Int32
-    """[rows], tokens whose KV is read, the query's own included."""
+    """Tokens whose KV is read, the query's own included, [rows]."""
     pages: PageTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryChunk:
-    """`count` query tokens of a slot at positions start..start+count-1."""
+    """A prefill chunk: `count` query tokens of a slot at positions start..start+count-1."""
 
     slot: int
     start: int
@@ -176,20 +182,55 @@ class QueryChunk:
         return self.start + self.count
 
 
-def unsupported_error(name: str, why: str) -> ValueError:
-    """Return the error of a backend, named as the user did, that was chosen and does not run here."""
-    return ValueError(f"{name} does not run here: {why}; choose reference or auto")
+def unsupported_error(name: str, reason: str) -> ValueError:
+    """Return the error for a backend that was chosen, under the name of the option, but is not supported."""
+    return ValueError(f"{name} does not run here: {reason}; choose reference or auto")
+
+
+def requires(
+    kv: KVFormat,
+    head_dim: int,
+    *,
+    min_capability: int | None = None,
+    hopper: bool = False,
+    dtypes: tuple[torch.dtype, ...],
+    dtype_names: str,
+    head_dims: tuple[int, ...] | None = None,
+) -> str | None:
+    """Return the first requirement of a backend that a KV cache does not meet, as a reason; None if it meets
+    all.
+
+    Args:
+        kv: Format of the KV cache.
+        head_dim: Head dim of the model.
+        min_capability: Minimum major compute capability of the GPU.
+        hopper: Whether the GPU must be a Hopper GPU.
+        dtypes: Supported data types of the cache.
+        dtype_names: Names of these types, for the reason.
+        head_dims: Supported head dims; None if the caller checks them.
+    """
+    device = kv.device
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    if min_capability is not None and capability[0] < min_capability:
+        return f"it needs an NVIDIA GPU of compute capability {min_capability}.0 or above"
+    if hopper and capability != (9, 0):
+        return "it needs a Hopper GPU"
+    if kv.dtype not in dtypes:
+        return f"it needs {dtype_names}, not {str(kv.dtype).removeprefix('torch.')}"
+    if head_dims is not None and head_dim not in head_dims:
+        return f"head_dim must be one of {head_dims}, not {head_dim}"
+    return None
 
 
 def copy_to_device(array: Int32, device: torch.device) -> torch.Tensor:
-    """Copy a small array to the device without waiting."""
+    """Copy a small array to the device asynchronously."""
     return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(device, non_blocking=True)
 
 
 class AttentionBackend(ABC):
-    """Computes attention over paged KV; one instance an engine, used from one thread.
+    """Computes attention over paged KV; one instance per engine, used from one thread.
 
-    Attention is planned once a step and run once a layer.
+    Attention is planned once per step and run once per layer.
     """
 
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
@@ -197,30 +238,34 @@ class AttentionBackend(ABC):
         self.kv = kv
 
     def kernel_specs(self, *, norm: bool) -> set[KernelSpec]:
-        """Return what a start had better compile ahead; `norm` is whether queries and keys have one."""
+        """Return the specs of the kernels to compile at start-up; `norm` says whether the model has QK
+        norm."""
         return set()
 
     @abstractmethod
     def plan_decode(self, rows: DecodeRows) -> PlannedAttention:
-        """Prepare a batch of decodes."""
+        """Plan a batch of decodes."""
 
     @abstractmethod
     def plan_prefill(self, chunks: tuple[QueryChunk, ...], pages: PageTable) -> PlannedAttention:
-        """Prepare prefill chunks; their tokens stand one chunk after the other."""
+        """Plan prefill chunks, whose tokens are concatenated."""
 
 
 @runtime_checkable
 class DevicePlannedDecode(Protocol):
-    """A backend that plans decodes without the host knowing their lengths, as captured graphs need it."""
+    """A backend that plans decodes whose lengths only the device knows, as captured graphs need it."""
 
-    def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> PlannedAttention:
-        """Prepare a batch of decodes: int32 [rows], int32 [rows], int32 [slots, columns]."""
+    def plan_decode_on_device(
+        self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor
+    ) -> PlannedAttention:
+        """Plan a batch of decodes: int32 [rows], int32 [rows], int32 [slots, columns]."""
         ...
 
 
 @runtime_checkable
 class DevicePlannedSequences(Protocol):
-    """A backend that plans sequences of any lengths without the host knowing these, as graphs need it."""
+    """A backend that plans sequences of any lengths that only the device knows, as captured graphs need
+    it."""
 
     def plan_on_device(
         self,
@@ -230,77 +275,88 @@ class DevicePlannedSequences(Protocol):
         table: torch.Tensor,
         longest: int,
     ) -> PlannedAttention:
-        """Prepare a batch of query sequences, the last tokens of their slots each.
+        """Plan a batch of query sequences, each the last tokens of a slot.
 
         Args:
-            starts: int32 [sequences + 1], where each begins in the batch, then where the last one ends.
-            slots: int32 [sequences], rows of the page table.
-            lengths: int32 [sequences], tokens whose KV the last query of each reads, at least 1. Queries
-                beyond the length, at the front of a sequence, see nothing and yield zeros.
-            table: int32 [slots, columns].
-            longest: No sequence has more queries.
+            starts: First token of each sequence in the batch, and the end of the last one, int32 [sequences +
+                1].
+            slots: Rows of the page table, int32 [sequences].
+            lengths: Tokens whose KV the last query of each sequence reads, at least 1, int32 [sequences].
+                Excess queries at the front of a sequence attend to nothing and yield zeros.
+            table: Page table, int32 [slots, columns].
+            longest: Maximum number of queries of a sequence.
         """
         ...
 
 
 @runtime_checkable
 class HostPlannedDecode(Protocol):
-    """A `DevicePlannedDecode` whose captured batches the host has to plan anew before each replay."""
+    """A `DevicePlannedDecode` whose captured batches the host must plan again before each replay."""
 
     def refresh(self, rows: int, lengths: Int32) -> None:
-        """Plan a captured batch of `rows` for lengths (int32 [at most rows]; rows of padding have 1)."""
+        """Plan a captured batch of `rows` for new lengths (int32 [at most rows]; padding rows have 1)."""
         ...
 
 
 @runtime_checkable
 class LengthSplitDecode(Protocol):
-    """A `DevicePlannedDecode` that can cut contexts by lengths that only the device knows, where that pays."""
+    """A `DevicePlannedDecode` with length-aware splits, planned from lengths that only the device knows."""
 
     @property
     def concurrent_splits(self) -> int:
-        """Parts of contexts that run at once, by which it cuts; 0 where it cannot cut by lengths."""
+        """Number of splits that run at once; 0 if length-aware splits are not supported."""
         ...
 
     def length_splits_are_faster(self, rows: int, lengths: Int32) -> bool:
-        """Tell whether it pays for a batch padded to `rows`, of so many tokens (int32 [at most rows])."""
+        """Return whether length-aware splits are faster for a batch padded to `rows` with these lengths.
+
+        `lengths` is int32 [at most rows].
+        """
         ...
 
-    def plan_length_splits_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> PlannedAttention:
-        """Prepare a batch as `plan_decode_on_device` does, cut by its lengths."""
+    def plan_length_splits_on_device(
+        self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor
+    ) -> PlannedAttention:
+        """Plan a batch like `plan_decode_on_device`, with length-aware splits."""
         ...
 
 
 @runtime_checkable
 class FusedQKVDecode(Protocol):
-    """A planned batch of decodes (a `Run` too) that can begin at the raw projection."""
+    """A `PlannedAttention` of decodes that can start at the raw QKV projection."""
 
     def fuse_qkv_prep(self, slot_mapping: torch.Tensor) -> FusedDecode:
-        """Return that, for new keys and values that go to `slot_mapping` (int64 [rows])."""
+        """Return the fused decode that stores new keys and values to `slot_mapping` (int64 [rows])."""
         ...
 
 
 class StepAttention:
-    """Attention of one step's mixed batch, layer by layer."""
+    """Attention of one step's mixed batch, called layer by layer."""
 
     def __init__(
-        self, kv: PagedKV, slot_mapping: torch.Tensor, count: int, decode: PlannedAttention | None, prefill: PlannedAttention | None
+        self,
+        kv: PagedKV,
+        slot_mapping: torch.Tensor,
+        decode_count: int,
+        decode: PlannedAttention | None,
+        prefill: PlannedAttention | None,
     ) -> None:
         self.kv = kv
         self.slot_mapping = slot_mapping
-        """int64 [tokens], where the tokens' KV goes."""
-        self.count = count
-        """Tokens that are decodes: the first ones."""
+        """KV slots of the tokens, int64 [tokens]."""
+        self.decode_count = decode_count
+        """Number of decode tokens, which come first."""
         self.decode = decode
         self.prefill = prefill
         self.fused_decode: FusedDecode | None = None
-        """Attends from the raw projection, where the whole batch can."""
+        """Fused QKV-prep decode, if the whole batch supports it."""
         if prefill is None and isinstance(decode, FusedQKVDecode):
             self.fused_decode = decode.fuse_qkv_prep(slot_mapping)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Store k, v [tokens, kv_heads, d] and attend q [tokens, heads, d] → [tokens, heads, d]."""
         self.kv.store(layer, self.slot_mapping, k, v)
-        out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.count
+        out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.decode_count
         if self.decode is not None:
             self.decode(layer, q[:count], k[:count], v[:count], out[:count])
         if self.prefill is not None:
@@ -308,8 +364,8 @@ class StepAttention:
         return out
 
     def attend_cached(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """StepAttention q [tokens, heads, d], whose keys and values are in the cache already; on a GPU alone."""
-        out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.count
+        """Attend q [tokens, heads, d] whose keys and values are already cached; GPUs only."""
+        out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.decode_count
         if self.decode is not None:
             self.decode(layer, q[:count], None, None, out[:count])
         if self.prefill is not None:
@@ -329,12 +385,14 @@ class MixedAttention:
     ) -> None:
         self.kv = kv
         self.backend_names = backend_names
-        """Of the backends of decodes and of prompts, as options call them."""
+        """Names of the decode and the prefill backend, as in the options."""
         self.decode = decode
         self.prefill = prefill
 
-    def plan(self, slot_mapping: torch.Tensor, rows: DecodeRows, chunks: tuple[QueryChunk, ...]) -> StepAttention:
-        """Prepare a step; `slot_mapping` (int64 [tokens]) is where its tokens' KV goes."""
+    def plan(
+        self, slot_mapping: torch.Tensor, rows: DecodeRows, chunks: tuple[QueryChunk, ...]
+    ) -> StepAttention:
+        """Plan a step; `slot_mapping` (int64 [tokens]) holds the KV slots of its tokens."""
         count = len(rows.slots)
         decode = self.decode.plan_decode(rows) if count else None
         prefill = self.prefill.plan_prefill(chunks, rows.pages) if chunks else None

@@ -1,9 +1,10 @@
-"""Our own decode attention over paged KV, for decodes alone.
+"""Mizzen's own split-KV decode attention over paged KV; decodes only.
 
-The kernel is `mizzen.kernels.attention.flash_decode_mma` on Hopper for the shapes that it serves, else `mizzen.kernels.attention.flash_decode_triton`.
+The kernel is `mizzen.kernels.attention.flash_decode_mma` on Hopper for the shapes that it supports, otherwise
+`mizzen.kernels.attention.flash_decode_triton`.
 
-Lengths and page table stay on the device, so that a captured graph follows them. `mizzen.kernels.attention.flash_decode_mma` also
-cuts contexts by their lengths, as `mizzen.kernels.attention.split_plan` plans it on the device once a step.
+Lengths and page table stay on the device, so captured graphs follow them. `flash_decode_mma` also supports
+length-aware splits, which `mizzen.kernels.attention.split_plan` plans on the device once per step.
 """
 
 from __future__ import annotations
@@ -16,64 +17,70 @@ import torch
 
 from mizzen.attention.base import (
     AttentionBackend,
-    QueryChunk,
     DecodeRows,
+    FusedDecode,
     Geometry,
     KVFormat,
     PagedKV,
     PageTable,
-    FusedDecode,
     PlannedAttention,
-    unsupported_error,
+    QueryChunk,
     copy_to_device,
+    requires,
+    unsupported_error,
 )
 from mizzen.core.request import Int32, Int64
 
 if TYPE_CHECKING:
-    from mizzen.kernels.attention.flash_decode_triton import QKVPrep, Tiling
-    from mizzen.kernels.attention.split_plan import Cut
+    from mizzen.kernels.attention.flash_decode_triton import DecodeTiling, QKVPrep
+    from mizzen.kernels.attention.split_plan import SplitSchedule
     from mizzen.kernels.nvrtc import KernelSpec
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
-HEADS = (32, 64, 128, 256)
-GROUPS = 16
-"""Most query heads that share a KV head."""
+HEAD_DIMS = (32, 64, 128, 256)
+MAX_GQA_GROUP_SIZE = 16
+"""Maximum number of query heads that share a KV head."""
 PROGRAMS = 256
-"""Programs (of a row, a KV head and a part of the context) that are enough for the GPU."""
-SPLITS = ((8, 32), (GROUPS, 16))
-"""(query heads of a KV head, programs): how many share a row at most; the last merges all their sums."""
+"""Number of programs (a row, KV head and split each) that fill the GPU."""
+SPLITS = ((8, 32), (MAX_GQA_GROUP_SIZE, 16))
+"""(GQA group size at most, splits): maximum number of splits of a row; the last program merges all their
+sums."""
 MIN_WORKSPACE_PROGRAMS = 1024
-"""Programs that the workspace has room for; both kernels need less where they split."""
+"""Minimum number of programs that the workspace has room for; both kernels need less when they split."""
 
 
 def unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
-    """Tell what keeps this backend from running here; None when nothing does."""
-    device = kv.device
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 8:
-        return "it needs an NVIDIA GPU of compute capability 8.0 or above"
-    if kv.dtype not in DTYPES:
-        return f"it needs bfloat16, float16 or float8, not {str(kv.dtype).removeprefix('torch.')}"
-    if geometry.head_dim not in HEADS:
-        return f"head_dim must be one of {HEADS}, not {geometry.head_dim}"
-    if geometry.gqa_group_size > GROUPS:
-        return f"at most {GROUPS} query heads may share a KV head, not {geometry.gqa_group_size}"
+    """Return the reason why this backend is not supported; None if it is."""
+    reason = requires(
+        kv,
+        geometry.head_dim,
+        min_capability=8,
+        dtypes=DTYPES,
+        dtype_names="bfloat16, float16 or float8",
+        head_dims=HEAD_DIMS,
+    )
+    if reason is not None:
+        return reason
+    if geometry.gqa_group_size > MAX_GQA_GROUP_SIZE:
+        return f"at most {MAX_GQA_GROUP_SIZE} query heads may share a KV head, not {geometry.gqa_group_size}"
     return None
 
 
 def split_count(rows: int, kv_heads: int, groups: int) -> int:
-    """Return how many programs share the context of one of `rows`, with so many query heads a KV head."""
+    """Return the number of splits of each row's context for a batch of `rows`, with `groups` query heads per
+    KV head."""
     splits, most = 1, next(programs for heads, programs in SPLITS if groups <= heads)
     while splits < most and rows * kv_heads * splits < PROGRAMS:
         splits *= 2
-    # A batch that fills the GPU only just has less of a tail in halves.
+    # A batch that barely fills the GPU has a shorter tail if every row is split in two.
     return max(splits, 2) if rows * kv_heads <= PROGRAMS else splits
 
 
 def pack_slots_and_lengths(slots: Int64, lengths: Int32) -> Int32:
-    """Return slots, then lengths, [2, rows and up to three more], for one copy to the device.
+    """Return slots and lengths in one array [2, rows rounded up to 4], for one copy to the device.
 
-    Both begin at a multiple of 16 bytes: Triton compiles kernels anew for addresses that are none, and would
-    while a request waits.
+    Both start at a multiple of 16 bytes: Triton would compile kernels again for other alignments, while a
+    request waits.
     """
     rows = len(slots)
     numbers = np.zeros((2, -(-rows // 4) * 4), np.int32)
@@ -92,18 +99,18 @@ class FlashDecodeBatch:
         table: torch.Tensor,
         plans: Mapping[int | None, torch.Tensor] | None = None,
     ) -> None:
-        """Take a batch, and by window how its contexts are cut, where not all alike."""
+        """Plan a batch; `plans` holds the length-aware splits by window, None for equal splits."""
         self.backend = backend
         self.plans = plans
         self.slots, self.lengths, self.table = slots, lengths, table
         self.tiling = backend.tiling(len(slots))
 
     def __call__(self, layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
-        """StepAttention ready queries [rows, heads, d], with all keys and values in the cache."""
+        """Attend ready queries [rows, heads, d], with all keys and values in the cache."""
         self.attend(layer, q, None, out)
 
     def fuse_qkv_prep(self, slot_mapping: torch.Tensor) -> FusedDecode:
-        """Return attention from the raw projection; new keys and values go to `slot_mapping`."""
+        """Return attention from the raw projection; new keys and values are stored to `slot_mapping`."""
         from mizzen.kernels.attention.flash_decode_triton import QKVPrep
 
         def run(
@@ -115,14 +122,14 @@ class FlashDecodeBatch:
             sin: torch.Tensor,
             out: torch.Tensor,
         ) -> None:
-            how = QKVPrep(norms=norms, epsilon=epsilon, cos=cos, sin=sin, slot_mapping=slot_mapping)
-            self.attend(layer, qkv, how, out)
+            qkv_prep = QKVPrep(norms=norms, epsilon=epsilon, cos=cos, sin=sin, slot_mapping=slot_mapping)
+            self.attend(layer, qkv, qkv_prep, out)
 
         return run
 
-    def attend(self, layer: int, q: torch.Tensor, how: QKVPrep | None, out: torch.Tensor) -> None:
-        """PlannedAttention the kernel for one layer."""
-        from mizzen.kernels.attention.flash_decode_triton import Cache
+    def attend(self, layer: int, q: torch.Tensor, qkv_prep: QKVPrep | None, out: torch.Tensor) -> None:
+        """Run the kernel for one layer."""
+        from mizzen.kernels.attention.flash_decode_triton import LayerKV
 
         kv = self.backend.kv
         cache = LayerKV(
@@ -134,12 +141,12 @@ class FlashDecodeBatch:
             page_size=kv.page_size,
         )
         backend, window = self.backend, self.backend.geometry.windows[layer]
-        more = {} if self.plans is None else {"items": self.plans[window]}
-        backend.kernel(q, how, cache, out, window, self.tiling, backend.workspace, **more)
+        split_plan = {} if self.plans is None else {"items": self.plans[window]}
+        backend.kernel(q, qkv_prep, cache, out, window, self.tiling, backend.workspace, **split_plan)
 
 
 class FlashDecodeAttention(AttentionBackend):
-    """One kernel a layer, from the projection to the attended values."""
+    """One kernel call per layer, from the QKV projection to the attention output."""
 
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
         """Check the device.
@@ -148,36 +155,44 @@ class FlashDecodeAttention(AttentionBackend):
             ValueError: the device, the precision or the shape of heads is none that it serves.
         """
         super().__init__(geometry, kv)
-        if why := unsupported_reason(geometry, kv):
-            raise unsupported_error("attention split", why)
+        if reason := unsupported_reason(geometry, kv):
+            raise unsupported_error("attention split", reason)
         from mizzen.kernels.attention import flash_decode_mma, flash_decode_triton, split_plan
 
         device, size = kv.keys.device, geometry.head_dim
-        self.paged = flash_decode_mma.serves(kv.keys[0], geometry.gqa_group_size)
+        self.uses_mma = flash_decode_mma.supports(kv.keys[0], geometry.gqa_group_size)
         self.kernel: Callable[..., None] = (
-            flash_decode_mma.attend if self.paged else flash_decode_triton.attend
+            flash_decode_mma.attend if self.uses_mma else flash_decode_triton.attend
         )
-        self.processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self.resident = flash_decode_mma.RESIDENT[size, kv.dtype] if self.paged else 0
+        self.sm_count = torch.cuda.get_device_properties(device).multi_processor_count
+        self.blocks_per_sm = flash_decode_mma.BLOCKS_PER_SM[size, kv.dtype] if self.uses_mma else 0
         self.windows = tuple(dict.fromkeys(geometry.windows))
         # Kernels follow one another, so that all share it.
-        room = max(MIN_WORKSPACE_PROGRAMS, split_plan.max_partial_results(geometry.kv_heads, self.processors, self.resident))
-        self.workspace = flash_decode_triton.SplitWorkspace.allocate(room, room, geometry.gqa_group_size, size, device)
+        room = max(
+            MIN_WORKSPACE_PROGRAMS,
+            split_plan.max_partial_results(geometry.kv_heads, self.sm_count, self.blocks_per_sm),
+        )
+        self.workspace = flash_decode_triton.SplitWorkspace.allocate(
+            room, room, geometry.gqa_group_size, size, device
+        )
 
     def kernel_specs(self, *, norm: bool) -> set[KernelSpec]:
-        """Return what decodes are compiled from, eager ones and captured, cut plainly and by lengths."""
-        if not self.paged:
+        """Return the specs of the decode kernels: eager and captured, with equal and with length-aware
+        splits."""
+        if not self.uses_mma:
             return set()
         from mizzen.kernels.attention import flash_decode_mma
 
         keys, page = self.kv.keys[0], self.kv.page_size
-        return flash_decode_mma.kernels(keys, self.geometry.gqa_group_size, page, self.windows, norm=norm)
+        return flash_decode_mma.kernel_specs(
+            keys, self.geometry.gqa_group_size, page, self.windows, norm=norm
+        )
 
     def tiling(self, rows: int) -> DecodeTiling:
-        """Choose how to cut a batch."""
+        """Return the tiling of a batch."""
         from mizzen.kernels.attention import flash_decode_mma, flash_decode_triton
 
-        if self.paged:
+        if self.uses_mma:
             return flash_decode_mma.select_tiling(rows, self.kv.keys[0])
         splits = split_count(rows, self.geometry.kv_heads, self.geometry.gqa_group_size)
         # Four warps have too few registers for a block of larger heads: 114 us for one row instead of 10.
@@ -187,44 +202,48 @@ class FlashDecodeAttention(AttentionBackend):
         )
 
     def plan_decode(self, rows: DecodeRows) -> PlannedAttention:
-        """Prepare a batch of decodes."""
+        """Plan a batch of decodes."""
         sent = copy_to_device(pack_slots_and_lengths(rows.slots, rows.lengths), self.kv.keys.device)
         slots, lengths = sent[:, : len(rows.slots)]
-        by_lengths = self.paged and self.length_splits_are_faster(len(rows.lengths), rows.lengths)
+        by_lengths = self.uses_mma and self.length_splits_are_faster(len(rows.lengths), rows.lengths)
         plan = self.plan_length_splits_on_device if by_lengths else self.plan_decode_on_device
         return plan(slots, lengths, rows.pages.device)
 
-    def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> PlannedAttention:
-        """Prepare a batch of decodes from what is on the device alone; may be captured in a graph."""
+    def plan_decode_on_device(
+        self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor
+    ) -> PlannedAttention:
+        """Plan a batch of decodes from device tensors only; may be captured in a graph."""
         return FlashDecodeBatch(self, slots, lengths, table)
 
     @property
     def concurrent_splits(self) -> int:
-        """Parts of contexts that run at once, where it cuts by lengths."""
-        return self.processors * self.resident
+        """Return the number of splits that run at once; 0 if length-aware splits are not supported."""
+        return self.sm_count * self.blocks_per_sm
 
-    def cut(self, rows: int) -> Cut:
-        """Return how a batch may be cut by its lengths."""
+    def schedule(self, rows: int) -> SplitSchedule:
+        """Return qkv_prep a batch may be schedule by its lengths."""
         from mizzen.kernels.attention.split_plan import make_schedule
 
-        return make_schedule(rows, self.geometry.kv_heads, self.processors, self.resident)
+        return make_schedule(rows, self.geometry.kv_heads, self.sm_count, self.blocks_per_sm)
 
     def length_splits_are_faster(self, rows: int, lengths: Int32) -> bool:
-        """Tell whether a batch of so many rows has some that are worth more parts than others."""
-        from mizzen.kernels.attention.split_plan import pays
+        """Return whether a batch of `rows` has rows that are long enough for length-aware splits."""
+        from mizzen.kernels.attention.split_plan import is_faster
 
-        return any(pays(lengths, window, self.cut(rows)) for window in self.windows)
+        return any(is_faster(lengths, window, self.schedule(rows)) for window in self.windows)
 
-    def plan_length_splits_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> PlannedAttention:
-        """Prepare a batch of decodes that is cut by its lengths; may be captured in a graph."""
-        from mizzen.kernels.attention.split_plan import plan
+    def plan_length_splits_on_device(
+        self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor
+    ) -> PlannedAttention:
+        """Plan a batch of decodes with length-aware splits; may be captured in a graph."""
+        from mizzen.kernels.attention.split_plan import plan_splits
 
-        cut = self.cut(len(slots))
-        plans = {window: plan(lengths, window, cut) for window in self.windows}
+        schedule = self.schedule(len(slots))
+        plans = {window: plan_splits(lengths, window, schedule) for window in self.windows}
         return FlashDecodeBatch(self, slots, lengths, table, plans)
 
     def plan_prefill(self, chunks: tuple[QueryChunk, ...], pages: PageTable) -> PlannedAttention:
-        """Refuse.
+        """Reject prefills.
 
         Raises:
             ValueError: always.

@@ -12,7 +12,7 @@ from mizzen.commands import options
 from mizzen.commands import target as targets
 
 if TYPE_CHECKING:
-    from mizzen.commands.client import Client, Generation
+    from mizzen.commands.client import ApiClient, GenerationOptions
 
 HELP = """\
 /reset    forget the conversation
@@ -24,8 +24,8 @@ Ctrl-C    stops an answer"""
 class Conversation:
     """The turns so far, and how the next one is generated."""
 
-    def __init__(self, client: Client, generation: Generation, system: str) -> None:
-        self._client, self._generation, self._system = client, generation, system
+    def __init__(self, client: ApiClient, generation_options: GenerationOptions, system: str) -> None:
+        self._client, self._generation, self._system = client, generation_options, system
         self.messages: list[dict[str, str]] = []
         self.reset()
 
@@ -33,7 +33,7 @@ class Conversation:
         """Forget all turns but the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
-    def ask(self, text: str, show: Callable[[str], None]) -> None:
+    def send_question(self, text: str, show: Callable[[str], None]) -> None:
         """Send a question and show the answer as it comes.
 
         An answer that Ctrl-C stops stays in the conversation as far as it came; a failed turn does not.
@@ -55,7 +55,7 @@ class Conversation:
         self.messages += [question, {"role": "assistant", "content": "".join(pieces)}]
 
 
-def _reader() -> Callable[[], str]:
+def _line_reader() -> Callable[[], str]:
     """Return what reads the next line: an editor on a terminal, plain lines elsewhere."""
     if not sys.stdin.isatty():
         return input
@@ -70,14 +70,14 @@ def _reader() -> Callable[[], str]:
     return session.prompt
 
 
-def _show(piece: str) -> None:
+def _write_piece(piece: str) -> None:
     sys.stdout.write(piece)
     sys.stdout.flush()
 
 
-def _talk(conversation: Conversation, read: Callable[[], str]) -> None:
+def _run_conversation(conversation: Conversation, read: Callable[[], str]) -> None:
     """Read and answer until the end of input."""
-    from mizzen.commands.client import ServiceError, Unreachable
+    from mizzen.commands.client import ServiceError, ServiceUnreachable
 
     while True:
         try:
@@ -97,8 +97,8 @@ def _talk(conversation: Conversation, read: Callable[[], str]) -> None:
             print(f"{line.split()[0]} is no command; there are /reset, /help and /exit")
         elif line:
             try:
-                conversation.ask(line, _show)
-            except (ServiceError, Unreachable) as error:
+                conversation.send_question(line, _write_piece)
+            except (ServiceError, ServiceUnreachable) as error:
                 print(f"\nmizzen: {error}", file=sys.stderr)
             else:
                 print()
@@ -120,17 +120,17 @@ def _chat(
     Answers stream; Ctrl-C stops one; /reset forgets the conversation; /help shows the commands. A model
     folder is served for as long as the shell runs.
     """
-    from mizzen.commands.client import ServiceError, Unreachable
+    from mizzen.commands.client import ServiceError, ServiceUnreachable
 
     try:
         with targets.open_client(target, values, timeout) as client:
-            settings = targets.generation(client, model, temperature, max_tokens, seed)
+            settings = targets.generation_options(client, model, temperature, max_tokens, seed)
             if sys.stdin.isatty():
                 print(f"Chatting with {settings.model}; /help shows the commands, Ctrl-D leaves.")
-            _talk(Conversation(client, settings, system), _reader())
-    except (ServiceError, Unreachable) as error:
+            _run_conversation(Conversation(client, settings, system), _line_reader())
+    except (ServiceError, ServiceUnreachable) as error:
         print(f"mizzen: {error}", file=sys.stderr)
-        raise typer.Exit(3 if isinstance(error, Unreachable) else 1) from error
+        raise typer.Exit(3 if isinstance(error, ServiceUnreachable) else 1) from error
     except KeyboardInterrupt as interrupt:
         raise typer.Exit(130) from interrupt
 

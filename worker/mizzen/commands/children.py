@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 KILL_GRACE_SECONDS = 10.0
 """What a child may take beyond its own drain timeout before it is killed."""
-AGAIN_SECONDS = 0.25
+SECOND_SIGNAL_SECONDS = 0.25
 """Between two signals to a child: those that come at the same time are one."""
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ChildExited:
     """A child ended; a negative code is a signal, as in `subprocess`."""
 
     name: str
@@ -29,23 +29,23 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRequested:
     """This process was asked to end."""
 
     signal: int
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
+class SignalReceived:
     """This process got a signal that does not end it."""
 
     signal: int
 
 
-Event = Ended | Stop | Wake
+ChildEvent = ChildExited | StopRequested | SignalReceived
 
 
-def follow_parent() -> None:
+def terminate_with_parent() -> None:
     """End with the parent, even when it is killed (prctl(2), PR_SET_PDEATHSIG); runs in a new child.
 
     Does nothing where the kernel is not Linux.
@@ -54,18 +54,20 @@ def follow_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class Children:
+class ChildProcesses:
     """Starts processes, queues their ends and this process's signals as events, and stops them in order."""
 
     def __init__(self) -> None:
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[ChildEvent] = queue.SimpleQueue()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._former: dict[int, object] = {}
+        self._previous_handlers: dict[int, object] = {}
 
-    def catch(self, *signals: int, event: Callable[[int], Event] = Stop) -> None:
+    def handle_signals(self, *signals: int, event: Callable[[int], ChildEvent] = StopRequested) -> None:
         """Turn signals into events until `close`."""
         for number in signals:
-            self._former[number] = signal.signal(number, lambda got, _: self._events.put(event(got)))
+            self._previous_handlers[number] = signal.signal(
+                number, lambda received, _: self._events.put(event(received))
+            )
 
     def start(self, name: str, command: Sequence[str], on_line: Callable[[str], None] | None = None) -> None:
         """Start a process in a group of its own, so that a terminal's Ctrl-C reaches this process alone.
@@ -78,7 +80,7 @@ class Children:
             stdout=sys.stderr.fileno(),
             stderr=subprocess.PIPE if on_line else None,
             start_new_session=True,
-            preexec_fn=follow_parent,
+            preexec_fn=terminate_with_parent,
         )
         self._running[name] = process
         if on_line:
@@ -86,15 +88,15 @@ class Children:
         threading.Thread(target=self._wait, args=(name, process), daemon=True).start()
 
     def _wait(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        self._events.put(Ended(name, process.wait()))
+        self._events.put(ChildExited(name, process.wait()))
 
-    def next_event(self, seconds: float | None = None) -> Event | None:
+    def next_event(self, seconds: float | None = None) -> ChildEvent | None:
         """Return the next event, or None when none comes in `seconds`."""
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:
             return None
-        if isinstance(event, Ended):
+        if isinstance(event, ChildExited):
             self._running.pop(event.name, None)
         return event
 
@@ -112,19 +114,19 @@ class Children:
         if process is None:
             return
         process.terminate()
-        if hurry and not self._ends(name, AGAIN_SECONDS):
+        if hurry and not self._wait_for_exit(name, SECOND_SIGNAL_SECONDS):
             process.terminate()
-        if not self._ends(name, seconds):
+        if not self._wait_for_exit(name, seconds):
             _kill_group(process)
             process.wait()
             self._running.pop(name, None)
 
-    def _ends(self, name: str, seconds: float) -> bool:
+    def _wait_for_exit(self, name: str, seconds: float) -> bool:
         """Wait until a child has ended; tell whether it has before the time is over or a signal comes."""
         deadline = time.monotonic() + seconds
         while name in self._running:
             event = self.next_event(max(0.0, deadline - time.monotonic()))
-            if event is None or isinstance(event, Stop):
+            if event is None or isinstance(event, StopRequested):
                 return False
         return True
 
@@ -134,7 +136,7 @@ class Children:
             _kill_group(process)
             process.wait()
         self._running.clear()
-        for number, handler in self._former.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
@@ -152,13 +154,13 @@ def _read_lines(process: subprocess.Popen[bytes], on_line: Callable[[str], None]
             on_line(line.decode(errors="replace").rstrip("\n"))
 
 
-def describe_end(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Say how a process ended."""
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
 
 
-def exit_code(code: int) -> int:
+def shell_exit_code(code: int) -> int:
     """Return the exit code that stands for a child's unexpected end, as shells count: 128 plus a signal."""
     return 128 - code if code < 0 else code or 1

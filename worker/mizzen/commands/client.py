@@ -23,12 +23,12 @@ class ServiceError(Exception):
     """The service refused a request or failed in the middle of an answer; the text says why."""
 
 
-class Unreachable(Exception):
+class ServiceUnreachable(Exception):
     """Nobody answers at the URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class GenerationOptions:
     """How an answer is generated; None leaves a value to the service."""
 
     model: str
@@ -36,7 +36,7 @@ class Generation:
     max_tokens: int | None = None
     seed: int | None = None
 
-    def body(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, Any]:
         """Return the fields of a streamed request."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {**{name: value for name, value in values.items() if value is not None}, "stream": True}
@@ -48,7 +48,7 @@ def base_url(text: str) -> str:
     return url if url.endswith("/v1") else f"{url}/v1"
 
 
-class Client:
+class ApiClient:
     """Talks to one service."""
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
@@ -61,7 +61,7 @@ class Client:
             trust_env=not host.startswith(LOOPBACK),  # no proxy stands between this machine and itself
         )
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> ApiClient:
         return self
 
     def __exit__(
@@ -75,37 +75,37 @@ class Client:
         Raises:
             ServiceError, Unreachable: see the classes.
         """
-        with self._errors():
+        with self._translate_errors():
             response = self._http.get(f"{self.url}/models")
-            _check(response)
+            _raise_for_status(response)
             try:
                 return [entry["id"] for entry in response.json()["data"]]
             except (ValueError, KeyError, TypeError) as error:
                 raise ServiceError(f"{self.url}/models does not answer as the OpenAI API does") from error
 
-    def chat(self, messages: list[dict[str, str]], generation: Generation) -> Iterator[str]:
+    def chat(self, messages: list[dict[str, str]], generation: GenerationOptions) -> Iterator[str]:
         """Yield the answer to a conversation, piece by piece.
 
         Raises:
             ServiceError, Unreachable: see the classes.
         """
-        body = {**generation.body(), "messages": messages}
+        body = {**generation.request_fields(), "messages": messages}
         for choice in self._stream("chat/completions", body):
             yield choice.get("delta", {}).get("content") or ""
 
-    def complete(self, prompt: str, generation: Generation) -> Iterator[str]:
+    def complete(self, prompt: str, generation: GenerationOptions) -> Iterator[str]:
         """Yield the continuation of a text, piece by piece.
 
         Raises:
             ServiceError, Unreachable: see the classes.
         """
-        for choice in self._stream("completions", {**generation.body(), "prompt": prompt}):
+        for choice in self._stream("completions", {**generation.request_fields(), "prompt": prompt}):
             yield choice.get("text") or ""
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the first choice of every event; closing it early ends the request."""
-        with self._errors(), self._http.stream("POST", f"{self.url}/{path}", json=body) as response:
-            _check(response)
+        with self._translate_errors(), self._http.stream("POST", f"{self.url}/{path}", json=body) as response:
+            _raise_for_status(response)
             for line in response.iter_lines():
                 if not line.startswith("data:"):
                     continue
@@ -119,12 +119,12 @@ class Client:
             raise ServiceError("the stream ended before the answer did")
 
     @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Turn errors of the connection into this module's."""
         try:
             yield
         except httpx.ConnectError as error:
-            raise Unreachable(f"nobody answers at {self.url}: {error}") from error
+            raise ServiceUnreachable(f"nobody answers at {self.url}: {error}") from error
         except httpx.TimeoutException as error:
             raise ServiceError(f"{self.url} did not go on in time; --timeout gives it longer") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -133,7 +133,7 @@ class Client:
             raise ServiceError(f"{self.url} sent an event that is no JSON: {error}") from error
 
 
-def _check(response: httpx.Response) -> None:
+def _raise_for_status(response: httpx.Response) -> None:
     """Raise the service's own words for a status that is no success."""
     if response.is_success:
         return
@@ -143,7 +143,7 @@ def _check(response: httpx.Response) -> None:
     except (msgspec.DecodeError, KeyError, TypeError):
         message = text.strip()[:500] or response.reason_phrase
     retry = response.headers.get("retry-after")
-    again = f" (try again in {retry} s)" if retry else ""
+    hint = f" (try again in {retry} s)" if retry else ""
     if response.status_code == 401:
-        again = f" (${KEY_VARIABLE} holds the key that is sent)"
-    raise ServiceError(f"{response.status_code}: {message}{again}")
+        hint = f" (${KEY_VARIABLE} holds the key that is sent)"
+    raise ServiceError(f"{response.status_code}: {message}{hint}")

@@ -34,7 +34,7 @@ def _complete(
     Exit codes: 0 answered, 1 the service refused or failed, 2 wrong options, 3 nobody answers at the URL,
     130 interrupted. Errors go to standard error.
     """
-    from mizzen.commands.client import ServiceError, Unreachable
+    from mizzen.commands.client import ServiceError, ServiceUnreachable
 
     if raw and system:
         raise typer.BadParameter("--system needs the chat template; leave --raw or --system out")
@@ -43,7 +43,7 @@ def _complete(
         raise typer.BadParameter("the prompt is empty; give it as an argument or on standard input")
     try:
         with targets.open_client(target, values, timeout) as client:
-            settings = targets.generation(client, model, temperature, max_tokens, seed)
+            settings = targets.generation_options(client, model, temperature, max_tokens, seed)
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": text})
             pieces = client.complete(text, settings) if raw else client.chat(messages, settings)
@@ -52,9 +52,9 @@ def _complete(
                 sys.stdout.flush()
             sys.stdout.write("\n")
             sys.stdout.flush()
-    except (ServiceError, Unreachable) as error:
+    except (ServiceError, ServiceUnreachable) as error:
         print(f"mizzen: {error}", file=sys.stderr)
-        raise typer.Exit(UNREACHABLE if isinstance(error, Unreachable) else FAILED) from error
+        raise typer.Exit(UNREACHABLE if isinstance(error, ServiceUnreachable) else FAILED) from error
     except KeyboardInterrupt as interrupt:
         raise typer.Exit(INTERRUPTED) from interrupt
     except BrokenPipeError as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mizzen.commands.options import build, settings
-from mizzen.commands.options import command as offer
+from mizzen.commands.options import command as build_command
 from mizzen.fetch.config import FetchConfig
 
 
@@ -26,4 +26,4 @@ def _fetch(
     raise typer.Exit(run_fetch(source, to, config))
 
 
-command = offer(_fetch, settings(FetchConfig))
+command = build_command(_fetch, settings(FetchConfig))

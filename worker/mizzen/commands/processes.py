@@ -19,7 +19,7 @@ def _engine(**values: Any) -> None:
     config = build(EngineConfig, values)
     from mizzen.server import supervisor
 
-    raise typer.Exit(supervisor.run(config))
+    raise typer.Exit(supervisor.run_engine(config))
 
 
 def _gateway(**values: Any) -> None:

@@ -16,7 +16,7 @@ QUARTERS = 4
 HIDDEN_FIELDS = ("time", "level", "event", "process", "program", "traceback")
 
 
-class Progress(AbstractContextManager["Progress"], Protocol):
+class StartupProgress(AbstractContextManager["StartupProgress"], Protocol):
     """Shows how a start goes on, and notes for the user."""
 
     def on_line(self, name: str) -> OnLine | None:
@@ -50,7 +50,7 @@ class PlainProgress(AbstractContextManager["PlainProgress"]):
         quarters = int((share or 0) * QUARTERS)
         if (state, quarters) != self._shown:
             self._shown = (state, quarters)
-            self.note(in_words(state, quarters / QUARTERS if quarters else None))
+            self.note(format_progress(state, quarters / QUARTERS if quarters else None))
 
     def note(self, text: str) -> None:
         """Write a line."""
@@ -80,7 +80,7 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
         """Show a process's warnings, and all of its lines when verbose."""
 
         def show(line: str) -> None:
-            text = line if self._verbose else warning_in(line)
+            text = line if self._verbose else extract_warning(line)
             if text:
                 self._console.print(f"{name}: {text}", markup=False, highlight=False)
 
@@ -88,7 +88,7 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
 
     def update(self, state: str, share: float | None = None) -> None:
         """Show the state and how long the start has taken."""
-        self._status.update(f"{in_words(state, share)} ({time.monotonic() - self._began:.0f} s)")
+        self._status.update(f"{format_progress(state, share)} ({time.monotonic() - self._began:.0f} s)")
 
     def note(self, text: str) -> None:
         """Show a line for good; the moving one ends."""
@@ -96,12 +96,12 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
         self._console.print(f"mizzen: {text}", markup=False, highlight=False)
 
 
-def in_words(state: str, share: float | None) -> str:
+def format_progress(state: str, share: float | None) -> str:
     """Say how far a start is."""
     return state if share is None else f"{state}, {share:.0%}"
 
 
-def warning_in(line: str) -> str:
+def extract_warning(line: str) -> str:
     """Return what a person should read of a log line: its event if it warns, or all if it is no JSON."""
     try:
         entry = msgspec.json.decode(line)
@@ -113,6 +113,6 @@ def warning_in(line: str) -> str:
     return f"{entry.get('event', '')} {' '.join(f'{k}={v}' for k, v in details.items())}".strip()
 
 
-def make_progress(verbose: bool) -> Progress:
+def create_progress(verbose: bool) -> StartupProgress:
     """Return the display that fits standard error."""
     return TerminalProgress(verbose) if sys.stderr.isatty() else PlainProgress()

@@ -22,7 +22,7 @@ PHASES = {
 }
 
 
-class Readiness:
+class ReadinessProbe:
     """Asks both processes whether a request would succeed; `state` says in words how far they are.
 
     `share` is how much of that is done, 0 to 1, where somebody counts.
@@ -32,7 +32,7 @@ class Readiness:
         self._engine, self._gateway = engine, gateway
         self._token = Path(gateway.admin_token_file or "").read_text() if gateway.admin_token_file else ""
         self.state = "starting"
-        self.share: float | None = None
+        self.progress: float | None = None
 
     def check(self) -> bool:
         """Tell whether both are ready and the gateway would send a request to the engine now."""
@@ -40,13 +40,13 @@ class Readiness:
         if not status and self.state != "starting":
             return False  # it ends: what it was last at tells more
         if status != 200:
-            phase, self.share = _phase(text)
+            phase, self.progress = _parse_phase(text)
             self.state = f"engine: {phase}"
             return False
-        self.state, self.share = "gateway: connecting to the engine", None
-        return self._routable()
+        self.state, self.progress = "gateway: connecting to the engine", None
+        return self._is_routable()
 
-    def _routable(self) -> bool:
+    def _is_routable(self) -> bool:
         headers = {"Authorization": f"Bearer {self._token}"}
         status, text = _get(self._gateway.admin_host, self._gateway.admin_port, "/admin/engines", headers)
         if status != 200:
@@ -68,17 +68,17 @@ def _get(host: str, port: int, path: str, headers: dict[str, str] | None = None)
         connection.close()
 
 
-class _Ready(msgspec.Struct):
+class _ReadyzBody(msgspec.Struct):
     """What is read of an engine's `/readyz`."""
 
     phase: str = ""
     progress: float | None = None
 
 
-def _phase(text: str) -> tuple[str, float | None]:
+def _parse_phase(text: str) -> tuple[str, float | None]:
     """Say what an engine that is not ready does, and how much of it is done, by the body of its `/readyz`."""
     try:
-        ready = msgspec.json.decode(text, type=_Ready)
+        ready = msgspec.json.decode(text, type=_ReadyzBody)
     except msgspec.DecodeError:
         return "starting", None
     return PHASES.get(ready.phase, ready.phase or "starting"), ready.progress

@@ -20,15 +20,15 @@ import typer
 from mizzen.commands import options
 from mizzen.commands.children import (
     KILL_GRACE_SECONDS,
-    Children,
-    Ended,
-    Stop,
-    Wake,
-    describe_end,
-    exit_code,
+    ChildExited,
+    ChildProcesses,
+    SignalReceived,
+    StopRequested,
+    describe_exit,
+    shell_exit_code,
 )
-from mizzen.commands.progress import Progress, make_progress
-from mizzen.commands.readiness import Readiness
+from mizzen.commands.progress import StartupProgress, create_progress
+from mizzen.commands.readiness import ReadinessProbe
 from mizzen.gateway.config import GatewayConfig
 from mizzen.server.config import EngineConfig
 
@@ -55,7 +55,7 @@ ANY_PORT = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class ServeConfig:
     """Both configurations, and the folder that lives as long as the processes."""
 
     engine: EngineConfig
@@ -63,27 +63,27 @@ class Plan:
     folder: Path
 
 
-def offered() -> list[options.Setting]:
+def serve_settings() -> list[options.Setting]:
     """Return the settings of both processes that `serve` leaves to the user; common ones once."""
-    found = {}
-    for config, side in ((EngineConfig, "engine"), (GatewayConfig, "gateway")):
+    settings = {}
+    for config, process in ((EngineConfig, "engine"), (GatewayConfig, "gateway")):
         for setting in options.settings(config):
-            if setting.name in SET_BY_SERVE[side] or setting.name in found:
+            if setting.name in SET_BY_SERVE[process] or setting.name in settings:
                 continue
             if setting.name in ANY_PORT:
                 setting = dataclasses.replace(setting, default=0, help=ANY_PORT[setting.name])
-            found[setting.name] = setting
-    return list(found.values())
+            settings[setting.name] = setting
+    return list(settings.values())
 
 
-def free_port(held: contextlib.ExitStack, host: str, port: int, option: str = "--port") -> int:
+def reserve_port(reserved: contextlib.ExitStack, host: str, port: int, option: str = "--port") -> int:
     """Return `port`, or a free one for 0, which no other gets before `held` is closed.
 
     Raises:
         typer.BadParameter: the address cannot be listened on; names the option that chooses another port.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = held.enter_context(socket.socket(family))
+    listener = reserved.enter_context(socket.socket(family))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port != 0))
     try:
         listener.bind((host, port))
@@ -96,21 +96,21 @@ def free_port(held: contextlib.ExitStack, host: str, port: int, option: str = "-
 
 
 def _check_model(model: Path) -> None:
-    from mizzen.gateway.text.model import build
+    from mizzen.gateway.text.model import build_text_model
     from mizzen.gateway.text.tokenizer import read_files
 
     if not (model / "config.json").is_file():
-        what = "has no config.json" if model.is_dir() else "is no folder"
+        problem = "has no config.json" if model.is_dir() else "is no folder"
         raise typer.BadParameter(
-            f"{str(model)!r} {what}; give a folder with config.json, the tokenizer and safetensors"
+            f"{str(model)!r} {problem}; give a folder with config.json, the tokenizer and safetensors"
         )
     try:
-        build("", read_files(model))  # what the gateway would say once the engine is up
+        build_text_model("", read_files(model))  # what the gateway would say once the engine is up
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{str(model)!r}: {error}") from error
 
 
-def make_plan(model: Path, values: dict[str, Any], folder: Path) -> Plan:
+def build_config(model: Path, values: dict[str, Any], folder: Path) -> ServeConfig:
     """Return the configurations for the options given; keys and token are written into `folder`.
 
     Raises:
@@ -121,15 +121,15 @@ def make_plan(model: Path, values: dict[str, Any], folder: Path) -> Plan:
 
     _check_model(model)
     local = "127.0.0.1"
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as reserved:
         values = {
             **values,
             "served_name": values["served_name"] or model.resolve().name,
-            "port": free_port(held, values["host"], values["port"]),
-            "http_port": free_port(held, local, values["http_port"], "--http-port"),
-            "admin_port": free_port(held, local, values["admin_port"], "--admin-port"),
+            "port": reserve_port(reserved, values["host"], values["port"]),
+            "http_port": reserve_port(reserved, local, values["http_port"], "--http-port"),
+            "admin_port": reserve_port(reserved, local, values["admin_port"], "--admin-port"),
         }
-        wire_port = free_port(held, local, 0)
+        wire_port = reserve_port(reserved, local, 0)
     write_keys(folder)
     (folder / "admin.token").write_text(secrets.token_urlsafe(32))
     endpoint = f"ipc://{folder}/wire"
@@ -152,12 +152,12 @@ def make_plan(model: Path, values: dict[str, Any], folder: Path) -> Plan:
         "admin_token_file": str(folder / "admin.token"),
         "access_log": "off",
     }
-    plan = Plan(options.build(EngineConfig, engine), options.build(GatewayConfig, gateway), folder)
+    config = ServeConfig(options.build(EngineConfig, engine), options.build(GatewayConfig, gateway), folder)
     try:
-        check_config(plan.engine)  # what the engine would say, before anything is started
+        check_config(config.engine)  # what the engine would say, before anything is started
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    return plan
+    return config
 
 
 def _fields(config: type, values: dict[str, Any]) -> dict[str, Any]:
@@ -171,77 +171,81 @@ def base_url(gateway: GatewayConfig) -> str:
     return f"{scheme}://[{host}]:{gateway.port}/v1" if ":" in host else f"{scheme}://{host}:{gateway.port}/v1"
 
 
-def program(command: str, config: Any) -> Sequence[str]:
+def process_command(command: str, config: Any) -> Sequence[str]:
     """Return the command line of one process, as a pod would run it."""
     return [sys.executable, "-m", "mizzen.cli", command, *options.arguments(config)]
 
 
-def run(plan: Plan, progress: Progress) -> int:
+def run_processes(config: ServeConfig, progress: StartupProgress) -> int:
     """Run both processes until one ends or this one is told to; return the exit code."""
-    children = Children()
-    children.catch(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    children.catch(signal.SIGUSR2, event=Wake)
+    children = ChildProcesses()
+    children.handle_signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    children.handle_signals(signal.SIGUSR2, event=SignalReceived)
     try:
         # Both start before the progress display does: a child follows the thread that started it.
-        children.start("engine", program("engine", plan.engine), progress.on_line("engine"))
-        children.start("gateway", program("gateway", plan.gateway), progress.on_line("gateway"))
+        children.start("engine", process_command("engine", config.engine), progress.on_line("engine"))
+        children.start("gateway", process_command("gateway", config.gateway), progress.on_line("gateway"))
         with progress:
-            return _watch(children, plan, progress)
+            return _supervise(children, config, progress)
     finally:
         children.close()
 
 
-def _watch(children: Children, plan: Plan, progress: Progress) -> int:
-    readiness = Readiness(plan.engine, plan.gateway)
-    deadline = time.monotonic() + plan.engine.startup_timeout_seconds
+def _supervise(children: ChildProcesses, config: ServeConfig, progress: StartupProgress) -> int:
+    readiness = ReadinessProbe(config.engine, config.gateway)
+    deadline = time.monotonic() + config.engine.startup_timeout_seconds
     ready = False
     while True:
         event = children.next_event(None if ready else POLL_SECONDS)
-        if isinstance(event, Stop):
+        if isinstance(event, StopRequested):
             progress.note("ending: open streams may finish; another signal ends at once")
-            _stop(children, plan)
+            _stop(children, config)
             return 0
-        if isinstance(event, Ended):
-            _end(event, children, plan, progress, ready)
-            return exit_code(event.code)
-        if isinstance(event, Wake):
-            _trace(children, plan, progress, ready)
+        if isinstance(event, ChildExited):
+            _stop_after_exit(event, children, config, progress, ready)
+            return shell_exit_code(event.code)
+        if isinstance(event, SignalReceived):
+            _request_trace(children, config, progress, ready)
         if ready:
             continue
         ready = readiness.check()
-        progress.update(readiness.state, readiness.share)
+        progress.update(readiness.state, readiness.progress)
         if ready:
-            progress.note(f"serving {plan.gateway.served_name} on {plan.engine.device}; Ctrl-C ends it")
-            print(base_url(plan.gateway), flush=True)
+            progress.note(f"serving {config.gateway.served_name} on {config.engine.device}; Ctrl-C ends it")
+            print(base_url(config.gateway), flush=True)
         elif time.monotonic() > deadline:
             progress.note(
-                f"not ready after {plan.engine.startup_timeout_seconds:g} s ({readiness.state}); give a "
+                f"not ready after {config.engine.startup_timeout_seconds:g} s ({readiness.state}); give a "
                 "larger model more time with --startup-timeout-seconds"
             )
-            _stop(children, plan)
+            _stop(children, config)
             return 1
 
 
-def _end(event: Ended, children: Children, plan: Plan, progress: Progress, ready: bool) -> None:
+def _stop_after_exit(
+    event: ChildExited, children: ChildProcesses, config: ServeConfig, progress: StartupProgress, ready: bool
+) -> None:
     """End what is left when one process has ended, and say why: at once where others wait, and at last."""
-    words = _obituary(event, plan)
+    description = _describe_child_exit(event, config)
     if event.name == "engine":
         if ready:
-            progress.note(f"{words}; open requests end with an error")
+            progress.note(f"{description}; open requests end with an error")
         children.stop("gateway", KILL_GRACE_SECONDS, hurry=True)  # the engine that it waits for never comes
-    _stop(children, plan)
-    progress.note(words)  # last, where people look first
+    _stop(children, config)
+    progress.note(description)  # last, where people look first
 
 
-def _stop(children: Children, plan: Plan) -> None:
+def _stop(children: ChildProcesses, config: ServeConfig) -> None:
     """End the gateway first: its open streams still need the engine."""
-    children.stop("gateway", plan.gateway.drain_timeout_seconds + KILL_GRACE_SECONDS)
-    children.stop("engine", plan.engine.drain_timeout_seconds + KILL_GRACE_SECONDS)
+    children.stop("gateway", config.gateway.drain_timeout_seconds + KILL_GRACE_SECONDS)
+    children.stop("engine", config.engine.drain_timeout_seconds + KILL_GRACE_SECONDS)
 
 
-def _trace(children: Children, plan: Plan, progress: Progress, ready: bool) -> None:
+def _request_trace(
+    children: ChildProcesses, config: ServeConfig, progress: StartupProgress, ready: bool
+) -> None:
     """Have the engine take a trace; one that starts could not take the signal yet, and would end."""
-    if ready and plan.engine.profile:
+    if ready and config.engine.profile:
         children.signal("engine", signal.SIGUSR2)
     else:
         progress.note(
@@ -249,10 +253,12 @@ def _trace(children: Children, plan: Plan, progress: Progress, ready: bool) -> N
         )
 
 
-def _obituary(event: Ended, plan: Plan) -> str:
-    reason = plan.folder / "reason"
-    why = f": {reason.read_text().strip()}" if event.name == "engine" and reason.is_file() else ""
-    return f"the {event.name} {describe_end(event.code)}{why}"
+def _describe_child_exit(event: ChildExited, config: ServeConfig) -> str:
+    reason_file = config.folder / "reason"
+    reason = (
+        f": {reason_file.read_text().strip()}" if event.name == "engine" and reason_file.is_file() else ""
+    )
+    return f"the {event.name} {describe_exit(event.code)}{reason}"
 
 
 def _serve(
@@ -269,11 +275,11 @@ def _serve(
     """
     folder = Path(tempfile.mkdtemp(prefix="mizzen-"))  # private: mkdtemp makes it 0700
     try:
-        plan = make_plan(model, values, folder)
-        code = run(plan, make_progress(verbose))
+        config = build_config(model, values, folder)
+        code = run_processes(config, create_progress(verbose))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     raise typer.Exit(code)
 
 
-command = options.command(_serve, offered())
+command = options.command(_serve, serve_settings())

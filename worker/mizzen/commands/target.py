@@ -13,13 +13,13 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mizzen.commands.children import follow_parent
+from mizzen.commands.children import terminate_with_parent
 from mizzen.commands.options import Setting, settings
 from mizzen.common.options import flag
 from mizzen.server.config import EngineConfig
 
 if TYPE_CHECKING:
-    from mizzen.commands.client import Client, Generation
+    from mizzen.commands.client import ApiClient, GenerationOptions
 
 STOP_SECONDS = 15.0
 LOG_LINES = 20
@@ -51,46 +51,48 @@ def folder_settings() -> list[Setting]:
 
 
 @contextlib.contextmanager
-def open_client(target: str, values: Mapping[str, Any], timeout_seconds: float) -> Iterator[Client]:
+def open_client(target: str, values: Mapping[str, Any], timeout_seconds: float) -> Iterator[ApiClient]:
     """Yield a client of a URL, or of a model folder that is served meanwhile with the options in `values`.
 
     Raises:
         typer.BadParameter: the target is neither, or options of `serve` come with a URL.
         ServiceError: the folder could not be served; the text holds the end of the log.
     """
-    from mizzen.commands.client import Client
+    from mizzen.commands.client import ApiClient
 
-    given = [f"{flag(name)}={value}" for name, value in values.items() if value is not None]
+    serve_options = [f"{flag(name)}={value}" for name, value in values.items() if value is not None]
     if target.startswith(("http://", "https://")):
-        if given:
-            raise typer.BadParameter(f"{' '.join(given)}: this goes with a model folder, not with a URL")
-        with Client(target, timeout_seconds) as client:
+        if serve_options:
+            raise typer.BadParameter(
+                f"{' '.join(serve_options)}: this goes with a model folder, not with a URL"
+            )
+        with ApiClient(target, timeout_seconds) as client:
             yield client
         return
     if not (Path(target) / "config.json").is_file():
         raise typer.BadParameter(
             f"{target!r} is neither a URL (http://…) nor a model folder (with a config.json)"
         )
-    with _served(target, given) as url, Client(url, timeout_seconds) as client:
+    with _serve_folder(target, serve_options) as url, ApiClient(url, timeout_seconds) as client:
         yield client
 
 
-def generation(
-    client: Client, model: str, temperature: float | None, max_tokens: int | None, seed: int | None
-) -> Generation:
+def generation_options(
+    client: ApiClient, model: str, temperature: float | None, max_tokens: int | None, seed: int | None
+) -> GenerationOptions:
     """Return how to generate; the model's name is asked for when it is not given."""
-    from mizzen.commands.client import Generation, ServiceError
+    from mizzen.commands.client import GenerationOptions, ServiceError
 
     if not model:
         names = client.models()
         if not names:
             raise ServiceError(f"{client.url} serves no model")
         model = names[0]
-    return Generation(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed)
+    return GenerationOptions(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed)
 
 
 @contextlib.contextmanager
-def _served(folder: str, serve_options: Sequence[str]) -> Iterator[str]:
+def _serve_folder(folder: str, serve_options: Sequence[str]) -> Iterator[str]:
     """Run `mizzen serve` and yield its URL."""
     command = [sys.executable, "-m", "mizzen.cli", "serve", "--port=0", *serve_options, "--", folder]
     with tempfile.TemporaryFile("w+", errors="replace") as log:
@@ -101,14 +103,14 @@ def _served(folder: str, serve_options: Sequence[str]) -> Iterator[str]:
             stderr=log,
             text=True,
             start_new_session=True,
-            preexec_fn=follow_parent,
+            preexec_fn=terminate_with_parent,
         )
         try:
             with _spinner(f"loading {folder}"):
-                url = _first_line(process, log)
+                url = _read_url(process, log)
             yield url
         finally:
-            _end(process)
+            _stop_serve(process)
 
 
 def _spinner(text: str) -> contextlib.AbstractContextManager[object]:
@@ -120,7 +122,7 @@ def _spinner(text: str) -> contextlib.AbstractContextManager[object]:
     return Console(stderr=True).status(text)
 
 
-def _first_line(process: subprocess.Popen[str], log: IO[str]) -> str:
+def _read_url(process: subprocess.Popen[str], log: IO[str]) -> str:
     """Return the URL that `serve` prints when it is ready."""
     from mizzen.commands.client import ServiceError
 
@@ -135,7 +137,7 @@ def _first_line(process: subprocess.Popen[str], log: IO[str]) -> str:
     return url
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _stop_serve(process: subprocess.Popen[str]) -> None:
     """End `serve`: at once, for nobody else uses it."""
     process.terminate()
     try:

@@ -43,7 +43,7 @@ class OverlapLoop:
         self._scheduler = scheduler
         self._runner = runner
         self._events: deque[Event] = deque()
-        self._in_flight = 0
+        self._inflight_steps = 0
         self._failure: StepFailed | None = None
 
     @property
@@ -73,7 +73,7 @@ class OverlapLoop:
         if self._failure is not None:
             raise StepFailed(f"the engine has failed before: {self._failure}") from self._failure
         start_time = time.monotonic()
-        while self._in_flight < self._depth:
+        while self._inflight_steps < self._depth:
             plan = self._scheduler.schedule(self._drain_events(), now)
             if plan is None:
                 break
@@ -81,15 +81,15 @@ class OverlapLoop:
                 self._runner.launch(plan)
             except Exception as error:
                 raise self._record_failure(f"step {plan.step} could not be launched: {error}") from error
-            self._in_flight += 1
-        if not self._in_flight:
+            self._inflight_steps += 1
+        if not self._inflight_steps:
             return None
         try:
             tokens = self._runner.collect()
         except Exception as error:
             step = self._scheduler.inflight.completed + 1
             raise self._record_failure(f"step {step} failed: {error}") from error
-        self._in_flight -= 1
+        self._inflight_steps -= 1
         return self._scheduler.complete(tokens, now + time.monotonic() - start_time)
 
     def drain_finished(self) -> tuple[Finished, ...]:

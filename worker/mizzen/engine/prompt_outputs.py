@@ -38,15 +38,15 @@ class PromptOutputRows:
     row_count: int
 
     @classmethod
-    def from_chunk(cls, chunk: PrefillChunk, asks: SlotOptions) -> PromptOutputRows | None:
+    def from_chunk(cls, chunk: PrefillChunk, options: SlotOptions) -> PromptOutputRows | None:
         """Return the rows of a chunk that its options need, or None if they need none."""
         size = len(chunk.tokens)
-        if asks.pooling is Pooling.LAST:
-            return cls(chunk, asks, size - 1, 1) if chunk.last else None
-        if asks.pooling is None:
+        if options.pooling is Pooling.LAST:
+            return cls(chunk, options, size - 1, 1) if chunk.last else None
+        if options.pooling is None:
             # A hidden state predicts the next token; the prompt's last one predicts the first output token.
-            size = min(size, asks.prompt_tokens - 1 - chunk.start)
-        return cls(chunk, asks, 0, size) if size > 0 else None
+            size = min(size, options.prompt_tokens - 1 - chunk.start)
+        return cls(chunk, options, 0, size) if size > 0 else None
 
 
 class PromptOutputs:
@@ -62,10 +62,10 @@ class PromptOutputs:
     def start_slots(self, starts: tuple[SlotStart, ...]) -> None:
         """Record the options of requests that start in a slot."""
         for start in starts:
-            slot, asks = start.slot, start.options
+            slot, options = start.slot, start.options
             self.hidden_sums.pop(slot, None)
-            if asks is not None and (asks.pooling is not None or asks.prompt_logprobs is not None):
-                self.options_by_slot[slot] = asks
+            if options is not None and (options.pooling is not None or options.prompt_logprobs is not None):
+                self.options_by_slot[slot] = options
             else:
                 self.options_by_slot.pop(slot, None)
 
@@ -75,7 +75,9 @@ class PromptOutputs:
             return []
         chunk_options = [(chunk, self.options_by_slot.get(chunk.slot)) for chunk in plan.prefill]
         reads = [
-            PromptOutputRows.from_chunk(chunk, asks) for chunk, asks in chunk_options if asks is not None
+            PromptOutputRows.from_chunk(chunk, options)
+            for chunk, options in chunk_options
+            if options is not None
         ]
         return [read for read in reads if read is not None]
 

@@ -1,4 +1,8 @@
-"""The OpenAI API and the admin API, as two ASGI applications of one gateway."""
+"""The OpenAI API and the admin API, as two ASGI applications of one gateway.
+
+`main` serves them. This module and the endpoints are the only users of `openai` outside of it and
+`responses`.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,14 @@ from mizzen.gateway.errors import ApiError
 from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.http.middleware import HealthEndpoint, RequestMiddleware
 from mizzen.gateway.http.request_bodies import ClientGone, RequestBody
-from mizzen.gateway.openai.endpoints import add_generation, add_texts, add_vectors
-from mizzen.gateway.openai.openapi_document import answered, describe
+from mizzen.gateway.openai.endpoints import (
+    add_generation_endpoints,
+    add_token_endpoints,
+    add_vector_endpoints,
+)
+from mizzen.gateway.openai.openapi_document import describe_response, install_openapi
 from mizzen.gateway.openai.output_form import FamilyOptions
-from mizzen.gateway.openai.parse import Parser
+from mizzen.gateway.openai.parse import RequestParser
 from mizzen.gateway.openai.response_bodies import Model, ModelList
 from mizzen.gateway.routing.debug_route import explain_route
 from mizzen.gateway.services import Service
@@ -30,20 +38,20 @@ from mizzen.gateway.telemetry.table_watch import parse_wait, routing_table, tabl
 
 
 def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI:
-    """Return the OpenAI API. Without a `gateway`, it makes one that lives as long as the application.
+    """Return the OpenAI API; without a `gateway`, it makes one that lives as long as the application.
 
     Raises:
         ValueError: a key or token file cannot be read.
     """
-    owned = gateway is None
+    owns_gateway = gateway is None
     gateway = gateway or Gateway(config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        if owned:
+        if owns_gateway:
             await gateway.start()
         yield
-        if owned:
+        if owns_gateway:
             await gateway.close()
             await gateway.flush()
 
@@ -54,22 +62,22 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
         RequestMiddleware, metrics=gateway.metrics, access_log=gateway.access_log, tracing=gateway.tracing
     )
     app.add_middleware(HealthEndpoint, gateway=gateway)
-    handle_errors(app)
-    add_generation(app, gateway, Parser(family_options(gateway.config)))
-    add_vectors(app, gateway)
-    add_texts(app, gateway, family_options(gateway.config))
+    add_error_handlers(app)
+    add_generation_endpoints(app, gateway, RequestParser(family_options(gateway.config)))
+    add_vector_endpoints(app, gateway)
+    add_token_endpoints(app, gateway, family_options(gateway.config))
     add_models(app, gateway)
-    describe(app)
+    install_openapi(app)
     return app
 
 
 def family_options(config: GatewayConfig) -> FamilyOptions:
-    """Return which families' tool calls and reasoning are read."""
+    """Return the configured formats of tool calls and reasoning."""
     return FamilyOptions(tools=config.tool_parser, reasoning=config.reasoning_parser)
 
 
 def add_models(app: FastAPI, gateway: Gateway) -> None:
-    """Add the list of models."""
+    """Add the endpoints that list models."""
     created = int(time.time())
 
     def model(name: str, service: Service) -> Model:
@@ -78,33 +86,33 @@ def add_models(app: FastAPI, gateway: Gateway) -> None:
             name, created, root=service.models[0], max_model_len=context if context else msgspec.UNSET
         )
 
-    @app.get("/v1/models", openapi_extra=answered(ModelList))
+    @app.get("/v1/models", openapi_extra=describe_response(ModelList))
     async def models(request: Request) -> Response:
         """List the models that the request's key may use, and their aliases."""
         return json_response(ModelList([model(*one) for one in gateway.models_for(request.scope)]))
 
-    @app.get("/v1/models/{name:path}", openapi_extra=answered(Model))
-    async def one_model(name: str, request: Request) -> Response:
+    @app.get("/v1/models/{name:path}", openapi_extra=describe_response(Model))
+    async def describe_model(name: str, request: Request) -> Response:
         """Describe a model."""
         return json_response(model(name, gateway.find_service(name, request.scope)))
 
 
 def create_admin_app(gateway: Gateway) -> FastAPI:
-    """Return health, metrics and the admin API of a gateway."""
+    """Return the health, metrics and admin API of a gateway."""
     app = FastAPI(title="Mizzen gateway administration", version=__version__)
-    handle_errors(app)
-    parser = Parser(family_options(gateway.config))
+    add_error_handlers(app)
+    parser = RequestParser(family_options(gateway.config))
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        """Answer while the process lives."""
+        """Answer while the process runs."""
         return Response(b"ok\n", media_type="text/plain")
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        """Answer 200 when configuration, keys and routing table are in sync; engines or none."""
-        why = gateway.not_ready_reason
-        return Response(f"{why or 'ok'}\n".encode(), 503 if why else 200, media_type="text/plain")
+        """Answer 200 if configuration, keys and routing table are in sync, with or without engines."""
+        reason = gateway.not_ready_reason
+        return Response(f"{reason or 'ok'}\n".encode(), 503 if reason else 200, media_type="text/plain")
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -119,46 +127,46 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
 
     @app.get("/admin/engines")
     async def engines(request: Request) -> Response:
-        """Return the routing table; with `version` and `wait` once it is another, or 304 when it stays."""
+        """Return the routing table; with `version` and `wait`, once it differs, or 304 if it does not."""
         check_admin(request)
-        given = request.query_params
-        known, seconds = given.get("version", ""), parse_wait(given.get("wait"))
+        query = request.query_params
+        known_version, seconds = query.get("version", ""), parse_wait(query.get("wait"))
 
         def changed() -> bool:
-            chosen = gateway.list_services(given.get("service"))
-            return table_version(chosen, gateway.services.synced, gateway.tenants) != known
+            chosen = gateway.list_services(query.get("service"))
+            return table_version(chosen, gateway.services.synced, gateway.tenants) != known_version
 
         if (
-            known
+            known_version
             and seconds > 0
             and not await gateway.table_watch.wait(seconds, changed, request.is_disconnected)
         ):
             return Response(status_code=304)
-        chosen = gateway.list_services(given.get("service"))
+        chosen = gateway.list_services(query.get("service"))
         return json_response(routing_table(chosen, gateway.services.synced, gateway.tenants))
 
     @app.post("/admin/verify")
     async def verify(request: Request) -> Response:
-        """Have one engine that is not verified yet continue a prompt, and answer the text."""
+        """Let one engine that awaits verification continue a prompt, and return the text."""
         check_admin(request)
         question = parse_verify_request(await read_body(gateway, request))
         return json_response(await verify_engine(gateway.list_services(question.service), question))
 
     @app.post("/debug/route")
     async def debug_route(request: Request) -> Response:
-        """Say where the request in the body would go, and why."""
+        """Explain where the request in the body would go."""
         check_admin(request)
         body, headers = await read_body(gateway, request), request.headers.raw
-        return json_response(await explain_route(gateway, body, headers, parser.chat_or_completion))
+        return json_response(await explain_route(gateway, body, headers, parser.parse_chat_or_completion))
 
     return app
 
 
 async def read_body(gateway: Gateway, request: Request) -> bytes:
-    """Return the body of a request to the admin API, within the bounds of those to the other one.
+    """Return the body of an admin request, within the same limits as for the OpenAI API.
 
     Raises:
-        ApiError: as `Body.read`.
+        ApiError: as `RequestBody.read`.
         ClientGone: the client closed the connection.
     """
     with RequestBody(gateway.body_budget, gateway.config.max_body_bytes) as body:
@@ -177,7 +185,7 @@ def error_response(error: ApiError) -> Response:
     return response
 
 
-def handle_errors(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
     """Answer every error in OpenAI's shape."""
 
     async def api_error(request: Request, error: Exception) -> Response:

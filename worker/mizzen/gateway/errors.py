@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them."""
+"""Errors in the shape that OpenAI's clients expect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class ApiError(Exception):
-    """A request that is answered with an error in OpenAI's shape."""
+    """Error response in OpenAI's shape."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ApiError(Exception):
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_seconds is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after_seconds))).encode()))
-        elif self.status == 429:  # no time makes room for it; OpenAI's clients would try again all the same
+        elif self.status == 429:  # waiting does not help; OpenAI's clients would retry without this header
             headers.append((b"x-should-retry", b"false"))
         return headers
 
@@ -54,5 +54,5 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def unavailable(message: str, retry_after_seconds: float = 1.0, code: str = "no_engine") -> ApiError:
-    """Return a 503 that says when to try again."""
+    """Return a 503 with the time after which to retry."""
     return ApiError(503, message, code=code, retry_after_seconds=retry_after_seconds)

@@ -1,4 +1,7 @@
-"""One gateway: everything that its two servers share."""
+"""State of a gateway process that its two servers share.
+
+`main` starts and drains it; the endpoints find services, tenants and limits here.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ from mizzen.gateway.telemetry.tracing import start_tracing
 from mizzen.wire.curve_keys import NEXT, KeyFolder, KeyRing
 
 KEY_RELOAD_SECONDS = 1.0
-"""How often the gateway's own keys and tokens are looked at for changes."""
+"""Interval at which the gateway's own keys and tokens are checked for changes."""
 ENGINE_STATES = ("connecting", "verifying", "warming", "serving", "suspect", "draining", "broken")
 
 
@@ -45,10 +48,10 @@ class Gateway:
     """State of a gateway process. `start` and `close` run on its event loop."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Read keys and token.
+        """Read the keys and tokens.
 
         Raises:
-            ValueError: a file of keys or the token file cannot be read, or tracing lacks its packages.
+            ValueError: a key file or the token file cannot be read, or tracing lacks its packages.
         """
         self.config = config
         self.metrics = Metrics(lambda: self.model_names)
@@ -74,7 +77,7 @@ class Gateway:
         self._reload_tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin to discover engines.
+        """Start to discover engines.
 
         Raises:
             ValueError: an endpoint is malformed or needs keys, or there is no Kubernetes configuration.
@@ -87,7 +90,7 @@ class Gateway:
         ]
 
     async def close(self, reason: str = "the gateway is shutting down") -> None:
-        """Refuse who waits, and close the connections: what still runs ends with an error."""
+        """Reject waiting requests and close the connections; running requests end with an error."""
         self.table_watch.close()
         if self._discovery is None:
             return
@@ -101,7 +104,7 @@ class Gateway:
         self.trimmer.close()
 
     async def flush(self) -> None:
-        """Have the access log and traces written; requests that `close` ended come after it."""
+        """Write out the access log and the traces, including those of requests that `close` ended."""
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
         if self.access_log is not None:
@@ -109,11 +112,11 @@ class Gateway:
 
     @property
     def curve_keys(self) -> KeyRing | None:
-        """The gateway's own keys as they are now."""
+        """The gateway's own CURVE keys, as they are now."""
         return self._key_folder.ring if self._key_folder is not None else None
 
     async def _reload_keys(self) -> None:
-        """Take changes of the files with keys and tokens until cancelled."""
+        """Apply changes of key and token files until cancelled."""
         while True:
             await asyncio.sleep(KEY_RELOAD_SECONDS)
             with contextlib.suppress(ValueError):  # a file that cannot be read changes nothing
@@ -124,22 +127,22 @@ class Gateway:
 
     @property
     def not_ready_reason(self) -> str:
-        """Why this gateway should get no traffic; empty when it should."""
+        """Why this gateway should get no traffic; empty if it is ready."""
         if self.draining:
             return "draining"
         if self._discovery is None or self._discovery.done():
-            return "discovery does not run"
+            return "discovery is not running"
         if not self.services.services_known:
             return "the services are not known yet"
         return "" if self.services.synced else "the engines are not known yet"
 
-    # ── what a request asks ───────────────────────────────────────────────────────────────────────────────
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────
 
     def find_service(self, model: str, scope: Scope) -> Service:
-        """Return the service that has a model, for a request of a tenant that may use it.
+        """Return the service of a model, for a request whose tenant may use it.
 
         Raises:
-            ApiError: 404 when there is none, 403 when it is not the tenant's.
+            ApiError: 404 if no service has the model, 403 if the tenant may not use it.
         """
         service, tenant = self.services.find_by_model(model), get_tenant(scope)
         if service is None:
@@ -149,42 +152,42 @@ class Gateway:
         return service
 
     def open_service(self, model: str, scope: Scope) -> Service:
-        """Return the service that a request for a model goes to.
+        """Return the service that serves a model now.
 
         Raises:
-            ApiError: as `service_named`; 503 when the service is suspended.
+            ApiError: as `find_service`; 503 if the service is suspended.
         """
         service = self.find_service(model, scope)
         service.check_not_suspended()
         return service
 
     def models_for(self, scope: Scope) -> list[tuple[str, Service]]:
-        """Return all names of models that a request's tenant may use, with their services."""
+        """Return the model names that a request's tenant may use, with their services."""
         return self.services.list_models(get_tenant(scope))
 
     def new_queue_entry(
         self, scope: Scope, generation: GenerationRequest, began: float | None = None, *, first: bool = True
     ) -> QueueEntry:
-        """Return the ticket of one sequence of a request; only the `first` is charged for the prompt.
+        """Return the queue entry of one sequence of a request; only the `first` is charged for the prompt.
 
         Args:
-            began: when the request arrived, in seconds of the monotonic clock; now by default.
+            began: time when the request arrived, on the monotonic clock; now by default.
 
         Raises:
-            ApiError: 400 or 403 for a priority that it may not have.
+            ApiError: 400 or 403 for a priority that the tenant may not use.
         """
         deadline = (time.monotonic() if began is None else began) + self.config.queue_timeout_seconds
         service = self.services.find_by_model(generation.model)
-        most = service.table.max_context_length if service is not None else 0
-        return new_queue_entry(scope, generation, deadline, first=first, most_tokens=most)
+        max_context = service.table.max_context_length if service is not None else 0
+        return new_queue_entry(scope, generation, deadline, first=first, max_tokens=max_context)
 
     def restart_queue_timeout(self, queue_entry: QueueEntry) -> None:
-        """Let a sequence that begins later than its request wait as long as another."""
+        """Let a sequence that begins later than its request wait as long as any other."""
         queue_entry.deadline = time.monotonic() + self.config.queue_timeout_seconds
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """All names of models."""
+        """Names of all models."""
         return tuple(name for name, _ in self.services.list_models())
 
     # ── the only service ──────────────────────────────────────────────────────────────────────────────────
@@ -202,17 +205,17 @@ class Gateway:
 
     @property
     def table(self) -> EngineTable:
-        """The routing table of the only service."""
+        """Routing table of the only service."""
         return self.only_service.table
 
     @property
     def admission(self) -> Admission:
-        """The admission of the only service."""
+        """Admission of the only service."""
         return self.only_service.admission
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """The dispatcher of the only service."""
+        """Dispatcher of the only service."""
         return self.only_service.dispatcher
 
     # ── the admin API ─────────────────────────────────────────────────────────────────────────────────────
@@ -223,28 +226,28 @@ class Gateway:
         return (engine for service in self.services for engine in service.table)
 
     def list_services(self, name: str | None) -> list[Service]:
-        """The service of a name, if there is one; all of them without a name."""
+        """Return the service with a name, if there is one; all services without a name."""
         return [service for service in self.services if name in (None, service.name)]
 
     @property
     def in_flight(self) -> int:
-        """Requests in work."""
+        """Number of requests in flight."""
         return sum(service.admission.in_flight for service in self.services)
 
     def is_admin(self, authorization: str) -> bool:
-        """Tell whether a header holds the admin API's bearer token."""
+        """Return whether an Authorization header holds the admin API's bearer token."""
         scheme, _, token = authorization.partition(" ")
-        given = token.strip().encode()
-        known = [hmac.compare_digest(given, one) for one in self._admin_tokens]
-        return scheme.lower() == "bearer" and any(known)
+        presented = token.strip().encode()
+        matches = [hmac.compare_digest(presented, candidate) for candidate in self._admin_tokens]
+        return scheme.lower() == "bearer" and any(matches)
 
     @property
     def admin_enabled(self) -> bool:
-        """Whether there is an admin API."""
+        """Whether the admin API is enabled."""
         return bool(self._admin_tokens)
 
     def metrics_text(self) -> bytes:
-        """Return all metrics, the gauges as of now."""
+        """Return all metrics, with current values of the gauges."""
         metrics = self.metrics
         metrics.in_flight.clear()
         metrics.load_tokens.clear()
@@ -268,7 +271,7 @@ class Gateway:
 
 
 def load_key_folder(config: GatewayConfig) -> KeyFolder | None:
-    """Return the gateway's CURVE keys; a shared gateway's folder may lack a key of engines.
+    """Return the gateway's CURVE keys; a shared gateway's folder may lack a key of the engines.
 
     Raises:
         ValueError: a file cannot be read.
@@ -281,25 +284,25 @@ def load_key_folder(config: GatewayConfig) -> KeyFolder | None:
 
 
 def read_admin_tokens(path: str | None) -> tuple[bytes, ...]:
-    """Return the admin API's bearer tokens: the file's, and that of the next generation beside it.
+    """Return the admin API's bearer tokens: that of the file, and of the next generation next to it.
 
     Raises:
         ValueError: the file cannot be read, or is empty.
     """
     if path is None:
         return ()
-    file = Path(path)
-    found: list[bytes] = []
-    for one in (file, file.with_name(NEXT + file.name)):
+    current = Path(path)
+    tokens: list[bytes] = []
+    for file in (current, current.with_name(NEXT + current.name)):
         try:
-            token = one.read_bytes().strip()
+            token = file.read_bytes().strip()
         except FileNotFoundError as error:
-            if one is file:
-                raise ValueError(f"--admin-token-file {one} cannot be read: {error.strerror}") from error
+            if file is current:
+                raise ValueError(f"--admin-token-file {file} cannot be read: {error.strerror}") from error
             continue
         except OSError as error:
-            raise ValueError(f"--admin-token-file {one} cannot be read: {error.strerror}") from error
+            raise ValueError(f"--admin-token-file {file} cannot be read: {error.strerror}") from error
         if not token:
-            raise ValueError(f"--admin-token-file {one} is empty")
-        found.append(token)
-    return tuple(found)
+            raise ValueError(f"--admin-token-file {file} is empty")
+        tokens.append(token)
+    return tuple(tokens)

@@ -1,4 +1,7 @@
-"""The gateway process: two HTTP servers on one event loop, and an orderly end."""
+"""The gateway process: two HTTP servers on one event loop, and an orderly shutdown.
+
+`mizzen gateway` calls `run`; with several processes, each child calls `serve`.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ from mizzen.gateway.telemetry.ping import answer_pings
 log = logging.getLogger(__name__)
 
 FINAL_SEND_SECONDS = 5
-"""After the drain, streams get this long to send their error."""
+"""Time after the drain in which the remaining streams get their error."""
 
 
 def run(config: GatewayConfig) -> int:
-    """Serve until SIGTERM or SIGINT, and return the exit status: 0 after an orderly end.
+    """Serve until SIGTERM or SIGINT, and return the exit status: 0 after an orderly shutdown.
 
-    A start that fails (an address in use, a missing key file) is logged with its reason and returns 1.
+    If the start fails (an address in use, a missing key file), log the reason and return 1.
     """
     set_up_logging(program="gateway")
     tune_garbage_collector()
@@ -41,10 +44,10 @@ def run(config: GatewayConfig) -> int:
 
 
 def tune_garbage_collector() -> None:
-    """Have the garbage collector look seldom, and never at what was imported.
+    """Make the garbage collector run rarely, and exclude everything that is imported.
 
-    Streams make many short-lived objects and hardly any cycles: by default, a tenth of the time would go into
-    looking for them, some of it in pauses of tens of milliseconds.
+    Streams make many short-lived objects but hardly any cycles. By default, a tenth of the time would go into
+    collections, some of them in pauses of tens of milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -52,11 +55,15 @@ def tune_garbage_collector() -> None:
 
 
 async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.socket] | None = None) -> int:
-    """Run a gateway until a signal, on the sockets given (API, admin) or on those of the configuration.
+    """Run a gateway until a signal arrives.
+
+    Args:
+        config: the options.
+        sockets: listening sockets of the API and the admin port; by default those of the options.
 
     Raises:
         OSError: an address cannot be bound.
-        ValueError: the configuration, keys or Kubernetes access are wrong.
+        ValueError: options, keys or Kubernetes access are invalid.
     """
     gateway = Gateway(config)
     tls = ServerTls(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
@@ -66,8 +73,8 @@ async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.sock
         sockets = listen(config.host, config.port), listen(config.admin_host, config.admin_port)
     api_socket, admin_socket = sockets
     await gateway.start()
-    last = int(config.drain_timeout_seconds) + FINAL_SEND_SECONDS
-    api = new_server(create_app(config, gateway), last, tls, LingeringProtocol)
+    shutdown_seconds = int(config.drain_timeout_seconds) + FINAL_SEND_SECONDS
+    api = new_server(create_app(config, gateway), shutdown_seconds, tls, LingeringProtocol)
     admin = new_server(create_admin_app(gateway), 1)
     tasks = [
         asyncio.create_task(api.serve([api_socket])),
@@ -99,16 +106,16 @@ async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.sock
     await asyncio.gather(*tasks, return_exceptions=True)
     await gateway.flush()
     if stopped not in done:
-        log.error("a server has ended by itself")
+        log.error("a server stopped by itself")
         return 1
-    log.info("ended")
+    log.info("stopped")
     return 0
 
 
 async def drain(
     gateway: Gateway, api: UvicornServer, serving: asyncio.Task[None], second_signal: asyncio.Event
 ) -> None:
-    """Take nothing new, let streams end in their time, then end those that remain with an error."""
+    """Stop accepting requests, let streams end in their time, then end the remaining ones with an error."""
     gateway.draining = True
     log.info("draining", extra={"fields": {"in_flight": gateway.in_flight}})
     api.should_exit = True
@@ -124,4 +131,4 @@ async def drain(
             connection.stop_lingering()
     await gateway.close()
     await asyncio.wait((serving,), timeout=FINAL_SEND_SECONDS)
-    api.force_exit = True  # a client that takes nothing keeps its connection, and would keep the process
+    api.force_exit = True  # a client that does not read would keep its connection, and the process

@@ -1,4 +1,5 @@
-"""What is served: services by the names that requests call them by, each with engines of its own."""
+"""Services of a gateway, each with engines, admission and dispatcher of its own, by the names of their
+models."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from mizzen.wire.curve_keys import KeyRing
 log = logging.getLogger(__name__)
 
 SUSPENDED_RETRY_SECONDS = 30.0
-"""After which a client of a suspended service may try again."""
+"""Time after which a client of a suspended service may retry."""
 MAX_SERVICES = 1000
 
 
@@ -36,37 +37,37 @@ class ServiceEntry(
     """One service in `services.json`."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
-    """Of the InferenceService; its engine pods are labelled with it."""
+    """Name of the InferenceService; its engine pods are labelled with it."""
     models: tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=256)], ...] = ()
-    """Names of its model in requests, the chief one first."""
+    """Names of its model in requests, the main one first."""
     suspended: bool = False
     engine_public_key: Annotated[str, msgspec.Meta(min_length=40, max_length=40)] | None = None
-    """CURVE key of its engines (Z85)."""
+    """CURVE public key of its engines (Z85)."""
     next_engine_public_key: Annotated[str, msgspec.Meta(min_length=40, max_length=40)] | None = None
-    """The key that comes after it, while keys are rotated."""
+    """Key that replaces it, during a rotation."""
     keys_generation: int = 0
-    """Number of `engine_public_key`, which says at which port it is used."""
+    """Generation of `engine_public_key`, which determines the port where it is used."""
     engines: tuple[str, ...] = ()
-    """ZMQ endpoints, where no pods are watched."""
+    """ZMQ endpoints, if no pods are watched."""
 
 
 class ServiceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `services.json`. Where two services claim a name, the first has it."""
+    """Content of `services.json`. If two services claim a model name, the first one gets it."""
 
     services: Annotated[tuple[ServiceEntry, ...], msgspec.Meta(max_length=MAX_SERVICES)]
 
 
 def engine_keys(entry: ServiceEntry, keys: KeyRing | None) -> KeyRing | None:
-    """Return the keys for a service's engines; None without a key that they must have."""
+    """Return the keys for a service's engines; None if a required key is missing."""
     if keys is not None and entry.engine_public_key:
-        told = (entry.engine_public_key, entry.next_engine_public_key)
-        peers = tuple(key.encode() for key in told if key)
+        public_keys = (entry.engine_public_key, entry.next_engine_public_key)
+        peers = tuple(key.encode() for key in public_keys if key)
         keys = replace(keys, peers=peers, generation=entry.keys_generation)
     return keys if keys is not None and keys.peers else None
 
 
 class Service:
-    """One service: its engines, who waits for them, and how requests get there."""
+    """One service: its routing table, admission and dispatcher."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Service:
         metrics: Metrics,
         notify: Callable[[], None] = lambda: None,
     ) -> None:
-        """Serve an entry; `tell` is called when its engines or who waits for them may be others."""
+        """Make a service; `notify` is called when its engines or waiting requests may have changed."""
         self.entry = entry
         self._notify = notify
         self.table = EngineTable(
@@ -111,7 +112,7 @@ class Service:
         )
 
     def use_keys(self, keys: KeyRing | None) -> None:
-        """Take the gateway's own keys as they are now; those of the engines are in the entry."""
+        """Use the gateway's own current keys; those of the engines are in the entry."""
         self.table.use_keys(engine_keys(self.entry, keys))
 
     def _changed(self) -> None:
@@ -125,16 +126,16 @@ class Service:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The names of its model, the chief one first."""
+        """Names of its model, the main one first."""
         return self.entry.models
 
     @property
     def waiting_requests(self) -> int:
-        """Requests that wait while no engine serves: they ask for one to be woken."""
+        """Number of requests that wait while no engine serves; they request an engine to be started."""
         return 0 if self.table.serving else len(self.admission)
 
     def check_not_suspended(self) -> None:
-        """Raise when it serves nothing at the moment.
+        """Raise if the service is suspended.
 
         Raises:
             ApiError: 503.
@@ -144,12 +145,12 @@ class Service:
             raise unavailable(text, SUSPENDED_RETRY_SECONDS, code="suspended")
 
     async def close(self, reason: str) -> None:
-        """Refuse who waits, and close the connections: what still runs ends with an error."""
+        """Reject waiting requests and close the connections; running requests end with an error."""
         self.admission.close(reason)
         await self.table.close()
 
     async def drain(self, reason: str, seconds: float) -> None:
-        """Refuse who waits, let what runs end in its time, then close."""
+        """Reject waiting requests, let running ones end within `seconds`, then close."""
         self.admission.close(reason)
         try:
             async with asyncio.timeout(seconds):
@@ -169,7 +170,13 @@ class Services:
         retire_seconds: float,
         keys: Callable[[], KeyRing | None] = lambda: None,
     ) -> None:
-        """Make services as they are listed; `keys` are the gateway's own as they are now."""
+        """Make an empty set of services.
+
+        Args:
+            new_service: makes a service from its entry.
+            retire_seconds: time that requests of a removed service get to end.
+            keys: returns the gateway's own current keys.
+        """
         self._new_service = new_service
         self._keys = keys
         self._retire_seconds = retire_seconds
@@ -178,7 +185,7 @@ class Services:
         self._engines: Mapping[str, list[DiscoveredEngine]] | None = None
         self._draining: set[asyncio.Task[None]] = set()
         self.services_known = False
-        """Whether it is known which services there are."""
+        """Whether the list of services is known."""
 
     def __iter__(self) -> Iterator[Service]:
         return iter(tuple(self._services.values()))
@@ -188,19 +195,19 @@ class Services:
 
     @property
     def synced(self) -> bool:
-        """Whether services and their engines are known."""
+        """Whether the services and their engines are known."""
         return self.services_known and all(service.table.synced for service in self)
 
     def get(self, name: str) -> Service | None:
-        """Return a service by its own name."""
+        """Return the service with a name, or None."""
         return self._services.get(name)
 
     def find_by_model(self, model: str) -> Service | None:
-        """Return the service that has a model of this name."""
+        """Return the service of a model name, or None."""
         return self._models.get(model)
 
     def list_models(self, tenant: Tenant | None = None) -> list[tuple[str, Service]]:
-        """Return all names of models that a tenant may use, with their services."""
+        """Return all model names that a tenant may use, with their services."""
         return [
             (name, service)
             for name, service in self._models.items()
@@ -208,7 +215,7 @@ class Services:
         ]
 
     def sync_services(self, entries: Iterable[ServiceEntry]) -> None:
-        """Take the whole list of services; those that are no longer in it end once nothing runs there."""
+        """Apply the complete list of services; removed ones are drained."""
         wanted = {entry.name: entry for entry in entries}
         for name, service in tuple(self._services.items()):
             entry = wanted.get(name)
@@ -228,12 +235,12 @@ class Services:
         self._assign_engines()
 
     def sync_engines(self, engines: Mapping[str, list[DiscoveredEngine]]) -> None:
-        """Take the whole set of engines that discovery knows, by the name of their service."""
+        """Apply the complete set of discovered engines, by service name."""
         self._engines = engines
         self._assign_engines()
 
     def apply_own_keys(self) -> None:
-        """Take the gateway's own keys, which have changed."""
+        """Apply a change of the gateway's own keys."""
         for service in self:
             service.use_keys(self._keys())
 
@@ -252,7 +259,7 @@ class Services:
             service.table.sync(self._engines.get(service.name, ()))
 
     def _start_draining(self, service: Service) -> None:
-        reason = f"{service.name} is served here no longer"
+        reason = f"{service.name} is no longer served here"
         work = service.drain(reason, self._retire_seconds)
         task = asyncio.get_running_loop().create_task(work)
         self._draining.add(task)
@@ -260,41 +267,41 @@ class Services:
 
 
 def map_models(services: Iterable[Service]) -> dict[str, Service]:
-    """Return which service each name of a model belongs to: the first that claims it."""
-    found: dict[str, Service] = {}
+    """Return the service of each model name: the first one that claims it."""
+    owners: dict[str, Service] = {}
     for service in services:
         for name in service.models:
-            owner = found.setdefault(name, service)
+            owner = owners.setdefault(name, service)
             if owner is not service:
                 fields = {"model": name, "service": service.name, "owner": owner.name}
-                log.warning("a model's name belongs to another service", extra={"fields": fields})
-    return found
+                log.warning("model name belongs to another service", extra={"fields": fields})
+    return owners
 
 
-def model_not_found(model: str, known: Iterable[str]) -> ApiError:
+def model_not_found(model: str, served_names: Iterable[str]) -> ApiError:
     """Return the 404 of a model that is not served."""
-    names = list(known)
-    there = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    names = list(served_names)
+    listed_names = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     return ApiError(
         404,
-        f"the model {model[:200]!r} does not exist here; there is {there or 'none'}",
+        f"the model {model[:200]!r} does not exist here; there is {listed_names or 'none'}",
         param="model",
         code="model_not_found",
     )
 
 
 def parse_services(content: bytes, where: str) -> tuple[ServiceEntry, ...]:
-    """Return the services of a `services.json`.
+    """Parse the content of a `services.json`.
 
     Raises:
-        ValueError: it is malformed, or two services have one name; names `where`.
+        ValueError: it is malformed, or two services have the same name; the message names `where`.
     """
     try:
         entries = msgspec.json.decode(content, type=ServiceList).services
     except msgspec.DecodeError as error:
         raise ValueError(f"{where}: {error}") from None
     names = [entry.name for entry in entries]
-    double = next((name for name in names if names.count(name) > 1), None)
-    if double is not None:
-        raise ValueError(f"{where}: two services are named {double}; choose another name for one")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise ValueError(f"{where}: two services are named {duplicate}; choose another name for one")
     return entries

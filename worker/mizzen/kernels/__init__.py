@@ -1,7 +1,7 @@
-"""Kernels of our own in Triton and CUDA C++; each does what a few plain operations do, in one pass.
+"""Mizzen's own kernels in Triton and CUDA C++; each fuses several plain operations into one pass.
 
-The plain operations stay beside them in the layers, the sampler and the step: they run on the CPU, and
-wherever fusion is off. Triton is imported by the modules of this package alone, which are imported where a
+The plain operations remain next to them in the layers, the sampler and the step: they run on the CPU, and
+wherever fusion is off. Only the modules of this package import Triton, and they are imported only where a
 model is built for a GPU.
 """
 
@@ -11,9 +11,10 @@ import os
 
 
 def set_compiler_cache_dirs() -> None:
-    """Let Triton and FlashInfer keep what they compile in $MIZZEN_CACHE_DIR, unless they are told where.
+    """Make Triton and FlashInfer cache compiled kernels in $MIZZEN_CACHE_DIR, unless their own variables are
+    set.
 
-    Called before either is imported.
+    Call it before either is imported.
     """
     if folder := os.environ.get("MIZZEN_CACHE_DIR"):
         os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(folder, "triton"))

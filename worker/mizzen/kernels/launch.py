@@ -1,4 +1,4 @@
-"""How kernels are launched on a device."""
+"""GPU generations and launch options of Triton kernels."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 
 
 @functools.cache
-def hopper(device: torch.device) -> bool:
-    """Tell whether a device is a GPU of the generation that kernels of ours are for, or a later one."""
+def is_hopper_or_later(device: torch.device) -> bool:
+    """Return whether a device is a Hopper GPU or a later one, for which the CUDA kernels are written."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @functools.cache
 def has_wgmma(device: torch.device) -> bool:
-    """Tell whether a GPU multiplies by groups of warps (`wgmma`), which Hopper alone does."""
+    """Return whether a GPU has the warpgroup MMA instruction (`wgmma`), which only Hopper has."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def pdl_launch_options(x: torch.Tensor) -> dict[str, Any]:
-    """Return launch options with which a kernel begins before the one ahead of it ends, where that is served.
+    """Return the Triton launch options for programmatic dependent launch (PDL), if x's device supports it.
 
-    Programmatic dependent launch: the kernel gets PDL=True, and has to wait before it reads or writes what
-    others write.
+    A kernel launched with PDL=True starts before the previous one ends; it must wait before it reads or
+    writes data of other kernels.
     """
-    return {"PDL": True, "launch_pdl": True} if hopper(x.device) else {"PDL": False}
+    return {"PDL": True, "launch_pdl": True} if is_hopper_or_later(x.device) else {"PDL": False}

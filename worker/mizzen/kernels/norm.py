@@ -1,4 +1,4 @@
-"""RMSNorm (arXiv 1910.07467), alone or behind the addition of a residual stream."""
+"""RMSNorm (arXiv 1910.07467), alone or fused with the residual addition before it."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def _launch(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Normalise rows of x [rows, size] (rows may lie apart) into a new tensor."""
+    """Normalise rows of x [rows, size] into a new tensor; rows may be strided."""
     return _launch(x, None, weight, epsilon)
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> torch.Tensor:
-    """Add x to `residual` [rows, size] (contiguous) in place and return the sum normalised."""
+    """Add x to `residual` [rows, size] (contiguous) in place and return the normalised sum."""
     return _launch(x, residual, weight, epsilon)

@@ -1,4 +1,8 @@
-"""Compiles kernels written in CUDA C++, and launches them while the kernel ahead of them still runs."""
+"""Compiles CUDA C++ kernels with NVRTC, caches them on disk, and launches them with PDL.
+
+A kernel that cannot be compiled is never an error of its own: callers ask `can_compile` first and use a
+slower implementation otherwise.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +23,23 @@ import torch
 log = logging.getLogger(__name__)
 
 KernelSpec = tuple[str, str, tuple[tuple[str, int], ...]]
-"""A source, the name of a kernel in it, and what it is compiled with."""
-DIGEST = hashlib.sha256().digest_size
-"""Bytes of one."""
+"""Source text, kernel name, and preprocessor definitions."""
+DIGEST_BYTES = hashlib.sha256().digest_size
+"""Length of a SHA-256 digest."""
 
 
 class CompileError(RuntimeError):
-    """NVRTC or the driver refused a kernel; the message says why."""
+    """NVRTC or the driver rejected a kernel; the message gives the reason."""
 
 
 def read_source(name: str) -> str:
-    """Return the CUDA C++ source `{name}.cu`; `name` is a path below this package, e.g. `gemm/gemv`."""
+    """Return the text of the CUDA source `{name}.cu`; `name` is a path below this package, such as
+    `gemm/gemv`."""
     return Path(__file__).parent.joinpath(f"{name}.cu").read_text(encoding="utf-8")
 
 
 def check_status(result: tuple[Any, ...], what: str) -> Any:
-    """Return what a call of the CUDA bindings gives besides its status.
+    """Return the values that a CUDA binding returned after its status.
 
     Raises:
         CompileError: the status is not success.
@@ -44,16 +49,18 @@ def check_status(result: tuple[Any, ...], what: str) -> Any:
     return result[1] if len(result) == 2 else result[1:]
 
 
-def compile_cubin(source: str, name: str, defines: tuple[tuple[str, int], ...], capability: tuple[int, int]) -> bytes:
-    """Compile a source with these definitions for a GPU's capability.
+def compile_cubin(
+    source: str, name: str, defines: tuple[tuple[str, int], ...], capability: tuple[int, int]
+) -> bytes:
+    """Compile a source with preprocessor definitions for a compute capability.
 
     Raises:
-        CompileError: it does not compile; the message is the compiler's.
+        CompileError: the source does not compile; the message is the compiler's.
     """
     from cuda.bindings import nvrtc
 
     program = check_status(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []), name)
-    # Hopper's own instructions are in a target of their own.
+    # Hopper's own instructions need the architecture-specific target sm_90a.
     target = f"sm_{capability[0]}{capability[1]}{'a' if capability == (9, 0) else ''}"
     options = [f"-arch={target}", *(f"-D{key}={value}" for key, value in defines)]
     status = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
@@ -67,17 +74,17 @@ def compile_cubin(source: str, name: str, defines: tuple[tuple[str, int], ...], 
 
 
 def cache_dir() -> Path:
-    """Return where compiled kernels are kept: $MIZZEN_CACHE_DIR, else below the user's cache folder."""
+    """Return the folder of compiled kernels: $MIZZEN_CACHE_DIR, or a folder below the user's cache folder."""
     if chosen := os.environ.get("MIZZEN_CACHE_DIR"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mizzen"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, whoever else writes it meanwhile.
+    """Write a file completely or not at all, even if other processes write it concurrently.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -93,27 +100,27 @@ def write_atomically(path: Path, content: bytes) -> None:
 def load_or_compile_cubin(
     source: str, name: str, defines: tuple[tuple[str, int], ...], capability: tuple[int, int]
 ) -> bytes:
-    """Return what `cubin` returns, from an earlier run's where there is a whole one.
+    """Return the same as `compile_cubin`, from the disk cache if an intact file is there.
 
-    A file is the code's SHA-256 and the code. A folder that cannot be read or written, and a file that
-    a crash cut, cost the time of compiling, and nothing else.
+    A file holds the code's SHA-256 digest followed by the code. If the folder cannot be read or written, or a
+    crash truncated the file, the kernel is compiled again.
 
     Raises:
-        CompileError: it does not compile, or there is no compiler.
+        CompileError: the source does not compile, or the compiler is missing.
     """
     from cuda.bindings import nvrtc
 
     try:
         version = check_status(nvrtc.nvrtcVersion(), name)
-    except RuntimeError as error:  # the library itself is missing
+    except RuntimeError as error:  # NVRTC itself is missing
         raise CompileError(f"NVRTC cannot be loaded: {error}") from error
     key = hashlib.sha256(repr((source, name, defines, capability, version)).encode()).hexdigest()
     path = cache_dir() / "kernels" / f"{name}-{key}.cubin"
     with contextlib.suppress(OSError):
         kept = path.read_bytes()
-        if hashlib.sha256(kept[DIGEST:]).digest() == kept[:DIGEST]:
-            return kept[DIGEST:]
-        log.warning("%s is damaged: the kernel is compiled anew", path)
+        if hashlib.sha256(kept[DIGEST_BYTES:]).digest() == kept[:DIGEST_BYTES]:
+            return kept[DIGEST_BYTES:]
+        log.warning("%s is damaged: the kernel is compiled again", path)
     code = compile_cubin(source, name, defines, capability)
     with contextlib.suppress(OSError):
         write_atomically(path, hashlib.sha256(code).digest() + code)
@@ -122,28 +129,28 @@ def load_or_compile_cubin(
 
 @functools.cache
 def load_kernel(source: str, name: str, defines: tuple[tuple[str, int], ...], device: int) -> Any:
-    """Return a kernel (a CUfunction) of a source, compiled with these definitions for a device.
+    """Return the loaded kernel (a CUfunction) of a source, compiled with these definitions for a device.
 
     Raises:
-        CompileError: it cannot be compiled here.
+        CompileError: the kernel cannot be compiled on this machine.
     """
     from cuda.bindings import driver
 
     code = load_or_compile_cubin(source, name, defines, torch.cuda.get_device_capability(device))
-    torch.cuda.current_stream(device)  # a context is there
+    torch.cuda.current_stream(device)  # creates a CUDA context
     module = check_status(driver.cuModuleLoadData(code), f"loading {name}")
     return check_status(driver.cuModuleGetFunction(module, name.encode()), f"loading {name}")
 
 
 def compile_in_parallel(kernels: Iterable[KernelSpec], device: int, threads: int) -> None:
-    """Compile kernels that `compiled` is going to be asked for, so many at a time.
+    """Compile kernels that `load_kernel` will be asked for, in `threads` threads.
 
     Raises:
-        CompileError: one cannot be compiled here.
+        CompileError: a kernel cannot be compiled on this machine.
     """
     from cuda.bindings import driver
 
-    torch.cuda.current_stream(device)  # a context is there
+    torch.cuda.current_stream(device)  # creates a CUDA context
     context = check_status(driver.cuCtxGetCurrent(), "asking for the context")
 
     def begin() -> None:
@@ -154,16 +161,18 @@ def compile_in_parallel(kernels: Iterable[KernelSpec], device: int, threads: int
 
 
 @functools.cache
-def allow_shared_memory(function: Any, shared: int) -> None:
-    """Let a kernel have so many bytes of shared memory.
+def allow_shared_memory(function: Any, shared_bytes: int) -> None:
+    """Raise a kernel's limit of dynamic shared memory to `shared_bytes`.
 
     Raises:
-        CompileError: a block cannot have as many here.
+        CompileError: the device does not allow that much for one block.
     """
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    check_status((*driver.cuFuncSetAttribute(function, attribute, shared), None), "asking for shared memory")
+    check_status(
+        (*driver.cuFuncSetAttribute(function, attribute, shared_bytes), None), "asking for shared memory"
+    )
 
 
 def can_compile(
@@ -171,19 +180,19 @@ def can_compile(
     name: str,
     defines: tuple[tuple[str, int], ...],
     device: torch.device,
-    otherwise: str,
-    shared: int = 0,
+    fallback: str,
+    shared_bytes: int = 0,
 ) -> bool:
-    """Compile a kernel; False, with a warning of what is done `otherwise`, where it cannot be used here.
+    """Compile a kernel and return whether it can be used; if not, log a warning that names the `fallback`.
 
-    `shared` is what a block of it has besides what the kernel declares, in bytes.
+    `shared_bytes` is the dynamic shared memory of a block, besides the memory that the kernel declares.
     """
     try:
         function = load_kernel(source, name, defines, device.index or 0)
-        if shared:
-            allow_shared_memory(function, shared)
+        if shared_bytes:
+            allow_shared_memory(function, shared_bytes)
     except (ImportError, CompileError) as error:
-        log.warning("%s, which is slower: %s", otherwise, error)
+        log.warning("%s, which is slower: %s", fallback, error)
         return False
     return True
 
@@ -194,9 +203,10 @@ def launch_config(
     threads: int,
     stream: int,
     cluster: tuple[int, int, int] | None = None,
-    shared: int = 0,
+    shared_bytes: int = 0,
 ) -> Any:
-    """Return how a kernel is launched (a CUlaunchConfig): while the one ahead of it still runs."""
+    """Return a launch configuration (CUlaunchConfig) with PDL: the kernel may start while the previous one
+    runs."""
     from cuda.bindings import driver
 
     attribute = driver.CUlaunchAttribute()
@@ -205,7 +215,7 @@ def launch_config(
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = blocks
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.hStream, config.sharedMemBytes = stream, shared
+    config.hStream, config.sharedMemBytes = stream, shared_bytes
     attributes = [attribute]
     if cluster is not None:
         together = driver.CUlaunchAttribute()
@@ -224,21 +234,21 @@ def launch(
     arguments: tuple[Any, ...],
     *,
     cluster: tuple[int, int, int] | None = None,
-    shared: int = 0,
+    shared_bytes: int = 0,
 ) -> None:
-    """Launch on the current stream.
+    """Launch a kernel on the current stream.
 
     Args:
-        function: What `compiled` returned.
-        blocks: The grid.
-        threads: Of a block.
-        arguments: Tensors go by address, None as null, whole numbers as int, others as float, the driver's
-            own structures (a CUtensorMap) as they are.
-        cluster: Blocks that run together.
-        shared: Bytes of shared memory that a block has besides what the kernel declares.
+        function: Kernel that `load_kernel` returned.
+        blocks: Grid.
+        threads: Threads per block.
+        arguments: Kernel arguments: tensors are passed by address, None as a null pointer, integers as int,
+            other numbers as float, driver structures (a CUtensorMap) as they are.
+        cluster: Cluster dimensions.
+        shared_bytes: Dynamic shared memory of a block.
 
     Raises:
-        CompileError: the driver refused.
+        CompileError: the driver rejected the launch.
     """
     from cuda.bindings import driver
 
@@ -252,8 +262,10 @@ def launch(
             values.append(argument)
             types.append({int: ctypes.c_int, float: ctypes.c_float}.get(type(argument)))
     grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
-    if shared:
-        allow_shared_memory(function, shared)
+    if shared_bytes:
+        allow_shared_memory(function, shared_bytes)
     stream = torch.cuda.current_stream(device).cuda_stream
-    config = launch_config(grid, threads, stream, cluster, shared)
-    check_status(driver.cuLaunchKernelEx(config, function, (tuple(values), tuple(types)), 0), "launching a kernel")
+    config = launch_config(grid, threads, stream, cluster, shared_bytes)
+    check_status(
+        driver.cuLaunchKernelEx(config, function, (tuple(values), tuple(types)), 0), "launching a kernel"
+    )

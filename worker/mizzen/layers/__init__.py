@@ -1,1 +1,1 @@
-"""Building blocks that the models are made of."""
+"""Building blocks of models: linear layers, attention, norms, embeddings, sharding."""

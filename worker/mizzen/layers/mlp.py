@@ -1,4 +1,4 @@
-"""The gated feed-forward block (SwiGLU, arXiv 2002.05202)."""
+"""The SwiGLU feed-forward block (arXiv 2002.05202)."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ from collections.abc import Iterator
 
 import torch
 
-from mizzen.layers.context import BuildContext, WeightTarget
-from mizzen.layers.linear import RowParallelLinear, MergedColumnParallelLinear, Rows
+from mizzen.layers.context import BuildContext
+from mizzen.layers.linear import MergedColumnParallelLinear, OutputRows, RowParallelLinear
 from mizzen.layers.norm import RMSNorm
+from mizzen.layers.weight_target import WeightTarget
 
 
 class SwiGLUMLP:
-    """down(silu(gate(x)) * up(x)), with gate and up as one product."""
+    """down(silu(gate(x)) * up(x)), with gate and up in one GEMM."""
 
     def __init__(self, build: BuildContext, hidden: int, intermediate: int, bias: bool) -> None:
-        rows = Rows(intermediate, build.mesh.tensor.shard(intermediate, "intermediate_size"))
-        parts = {"gate_proj": rows, "up_proj": rows}
-        self.gate_up = MergedColumnParallelLinear(build, parts, hidden, bias)
+        rows = OutputRows(intermediate, build.mesh.tensor.shard(intermediate, "intermediate_size"))
+        rows_by_name = {"gate_proj": rows, "up_proj": rows}
+        self.gate_up = MergedColumnParallelLinear(build, rows_by_name, hidden, bias)
         self.down = RowParallelLinear(build, "down_proj", hidden, intermediate, bias)
 
     def targets(self, prefix: str) -> Iterator[WeightTarget]:
-        """Yield where the checkpoint's tensors under `prefix` go."""
+        """Yield the destinations of the checkpoint's tensors under `prefix`."""
         yield from self.gate_up.targets(prefix)
         yield from self.down.targets(prefix)
 
     def __call__(
         self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return this rank's term [tokens, hidden] of the residual stream, and the stream with `x`.
+        """Return this rank's term [tokens, hidden] of the residual stream, and the stream with `x` added.
 
-        `norm` is between the stream and the block; `residual` may be updated in place. A term that the stream
-        has already, `x` or the one returned, is None.
+        `norm` lies between the stream and the block; `residual` may be updated in place. A term, `x` or the
+        returned one, is None if the stream already contains it.
         """
-        middle, residual = self.gate_up.after(norm, x, residual, gate=True)
+        middle, residual = self.gate_up.apply_after_norm(norm, x, residual, swiglu=True)
         return self.down.add_to_residual(residual, middle), residual

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.context import BuildContext, WeightTarget
+from mizzen.layers.context import BuildContext
+from mizzen.layers.weight_target import WeightTarget
 
 
 class RMSNorm:
@@ -20,14 +21,14 @@ class RMSNorm:
         self.fused = build.fused
 
     def targets(self, prefix: str) -> Iterator[WeightTarget]:
-        """Yield where the checkpoint's tensor goes."""
+        """Yield the destination of the checkpoint's tensor."""
         size = len(self.weight)
         yield WeightTarget(
             name=f"{prefix}{self.name}.weight",
             shape=(size,),
-            part=(slice(0, size),),
-            into=self.weight,
-            ones=True,
+            shard=(slice(0, size),),
+            destination=self.weight,
+            is_scale=True,
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +40,7 @@ class RMSNorm:
         return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Add x to `residual` in place and return the sum normalised; both [tokens, size]."""
+        """Add x to `residual` in place and return the normalised sum; both are [tokens, size]."""
         if self.fused:
             from mizzen.kernels.norm import add_rms_norm
 

@@ -10,7 +10,7 @@ from mizzen.models.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Return the angle of one position, float32 [head_dim / 2]."""
+    """Return the rotation angle per position, float32 [head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     base = dynamic_base(rope, head_dim) if rope.kind == "dynamic" else rope.theta
     inverse = 1.0 / base**exponents
@@ -24,19 +24,20 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def dynamic_base(rope: RopeConfig, head_dim: int) -> float:
-    """Raise the base so that the slowest turn reaches the context that is served ("NTK-aware")."""
+    """Return the base raised such that the slowest rotation covers the served context ("NTK-aware")."""
     length = max(rope.served_context, rope.original_context)
     stretch = rope.factor * length / rope.original_context - (rope.factor - 1)
     return rope.theta * stretch ** (head_dim / (head_dim - 2))
 
 
 def yarn_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
-    """Stretch frequencies of few turns in the original context, keep those of many (arXiv 2309.00071)."""
+    """Interpolate frequencies with few rotations in the original context, keep those with many (arXiv
+    2309.00071)."""
     half = len(inverse)
 
-    def dimension(turns: float) -> float:
-        share = math.log(rope.original_context / (turns * 2 * math.pi)) / math.log(rope.theta)
-        return share * half
+    def dimension(rotations: float) -> float:
+        fraction = math.log(rope.original_context / (rotations * 2 * math.pi)) / math.log(rope.theta)
+        return fraction * half
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:
@@ -48,7 +49,8 @@ def yarn_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
 
 
 def llama3_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
-    """Stretch long wavelengths by `factor`, keep short ones, and blend between (Llama 3.1)."""
+    """Divide the frequencies of long wavelengths by `factor`, keep short ones, and blend in between (Llama
+    3.1)."""
     wavelength = 2 * math.pi / inverse
     longest = rope.original_context / rope.low_frequency_factor
     shortest = rope.original_context / rope.high_frequency_factor
@@ -60,20 +62,20 @@ def llama3_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
     return torch.where((wavelength >= shortest) & (wavelength <= longest), mixed, stretched)
 
 
-class Rotary:
-    """Angles of positions, computed once a step and shared by all layers."""
+class RotaryEmbedding:
+    """Angles of positions, computed once per step and shared by all layers."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self.inverse = inverse_frequencies(rope, head_dim).to(device)
         self.dtype = dtype
-        self.scale = rope.attention_factor
+        self.attention_factor = rope.attention_factor
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines [tokens, 1, head_dim / 2] of positions [tokens]."""
         angles = positions.float()[:, None, None] * self.inverse
         cos, sin = angles.cos(), angles.sin()
-        if self.scale != 1:
-            cos, sin = cos.mul_(self.scale), sin.mul_(self.scale)
+        if self.attention_factor != 1:
+            cos, sin = cos.mul_(self.attention_factor), sin.mul_(self.attention_factor)
         return cos.to(self.dtype), sin.to(self.dtype)
 
 

@@ -1,64 +1,72 @@
-"""A rank's place among the ranks that share a model."""
+"""Sharding of a model over the ranks of its tensor axis.
+
+Layers ask an `Axis` for their shard; the engine checks before loading that every layer can be sharded.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-SERVED = (1, 2, 4, 8)
-"""Numbers of ranks that errors propose."""
+from mizzen.models.config import ModelConfig
+
+SUGGESTED_SIZES = (1, 2, 4, 8)
+"""Numbers of ranks that error messages suggest."""
 
 
-def way_out(total: int) -> str:
-    """Say which numbers of ranks share `total` things."""
-    return f"use --tensor {' or '.join(str(size) for size in SERVED if not total % size)}"
+def suggest_sizes(total: int) -> str:
+    """Return the advice which numbers of ranks divide `total`."""
+    return f"use --tensor {' or '.join(str(size) for size in SUGGESTED_SIZES if not total % size)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One named axis of the mesh."""
+    """One named axis of the mesh: this rank's index on it, and its size."""
 
     rank: int = 0
     size: int = 1
 
-    def part(self, total: int, what: str) -> slice:
-        """Return this rank's share of `total` equal things.
+    def shard(self, total: int, what: str) -> slice:
+        """Return this rank's equal shard of `total` items.
 
         Raises:
-            ValueError: they do not divide; the message names `what` and the numbers that do.
+            ValueError: `total` is not a multiple of the ranks; names `what` and the numbers that divide it.
         """
         if total % self.size:
             raise ValueError(
-                f"{what} ({total}) must be a multiple of the tensor ranks ({self.size}): {way_out(total)}"
+                f"{what} ({total}) must be a multiple of the tensor ranks ({self.size}): "
+                f"{suggest_sizes(total)}"
             )
-        share = total // self.size
-        return slice(self.rank * share, (self.rank + 1) * share)
+        count = total // self.size
+        return slice(self.rank * count, (self.rank + 1) * count)
 
     def replicated_shard(self, total: int, what: str) -> slice:
-        """Return this rank's share of `total` equal things; of fewer than ranks, several share one.
+        """Return this rank's shard of `total` items; if ranks outnumber items, several ranks hold the same
+        one.
 
         Raises:
-            ValueError: neither number divides the other; the message names `what` and the numbers that do.
+            ValueError: neither number divides the other; names `what` and the numbers that would do.
         """
         if total >= self.size:
-            return self.part(total, what)
+            return self.shard(total, what)
         if self.size % total:
             raise ValueError(
-                f"{what} ({total}) must divide the tensor ranks ({self.size}), being fewer: {way_out(total)}"
+                f"{what} ({total}) must divide the tensor ranks ({self.size}), being fewer: "
+                f"{suggest_sizes(total)}"
             )
-        mine = self.rank // (self.size // total)
-        return slice(mine, mine + 1)
+        index = self.rank // (self.size // total)
+        return slice(index, index + 1)
 
     def padded_shard(self, total: int, multiple: int) -> tuple[int, slice]:
-        """Return how many of `total` things a rank has room for, and which ones this rank holds.
+        """Return the padded number of items per rank, and this rank's shard of `total` items.
 
-        The room is the same on all ranks, and a multiple of `multiple` where there are several; the last
-        ranks may hold less, or nothing.
+        The padded number is the same on all ranks, and a multiple of `multiple` if there are several ranks;
+        the last ranks may hold fewer items, or none.
         """
         if self.size == 1:
             return total, slice(0, total)
-        room = -(-total // (self.size * multiple)) * multiple
-        start = min(self.rank * room, total)
-        return room, slice(start, min(start + room, total))
+        padded = -(-total // (self.size * multiple)) * multiple
+        start = min(self.rank * padded, total)
+        return padded, slice(start, min(start + padded, total))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +74,17 @@ class Mesh:
     """The named axes; further ones (pipeline, experts, data) join `tensor` here."""
 
     tensor: Axis = field(default_factory=Axis)
+
+
+def check_shardable(config: ModelConfig, ranks: int) -> None:
+    """Check that every rank gets an equal shard of each layer.
+
+    KV heads that are fewer than the ranks are replicated; the vocabulary is padded.
+
+    Raises:
+        ValueError: names the field that does not divide, the numbers, and those that would do.
+    """
+    axis = Axis(0, ranks)
+    axis.shard(config.heads, "num_attention_heads")
+    axis.replicated_shard(config.kv_heads, "num_key_value_heads")
+    axis.shard(config.intermediate_size, "intermediate_size")

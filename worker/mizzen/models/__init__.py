@@ -1,1 +1,2 @@
-"""One short file a model family, found by the architecture's name."""
+"""Decoder models: the model itself, and one short config reader per family, found by the architecture's
+name."""

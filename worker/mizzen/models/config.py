@@ -1,4 +1,7 @@
-"""A decoder model's shape, read from config.json into our own frozen dataclasses."""
+"""A decoder model's configuration, read from config.json into frozen dataclasses.
+
+Importing this module does not import torch: the supervisor reads configurations too.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +17,34 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding (RoFormer, arXiv 2104.09864) and how it is stretched."""
+    """Rotary position embedding (RoFormer, arXiv 2104.09864) and its extension to longer contexts."""
 
     kind: str = "default"
-    """default, linear (positions divided by `factor`), dynamic (a larger base the longer the context), llama3
-    (frequencies interpolated by wavelength) or yarn (interpolated by turns within the original context, arXiv
-    2309.00071)."""
+    """default, linear (positions divided by `factor`), dynamic (a larger base for longer contexts), llama3
+    (frequencies interpolated by wavelength) or yarn (interpolated by the number of rotations within the
+    original context, arXiv 2309.00071)."""
     theta: float = 10000.0
     factor: float = 1.0
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_context: int = 8192
-    """Context length of pre-training, in tokens (dynamic, llama3, yarn)."""
+    """Context length of pre-training in tokens (dynamic, llama3, yarn)."""
     served_context: int = 0
-    """Context length that dynamic stretches to. It is the same for all requests: keys in the cache are
-    shared, and keep the rotation that they were stored with."""
+    """Context length to which dynamic extends. It is the same for all requests: cached keys are shared, and
+    keep the rotation with which they were stored."""
     beta_fast: float = 32.0
-    """yarn keeps the frequencies of at least so many turns within the original context."""
+    """Rotations within the original context from which yarn keeps a frequency unchanged."""
     beta_slow: float = 1.0
-    """yarn stretches those of at most so many."""
+    """Rotations within the original context up to which yarn interpolates a frequency fully."""
     truncate: bool = True
-    """yarn rounds the bounds between the two to whole dimensions."""
-    scale: float = 1.0
-    """What cosines and sines are multiplied by (yarn)."""
+    """Whether yarn rounds the bounds between the two to whole dimensions."""
+    attention_factor: float = 1.0
+    """Factor of cosines and sines (yarn)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Everything that building a decoder needs to know."""
+    """The configuration from which a decoder is built."""
 
     architecture: str
     vocab_size: int
@@ -53,44 +56,46 @@ class ModelConfig:
     head_dim: int
     norm_epsilon: float
     context_length: int
-    """Positions that the model was made for."""
+    """Number of positions that the model supports."""
     rope: RopeConfig
     windows: tuple[int | None, ...]
-    """By layer: tokens that a token sees, itself included; None sees all."""
+    """Sliding window by layer: tokens that a token attends to, itself included; None for all."""
     tie_embeddings: bool
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    """RMSNorm over each head of queries and keys, before the rotation."""
+    """Whether RMSNorm is applied to each head of queries and keys, before the rotation."""
     dtype: str = "bfloat16"
-    """Precision that the weights were saved for."""
+    """Data type in which the weights were saved."""
     end_token_ids: tuple[int, ...] = ()
     generates: bool = True
-    """False of checkpoints that have no head: they embed alone, and the embedding stands in for the head."""
+    """Whether the model can generate. False for checkpoints without a head, which only embed; the embedding
+    stands in for the head."""
 
     def with_context_length(self, length: int) -> ModelConfig:
-        """Return what serves contexts of so many tokens."""
+        """Return the configuration for serving contexts of `length` tokens."""
         return replace(self, rope=replace(self.rope, served_context=length))
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """Return the object that describes the rotary embedding; empty where there is none.
+    """Return the object that describes the rotary embedding; empty if there is none.
 
     Raises:
-        ConfigError: there are two, of which the older one says something else.
+        ConfigError: there are two such objects, and the older one disagrees.
     """
     rope, older = fields.child("rope_parameters"), fields.child("rope_scaling")
     if not rope.values:
         return older
-    told = {"rope_type" if name == "type" else name: value for name, value in older.values.items()}
-    if any(rope.values.get(name) != value for name, value in told.items()):
+    older_values = {"rope_type" if name == "type" else name: value for name, value in older.values.items()}
+    if any(rope.values.get(name) != value for name, value in older_values.items()):
         raise fields.error("rope_scaling", "must agree with rope_parameters: say it there alone")
     return rope
 
 
 def original_context(fields: Fields, rope: Fields, default: int | None = None) -> int:
-    """Read the context length of pre-training; one beside the rotary embedding goes before one in it."""
+    """Read the context length of pre-training; a top-level field takes precedence over one in the rotary
+    embedding."""
     return (rope if fields.values.get(ORIGINAL) is None else fields).integer(ORIGINAL, default)
 
 
@@ -98,7 +103,7 @@ def read_rope(fields: Fields) -> RopeConfig:
     """Read the rotary embedding, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
 
     Raises:
-        ConfigError: names the field when the type is not served.
+        ConfigError: names the field if the type is not supported.
     """
     rope = rope_fields(fields)
     values = rope.values
@@ -134,7 +139,7 @@ def read_rope(fields: Fields) -> RopeConfig:
 
 
 def read_yarn(fields: Fields, rope: Fields, theta: float, factor: float) -> RopeConfig:
-    """Read yarn's parameters; the scale is that of the paper (3.4) unless the model has its own.
+    """Read yarn's parameters; the attention factor is that of the paper (3.4) unless the model has its own.
 
     Raises:
         ConfigError: names the field.
@@ -146,9 +151,9 @@ def read_yarn(fields: Fields, rope: Fields, theta: float, factor: float) -> Rope
     fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
     if slow >= fast:
         raise rope.error("beta_slow", f"must be below beta_fast ({fast})")
-    scale = magnitude()
+    paper_factor = magnitude()
     if rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
-        scale = magnitude(rope.number("mscale")) / magnitude(rope.number("mscale_all_dim"))
+        paper_factor = magnitude(rope.number("mscale")) / magnitude(rope.number("mscale_all_dim"))
     return RopeConfig(
         kind="yarn",
         theta=theta,
@@ -157,12 +162,12 @@ def read_yarn(fields: Fields, rope: Fields, theta: float, factor: float) -> Rope
         beta_fast=fast,
         beta_slow=slow,
         truncate=rope.flag("truncate", True),
-        scale=rope.number("attention_factor", scale),
+        attention_factor=rope.number("attention_factor", paper_factor),
     )
 
 
 def read_context_length(fields: Fields, rope: RopeConfig, default: int) -> int:
-    """Return how many positions a model serves; yarn and dynamic stretch to more than config.json says."""
+    """Return the number of positions of a model; yarn and dynamic extend it beyond config.json's value."""
     length = fields.integer("max_position_embeddings", default)
     if rope.kind == "dynamic":
         return max(length, int(rope.factor * length))
@@ -172,9 +177,9 @@ def read_context_length(fields: Fields, rope: RopeConfig, default: int) -> int:
 
 
 def read_windows(fields: Fields, layers: int, everywhere: int | None) -> tuple[int | None, ...]:
-    """Read which layers attend to a sliding window.
+    """Read the sliding window of each layer.
 
-    `layer_types` decides where it is given; otherwise all layers have the window `everywhere`.
+    If `layer_types` is given, it decides; otherwise all layers have the window `everywhere`.
     """
     kinds = fields.values.get("layer_types")
     if kinds is None:
@@ -188,7 +193,7 @@ def read_windows(fields: Fields, layers: int, everywhere: int | None) -> tuple[i
 
 
 def read_heads(fields: Fields) -> tuple[int, int, int]:
-    """Read heads, key-value heads and head dimension; refuse those that do not divide."""
+    """Read heads, KV heads and head dim; reject numbers that do not divide."""
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     hidden = fields.integer("hidden_size")
@@ -203,7 +208,7 @@ def read_heads(fields: Fields) -> tuple[int, int, int]:
 
 
 def read_token_ids(fields: Fields, name: str = "eos_token_id") -> tuple[int, ...]:
-    """Read end tokens: one id, a list of ids, or none."""
+    """Read end tokens: one id, a list of ids, or null."""
     value = fields.values.get(name)
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
@@ -232,9 +237,9 @@ def read_decoder_config(
     context_length: int = 2048,
     tie_embeddings: bool = False,
 ) -> ModelConfig:
-    """Read the fields that all decoders share; a family passes what is its own.
+    """Read the fields that all decoders share; a family passes what differs.
 
-    `context_length` and `tie_embeddings` are the family's defaults where config.json is silent.
+    `context_length` and `tie_embeddings` are the family's defaults if config.json does not set them.
 
     Raises:
         ConfigError: names the field.

@@ -1,4 +1,4 @@
-"""Typed reads from config.json whose errors name the field."""
+"""Typed reads from a Hugging Face config.json, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SHOWN = 200
-"""Characters of a wrong value that an error shows."""
+"""Maximum length of a wrong value in an error message."""
 
 
 class ConfigError(ValueError):
@@ -27,7 +27,7 @@ class Fields:
         """Read a JSON file of a model folder.
 
         Raises:
-            ConfigError: the file is missing or holds no JSON object.
+            ConfigError: the file is missing or does not contain a JSON object.
         """
         path = folder / name
         try:
@@ -41,11 +41,11 @@ class Fields:
         return cls(values, str(path))
 
     def error(self, name: str, rule: str) -> ConfigError:
-        """Make an error about one field."""
+        """Return an error about one field."""
         value = self.values.get(name)
-        told = repr(value)
-        told = told if len(told) <= SHOWN else told[:SHOWN] + "…"
-        return ConfigError(f"{self.source}: {name} {rule}" + ("" if value is None else f", not {told}"))
+        shown = repr(value)
+        shown = shown if len(shown) <= SHOWN else shown[:SHOWN] + "…"
+        return ConfigError(f"{self.source}: {name} {rule}" + ("" if value is None else f", not {shown}"))
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Read a positive integer; without a default the field is required."""
@@ -73,7 +73,7 @@ class Fields:
         return value
 
     def child(self, name: str) -> Fields:
-        """Read a nested object; absent and null give an empty one."""
+        """Read a nested object; an absent or null one is empty."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, dict):
             raise self.error(name, "must be an object")

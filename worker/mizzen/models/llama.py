@@ -8,7 +8,7 @@ from mizzen.models.hf_fields import Fields
 ARCHITECTURE = "LlamaForCausalLM"
 
 
-def read(fields: Fields) -> ModelConfig:
+def parse_config(fields: Fields) -> ModelConfig:
     """Read a Llama's config.json."""
     bias = fields.flag("attention_bias")
     return read_decoder_config(

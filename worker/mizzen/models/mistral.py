@@ -8,7 +8,7 @@ from mizzen.models.hf_fields import Fields
 ARCHITECTURE = "MistralForCausalLM"
 
 
-def read(fields: Fields) -> ModelConfig:
+def parse_config(fields: Fields) -> ModelConfig:
     """Read a Mistral's config.json; `sliding_window` null means full attention, and absent means 4096."""
     full = "sliding_window" in fields.values and fields.values["sliding_window"] is None
     window = None if full else fields.integer("sliding_window", 4096)

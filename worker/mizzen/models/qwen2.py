@@ -10,16 +10,18 @@ from mizzen.models.hf_fields import Fields
 ARCHITECTURE = "Qwen2ForCausalLM"
 
 
-def read(fields: Fields) -> ModelConfig:
+def parse_config(fields: Fields) -> ModelConfig:
     """Read a Qwen2's config.json."""
-    return read_upper_windows(fields, read_decoder_config(fields, ARCHITECTURE, qkv_bias=True, context_length=32768))
+    return read_upper_windows(
+        fields, read_decoder_config(fields, ARCHITECTURE, qkv_bias=True, context_length=32768)
+    )
 
 
 def read_upper_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Apply the Qwen family's sliding window.
 
-    Files without `layer_types` give it by `use_sliding_window`: layers from `max_window_layers` on have the
-    window. Without that flag a `sliding_window` in the file means nothing; null is none with it, too.
+    Files without `layer_types` set it by `use_sliding_window`: layers from `max_window_layers` on have the
+    window. Without that flag, a `sliding_window` in the file has no effect; with it, null means no window.
     """
     if fields.values.get("layer_types") is not None or not fields.flag("use_sliding_window"):
         return config

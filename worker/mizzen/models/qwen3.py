@@ -9,8 +9,8 @@ from mizzen.models.qwen2 import read_upper_windows
 ARCHITECTURE = "Qwen3ForCausalLM"
 
 
-def read(fields: Fields) -> ModelConfig:
-    """Read a Qwen3's config.json; its heads are 128 wide unless it says otherwise."""
+def parse_config(fields: Fields) -> ModelConfig:
+    """Read a Qwen3's config.json; the default head dim is 128."""
     bias = fields.flag("attention_bias")
     fields = Fields({"head_dim": 128, **fields.values}, fields.source)
     config = read_decoder_config(

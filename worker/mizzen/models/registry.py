@@ -1,4 +1,4 @@
-"""Which architectures are served, and how a model folder is read."""
+"""The supported architectures, and the reading of a model folder's configuration."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ from mizzen.models import llama, mistral, qwen2, qwen3
 from mizzen.models.config import ModelConfig, read_token_ids
 from mizzen.models.hf_fields import ConfigError, Fields
 
-Reader = Callable[[Fields], ModelConfig]
+ConfigReader = Callable[[Fields], ModelConfig]
 
-READERS: dict[str, Reader] = {family.ARCHITECTURE: family.read for family in (llama, mistral, qwen2, qwen3)}
-"""By the names that config.json lists under `architectures`."""
-HEADLESS_READERS: dict[str, Reader] = {name.replace("ForCausalLM", "Model"): read for name, read in READERS.items()}
-"""Checkpoints of embedding models that were saved without the head that generating needs."""
+READERS: dict[str, ConfigReader] = {
+    family.ARCHITECTURE: family.parse_config for family in (llama, mistral, qwen2, qwen3)
+}
+"""Readers by the names that config.json lists under `architectures`."""
+HEADLESS_READERS: dict[str, ConfigReader] = {
+    name.replace("ForCausalLM", "Model"): read for name, read in READERS.items()
+}
+"""Readers for checkpoints of embedding models, which were saved without the head that generation needs."""
 
 
 def read_config(folder: Path) -> ModelConfig:
     """Read a model folder's config.json.
 
     Raises:
-        ConfigError: names the field; an unknown architecture gets the list of those served.
+        ConfigError: names the field; for an unknown architecture, lists the supported ones.
     """
     fields = Fields.load(folder)
     names = fields.values.get("architectures")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise fields.error("architectures", f"must list one of {', '.join(sorted(READERS | HEADLESS_READERS))}")
+        raise fields.error(
+            "architectures", f"must list one of {', '.join(sorted(READERS | HEADLESS_READERS))}"
+        )
     for name in names:
         if name in READERS:
             return READERS[name](fields)
@@ -37,10 +43,10 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def read_end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:
-    """Return the ids that end an answer: generation_config.json's, else config.json's.
+    """Return the ids that end an answer: from generation_config.json, else from config.json.
 
     Raises:
-        ConfigError: an id is none, or lies outside the vocabulary.
+        ConfigError: a value is not a token id, or lies outside the vocabulary.
     """
     ids = config.end_token_ids
     path = folder / "generation_config.json"

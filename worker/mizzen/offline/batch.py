@@ -16,12 +16,12 @@ from mizzen.engine.overlap_loop import StepFailed
 from mizzen.gateway.text.stream import TextStream
 from mizzen.wire.client.stream import TokenLogprobs, logprob_entries
 
-Advance = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """(requests that ended, tokens that came)."""
 
 
 @dataclass(slots=True)
-class Answer:
+class BatchEntry:
     """A request that is being answered."""
 
     request: Request
@@ -39,7 +39,7 @@ class Answer:
 class Batch:
     """Requests that run together."""
 
-    def __init__(self, engine: Engine, answers: Sequence[Answer], room: int) -> None:
+    def __init__(self, engine: Engine, entries: Sequence[BatchEntry], max_live: int) -> None:
         """Prepare; `run` runs them.
 
         Args:
@@ -48,11 +48,11 @@ class Batch:
             room: requests that the engine takes at once.
         """
         self._engine = engine
-        self._answers = answers
-        self._room = room
-        self._live: dict[int, Answer] = {}
+        self._entries = entries
+        self._max_live = max_live
+        self._live: dict[int, BatchEntry] = {}
 
-    def run(self, advance: Advance) -> None:
+    def run(self, advance: ProgressCallback) -> None:
         """Run the requests to their ends, feeding the engine as its queue has room.
 
         Args:
@@ -63,23 +63,23 @@ class Batch:
             RuntimeError: a request failed. The engine is free for the next batch in either case.
             StepFailed: the device failed; the engine cannot go on.
         """
-        waiting = iter(self._answers)
+        waiting = iter(self._entries)
         done = 0
         try:
-            while done < len(self._answers):
-                while len(self._live) < self._room:
-                    answer = next(waiting, None)
-                    if answer is None:
+            while done < len(self._entries):
+                while len(self._live) < self._max_live:
+                    entry = next(waiting, None)
+                    if entry is None:
                         break
-                    self._live[answer.request.rid] = answer
-                    self._engine.submit(answer.request)
-                ended, tokens = self._step()
-                done += ended
-                advance(ended, tokens)
+                    self._live[entry.request.rid] = entry
+                    self._engine.submit(entry.request)
+                finished, tokens = self._step()
+                done += finished
+                advance(finished, tokens)
         except StepFailed:
             raise
         except BaseException:
-            self._abandon()
+            self._abort_rest()
             raise
 
     def _step(self) -> tuple[int, int]:
@@ -90,35 +90,35 @@ class Batch:
         if output is not None:
             finished += output.finished
             tokens = len(output.tokens)
-            _take_reports(output.side_outputs, self._live)
+            _collect_side_outputs(output.side_outputs, self._live)
             for rid, token in zip(output.rids.tolist(), output.tokens.tolist(), strict=True):
-                if (answer := self._live.get(rid)) is not None:
-                    self._take(answer, token)
+                if (entry := self._live.get(rid)) is not None:
+                    self._append_token(entry, token)
         finished += self._engine.drain_finished()
         self._engine.drain_cache_events()  # nobody here routes by them; they must not pile up
         for end in finished:
-            answer = self._live.pop(end.rid, None)
-            if answer is None:
+            entry = self._live.pop(end.rid, None)
+            if entry is None:
                 continue
             if end.refused:
                 raise ValueError(end.message)
             if end.reason is FinishReason.ERROR:
                 raise RuntimeError(f"a request failed: {end.message}")
-            answer.finished = end
+            entry.finished = end
         return len(finished), tokens
 
-    def _take(self, answer: Answer, token: int) -> None:
+    def _append_token(self, entry: BatchEntry, token: int) -> None:
         """Take a request's next token; end the request when its text completes a stop string."""
-        if answer.stopped:
+        if entry.stopped:
             return
-        answer.tokens.append(token)
-        if answer.stream is not None:
-            answer.text += answer.stream.add((token,))[0]
-            if answer.stream.stopped:
-                answer.stopped = True
-                self._engine.abort(answer.request.rid)
+        entry.tokens.append(token)
+        if entry.stream is not None:
+            entry.text += entry.stream.add((token,))[0]
+            if entry.stream.stopped:
+                entry.stopped = True
+                self._engine.abort(entry.request.rid)
 
-    def _abandon(self) -> None:
+    def _abort_rest(self) -> None:
         """End what is left of a batch that cannot go on, so that the engine is free for the next."""
         for rid in self._live:
             self._engine.abort(rid)
@@ -127,16 +127,16 @@ class Batch:
         self._engine.drain_finished()
 
 
-def _take_reports(reports: RequestSideOutputs, live: Mapping[int, Answer]) -> None:
+def _collect_side_outputs(reports: RequestSideOutputs, live: Mapping[int, BatchEntry]) -> None:
     """Take what a step gives requests beside their tokens."""
     for part in reports.logprobs:
-        if (answer := live.get(part.rid)) is None:
+        if (entry := live.get(part.rid)) is None:
             continue
         if part.prompt:
-            answer.prompt_logprobs += logprob_entries(part.ids, part.values, 0)
+            entry.prompt_logprobs += logprob_entries(part.ids, part.values, 0)
         else:
-            named = len(answer.request.sampling.logprob_token_ids)
-            answer.logprobs += logprob_entries(part.ids, part.values, named)
+            named = len(entry.request.sampling.logprob_token_ids)
+            entry.logprobs += logprob_entries(part.ids, part.values, named)
     for vector in reports.vectors:
-        if (answer := live.get(vector.rid)) is not None:
-            answer.vector = vector.vector
+        if (entry := live.get(vector.rid)) is not None:
+            entry.vector = vector.vector

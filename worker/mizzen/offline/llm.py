@@ -23,7 +23,7 @@ from mizzen.gateway.text.pooling import model_pooling
 from mizzen.gateway.text.stream import TextStream
 from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer, read_files
-from mizzen.offline.batch import Answer, Batch
+from mizzen.offline.batch import Batch, BatchEntry
 from mizzen.progress import ProgressBar
 from mizzen.wire.client.stream import TokenLogprobs
 from mizzen.wire.server.request_validation import EMBEDS_ONLY
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from mizzen.server.ranks.in_process import LocalRanks
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
-LARGE_CHUNK = 16384
+LARGE_GPU_PREFILL_TOKENS = 16384
 """Prompt tokens of a step where nobody waits for a token: fewer steps beside decodes, measured."""
-LARGE_GPU = 64 << 30
+LARGE_GPU_BYTES = 64 << 30
 """Bytes of memory beside which what such a step takes is little."""
 
 
@@ -82,21 +82,23 @@ class LLM:
         """
         from mizzen.engine.loading.loader import load_engine
 
-        known = {option.name for option in fields(EngineOptions)} - {"model"}
-        if unknown := set(options) - known:
+        option_names = {option.name for option in fields(EngineOptions)} - {"model"}
+        if unknown_names := set(options) - option_names:
             raise TypeError(
-                f"unknown options: {', '.join(sorted(unknown))}; LLM takes skip_tokenizer and "
-                f"{', '.join(sorted(known))}"
+                f"unknown options: {', '.join(sorted(unknown_names))}; LLM takes skip_tokenizer and "
+                f"{', '.join(sorted(option_names))}"
             )
         options.setdefault("device", "cuda" if has_gpu() else "cpu")
         options.setdefault("max_step_milliseconds", math.inf)
-        if options["device"] == "cuda" and gpu_bytes() >= LARGE_GPU:
-            options.setdefault("prefill_chunk_tokens", LARGE_CHUNK)
+        if options["device"] == "cuda" and gpu_bytes() >= LARGE_GPU_BYTES:
+            options.setdefault("prefill_chunk_tokens", LARGE_GPU_PREFILL_TOKENS)
         self.options = EngineOptions(model=str(model), **options)
         self.tokenizer = None if skip_tokenizer else Tokenizer.load(model)
         self._ranks = start_ranks(self.options)
         try:
-            self.engine: Engine = load_engine(self.options, followers=self._ranks and self._ranks.lead())
+            self.engine: Engine = load_engine(
+                self.options, followers=self._ranks and self._ranks.connect_followers()
+            )
         except BaseException:
             if self._ranks:
                 self._ranks.close()
@@ -141,12 +143,12 @@ class LLM:
             raise ValueError("prompts must be a list: [prompt] for a single one")
         if not self.engine.info.generates:
             raise ValueError(EMBEDS_ONLY)
-        each = self._params(params, len(prompts))
-        answers = [self._answer(i, prompt, each[i]) for i, prompt in enumerate(prompts)]
-        if not answers:
+        params_per_prompt = self._params_per_prompt(params, len(prompts))
+        entries = [self._build_entry(i, prompt, params_per_prompt[i]) for i, prompt in enumerate(prompts)]
+        if not entries:
             return []
-        self._run(answers, progress)
-        return [self._completion(answer) for answer in answers]
+        self._run_batch(entries, progress)
+        return [self._build_completion(entry) for entry in entries]
 
     def embed(
         self,
@@ -175,12 +177,14 @@ class LLM:
         if pooling not in list(Pooling):
             raise ValueError(f"pooling must be one of {', '.join(Pooling)}, not {pooling!r}")
         sampling = SamplingParams(temperature=0.0, max_tokens=1)
-        answers = [
-            Answer(self._request(self._ids(i, prompt), sampling, Pooling(pooling), normalize), None)
+        entries = [
+            BatchEntry(
+                self._build_request(self._token_ids(i, prompt), sampling, Pooling(pooling), normalize), None
+            )
             for i, prompt in enumerate(prompts)
         ]
-        self._run(answers, progress)
-        vectors = [answer.vector for answer in answers if answer.vector is not None]
+        self._run_batch(entries, progress)
+        vectors = [entry.vector for entry in entries if entry.vector is not None]
         return np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
     def chat(
@@ -199,12 +203,14 @@ class LLM:
         if template is None or self.tokenizer is None:
             raise ValueError(f"{self.options.model} has no chat template (or its tokenizer is skipped)")
         single = bool(conversations) and isinstance(conversations[0], Mapping)
-        talks: Any = [conversations] if single else conversations
+        chats: Any = [conversations] if single else conversations
         # A rendered template holds its own special tokens.
-        prompts = [self.tokenizer.encode(template.render(talk), add_special_tokens=False) for talk in talks]
+        prompts = [
+            self.tokenizer.encode(template.render(messages), add_special_tokens=False) for messages in chats
+        ]
         return self.generate(prompts, params, progress=progress)
 
-    def _params(
+    def _params_per_prompt(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
@@ -213,7 +219,7 @@ class LLM:
             raise ValueError(f"params must be one for all or one for each: {len(params)} for {count} prompts")
         return list(params)
 
-    def _ids(self, index: int, prompt: str | Sequence[int]) -> Int32:
+    def _token_ids(self, index: int, prompt: str | Sequence[int]) -> Int32:
         """Return a prompt's token ids, checked."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
@@ -230,17 +236,17 @@ class LLM:
             raise ValueError(f"prompt {index} holds ids outside the vocabulary (0 to {info.vocab_size - 1})")
         return ids.astype(np.int32)
 
-    def _answer(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> Answer:
+    def _build_entry(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> BatchEntry:
         """Check one prompt and its parameters, and make its request."""
-        ids = self._ids(index, prompt)
+        ids = self._token_ids(index, prompt)
         if fault := params.token_fault(self.engine.info.vocab_size):
             raise ValueError(fault)
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need the tokenizer: use stop_token_ids, or do not skip it")
         stream = TextStream(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
-        return Answer(self._request(ids, params), stream)
+        return BatchEntry(self._build_request(ids, params), stream)
 
-    def _request(
+    def _build_request(
         self, ids: Int32, params: SamplingParams, pooling: Pooling | None = None, normalize: bool = True
     ) -> Request:
         self._rid += 1
@@ -254,33 +260,33 @@ class LLM:
             arrival=time.monotonic(),
         )
 
-    def _run(self, answers: list[Answer], progress: bool | None) -> None:
+    def _run_batch(self, entries: list[BatchEntry], progress: bool | None) -> None:
         """Run requests to their ends, with a bar where one is wanted."""
-        batch = Batch(self.engine, answers, self.options.max_waiting_requests)
+        batch = Batch(self.engine, entries, self.options.max_waiting_requests)
         if sys.stderr.isatty() if progress is None else progress:
-            with ProgressBar(len(answers)) as bar:
+            with ProgressBar(len(entries)) as bar:
                 batch.run(bar.advance)
         else:
-            batch.run(lambda ended, tokens: None)
+            batch.run(lambda finished, tokens: None)
 
-    def _completion(self, answer: Answer) -> Completion:
-        end = answer.finished
+    def _build_completion(self, entry: BatchEntry) -> Completion:
+        end = entry.finished
         assert end is not None
-        reason = "stop" if answer.stopped or end.reason is FinishReason.STOP else "length"
-        text = answer.text
-        if answer.stream is not None:
-            text += answer.stream.flush()
+        reason = "stop" if entry.stopped or end.reason is FinishReason.STOP else "length"
+        text = entry.text
+        if entry.stream is not None:
+            text += entry.stream.flush()
         elif self.tokenizer is not None:
-            text = self.tokenizer.decode(answer.tokens[:-1] if end.stop_token is not None else answer.tokens)
-        sampling, count = answer.request.sampling, len(answer.tokens)
+            text = self.tokenizer.decode(entry.tokens[:-1] if end.stop_token is not None else entry.tokens)
+        sampling, count = entry.request.sampling, len(entry.tokens)
         return Completion(
             text=text,
-            token_ids=answer.tokens,
+            token_ids=entry.tokens,
             finish_reason=reason,
             cached_tokens=end.cached_tokens,
             # Tokens that came behind a stop string are passed over, and so is what was said of them.
-            logprobs=None if sampling.logprobs is None else answer.logprobs[:count],
-            prompt_logprobs=None if sampling.prompt_logprobs is None else answer.prompt_logprobs,
+            logprobs=None if sampling.logprobs is None else entry.logprobs[:count],
+            prompt_logprobs=None if sampling.prompt_logprobs is None else entry.prompt_logprobs,
         )
 
 

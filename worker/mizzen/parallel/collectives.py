@@ -1,7 +1,7 @@
-"""What the ranks of a model exchange inside a step, behind one small interface.
+"""Collective operations among the ranks of a model inside a step, behind one small interface.
 
-Every rank calls the same operations with the same shapes in the same order. All of them are enqueued on the
-current stream (or done at once, on the CPU), so that captured graphs contain them.
+Every rank calls the same operations with the same shapes in the same order. All operations are enqueued on
+the current stream (or done at once, on the CPU), so captured graphs contain them.
 """
 
 from __future__ import annotations
@@ -25,55 +25,64 @@ class Collectives(Protocol):
     def all_reduce_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
-        """Add the sum over ranks of x to `residual` in place and return that, RMS-normalised, in one kernel.
+        """Add the sum over ranks of x to `residual` in place, and return the RMS-normalised result, in one
+        kernel.
 
-        None, and nothing done, where there is no such kernel or it does not pay. All are [rows, size],
+        None, with nothing done, if no such kernel exists or it is slower. x and residual are [rows, size],
         `weight` is [size].
         """
         ...
 
     def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Put the columns of all ranks side by side: [rows, share] each → [rows, total], into `out` if given.
+        """Concatenate the columns of all ranks: [rows, shard] each → [rows, total], into `out` if given.
 
-        Columns beyond `total` are padding of the last ranks, and left out.
+        Columns beyond `total` are padding of the last ranks, and dropped.
         """
         ...
 
-    def allocate_logits_buffer(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate [rows, columns] in which rank 0 is to get what it alone needs: the logits.
+    def allocate_logits_buffer(
+        self, rows: int, columns: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Allocate a rank-0 logits buffer [rows, columns]: the other ranks write their logits straight into
+        rank 0's.
 
-        Not while a graph is captured; kept until `close`. What other ranks find there is nothing to go by.
+        Must not be called during graph capture; the buffer is kept until `close`. The contents on other ranks
+        are undefined.
         """
         ...
 
-    def map_logits_shard(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
-        """Return where this rank's columns `held` of `out` are to be written to, for rank 0 to have them.
+    def map_logits_shard(self, out: torch.Tensor, shard: slice) -> torch.Tensor | None:
+        """Return the view of rank 0's memory to which this rank writes the columns `shard` of `out`.
 
-        It is a view [rows, held] of rank 0's memory; its rows lie apart. None on all ranks where there is no
-        such place: `gather_columns` does it then.
+        The view is [rows, shard] with strided rows. None on all ranks if `out` is not in a rank-0 logits
+        buffer; `gather_columns` is used then.
 
         Args:
-            out: The first rows of a room; of anything else there is no place.
-            held: This rank's equal share of the columns, by rank.
+            out: The first rows of a rank-0 logits buffer, or any other tensor.
+            shard: This rank's equal shard of the columns.
         """
         ...
 
     def wait_for_logits(self) -> None:
-        """Let rank 0 have what all wrote to their places; all-reduces follow before they write again."""
+        """Make all ranks' writes to the logits buffer visible to rank 0; an all-reduce must precede the next
+        writes."""
         ...
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """Overwrite x (contiguous) with rank 0's; all-reduces follow before the next call."""
+        """Overwrite x (contiguous) with rank 0's; an all-reduce must precede the next call."""
         ...
 
-    def lookup_rows(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
-        """Look up rows of a table of which each rank holds some; None, and nothing done, where it cannot.
+    def lookup_rows(
+        self, ids: torch.Tensor, table: torch.Tensor, shard: slice, total: int
+    ) -> torch.Tensor | None:
+        """Look up rows of a table that is sharded over the ranks; None, with nothing done, if it is not
+        supported.
 
         Args:
-            ids: int64 [rows]; all-reduces follow before the next call.
-            table: This rank's rows [any, columns], those of the ids `held` first.
-            held: Which they are.
-            total: Ids in all.
+            ids: int64 [rows]; an all-reduce must precede the next call.
+            table: This rank's rows [any, columns], those of the ids `shard` first.
+            shard: Ids of this rank.
+            total: Number of ids of all ranks.
 
         Returns:
             [rows, columns].
@@ -81,19 +90,21 @@ class Collectives(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the operations hold; nothing is in flight any more."""
+        """Free the resources of the operations; nothing may be in flight."""
         ...
 
 
 class NoPeerMemory:
-    """What ranks do that reach no memory of one another."""
+    """The logits-buffer operations of ranks without access to one another's memory."""
 
-    def allocate_logits_buffer(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate memory that no other rank check_copies_arrive."""
+    def allocate_logits_buffer(
+        self, rows: int, columns: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Allocate memory that no other rank accesses."""
         return torch.empty((rows, columns), dtype=dtype, device=device)
 
-    def map_logits_shard(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
-        """Return None: there is none."""
+    def map_logits_shard(self, out: torch.Tensor, shard: slice) -> torch.Tensor | None:
+        """Return None: other ranks cannot write to the buffer."""
         return None
 
     def wait_for_logits(self) -> None:
@@ -101,7 +112,7 @@ class NoPeerMemory:
 
 
 class SingleRank(NoPeerMemory):
-    """One rank: there is nobody to exchange anything with."""
+    """The operations of a model on one rank: nothing is exchanged."""
 
     rank = 0
     size = 1
@@ -113,7 +124,7 @@ class SingleRank(NoPeerMemory):
     def all_reduce_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
-        """Return None: the plain kernel does it."""
+        """Return None: the plain fused norm kernel is used."""
         return None
 
     def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -123,8 +134,10 @@ class SingleRank(NoPeerMemory):
     def broadcast(self, x: torch.Tensor) -> None:
         """Do nothing."""
 
-    def lookup_rows(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
-        """Return None: the table is whole."""
+    def lookup_rows(
+        self, ids: torch.Tensor, table: torch.Tensor, shard: slice, total: int
+    ) -> torch.Tensor | None:
+        """Return None: the table is not sharded."""
         return None
 
     def close(self) -> None:
@@ -138,7 +151,7 @@ class GlooCollectives(NoPeerMemory):
     """The operations on the CPU, by gloo."""
 
     def __init__(self, group: Any) -> None:
-        """Take a `torch.distributed.ProcessGroupGloo`."""
+        """Use a `torch.distributed.ProcessGroupGloo`."""
         self.group: Any = group
         self.rank: int = group.rank()
         self.size: int = group.size()
@@ -151,11 +164,11 @@ class GlooCollectives(NoPeerMemory):
     def all_reduce_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
-        """Return None: there is no such operation."""
+        """Return None: gloo has no such operation."""
         return None
 
     def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Gather whole blocks, then put them side by side."""
+        """Gather the ranks' blocks, then concatenate their columns."""
         blocks = torch.empty((self.size, *x.shape), dtype=x.dtype)
         self.group.allgather([list(blocks.unbind())], [x.contiguous()]).wait()
         return concatenate_columns(blocks, total, out)
@@ -166,17 +179,19 @@ class GlooCollectives(NoPeerMemory):
         options.rootRank = 0
         self.group.broadcast([x], options).wait()
 
-    def lookup_rows(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
-        """Return None: there is no such operation."""
+    def lookup_rows(
+        self, ids: torch.Tensor, table: torch.Tensor, shard: slice, total: int
+    ) -> torch.Tensor | None:
+        """Return None: gloo has no such operation."""
         return None
 
     def close(self) -> None:
-        """Part from the others."""
+        """Leave the process group."""
         self.group = None
 
 
 def concatenate_columns(blocks: torch.Tensor, total: int, out: torch.Tensor | None) -> torch.Tensor:
-    """Put blocks [ranks, rows, share] side by side: [rows, total], without what is beyond `total`."""
+    """Concatenate blocks [ranks, rows, shard] to [rows, total], without the columns beyond `total`."""
     ranks, rows, share = blocks.shape
     if out is None:
         out = torch.empty((rows, total), dtype=blocks.dtype, device=blocks.device)

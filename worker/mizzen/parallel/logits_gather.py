@@ -1,7 +1,8 @@
-"""Memory of rank 0 to which all ranks write what it alone needs: the logits that it draws from.
+"""Rank-0 logits buffers: every rank writes its logits straight into rank 0's memory, where tokens are
+sampled.
 
-A rank's product goes straight to its columns there, over NVLink, while it is computed; a small kernel behind
-it lets rank 0 wait for the others. Nothing is gathered, and nothing is copied.
+A rank's GEMM writes its columns over NVLink while it computes; a small kernel after it makes rank 0 wait for
+the other ranks. Nothing is gathered or copied.
 """
 
 from __future__ import annotations
@@ -13,113 +14,124 @@ import torch
 from mizzen.parallel.p2p_memory import ALIGNMENT, PeerMemory, make_on_all_ranks, true_on_all_ranks
 
 TRIAL_ROWS = (16, 1, 3)
-TRIAL_SHARE = 64
-"""Columns of each rank, where rooms are tried."""
+TRIAL_SHARD = 64
+"""Columns of each rank in the trial buffer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """One room, both [rows, columns]; on rank 0 they are the same."""
+class LogitsBuffer:
+    """One buffer on this rank and on rank 0, both [rows, columns]; on rank 0 they are the same tensor."""
 
     own: torch.Tensor
     """This rank's memory."""
-    of_rank_0: torch.Tensor
+    rank_0: torch.Tensor
 
 
-def is_aligned_shard(columns: int, element: int, held: slice, rank: int, ranks: int) -> bool:
-    """Tell whether `held` is a rank's equal share of columns of so many bytes, and every share aligned.
+def is_aligned_shard(columns: int, element: int, shard: slice, rank: int, ranks: int) -> bool:
+    """Return whether `shard` is a rank's equal shard of the columns, with all shards aligned to 16 bytes.
 
-    The same on all ranks: where a vocabulary is padded, the share that rank 0 holds is no equal one, and all
-    others begin elsewhere.
+    `element` is the size of an element in bytes. The result is the same on all ranks: if a vocabulary is
+    padded, rank 0's shard is not an equal one, and all other shards start elsewhere.
     """
     share = columns // ranks
-    equal = share * ranks == columns and held == slice(rank * share, (rank + 1) * share)
+    equal = share * ranks == columns and shard == slice(rank * share, (rank + 1) * share)
     return equal and share * element % ALIGNMENT == 0
 
 
-class Rooms:
-    """The rooms of a group, and how rank 0 learns that they are filled."""
+class LogitsBuffers:
+    """The logits buffers of a group, and the barrier that tells rank 0 that they are complete."""
 
     def __init__(self, memory: PeerMemory) -> None:
-        """Make the kernel; all ranks do so together.
+        """Make the barrier kernel; all ranks do so together.
 
         Raises:
-            RuntimeError: it cannot be compiled, or there is no memory for it.
+            RuntimeError: the kernel cannot be compiled, or its memory cannot be allocated.
         """
-        from mizzen.kernels.comm.peer_broadcast import Meeting
+        from mizzen.kernels.comm.peer_broadcast import WriteBarrier
 
         self.memory = memory
         self.rank, self.size = memory.group.rank(), memory.group.size()
-        region, addresses = memory.region(Meeting.region_bytes(self.size))
-        self.meet = Meeting(addresses, self.rank, memory.device)
-        self.meet.region = region
-        self.rooms: dict[int, Room] = {}
-        """By the address of this rank's memory."""
+        region, addresses = memory.allocate_region(WriteBarrier.region_bytes(self.size))
+        self.wait_for_writes = WriteBarrier(addresses, self.rank, memory.device)
+        self.wait_for_writes.region = region
+        self.by_address: dict[int, LogitsBuffer] = {}
+        """Buffers by the address of this rank's memory."""
 
-    def add(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Allocate a room of zeros; None, with a warning, where one rank cannot. All ranks do so together."""
+    def allocate(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Allocate a buffer of zeros; None, with a warning, if any rank cannot. All ranks do so together."""
         pair = make_on_all_ranks(
             self.memory,
             "logits are gathered, and not written to peer memory",
-            lambda memory: memory.matrix(rows, columns, dtype),
+            lambda memory: memory.allocate_matrix(rows, columns, dtype),
         )
         if pair is None:
             return None
-        room = Room(*pair)
-        self.rooms[room.own.data_ptr()] = room
-        return room.own
+        buffer = LogitsBuffer(*pair)
+        self.by_address[buffer.own.data_ptr()] = buffer
+        return buffer.own
 
-    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
-        """Return the columns `held` of rank 0's memory behind `out`; see `Collectives.place`."""
-        room = self.rooms.get(out.data_ptr())
-        if room is None or out.shape[1:] != room.own.shape[1:] or len(out) > len(room.own):
+    def map_shard(self, out: torch.Tensor, shard: slice) -> torch.Tensor | None:
+        """Return the columns `shard` of rank 0's memory for `out`; see `Collectives.map_logits_shard`."""
+        buffer = self.by_address.get(out.data_ptr())
+        if buffer is None or out.shape[1:] != buffer.own.shape[1:] or len(out) > len(buffer.own):
             return None
-        if not is_aligned_shard(out.shape[1], out.element_size(), held, self.rank, self.size):
+        if not is_aligned_shard(out.shape[1], out.element_size(), shard, self.rank, self.size):
             return None
-        return room.of_rank_0[: len(out), held]
+        return buffer.rank_0[: len(out), shard]
 
 
-def make_logits_buffers(memory: PeerMemory) -> Rooms | None:
-    """Make what holds rooms, and try it; None, with a warning, where one rank cannot or finds it wrong."""
-    return make_on_all_ranks(memory, "logits are gathered, and not written to peer memory", Rooms, arrives)
+def make_logits_buffers(memory: PeerMemory) -> LogitsBuffers | None:
+    """Make and check the logits buffers; None, with a warning, if any rank cannot make them or finds them
+    wrong."""
+    return make_on_all_ranks(
+        memory, "logits are gathered, and not written to peer memory", LogitsBuffers, check_writes_arrive
+    )
 
 
-def arrives(rooms: Rooms) -> bool:
-    """Tell whether rank 0 finds what all write to a room, products and copies, several times in a row.
+def check_writes_arrive(buffers: LogitsBuffers) -> bool:
+    """Return whether rank 0 sees the writes of all ranks to a buffer, by GEMMs and copies, several times in a
+    row.
 
-    Every rank does all of it whatever it finds, as in `mizzen.parallel.p2p_memory.check_sums`, and learns the same.
+    Every rank runs all checks whatever their results, as in `mizzen.parallel.p2p_memory.check_sums`, and gets
+    the same answer.
     """
-    memory, columns = rooms.memory, TRIAL_SHARE * rooms.size
-    room = rooms.add(max(TRIAL_ROWS), columns, torch.bfloat16)
-    if room is None:
+    memory, columns = buffers.memory, TRIAL_SHARD * buffers.size
+    buffer = buffers.allocate(max(TRIAL_ROWS), columns, torch.bfloat16)
+    if buffer is None:
         return False
-    held = slice(rooms.rank * TRIAL_SHARE, (rooms.rank + 1) * TRIAL_SHARE)
-    good, shift = True, 0
+    shard = slice(buffers.rank * TRIAL_SHARD, (buffers.rank + 1) * TRIAL_SHARD)
+    correct, shift = True, 0
     for rows in TRIAL_ROWS:
         for multiply in (True, False):
-            # Whole numbers that bfloat16 holds, other ones at each place than before.
+            # Integers that bfloat16 represents exactly, different in every position from those of the last
+            # trial.
             shift += 7
             numbers = torch.arange(rows * columns, device=memory.device).view(rows, columns)
             expected = ((numbers + shift) % 251).to(torch.bfloat16)
-            good = written(rooms, room[:rows], held, expected, multiply) and good
-            rooms.meet()
-            alike = rooms.rank != 0 or torch.equal(room[:rows], expected)
-            good = true_on_all_ranks(alike and good, memory.group, memory.device)
-    rooms.rooms.clear()
-    return good
+            correct = write_trial(buffers, buffer[:rows], shard, expected, multiply) and correct
+            buffers.wait_for_writes()
+            equal = buffers.rank != 0 or torch.equal(buffer[:rows], expected)
+            correct = true_on_all_ranks(equal and correct, memory.group, memory.device)
+    buffers.by_address.clear()
+    return correct
 
 
-def written(rooms: Rooms, out: torch.Tensor, held: slice, expected: torch.Tensor, multiply: bool) -> bool:
-    """Write this rank's columns of `expected` to their place behind `out`; tell whether that can be done."""
-    place = rooms.place(out, held)
-    if place is None:
+def write_trial(
+    buffers: LogitsBuffers, out: torch.Tensor, shard: slice, expected: torch.Tensor, multiply: bool
+) -> bool:
+    """Write this rank's columns of `expected` to rank 0's memory for `out`; return whether that is possible.
+
+    With `multiply`, a GEMM writes them, otherwise a copy.
+    """
+    rank_0_shard = buffers.map_shard(out, shard)
+    if rank_0_shard is None:
         return False
     if not multiply:
-        place.copy_(expected[:, held])
+        rank_0_shard.copy_(expected[:, shard])
         return True
-    weight = expected[:, held].t().contiguous()
+    weight = expected[:, shard].t().contiguous()
     try:
-        torch.mm(torch.eye(len(out), dtype=weight.dtype, device=weight.device), weight.t(), out=place)
-    except RuntimeError:  # the others wait for this rank all the same
+        torch.mm(torch.eye(len(out), dtype=weight.dtype, device=weight.device), weight.t(), out=rank_0_shard)
+    except RuntimeError:  # return nevertheless: the other ranks wait for this one
         return False
     return True

@@ -1,6 +1,7 @@
-"""Memory of each rank that the others read and write over NVLink, and what makes sure that it works.
+"""Peer memory: buffers that all ranks of a group read and write over NVLink (P2P), and checks that it works.
 
-It is PyTorch's symmetric memory. NVLink multicast is not used.
+It is PyTorch's symmetric memory, without NVLink multicast. Ranks allocate together and always agree on
+whether something works: a rank that stopped early would leave the others waiting.
 """
 
 from __future__ import annotations
@@ -15,89 +16,94 @@ import torch.distributed as dist
 log = logging.getLogger(__name__)
 
 ALIGNMENT = 16
-"""Bytes that kernels over peer memory move at once: messages are multiples of it, for each rank."""
-LARGEST = 16 << 20
-"""Bytes of the peer buffer."""
+"""Bytes that kernels over peer memory move at once; each rank's share of a message is a multiple of it."""
+BUFFER_BYTES = 16 << 20
+"""Size of the peer buffer."""
 TRIAL_WORDS = 512
-"""Numbers that each rank writes to each, where it is tried whether they arrive."""
-Made = TypeVar("Made")
+"""Number of values that each rank writes to every other rank when delivery is checked."""
+T = TypeVar("T")
 
 
 class PeerMemory:
-    """A buffer that all ranks of a group read, and the operations over it."""
+    """A buffer that all ranks of a group can read, and the all-reduce operations over it."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, size: int) -> None:
-        """Allocate it; all ranks do so together.
+        """Allocate the buffer; all ranks do so together.
 
         Raises:
-            RuntimeError: the GPUs do not reach each other's memory.
+            RuntimeError: the GPUs cannot access each other's memory.
         """
         self.group = group
         self.device = device
         self.name = group.group_name
         self.buffer, self._handle = self._allocate(size)
 
-    def region(self, size: int) -> tuple[torch.Tensor, list[int]]:
-        """Allocate so many bytes of zeros on every rank; return this one's, and the addresses of all.
+    def allocate_region(self, size: int) -> tuple[torch.Tensor, list[int]]:
+        """Allocate `size` bytes of zeros on every rank; return this rank's memory, and the addresses on all
+        ranks.
 
-        All ranks do so together, and not while a graph is captured.
+        All ranks do so together, and not during graph capture.
         """
         memory, handle = self._allocate(size)
         return memory, list(handle.buffer_ptrs)
 
-    def matrix(self, rows: int, columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Allocate zeros [rows, columns] on every rank; return this one's, and a tensor over those of rank 0.
+    def allocate_matrix(
+        self, rows: int, columns: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Allocate zeros [rows, columns] on every rank; return this rank's tensor, and a view of rank 0's.
 
-        The latter is good as long as the former is kept. All ranks do so together, as in `region`.
+        The view is valid as long as this rank's tensor is kept. All ranks do so together, as in
+        `allocate_region`.
         """
         memory, handle = self._allocate(rows * columns * dtype.itemsize)
         own = memory.view(dtype).view(rows, columns)
         return own, own if self.group.rank() == 0 else handle.get_buffer(0, (rows, columns), dtype)
 
     def _allocate(self, size: int) -> tuple[torch.Tensor, Any]:
-        """Allocate so many bytes of zeros on every rank; return this one's, and what knows those of all."""
+        """Allocate `size` bytes of zeros on every rank; return this rank's memory, and the handle to all
+        ranks' memory."""
         import torch.distributed._symmetric_memory as symmetric
 
         memory, fault = None, ""
         try:
             memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
-        except Exception as error:  # of many kinds, as in `make_peer_memory`
+        except Exception as error:  # any kind of error, as in `make_peer_memory`
             fault = f"{type(error).__name__}: {error}"
-        # A rank that has none must not leave the others waiting for it at the rendezvous.
+        # A rank whose allocation failed must not leave the others waiting at the rendezvous.
         if not true_on_all_ranks(memory is not None, self.group, self.device) or memory is None:
             raise RuntimeError(fault or "another rank has no memory for it")
         handle = symmetric.rendezvous(memory, self.group)
         if handle is None:
             raise RuntimeError("peer memory has no rendezvous here")
         memory.zero_()
-        true_on_all_ranks(True, self.group, self.device)  # nobody writes before all have their zeros
+        true_on_all_ranks(True, self.group, self.device)  # no rank writes before all have zeroed their memory
         return memory, handle
 
-    def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return the beginning of a rank's buffer."""
+    def view_of_rank(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a view of the start of a rank's buffer."""
         return self._handle.get_buffer(rank, shape, dtype)
 
-    def take(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the part of the buffer that x goes through."""
+    def view_like(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a view of this rank's buffer with the shape and dtype of x."""
         return self.buffer[: x.numel() * x.element_size()].view(x.dtype).view(x.shape)
 
     def one_shot(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over ranks."""
-        return torch.ops.symm_mem.one_shot_all_reduce_copy(self.take(x), x, "sum", self.name)
+        """Return the sum over ranks, by one-shot all-reduce."""
+        return torch.ops.symm_mem.one_shot_all_reduce_copy(self.view_like(x), x, "sum", self.name)
 
     def two_shot(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over ranks, in x."""
-        through = self.take(x).copy_(x)
+        """Return the sum over ranks in x, by two-shot all-reduce."""
+        through = self.view_like(x).copy_(x)
         torch.ops.symm_mem.two_shot_all_reduce_(through, "sum", self.name)
         return x.copy_(through)
 
 
 def make_peer_memory(group: dist.ProcessGroup, device: torch.device, *, first: bool) -> PeerMemory | None:
-    """Make the peer memory of a group and try it; None, with a warning, where one rank finds it broken.
+    """Make and check the peer memory of a group; None, with a warning, if any rank finds it broken.
 
-    What is tried is each operation against NCCL, so that wiring that corrupts data is found at start-up.
-    Nothing is where a rank was in another group before, and so not at its `first`: PyTorch keeps groups by
-    name and numbers meetings by process, so that such a rank and new ones would wait for each other for ever.
+    Each operation is compared with NCCL, so that wiring that corrupts data is detected at start-up. There is
+    no peer memory if a rank was in another group before (not its `first`): PyTorch keeps groups by name and
+    numbers rendezvous per process, so such a rank and new ones would wait for each other forever.
     """
     if not true_on_all_ranks(first, group, device):
         log.warning(
@@ -107,14 +113,14 @@ def make_peer_memory(group: dist.ProcessGroup, device: torch.device, *, first: b
         return None
     memory, fault = None, ""
     try:
-        memory = PeerMemory(group, device, LARGEST)
-    except Exception as error:  # of many kinds: drivers, containers and wiring all have their own
+        memory = PeerMemory(group, device, BUFFER_BYTES)
+    except Exception as error:  # any kind of error: drivers, containers and wiring raise their own
         fault = f"{type(error).__name__}: {error}"
     if not true_on_all_ranks(memory is not None, group, device):
         log.warning("all-reduce goes by NCCL alone: no peer memory %s", fault or "on another rank")
         return None
     if memory is None or not check_copies_arrive(memory, group, device):
-        log.warning("all-reduce goes by NCCL alone: what ranks write to peer memory does not arrive")
+        log.warning("all-reduce goes by NCCL alone: fallback ranks write to peer memory does not arrive")
         return None
     if not true_on_all_ranks(check_sums(memory, group, device), group, device):
         log.warning("all-reduce goes by NCCL alone: sums over peer memory are wrong")
@@ -123,7 +129,7 @@ def make_peer_memory(group: dist.ProcessGroup, device: torch.device, *, first: b
 
 
 def true_on_all_ranks(fact: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Tell whether something is true on all ranks."""
+    """Return whether a fact is true on all ranks; collective."""
     flag = torch.tensor([int(fact)], device=device)
     dist.all_reduce(flag, dist.ReduceOp.MIN, group)
     return bool(flag.item())
@@ -131,60 +137,62 @@ def true_on_all_ranks(fact: bool, group: dist.ProcessGroup, device: torch.device
 
 def make_on_all_ranks(
     memory: PeerMemory,
-    what: str,
-    make: Callable[[PeerMemory], Made],
-    right: Callable[[Made], bool] | None = None,
-) -> Made | None:
-    """Make something that goes over peer memory on all ranks, and try it; None, with a warning, without it.
+    fallback: str,
+    make: Callable[[PeerMemory], T],
+    check: Callable[[T], bool] | None = None,
+) -> T | None:
+    """Make and check an object over peer memory on all ranks; None, with a warning, if any rank fails.
 
-    It is done without where one rank cannot make it or finds it wrong. Ranks stay in step because `make`
-    allocates before it does what may fail on one rank alone, such as to compile, and `right`, which is called
-    only where all have it, does the same on every rank whatever it finds: the others wait for each part.
+    Ranks stay in step: `make` allocates before it does anything that may fail on one rank only, such as
+    compiling, and `check`, which is called only if all ranks have the object, runs the same operations on
+    every rank whatever their results.
     """
-    made, fault = None, ""
+    made_object, fault = None, ""
     try:
-        made = make(memory)
-    except Exception as error:  # of many kinds: compilers and drivers have their own
+        made_object = make(memory)
+    except Exception as error:  # any kind of error: compilers and drivers raise their own
         fault = f"{type(error).__name__}: {error}"
-    if not true_on_all_ranks(made is not None, memory.group, memory.device) or made is None:
-        log.warning("%s: %s", what, fault or "another rank cannot")
+    if not true_on_all_ranks(made_object is not None, memory.group, memory.device) or made_object is None:
+        log.warning("%s: %s", fallback, fault or "another rank cannot")
         return None
-    if right is None or true_on_all_ranks(right(made), memory.group, memory.device):
-        return made
-    log.warning("%s: it was tried, and what came was wrong", what)
+    if check is None or true_on_all_ranks(check(made_object), memory.group, memory.device):
+        return made_object
+    log.warning("%s: it was tried, and fallback came was wrong", fallback)
     return None
 
 
 def check_copies_arrive(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Tell whether plain copies to all ranks' memory, and from it, arrive; all ranks learn the same.
+    """Return whether plain copies to and from all ranks' memory arrive; all ranks get the same answer.
 
-    Kernels over peer memory wait for what the others write: where wiring loses it, such as between GPUs whose
-    traffic a virtual machine's IOMMU turns away, they would wait for ever. Copies wait for nobody.
+    Kernels over peer memory wait for the writes of other ranks. If wiring loses those, such as between GPUs
+    whose traffic a virtual machine's IOMMU rejects, they would wait forever. Copies do not wait for other
+    ranks.
     """
     rank, size = group.rank(), group.size()
     shape, dtype = (size, TRIAL_WORDS), torch.int64
     expected = torch.arange(size * TRIAL_WORDS, device=device).view(shape) * 7919 + 1
     for peer in range(size):
-        memory.of(peer, shape, dtype)[rank].copy_(expected[rank])
-    true_on_all_ranks(True, group, device)  # behind the copies of all
-    good = True
+        memory.view_of_rank(peer, shape, dtype)[rank].copy_(expected[rank])
+    true_on_all_ranks(True, group, device)  # after the copies of all ranks
+    correct = True
     for peer in range(size):
-        good = torch.equal(memory.of(peer, shape, dtype).to(device), expected) and good
-    return true_on_all_ranks(good, group, device)
+        correct = torch.equal(memory.view_of_rank(peer, shape, dtype).to(device), expected) and correct
+    return true_on_all_ranks(correct, group, device)
 
 
 def check_sums(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Tell whether the operations over peer memory give NCCL's sums.
+    """Return whether the operations over peer memory equal NCCL's sums.
 
-    Every rank does all of them whatever it finds: one that stopped early would leave the others waiting.
+    Every rank runs all checks whatever their results: a rank that stopped early would leave the others
+    waiting.
     """
-    good = True
+    correct = True
     generator = torch.Generator(device).manual_seed(group.rank())
     for count in (1024, 65536):
-        # Whole numbers, so that every order of additions has the same sum.
+        # Integers, so that every order of additions gives the same sum.
         x = torch.randint(-8, 8, (8, count), device=device, generator=generator).to(torch.bfloat16)
         expected = x.clone()
         dist.all_reduce(expected, group=group)
         for operation in (memory.one_shot, memory.two_shot):
-            good = torch.equal(operation(x.clone()), expected) and good
-    return good
+            correct = torch.equal(operation(x.clone()), expected) and correct
+    return correct

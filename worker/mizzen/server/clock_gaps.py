@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-SLEPT_SECONDS = 1.0
+NORMAL_CHECK_SECONDS = 1.0
 """Between two looks; what is more is nobody's doing, for the watcher did not run either."""
 
 
-class Awake:
+class ClockGapMeter:
     """Counts the time that nobody can be blamed for."""
 
     def __init__(self) -> None:
-        self._looked: float | None = None
+        self._checked_at: float | None = None
 
-    def slept(self, now: float) -> float:
+    def measure(self, now: float) -> float:
         """Look; return so many seconds of it since the last look."""
-        before, self._looked = self._looked, now
-        return max(0.0, now - before - SLEPT_SECONDS) if before is not None else 0.0
+        previous, self._checked_at = self._checked_at, now
+        return max(0.0, now - previous - NORMAL_CHECK_SECONDS) if previous is not None else 0.0

@@ -8,8 +8,8 @@ from mizzen.engine.loading.validate import check_model, make_trace_folder
 from mizzen.models.registry import read_config
 from mizzen.server.config import EngineConfig
 from mizzen.server.model_files import ModelFolderError
-from mizzen.server.nodes.group import endpoint
-from mizzen.server.ranks.plan_memory import plan_room
+from mizzen.server.nodes.group import tcp_endpoint
+from mizzen.server.ranks.plan_memory import plan_memory_bytes
 from mizzen.wire.curve_keys import KeyFolder
 from mizzen.wire.endpoint import require_safe
 
@@ -27,7 +27,7 @@ def check_config(config: EngineConfig, *, computes: bool = True) -> None:
     if not Path(config.model).is_dir():
         raise ModelFolderError(f"--model {config.model} is no folder")
     if config.tensor > 1:
-        plan_room(config)
+        plan_memory_bytes(config)
     if computes:
         check_model(config, read_config(Path(config.model)))
     if config.profile and not config.node_rank:
@@ -35,9 +35,9 @@ def check_config(config: EngineConfig, *, computes: bool = True) -> None:
     keys = open_keys(config)
     require_safe(config.wire_bind, keys)
     if config.nodes > 1:
-        require_safe(endpoint(config.ranks_address, config.ranks_port), keys)
+        require_safe(tcp_endpoint(config.ranks_address, config.ranks_port), keys)
         if config.node_rank:
-            require_safe(endpoint(config.leader_address, config.ranks_port), keys)
+            require_safe(tcp_endpoint(config.leader_address, config.ranks_port), keys)
 
 
 def open_keys(config: EngineConfig) -> KeyFolder | None:

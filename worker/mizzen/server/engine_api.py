@@ -9,7 +9,7 @@ from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
 
 
-class EngineInfo(Protocol):
+class EngineInfoProtocol(Protocol):
     """What gateways are told about an engine, fixed once it is loaded."""
 
     @property
@@ -73,11 +73,11 @@ class EngineInfo(Protocol):
         ...
 
 
-class Engine(Protocol):
+class EngineProtocol(Protocol):
     """An engine that is stepped from one thread. Requests' ids are small and dense."""
 
     @property
-    def info(self) -> EngineInfo:
+    def info(self) -> EngineInfoProtocol:
         """Its fixed properties."""
         ...
 

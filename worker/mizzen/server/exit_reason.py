@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WRONG_CONFIGURATION = 2
+CONFIGURATION_EXIT_CODE = 2
 """Exit code of a rank, and of an engine, whose configuration cannot work: no restart helps."""
 MISCONFIGURED = "wrong configuration"
 """Kind of such an end, and what its words begin with: the operator knows it by them."""
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ExitReason:
     """How the engine ended."""
 
     code: int

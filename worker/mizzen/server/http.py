@@ -26,7 +26,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 class Health:
     """The body of a probe's answer, and whether it is good."""
 
-    good: bool
+    ok: bool
     body: dict[str, Any]
 
 
@@ -34,8 +34,8 @@ class Health:
 class Routes:
     """What the server asks the supervisor; called from its threads."""
 
-    healthy: Callable[[], Health]
-    ready: Callable[[], Health]
+    get_liveness: Callable[[], Health]
+    get_readiness: Callable[[], Health]
     drain: Callable[[], dict[str, Any]]
     metrics: CollectorRegistry
 
@@ -52,8 +52,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         routes, path = self._routes, self.path.partition("?")[0]
         if path in ("/healthz", "/readyz"):
-            health = routes.healthy() if path == "/healthz" else routes.ready()
-            self._json(HTTPStatus.OK if health.good else HTTPStatus.SERVICE_UNAVAILABLE, health.body)
+            health = routes.get_liveness() if path == "/healthz" else routes.get_readiness()
+            self._json(HTTPStatus.OK if health.ok else HTTPStatus.SERVICE_UNAVAILABLE, health.body)
         elif path == "/metrics":
             self._reply(HTTPStatus.OK, TEXT, generate_latest(routes.metrics))
         else:
@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.close_connection = True  # a body, if any, is not read
-        if self.path == "/drain" and not self._from_here():
+        if self.path == "/drain" and not self._is_local_client():
             text = "a drain cannot be undone; it can be asked for inside of the engine's pod alone"
             self._json(HTTPStatus.FORBIDDEN, {"error": text})
         elif self.path == "/drain":
@@ -69,8 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._json(HTTPStatus.NOT_FOUND, {"error": f"no {self.path}; there is POST /drain"})
 
-    def _from_here(self) -> bool:
-        return from_here(str(self.client_address[0]), str(self.connection.getsockname()[0]))
+    def _is_local_client(self) -> bool:
+        return is_local_client(str(self.client_address[0]), str(self.connection.getsockname()[0]))
 
     def _json(self, status: HTTPStatus, body: dict[str, Any]) -> None:
         self._reply(status, "application/json", json.dumps(body).encode() + b"\n")
@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Probes come every second; they are not worth a line."""
 
 
-def from_here(client: str, server: str) -> bool:
+def is_local_client(client: str, server: str) -> bool:
     """Tell whether a connection comes from the same pod: by loopback, or from the address it goes to."""
     return client == server or ipaddress.ip_address(client).is_loopback
 

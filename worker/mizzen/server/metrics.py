@@ -19,7 +19,7 @@ from mizzen.server.metric_names import ABORTED, CACHE_CONFIG, SUCCESS, TOKENS, U
 from mizzen.server.status_block import Snapshot
 from mizzen.wire.messages import RefusalCode
 
-OURS = "mizzen_engine_"
+PREFIX = "mizzen_engine_"
 SGLANG = "sglang:"
 
 Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
@@ -54,17 +54,17 @@ class EngineCollector:
         snapshot = view.snapshot
         for metric in METRICS:
             for name in _names(metric):
-                yield self._single(metric, name, snapshot[metric.field])
+                yield self._scalar_metric(metric, name, snapshot[metric.field])
         for histogram in HISTOGRAMS:
             for name in _names(histogram):
                 yield self._histogram(histogram, name, snapshot)
-        yield from self._kinds(snapshot)
-        yield from self._shares(snapshot)
-        yield from self._of_others(snapshot)
+        yield from self._labelled_metrics(snapshot)
+        yield from self._ratio_metrics(snapshot)
+        yield from self._compatibility_metrics(snapshot)
         yield from self._cache_config(snapshot)
-        yield from self._own(view)
+        yield from self._engine_metrics(view)
 
-    def _single(self, metric: Metric, name: str, value: float) -> Family:
+    def _scalar_metric(self, metric: Metric, name: str, value: float) -> Family:
         kind = CounterMetricFamily if metric.counter else GaugeMetricFamily
         family = kind(name, metric.help, labels=("model_name",))
         family.add_metric((self._model,), value)
@@ -80,25 +80,25 @@ class EngineCollector:
         family.add_metric((self._model,), buckets, snapshot[f"{histogram.field}_sum"])
         return family
 
-    def _kinds(self, snapshot: Snapshot) -> Iterator[Family]:
+    def _labelled_metrics(self, snapshot: Snapshot) -> Iterator[Family]:
         finished = CounterMetricFamily(
-            f"{OURS}finished_requests_total", "Finished requests by reason", labels=("model_name", "reason")
+            f"{PREFIX}finished_requests_total", "Finished requests by reason", labels=("model_name", "reason")
         )
         for reason in FinishReason:
             finished.add_metric((self._model, reason.name.lower()), snapshot[f"finished_{reason.name}"])
         refused = CounterMetricFamily(
-            f"{OURS}refused_total", "Refused requests and frames by code", labels=("model_name", "code")
+            f"{PREFIX}refused_total", "Refused requests and frames by code", labels=("model_name", "code")
         )
         for code in RefusalCode:
             refused.add_metric((self._model, code.name.lower()), snapshot[f"refused_{code.name}"])
         phases = GaugeMetricFamily(
-            f"{OURS}startup_seconds", "Duration of a startup phase", labels=("model_name", "phase")
+            f"{PREFIX}startup_seconds", "Duration of a startup phase", labels=("model_name", "phase")
         )
         for phase in STARTUP_PHASES:
             phases.add_metric((self._model, phase.name.lower()), snapshot[f"phase_seconds_{phase.name}"])
         yield from (finished, refused, phases)
 
-    def _shares(self, snapshot: Snapshot) -> Iterator[Family]:
+    def _ratio_metrics(self, snapshot: Snapshot) -> Iterator[Family]:
         pages = snapshot["pages_total"]
         usage = snapshot["pages_used"] / pages if pages else 0.0
         prompt = snapshot["prompt_tokens"]
@@ -109,7 +109,7 @@ class EngineCollector:
         text = "Share of prompt tokens whose KV came from the prefix cache, 0 to 1"
         yield self._gauge(f"{SGLANG}cache_hit_rate", text, hits)
 
-    def _of_others(self, snapshot: Snapshot) -> Iterator[Family]:
+    def _compatibility_metrics(self, snapshot: Snapshot) -> Iterator[Family]:
         """What others count otherwise: KV in tokens, ends of one kind alone."""
         for name, field in TOKENS.items():
             text = (
@@ -139,25 +139,25 @@ class EngineCollector:
                 family.add_metric((self._model, str(self._page_size), str(pages)), 1.0)
             yield family
 
-    def _own(self, view: EngineView) -> Iterator[Family]:
+    def _engine_metrics(self, view: EngineView) -> Iterator[Family]:
         uptime = GaugeMetricFamily(
-            f"{OURS}uptime_seconds", "Time since the supervisor started", labels=("model_name",)
+            f"{PREFIX}uptime_seconds", "Time since the supervisor started", labels=("model_name",)
         )
         uptime.add_metric((self._model,), view.uptime_seconds)
         state = GaugeMetricFamily(
-            f"{OURS}state", "1 for the current state of the engine", labels=("model_name", "state")
+            f"{PREFIX}state", "1 for the current state of the engine", labels=("model_name", "state")
         )
         for name in STATES:
             state.add_metric((self._model, name), float(name == view.state))
         end = GaugeMetricFamily(
-            f"{OURS}failed_end",
+            f"{PREFIX}failed_end",
             "1 with the reason once the engine has failed",
             labels=("model_name", "reason"),
         )
         if view.end:
             end.add_metric((self._model, view.end), 1.0)
         build = GaugeMetricFamily(
-            f"{OURS}build_info", "Always 1; the label holds the version", labels=("model_name", "version")
+            f"{PREFIX}build_info", "Always 1; the label holds the version", labels=("model_name", "version")
         )
         build.add_metric((self._model, __version__), 1.0)
         yield from (uptime, state, end, build)
@@ -165,10 +165,10 @@ class EngineCollector:
 
 def _names(metric: Metric | Histogram) -> tuple[str, ...]:
     sglang = (SGLANG + metric.sglang,) if metric.sglang else ()
-    return (OURS + metric.name, *sglang, *VLLM.get(metric.field, ()))
+    return (PREFIX + metric.name, *sglang, *VLLM.get(metric.field, ()))
 
 
-def registry(model: str, view: Callable[[], EngineView], page_size: int) -> CollectorRegistry:
+def build_registry(model: str, view: Callable[[], EngineView], page_size: int) -> CollectorRegistry:
     """Return a registry with an engine's metrics and nothing else; `page_size` is in tokens."""
     metrics = CollectorRegistry(auto_describe=False)
     metrics.register(EngineCollector(model, view, page_size))  # pyright: ignore[reportArgumentType]

@@ -27,7 +27,7 @@ class ModelFolderError(ValueError):
     """A model folder cannot be served; the text names the file."""
 
 
-def read_files(folder: Path) -> dict[str, bytes]:
+def read_model_files(folder: Path) -> dict[str, bytes]:
     """Return the tokenizer and configuration files of a model folder, by name.
 
     Raises:

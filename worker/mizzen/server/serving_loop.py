@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Finished
-from mizzen.server.engine_api import Engine
+from mizzen.server.engine_api import EngineProtocol
 from mizzen.server.metric_catalogue import Phase
 from mizzen.server.ranks.rank_status import RankStatus
-from mizzen.server.ranks.silence_limit import StepPatience
+from mizzen.server.ranks.silence_limit import SilenceLimit
 from mizzen.wire.server.engine_server import WireServer
 
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5
 """The loop turns at least this often, so that a silent one is a hung one."""
-REPORT_SECONDS = 0.02
+PUBLISH_SECONDS = 0.02
 """Load, cache events and counters leave the rank at most this often while it is busy."""
 STALL_SECONDS = 0.001
 """How long a busy engine that can launch nothing is left alone."""
@@ -28,7 +28,7 @@ STRAGGLER_SECONDS = 0.2
 """How long a drained engine still answers requests that were on their way."""
 
 
-class Command(bytes, enum.Enum):
+class ControlCommand(bytes, enum.Enum):
     """What a supervisor writes into a rank's control pipe."""
 
     DRAIN = b"d"
@@ -46,7 +46,7 @@ class ServingLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineProtocol,
         wire: WireServer,
         status: RankStatus,
         control: int,
@@ -60,10 +60,10 @@ class ServingLoop:
         self._control = control
         self._drain_timeout = drain_timeout_seconds
         self._waiting = 0
-        self._steps_patience = StepPatience()
+        self._silence_limit = SilenceLimit()
         self._steps = 0
         self._last_output = 0.0
-        self._report_at = 0.0
+        self._publish_at = 0.0
         self._draining_since: float | None = None
         self._ending = False
 
@@ -76,18 +76,18 @@ class ServingLoop:
         """
         while True:
             now = time.monotonic()
-            self._turn(now)
+            self._iterate(now)
             idle = not self._engine.busy
-            if idle or now >= self._report_at:
-                told = self._report()
+            if idle or now >= self._publish_at:
+                published = self._publish()
                 if self._ending and self._drained():
                     return
                 if idle:
                     self._last_output = 0.0
-                    self._steps_patience.arrived()
-                    self._wire.wait(self._patience() if told else REPORT_SECONDS, self._control)
+                    self._silence_limit.reset()
+                    self._wire.wait(self._idle_timeout() if published else PUBLISH_SECONDS, self._control)
 
-    def _turn(self, now: float) -> None:
+    def _iterate(self, now: float) -> None:
         engine, wire = self._engine, self._wire
         arrivals = wire.receive(now, self._waiting)
         for request in arrivals.requests:
@@ -95,62 +95,62 @@ class ServingLoop:
         for rid in arrivals.aborts:
             engine.abort(rid)
         if arrivals.requests:
-            self._steps_patience.arrived()
-        if not self._steps_patience.seconds:
-            wire.out.ask_patience()  # before the step: nobody tells anything while it runs
+            self._silence_limit.reset()
+        if not self._silence_limit.seconds:
+            wire.out.withdraw_silence_limit()  # before the step: nobody tells anything while it runs
         output = engine.step(now)
         if output is not None:
-            self._emit(output, now)
+            self._send_output(output, now)
         elif engine.busy:
             wire.wait(STALL_SECONDS)  # nothing could be launched: what waits must not spin
         if arrivals.requests:
             self._waiting = engine.load().waiting
         ended = engine.drain_finished()
         if ended:
-            lasted = self._ages(ended, time.monotonic())
+            durations = self._ages(ended, time.monotonic())
             wire.out.finish(ended, self._steps)
-            self._status.finished(ended, lasted)
+            self._status.count_finished(ended, durations)
 
-    def _emit(self, output: StepOutput, began: float) -> None:
+    def _send_output(self, output: StepOutput, began: float) -> None:
         now = time.monotonic()
         self._steps = output.step
         seconds = now - (self._last_output or began)
-        self._status.step(seconds, len(output.tokens))
+        self._status.count_step(seconds, len(output.tokens))
         self._last_output = now
-        lasted = self._ages(output.finished, now)  # before the send frees their ids
+        durations = self._ages(output.finished, now)  # before the send frees their ids
         live = len(self._wire.out.table)
-        waits = self._wire.out.send(output, now)
-        self._steps_patience.step(seconds, len(output.rids), len(waits), live)
-        if len(waits):
-            self._status.first_tokens(waits)
+        first_token_seconds = self._wire.out.send(output, now)
+        self._silence_limit.record_step(seconds, len(output.rids), len(first_token_seconds), live)
+        if len(first_token_seconds):
+            self._status.count_first_tokens(first_token_seconds)
         # Who has had a token gets one with every step: the step's time is the time since the last one.
-        later = len(output.rids) - (len(waits) - len(output.side_outputs.vectors))
-        if later > 0:
-            self._status.later_tokens(seconds, later)
+        later_tokens = len(output.rids) - (len(first_token_seconds) - len(output.side_outputs.vectors))
+        if later_tokens > 0:
+            self._status.count_later_tokens(seconds, later_tokens)
         if output.finished:
-            self._status.finished(output.finished, lasted)
+            self._status.count_finished(output.finished, durations)
 
     def _ages(self, ends: Sequence[Finished], now: float) -> list[float]:
         """Return the seconds since the arrival of requests that end, which the wire still knows."""
         arrival = self._wire.out.table.arrival
         return [float(now - arrival[end.rid]) for end in ends]
 
-    def _report(self) -> bool:
+    def _publish(self) -> bool:
         """Do all that need not happen every step; False when gateways do not know the newest load yet."""
         now = time.monotonic()
-        self._report_at = now + REPORT_SECONDS
-        self._obey(now)
+        self._publish_at = now + PUBLISH_SECONDS
+        self._handle_commands(now)
         engine = self._engine
         load = engine.load()
         self._waiting = load.waiting
         self._wire.out.blocks(engine.drain_cache_events())
-        told = self._wire.out.stats(load, self._steps, now, self._steps_patience.seconds)
+        published = self._wire.out.stats(load, self._steps, now, self._silence_limit.seconds)
         for fault in engine.drain_integrity_faults():
             log.error("integrity check failed", extra={"fields": {"fault": fault}})
         self._status.publish(load, self._wire.out, engine.integrity_faults, engine.grammar_counts, now)
-        return told
+        return published
 
-    def _obey(self, now: float) -> None:
+    def _handle_commands(self, now: float) -> None:
         try:
             commands = os.read(self._control, 16)
         except BlockingIOError:
@@ -160,9 +160,9 @@ class ServingLoop:
         if self._draining_since is None:
             self._draining_since = now
             self._wire.out.drain()
-            self._status.phase(Phase.DRAINING)
+            self._status.enter_phase(Phase.DRAINING)
             log.info("draining", extra={"fields": {"requests": len(self._wire.out.table)}})
-        if Command.END in commands and not self._ending:
+        if ControlCommand.END in commands and not self._ending:
             self._ending = True
             self._draining_since = now
 
@@ -178,7 +178,7 @@ class ServingLoop:
         self._wire.out.end_all(self._steps, "the engine was shut down before the answer was complete")
         return True
 
-    def _patience(self) -> float:
+    def _idle_timeout(self) -> float:
         """Return how long an idle loop may sleep."""
         if self._ending:
             return STRAGGLER_SECONDS / 4

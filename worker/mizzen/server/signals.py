@@ -14,7 +14,7 @@ class SignalQueue:
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers
-        self._before: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
         self._read, self._write = -1, -1
 
     def __enter__(self) -> SignalQueue:
@@ -23,13 +23,13 @@ class SignalQueue:
         os.set_blocking(self._write, False)
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in self._numbers:
-            self._before[number] = signal.signal(number, _ignore)
+            self._previous_handlers[number] = signal.signal(number, _ignore)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
         os.close(self._read)

@@ -16,36 +16,19 @@ import threading
 import time
 import types
 import typing
-from dataclasses import dataclass
 from types import TracebackType
 
-from mizzen.common.options import flag, option
-from mizzen.server.config import EngineConfig
+from mizzen.common.options import flag
 from mizzen.server.metric_catalogue import Phase
-from mizzen.server.ranks.leader import serve
+from mizzen.server.ranks.leader import serve_engine
 from mizzen.server.ranks.rank_status import RankStatus
-from mizzen.server.serving_loop import Command
-from mizzen.server.status_block import Snapshot, StatusReader, StatusWriter, create_block
-from mizzen.server.supervisor import run
+from mizzen.server.serving_loop import ControlCommand
+from mizzen.server.simulate_config import SimulateConfig
+from mizzen.server.status_block import Snapshot, StatusReader, StatusWriter, create_status_blocks
+from mizzen.server.supervisor import run_engine
 from mizzen.wire.limits import WireLimits
 
 RANK_MODULE = "mizzen.server.ranks.simulated"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateConfig(EngineConfig):
-    """Options of a simulated engine, beside those of a real one."""
-
-    step_milliseconds: float = option(5.0, "How long a step takes", low=0, high=60_000)
-    prefill_token_microseconds: float = option(0.0, "How much a prompt token adds to its step", low=0)
-    start_seconds: float = option(0.0, "How long the start takes", low=0)
-    reply: str = option(
-        "", "Text that answers every request; by default tokens follow from the prompt, without an end"
-    )
-    die_after_tokens: int = option(0, "Kill the rank after so many tokens; 0 is never", low=0)
-    fail_after_tokens: int = option(0, "Fail a step after so many tokens; 0 is never", low=0)
-    hang_after_tokens: int = option(0, "Hang in a step after so many tokens; 0 is never", low=0)
-    fail_start: str = option("", "Fail the start with this reason")
 
 
 class SimulatedEngine:
@@ -57,18 +40,18 @@ class SimulatedEngine:
     def __init__(self, config: SimulateConfig, limits: WireLimits | None = None) -> None:
         self._config = config
         self._limits = limits
-        self._block = create_block(1)
+        self._block = create_status_blocks(1)
         self._reader = StatusReader(self._block, 0)
         self._status = RankStatus(StatusWriter(self._block, 0))
         self._control, self._commands = os.pipe()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, name="simulated-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="simulated-engine", daemon=True)
 
-    def _serve(self) -> None:
+    def _run(self) -> None:
         try:
             from mizzen.server.ranks.simulated import load_simulated
 
-            serve(self._config, self._status, self._control, load_simulated, self._limits)
+            serve_engine(self._config, self._status, self._control, load_simulated, self._limits)
         except BaseException as error:
             self._error = error
 
@@ -109,16 +92,16 @@ class SimulatedEngine:
 
     def drain(self) -> None:
         """Take nothing new; running requests go on."""
-        os.write(self._commands, Command.DRAIN.value)
+        os.write(self._commands, ControlCommand.DRAIN.value)
 
     def stop(self) -> None:
         """Drain, end, and wait for the end."""
         if self._thread.is_alive():
-            os.write(self._commands, Command.END.value)
+            os.write(self._commands, ControlCommand.END.value)
             self._thread.join(self._config.drain_timeout_seconds + self._config.start_seconds + 10)
 
 
-def parse(arguments: list[str]) -> SimulateConfig:
+def parse_config(arguments: list[str]) -> SimulateConfig:
     """Return the configuration of a command line; each field is an option."""
     parser = argparse.ArgumentParser(prog="python -m mizzen.server.simulate", description=__doc__)
     parser.add_argument(
@@ -135,9 +118,9 @@ def parse(arguments: list[str]) -> SimulateConfig:
             help=str(field.metadata["help"]).replace("%", "%%"),
         )
     try:
-        given = vars(parser.parse_args(arguments))
-        del given["program"]
-        return SimulateConfig(**given)
+        values = vars(parser.parse_args(arguments))
+        del values["program"]
+        return SimulateConfig(**values)
     except ValueError as error:
         parser.error(str(error))
 
@@ -146,12 +129,12 @@ def _converter(kind: object) -> type:
     if isinstance(kind, types.UnionType):
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
     if kind is bool:
-        return _Switch
+        return _BooleanOption
     assert isinstance(kind, type)
     return kind
 
 
-class _Switch:
+class _BooleanOption:
     """Reads `--check-integrity true`."""
 
     def __new__(cls, text: str) -> bool:  # type: ignore[misc]
@@ -161,4 +144,4 @@ class _Switch:
 
 
 if __name__ == "__main__":
-    sys.exit(run(parse(sys.argv[1:]), RANK_MODULE))
+    sys.exit(run_engine(parse_config(sys.argv[1:]), RANK_MODULE))

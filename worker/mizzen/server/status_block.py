@@ -22,10 +22,10 @@ TEXT_BYTES = 2048
 _HEADER = struct.Struct("<QQ")  # sequence, checksum
 _VALUES = 8 * len(FIELDS)
 BLOCK_BYTES = _HEADER.size + _VALUES + TEXT_BYTES
-_TRIES = 200
+_READ_ATTEMPTS = 200
 
 
-def create_block(ranks: int) -> int:
+def create_status_blocks(ranks: int) -> int:
     """Return a descriptor of zeroed memory for the blocks of all ranks; the caller closes it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("mizzen-status")
@@ -85,7 +85,7 @@ class StatusReader:
     def read(self) -> Snapshot:
         """Return the newest whole snapshot; all zero before the first."""
         start = self._start
-        for _ in range(_TRIES):
+        for _ in range(_READ_ATTEMPTS):
             raw = self._memory[start : start + BLOCK_BYTES]
             sequence, checksum = _HEADER.unpack_from(raw)
             if not sequence:

@@ -1,1 +1,1 @@
-"""Reading safetensors into a model."""
+"""Reading safetensors checkpoints into a model."""

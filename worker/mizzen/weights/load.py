@@ -1,4 +1,8 @@
-"""Reads safetensors checkpoints straight into a model's (merged, sharded) parameters."""
+"""Loads safetensors checkpoints straight into a model's merged, sharded parameters.
+
+`mizzen.engine.loading.model_setup` calls it with the model's `WeightTarget`s. Each rank reads only its own
+shards.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +19,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from mizzen.layers.context import WeightTarget
-from mizzen.weights.stream import SafetensorsHeader, FileRange, stream
+from mizzen.layers.weight_target import WeightTarget
+from mizzen.weights.stream import FileRange, SafetensorsHeader, stream_to_device
 
 ProgressCallback = Callable[[int, int], None]
-"""(bytes done, bytes in all)."""
+"""(bytes done, total bytes)."""
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-SHOWN = 5
+MAX_LISTED = 5
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 BASE = "model."
-"""How names of all but the head begin, but for checkpoints of embedding models, which may leave it out."""
+"""Prefix of all tensor names except the head's; checkpoints of embedding models may omit it."""
 KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 
@@ -35,17 +39,17 @@ class WeightsError(ValueError):
 
 
 def format_names(names: Iterable[str]) -> str:
-    """List names, the first few of many."""
+    """List names, abbreviated to the first few."""
     ordered = sorted(names)
-    more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
-    return ", ".join(ordered[:SHOWN]) + more
+    more = f" and {len(ordered) - MAX_LISTED} more" if len(ordered) > MAX_LISTED else ""
+    return ", ".join(ordered[:MAX_LISTED]) + more
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """Return a model folder's safetensors files: those that the index names, else the single one.
+    """Return the safetensors files of a model folder: those in the index, or the single file.
 
     Raises:
-        WeightsError: there is none, or the index names files that are missing.
+        WeightsError: the folder has neither, or the index names missing files.
     """
     index = folder / INDEX
     if not index.exists():
@@ -69,10 +73,10 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def open_safetensors(path: Path) -> Iterator[tuple[SafetensorsHeader, Any]]:
-    """Open a safetensors file: its header, and what gives its tensors.
+    """Open a safetensors file: its header, and a handle that reads its tensors.
 
     Raises:
-        WeightsError: it, or what is read of it meanwhile, cannot be read.
+        WeightsError: the file, or data read from it while open, cannot be read.
     """
     try:
         header = SafetensorsHeader(path)
@@ -85,23 +89,26 @@ def open_safetensors(path: Path) -> Iterator[tuple[SafetensorsHeader, Any]]:
 
 
 def is_ignorable(name: str, tied: bool) -> bool:
-    """Tell whether a tensor is derived from others, or is none of the weights (see `kv_scales`)."""
+    """Return whether a tensor is derived from others, or is not a weight (see `kv_scales`)."""
     derived = name.endswith("rotary_emb.inv_freq") or (tied and name == HEAD)
     return derived or name.endswith(KV_SCALES)
 
 
-def load_checkpoint(folder: Path, targets: Iterable[WeightTarget], *, tied: bool, progress: ProgressCallback) -> None:
-    """Fill every target from the folder's safetensors.
+def load_checkpoint(
+    folder: Path, targets: Iterable[WeightTarget], *, tied: bool, progress: ProgressCallback
+) -> None:
+    """Fill every target from the folder's safetensors files.
 
-    `tied` says that the head shares the embedding, so that a copy of it in the files is not unexpected.
+    `tied` means that the head shares the embedding, so a copy of it in the files is not unexpected.
 
     Raises:
-        WeightsError: tensors are missing, unexpected or of another form, or a file cannot be read.
+        WeightsError: tensors are missing, unexpected or have a wrong dtype or shape, or a file cannot be
+            read.
     """
     wanted = {target.name: target for target in targets}
     total = sum(target_bytes(target) for target in wanted.values())
     done, unexpected = 0, []
-    pieces: list[FileRange] = []
+    file_ranges: list[FileRange] = []
     progress(0, total)
     for path in checkpoint_files(folder):
         with open_safetensors(path) as (header, file):
@@ -116,16 +123,16 @@ def load_checkpoint(folder: Path, targets: Iterable[WeightTarget], *, tied: bool
                 check_tensor(path, source, target)
                 if not target.destination.numel():
                     continue
-                piece = header.file_range(target) if target.destination.device.type == "cuda" else None
-                if piece is not None:
-                    pieces.append(piece)
+                file_range = header.file_range(target) if target.destination.device.type == "cuda" else None
+                if file_range is not None:
+                    file_ranges.append(file_range)
                     continue
                 target.destination.copy_(source[target.shard])
                 done += target_bytes(target)
                 progress(done, total)
     wrong = {"missing": wanted, "unexpected": unexpected}
-    if told := [f"{what}: {format_names(names)}" for what, names in wrong.items() if names]:
-        raise WeightsError(f"{folder}: tensors are {'; '.join(told)}")
+    if problems := [f"{kind}: {format_names(names)}" for kind, names in wrong.items() if names]:
+        raise WeightsError(f"{folder}: tensors are {'; '.join(problems)}")
 
     def count(size: int) -> None:
         nonlocal done
@@ -133,18 +140,18 @@ def load_checkpoint(folder: Path, targets: Iterable[WeightTarget], *, tied: bool
         progress(done, total)
 
     try:
-        stream(pieces, count)
+        stream_to_device(file_ranges, count)
     except OSError as error:
         raise WeightsError(f"{folder} cannot be read: {error}") from error
 
 
 def target_bytes(target: WeightTarget) -> int:
-    """Return the bytes of a target."""
+    """Return the size of a target in bytes."""
     return target.destination.numel() * target.destination.element_size()
 
 
 def has_untied_head(folder: Path) -> bool:
-    """Tell whether a checkpoint holds a head that is no copy of its embedding.
+    """Return whether a checkpoint contains a head that differs from its embedding.
 
     Raises:
         WeightsError: a file cannot be read.
@@ -165,10 +172,10 @@ def has_untied_head(folder: Path) -> bool:
 
 
 def check_tensor(path: Path, source: Any, target: WeightTarget) -> None:
-    """Compare the form of a tensor (a safetensors slice) with what is wanted.
+    """Check the dtype and shape of a tensor (a safetensors slice) against its target.
 
     Raises:
-        WeightsError: it holds no floating point numbers, or has another shape.
+        WeightsError: the tensor is not floating point, or has another shape.
     """
     kind = source.get_dtype()
     if not kind.startswith(("BF", "F")):
@@ -184,24 +191,24 @@ def check_tensor(path: Path, source: Any, target: WeightTarget) -> None:
 
 
 def fill_dummy(targets: Iterable[WeightTarget], *, seed: int, progress: ProgressCallback) -> None:
-    """Fill every target with seeded random values, the same for a tensor's name on every run.
+    """Fill every target with seeded random values, which depend only on the seed and the tensor's name.
 
-    A part of a tensor gets what the whole one would have there, so that ranks hold one model together.
+    A shard gets the values that the full tensor would have there, so ranks hold one model together.
     """
-    chosen = list(targets)
-    total, done = sum(target_bytes(target) for target in chosen), 0
-    for target in chosen:
+    all_targets = list(targets)
+    total, done = sum(target_bytes(target) for target in all_targets), 0
+    for target in all_targets:
         device = target.destination.device
         generator = torch.Generator(device).manual_seed(seed ^ zlib.crc32(target.name.encode()))
         if target.is_scale:
             target.destination.fill_(1)
         else:
             columns = target.shape[-1] if len(target.shape) > 1 else math.inf
-            whole = target.destination
-            if tuple(whole.shape) != target.shape:
-                whole = torch.empty(target.shape, dtype=whole.dtype, device=device)
-            whole.normal_(0, 1 / math.sqrt(columns), generator=generator)
-            if whole is not target.destination:
-                target.destination.copy_(whole[target.shard])
+            full = target.destination
+            if tuple(full.shape) != target.shape:
+                full = torch.empty(target.shape, dtype=full.dtype, device=device)
+            full.normal_(0, 1 / math.sqrt(columns), generator=generator)
+            if full is not target.destination:
+                target.destination.copy_(full[target.shard])
         done += target_bytes(target)
         progress(done, total)

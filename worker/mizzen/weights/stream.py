@@ -1,7 +1,7 @@
-"""Brings ranges of files to a GPU through pinned memory, several at a time.
+"""Streams byte ranges of files to a GPU through pinned memory, several at a time.
 
-Threads read blocks of files with `preadv` (which needs no interpreter lock) into pinned buffers of their own,
-from where the GPU copies them while the thread reads its next block into its other buffer.
+Threads read blocks with `preadv`, which needs no interpreter lock, into their own pinned buffers. The GPU
+copies one buffer while the thread reads the next block into another.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ from pathlib import Path
 
 import torch
 
-from mizzen.layers.context import WeightTarget
+from mizzen.layers.weight_target import WeightTarget
 
 THREADS = 8
 BLOCK = 16 << 20
-"""Bytes that are read at once."""
-BUFFERS = 2
-"""Blocks that a thread has under way."""
-TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-LONGEST_HEADER = 100 << 20
-POINTER = b"version https://git-lfs."
-"""How a file begins that Git LFS left in place of another."""
+"""Bytes per read."""
+BUFFERS_PER_THREAD = 2
+"""Blocks that a thread keeps in flight."""
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+MAX_HEADER_BYTES = 100 << 20
+LFS_POINTER = b"version https://git-lfs."
+"""First bytes of the pointer file that Git LFS leaves instead of a large file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """Bytes of a file and where they go."""
+    """Bytes of a file and their destination."""
 
     path: Path
     start: int
-    into: torch.Tensor
-    """uint8, contiguous."""
-    run: int = 0
-    """They lie apart in runs of so many bytes; 0: they lie together."""
+    destination: torch.Tensor
+    """Contiguous uint8 tensor."""
+    run_bytes: int = 0
+    """Length of each run, if the bytes are in equally spaced runs; 0 if they are contiguous."""
     stride: int = 0
-    """Bytes from one run's beginning to the next one's."""
+    """Bytes from the start of one run to the start of the next."""
 
 
 class SafetensorsHeader:
-    """Where the tensors of a safetensors file lie."""
+    """Byte offsets of the tensors in a safetensors file."""
 
     def __init__(self, path: Path) -> None:
-        """Read it.
+        """Read the header.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is no safetensors file.
+            ValueError: the file is not a safetensors file.
         """
         with path.open("rb") as file:
-            begin = file.read(len(POINTER))
-            if begin == POINTER:
+            begin = file.read(len(LFS_POINTER))
+            if begin == LFS_POINTER:
                 raise ValueError("it is a pointer of Git LFS: fetch the file itself (git lfs pull)")
             (size,) = struct.unpack("<Q", begin[:8])
-            if size > LONGEST_HEADER:
+            if size > MAX_HEADER_BYTES:
                 raise ValueError(f"its header is {size} bytes long")
             file.seek(8)
             self.entries = json.loads(file.read(size))
@@ -67,14 +67,18 @@ class SafetensorsHeader:
         self.data = 8 + size
 
     def file_range(self, target: WeightTarget) -> FileRange | None:
-        """Return the bytes of a target; None where they are of another dtype, or neither rows nor columns."""
+        """Return the byte range of a target; None if it has another dtype, or is a slice neither of rows nor
+        of columns."""
         entry = self.entries[target.name]
         rows, *rest = target.shard
-        if TYPES.get(entry["dtype"]) != target.destination.dtype or not target.destination.is_contiguous():
+        if DTYPES.get(entry["dtype"]) != target.destination.dtype or not target.destination.is_contiguous():
             return None
         begin, end = entry["data_offsets"]
         row_bytes = (end - begin) // target.shape[0]
-        start, into = self.data + begin + rows.start * row_bytes, target.destination.view(-1).view(torch.uint8)
+        start, into = (
+            self.data + begin + rows.start * row_bytes,
+            target.destination.view(-1).view(torch.uint8),
+        )
         if all(part == slice(0, size) for part, size in zip(rest, target.shape[1:], strict=True)):
             return FileRange(self.path, start, into)
         if len(rest) != 1:
@@ -86,58 +90,67 @@ class SafetensorsHeader:
         return FileRange(self.path, start + columns.start * size, into, run, row_bytes)
 
 
-def split_into_blocks(pieces: list[FileRange]) -> Iterator[FileRange]:
-    """Cut pieces into blocks."""
-    for piece in pieces:
-        runs = max(1, BLOCK // piece.run_bytes) if piece.run_bytes else 0
-        step = runs * piece.run_bytes or BLOCK
-        for first in range(0, len(piece.destination), step):
-            start = first // piece.run_bytes * piece.stride if piece.run_bytes else first
-            part = piece.destination[first : first + step]
-            yield FileRange(piece.path, piece.start + start, part, piece.run_bytes, piece.stride)
+def split_into_blocks(file_ranges: list[FileRange]) -> Iterator[FileRange]:
+    """Split file ranges into ranges of at most `BLOCK` bytes."""
+    for file_range in file_ranges:
+        runs = max(1, BLOCK // file_range.run_bytes) if file_range.run_bytes else 0
+        step = runs * file_range.run_bytes or BLOCK
+        for first in range(0, len(file_range.destination), step):
+            start = first // file_range.run_bytes * file_range.stride if file_range.run_bytes else first
+            part = file_range.destination[first : first + step]
+            yield FileRange(
+                file_range.path, file_range.start + start, part, file_range.run_bytes, file_range.stride
+            )
 
 
 class ThreadBuffers(threading.local):
-    """A thread's buffers, its stream and its open files."""
+    """Pinned buffers and CUDA stream of a reader thread."""
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
         if cuda:
-            torch.cuda.set_device(device)  # a thread begins on the first GPU, and would take memory there
-        self.buffers = [torch.empty(BLOCK, dtype=torch.uint8, pin_memory=cuda) for _ in range(BUFFERS)]
+            torch.cuda.set_device(device)  # a new thread uses the first GPU, and would allocate memory there
+        self.buffers = [
+            torch.empty(BLOCK, dtype=torch.uint8, pin_memory=cuda) for _ in range(BUFFERS_PER_THREAD)
+        ]
         self.stream = torch.cuda.Stream(device) if cuda else None
-        self.copied: list[torch.cuda.Event | None] = [None] * BUFFERS
-        self.turn = 0
+        self.copied: list[torch.cuda.Event | None] = [None] * BUFFERS_PER_THREAD
+        self.next_buffer = 0
 
-    def fill(self, descriptor: int, piece: FileRange) -> int:
+    def copy_block(self, descriptor: int, file_range: FileRange) -> int:
         """Read a block and start its copy; return its bytes.
 
         Raises:
-            OSError: the file cannot be read, or ends too soon.
+            OSError: the file cannot be read, or is truncated.
         """
-        self.turn = (self.turn + 1) % BUFFERS
-        if (event := self.copied[self.turn]) is not None:
+        self.next_buffer = (self.next_buffer + 1) % BUFFERS_PER_THREAD
+        if (event := self.copied[self.next_buffer]) is not None:
             event.synchronize()
-        size = len(piece.destination)
-        buffer = self.buffers[self.turn][:size]
-        view, run = memoryview(buffer.numpy()), piece.run_bytes or size
+        size = len(file_range.destination)
+        buffer = self.buffers[self.next_buffer][:size]
+        view, run = memoryview(buffer.numpy()), file_range.run_bytes or size
         for index, first in enumerate(range(0, size, run)):
-            read(descriptor, view[first : first + run], piece.start + index * piece.stride, piece.path)
+            read_exactly(
+                descriptor,
+                view[first : first + run],
+                file_range.start + index * file_range.stride,
+                file_range.path,
+            )
         with torch.inference_mode():
             if self.stream is None:
-                piece.destination.copy_(buffer)
+                file_range.destination.copy_(buffer)
             else:
                 with torch.cuda.stream(self.stream):
-                    piece.destination.copy_(buffer, non_blocking=True)
-                self.copied[self.turn] = self.stream.record_event()
+                    file_range.destination.copy_(buffer, non_blocking=True)
+                self.copied[self.next_buffer] = self.stream.record_event()
         return size
 
 
-def read(descriptor: int, into: memoryview, start: int, path: Path) -> None:
-    """Read bytes of a file.
+def read_exactly(descriptor: int, into: memoryview, start: int, path: Path) -> None:
+    """Fill `into` with the bytes of a file from `start` on.
 
     Raises:
-        OSError: it cannot be read, or ends too soon.
+        OSError: the file cannot be read, or is truncated.
     """
     done = 0
     while done < len(into):
@@ -147,21 +160,24 @@ def read(descriptor: int, into: memoryview, start: int, path: Path) -> None:
         done += count
 
 
-def stream(pieces: list[FileRange], done: Callable[[int], None]) -> None:
-    """Read pieces, all for one device, to where they go; `done` is called with bytes as they are read.
+def stream_to_device(file_ranges: list[FileRange], done: Callable[[int], None]) -> None:
+    """Read file ranges, all for one device, to their destinations; call `done` with the bytes of each
+    finished block.
 
     Raises:
-        OSError: a file cannot be read, or ends too soon.
+        OSError: a file cannot be read, or is truncated.
     """
-    if not pieces:
+    if not file_ranges:
         return
-    device = pieces[0].into.device
-    lane = ThreadBuffers(device)
-    descriptors = {path: os.open(path, os.O_RDONLY) for path in {piece.path for piece in pieces}}
+    device = file_ranges[0].destination.device
+    buffers = ThreadBuffers(device)
+    descriptors = {
+        path: os.open(path, os.O_RDONLY) for path in {file_range.path for file_range in file_ranges}
+    }
     try:
         with ThreadPoolExecutor(THREADS, "mizzen-weights") as pool:
-            parts = split_into_blocks(pieces)
-            futures = [pool.submit(lane.fill, descriptors[part.path], part) for part in parts]
+            blocks = split_into_blocks(file_ranges)
+            futures = [pool.submit(buffers.copy_block, descriptors[block.path], block) for block in blocks]
             try:
                 for future in as_completed(futures):
                     done(future.result())

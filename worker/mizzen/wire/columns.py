@@ -76,7 +76,8 @@ def unpack_columns(message: Outputs) -> tuple[list[int], list[int], list[int], l
 
 
 def _reorder(tokens: Int32, counts: Int32, order: Int64) -> tuple[Int32, Int64]:
-    """Return flat tokens in a new order of rows, and the start of each row (with the end, int64 [rows + 1])."""
+    """Return flat tokens in a new order of rows, and the start of each row (with the end, int64 [rows +
+    1])."""
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     sizes = counts[order]
     ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

@@ -1,8 +1,8 @@
 """The wire protocol: messages between gateways and engines.
 
 A gateway opens one DEALER socket per engine; the engine binds one ROUTER. Each ZMQ message is one frame: a
-msgpack array whose first element is the message's tag. The gateway chooses handles (`rid`), which are unique on
-its connection while the request is live. Packed integer columns are little-endian `bytes`.
+msgpack array whose first element is the message's tag. The gateway chooses handles (`rid`), which are unique
+on its connection while the request is live. Packed integer columns are little-endian `bytes`.
 
     gateway ──Hello──▶ engine ──Welcome──▶ gateway            first, and again after a reconnect
     gateway ──FetchFile──▶ engine ──File──▶ gateway           tokenizer and configuration files, in parts
@@ -13,11 +13,12 @@ its connection while the request is live. Packed integer columns are little-endi
 An `Abort` is always answered by a `Finish` in an `Outputs` frame (unless one was already on its way), so both
 sides agree on when a handle is free. A `Refused` frees its handle too.
 
-A connection starts with `Hello`, and each further `Hello` restarts it: the engine aborts the connection's live
-requests, all handles become free, and `Blocks.sequence` restarts at 0. Any other frame before a `Hello` is
-rejected with `RefusalCode.UNKNOWN_PEER`. An engine drops a connection that does not accept its frames (its
+A connection starts with `Hello`, and each further `Hello` restarts it: the engine aborts the connection's
+live requests, all handles become free, and `Blocks.sequence` restarts at 0. Any other frame before a `Hello`
+is rejected with `RefusalCode.UNKNOWN_PEER`. An engine drops a connection that does not accept its frames (its
 queue is full; ZMQ drops frames at the high-water mark) or does not answer heartbeats. It then sends
-`Refused(None, UNKNOWN_PEER)` as soon as possible, and the gateway treats all its handles as lost and sends `Hello`.
+`Refused(None, UNKNOWN_PEER)` as soon as possible, and the gateway treats all its handles as lost and sends
+`Hello`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ import msgspec
 from mizzen.core.sampling_params import PARAMETERS
 
 PROTOCOL = 2
-"""Version of the protocol, incremented with every incompatible change; both sides reject any other version."""
+"""Version of the protocol, incremented with every incompatible change; both sides reject any other
+version."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 FILE_PART_BYTES = 4 * 1024 * 1024
@@ -80,8 +82,8 @@ class Generate(Message, frozen=True):
     queue_seconds: float = 0.0
     """Maximum time in the engine's queue before the request is rejected; 0 means no limit."""
     generated: int = 0
-    """Number of trailing tokens of `prompt` that are output of a lost engine: limits, penalties and the grammar
-    count them as output, and `Outputs.offsets` continue after them."""
+    """Number of trailing tokens of `prompt` that are output of a lost engine: limits, penalties and the
+    grammar count them as output, and `Outputs.offsets` continue after them."""
     tenant: int = 0
     """Opaque tenant number; the engine prevents requests of one tenant from starving those of others."""
 
@@ -173,7 +175,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log probabilities of a row's tokens: n tokens, m entries each.
 
-    The first entry of a token is the token itself; the most probable tokens follow, then those requested by id.
+    The first entry of a token is the token itself; the most probable tokens follow, then those requested by
+    id.
     """
 
     rid: int
@@ -257,7 +260,8 @@ class Stats(Message, frozen=True):
     draining: bool
     steps: int
     patience_seconds: float = 0.0
-    """Seconds without a completed step after which the engine hangs, judged by its past steps; 0 if unknown."""
+    """Seconds without a completed step after which the engine hangs, judged by its past steps; 0 if
+    unknown."""
 
 
 class Blocks(Message, frozen=True):

@@ -1,8 +1,8 @@
 """Calls back when a ZMQ socket has frames, directly from the event loop's selector.
 
 pyzmq's asyncio sockets create several futures for each wait. A ZMQ socket's descriptor signals only that its
-state may have changed (see ZMQ_FD): frames must be read until none is left, and a sender must check for frames
-after sending, because sending may consume the signal of an arrival.
+state may have changed (see ZMQ_FD): frames must be read until none is left, and a sender must check for
+frames after sending, because sending may consume the signal of an arrival.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Lets all ranks of a group run on one GPU, where a machine has no more: for tests alone.
+"""Lets all ranks of a group share one GPU on machines without more; only for tests.
 
-Python imports it as a process begins, for its folder is on PYTHONPATH. Ranks find GPU 0 for theirs, and gloo
-takes NCCL's place, which refuses two ranks on one GPU. Everything else is what runs on several: processes,
-plans, peer memory and its kernels, graphs. Ranks wait for one another while the GPU turns from process to
-process, so that a step takes a fraction of a second.
+Python imports it when a process starts, because its folder is on PYTHONPATH. Every rank uses GPU 0, and gloo
+replaces NCCL, which refuses two ranks on one GPU. Everything else runs as on several GPUs: processes, plans,
+peer memory and its kernels, graphs. Ranks wait while the GPU switches between processes, so a step takes a
+fraction of a second.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 # PyTorch's own switch for tests like these.
 os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-MOST_RANKS = 8
+MAX_RANKS = 8
 
 
-class Loader(importlib.abc.Loader):
-    """Changes a module once it is loaded."""
+class PatchingLoader(importlib.abc.Loader):
+    """Patches a module after it is loaded."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -33,25 +33,25 @@ class Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        CHANGES[module.__name__](module)
+        PATCHES[module.__name__](module)
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules that are to be changed."""
+class PatchingFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules to patch."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in CHANGES:
+        if name not in PATCHES:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = Loader(spec.loader)
+            spec.loader = PatchingLoader(spec.loader)
         return spec
 
 
-class Seen:
-    """A module or object, but for some of its attributes."""
+class Overridden:
+    """A module or object with some attributes replaced."""
 
     def __init__(self, real: Any, **others: Any) -> None:
         self.__dict__.update(others)
@@ -61,41 +61,41 @@ class Seen:
         return getattr(self._real, name)
 
 
-def change_choices(module: Any) -> None:
-    """Let there be GPUs enough."""
-    cuda = Seen(module.torch.cuda, device_count=lambda: MOST_RANKS)
-    module.torch = Seen(module.torch, cuda=cuda)
+def patch_device_count(module: Any) -> None:
+    """Report enough GPUs."""
+    cuda = Overridden(module.torch.cuda, device_count=lambda: MAX_RANKS)
+    module.torch = Overridden(module.torch, cuda=cuda)
 
 
-def change_place(module: Any) -> None:
-    """Let every rank find the one GPU."""
+def patch_rank_placement(module: Any) -> None:
+    """Place every rank on GPU 0."""
     import dataclasses
 
     import torch
 
-    given = module.local_place
+    original = module.rank_placement
 
-    def local_place(*args: Any, **kwargs: Any) -> Any:
-        place = given(*args, **kwargs)
-        device = place.device if place.device.type == "cpu" else torch.device("cuda", 0)
-        return dataclasses.replace(place, device=device)
+    def rank_placement(*args: Any, **kwargs: Any) -> Any:
+        config = original(*args, **kwargs)
+        device = config.device if config.device.type == "cpu" else torch.device("cuda", 0)
+        return dataclasses.replace(config, device=device)
 
-    module.local_place = local_place
+    module.rank_placement = rank_placement
 
 
-def change_group(module: Any) -> None:
-    """Let gloo take NCCL's place."""
-    given = module.dist.init_process_group
+def patch_process_group(module: Any) -> None:
+    """Use gloo in place of NCCL."""
+    original = module.dist.init_process_group
 
     def init_process_group(backend: str, *, device_id: Any = None, **kwargs: Any) -> None:
-        given("gloo", **kwargs)
+        original("gloo", **kwargs)
 
-    module.dist = Seen(module.dist, init_process_group=init_process_group)
+    module.dist = Overridden(module.dist, init_process_group=init_process_group)
 
 
-CHANGES = {
-    "mizzen.engine.loading.resolve": change_choices,
-    "mizzen.engine.loading.placement": change_place,
-    "mizzen.parallel.process_group": change_group,
+PATCHES = {
+    "mizzen.engine.loading.resolve": patch_device_count,
+    "mizzen.engine.loading.placement": patch_rank_placement,
+    "mizzen.parallel.process_group": patch_process_group,
 }
-sys.meta_path.insert(0, Finder())
+sys.meta_path.insert(0, PatchingFinder())

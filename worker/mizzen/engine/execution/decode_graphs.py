@@ -145,7 +145,7 @@ class DecodeGraphs:
 
     def capture(self, stream: torch.cuda.Stream, captured: Callable[[], None] = lambda: None) -> None:
         """Capture every size, the largest first so that all share its memory; call `captured` after each."""
-        begin = time.perf_counter()
+        start_time = time.perf_counter()
         pool = None
         graph_sets = (
             (self.sizes, None, self.graphs),
@@ -162,7 +162,7 @@ class DecodeGraphs:
                     captured()
             self.logprobs.capture(stream, pool)
         stream.synchronize()
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - start_time
         log.info("captured %d decode graphs in %.1f s", self.graph_count, seconds)
 
     def run_kernels_once(self) -> None:
@@ -221,8 +221,8 @@ class DecodeGraphs:
             writes, table = plan.pages, state.page_table.host
             table[writes.slots, writes.columns] = writes.pages
             view[0] = count
-            cells = writes.slots.astype(np.int64) * table.shape[1] + writes.columns
-            view[layout.table_indices][:count] = cells
+            table_indices = writes.slots.astype(np.int64) * table.shape[1] + writes.columns
+            view[layout.table_indices][:count] = table_indices
             # Read back: the device does not order several writes to one cell.
             view[layout.pages][:count] = table[writes.slots, writes.columns]
         view[layout.slots][:rows] = plan.decode
@@ -236,15 +236,15 @@ class DecodeGraphs:
 
     def gather_logits_params(self, slots: Int64, positions: Int64) -> None:
         """Gather the batch's logits params that graphs and filter kernels do not apply while sampling."""
-        self.logits_params = extras = self.state.logits_params.gather_batch(
-            slots, positions, self.resampler.graph_penalized
+        self.logits_params = params = self.state.logits_params.gather_batch(
+            slots, positions, self.resampler.rows_with_graph_penalties
         )
-        self.resampler.set_logits_params(extras)
-        if extras is not None:
-            self.logits_params_steps = extras.valid_steps
+        self.resampler.set_logits_params(params)
+        if params is not None:
+            self.logits_params_steps = params.valid_steps
 
     def resample_and_report(
-        self, extras: BatchLogitsParams, tokens: torch.Tensor, positions: Int64
+        self, params: BatchLogitsParams, tokens: torch.Tensor, positions: Int64
     ) -> DeviceSideOutputs | None:
         """Resample rows whose logits are processed, and compute log probabilities.
 
@@ -253,12 +253,12 @@ class DecodeGraphs:
         self.logits_params_steps -= 1
         state, processed = self.state, None
         if self.resampler.only_masks and state.logits_params.masks is not None:
-            self.resampler.resample_masked(state.logits_params.masks, extras, positions)
-        elif len(extras.rows):
+            self.resampler.resample_masked(state.logits_params.masks, params, positions)
+        elif len(params.rows):
             processed = sample_processed_rows(
-                extras, self.logits, tokens, state, positions, self.upload, fused=True
+                params, self.logits, tokens, state, positions, self.upload, fused=True
             )
-            state.last_tokens[extras.slots_device] = tokens[extras.rows_device]
-        if extras.logprobs is None:
+            state.last_tokens[params.slots_device] = tokens[params.rows_device]
+        if params.logprobs is None:
             return None
-        return DeviceSideOutputs(logprobs=(self.logprobs(extras.logprobs, processed, tokens),))
+        return DeviceSideOutputs(logprobs=(self.logprobs(params.logprobs, processed, tokens),))

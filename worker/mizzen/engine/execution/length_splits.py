@@ -1,8 +1,8 @@
 """Chooses which decode batches use graphs whose attention splits contexts by their lengths.
 
 If one context is far longer than the others, a step whose attention splits all contexts alike waits for
-that one. Both kinds of graphs exist side by side: those that split by length are captured for fewer batch
-sizes (a batch is padded to the next one) and need one more kernel. `DecodeGraphs` asks for each step.
+that one. Both kinds of graphs exist side by side: length-aware ones are captured for fewer batch
+sizes (a batch is padded to the next one) and need one more kernel. `DecodeGraphs` decides it for each step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LengthSplitGraphs:
 
     backend: LengthSplitDecode | None
     sizes: list[int]
-    """Captured batch sizes, ascending; empty without a backend."""
+    """Captured batch sizes, ascending; an empty list if the backend cannot split by length."""
 
     @classmethod
     def for_backend(

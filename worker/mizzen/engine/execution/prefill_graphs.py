@@ -171,7 +171,7 @@ class PrefillGraphs:
         pool: tuple[int, int] | None = None,
     ) -> None:
         """Capture every size, the largest first so that all share its memory; call `captured` after each."""
-        begin = time.perf_counter()
+        start_time = time.perf_counter()
         with torch.inference_mode(), torch.cuda.stream(stream):
             for size in reversed(self.sizes):
                 packed = PackedLayout(size, min(size, self.max_sequences))
@@ -181,7 +181,7 @@ class PrefillGraphs:
                 self.graphs[size] = PrefillGraph(graph, packed, inbox)
                 captured()
         stream.synchronize()
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - start_time
         log.info(
             "captured %d prefill graphs of up to %d tokens in %.1f s",
             len(self.sizes),

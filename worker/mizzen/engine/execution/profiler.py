@@ -104,7 +104,7 @@ class ProfilingRunner:
         trace, self.trace = self.trace, None
         if trace is None:
             return
-        begin = time.perf_counter()
+        start_time = time.perf_counter()
         path = self.folder / f"steps-{os.getpid()}-{self.first_step}.json.gz"
         try:
             trace.stop()
@@ -112,4 +112,4 @@ class ProfilingRunner:
         except (OSError, RuntimeError) as error:
             log.warning("no trace was written to %s: %s", path, error)
             return
-        log.info("wrote the trace %s in %.1f s", path, time.perf_counter() - begin)
+        log.info("wrote the trace %s in %.1f s", path, time.perf_counter() - start_time)

@@ -52,9 +52,9 @@ class PlanReceiver(Protocol):
 
 
 class Heartbeat(Protocol):
-    """Records a rank's progress for whoever monitors the ranks."""
+    """Records a rank's progress for the processes that monitor the ranks."""
 
-    def beat(self) -> None:
+    def ping(self) -> None:
         """Record that the rank's loop is running."""
         ...
 
@@ -71,7 +71,7 @@ class Heartbeat(Protocol):
 class FollowerRanks:
     """Rank 0's connections to the other ranks."""
 
-    join_group: Callable[[], Group]
+    join_group: Callable[[], RankGroup]
     """Meets the other ranks and returns the process group."""
     plans: PlanSender
     heartbeat: Heartbeat
@@ -150,23 +150,23 @@ class FollowerRunner:
         self._runner = runner
         self._group = group
 
-    def run_plans(self, plans: PlanReceiver, pulse: Heartbeat) -> None:
+    def run_plans(self, plans: PlanReceiver, heartbeat: Heartbeat) -> None:
         """Run plans until the channel ends, then wait for the steps in flight.
 
         Raises:
             Exception: A step failed, or a message is not a plan.
         """
-        in_flight = 0
+        inflight_steps = 0
         while not plans.ended:
-            pulse.beat()
-            while in_flight and (in_flight >= MAX_FOLLOWER_STEPS or self._runner.ready()):
-                pulse.done(self._runner.collect().step)
-                in_flight -= 1
+            heartbeat.ping()
+            while inflight_steps and (inflight_steps >= MAX_FOLLOWER_STEPS or self._runner.ready()):
+                heartbeat.done(self._runner.collect().step)
+                inflight_steps -= 1
             plan = plans.receive(PLAN_WAIT_SECONDS)
             if plan is not None:
                 self._runner.launch(plan)
-                pulse.launched(plan.step)
-                in_flight += 1
+                heartbeat.launched(plan.step)
+                inflight_steps += 1
 
     def close(self) -> None:
         """Wait for the steps in flight and free the device."""

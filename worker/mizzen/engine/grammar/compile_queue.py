@@ -60,10 +60,10 @@ class CompileQueue(Generic[T]):
             self._tenants[tenant].used += seconds
 
     def newest_of_largest(self, tenant: int) -> T | None:
-        """Return the newest item of the tenant with the most items, if it has more than this tenant would have."""
+        """Return the newest item of the tenant with the most, if that is more than this tenant would have."""
         largest = max(self._tenants, key=lambda name: len(self._tenants[name].items), default=tenant)
-        own = len(self._tenants[tenant].items) if tenant in self._tenants else 0
-        if largest == tenant or len(self._tenants[largest].items) <= own + 1:
+        own_count = len(self._tenants[tenant].items) if tenant in self._tenants else 0
+        if largest == tenant or len(self._tenants[largest].items) <= own_count + 1:
             return None
         return self._tenants[largest].items[-1]
 

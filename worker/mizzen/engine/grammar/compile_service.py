@@ -33,7 +33,7 @@ OVERHEAD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """A compiled grammar, or the reason why there is none."""
+    """A compiled grammar, or the error that prevented it."""
 
     grammar: CompiledGrammar | None
     error: str = ""
@@ -155,7 +155,7 @@ class GrammarCompiler:
         size, limit = len(grammar.text.encode()), self.limits.text_bytes
         if size > limit:
             return self._store_result(
-                grammar, CompileResult(None, f"the text has {size} bytes; at most {limit} may be")
+                grammar, CompileResult(None, f"the text has {size} bytes, more than the maximum of {limit}")
             )
         self._collect_abandoned()
         waiting = len(self._tasks)
@@ -191,7 +191,7 @@ class GrammarCompiler:
                 task.lane.queue.add_waiter(tenant, task)
 
     def _evict_from_queue(self, lane: CompileLane, tenant: int) -> bool:
-        """Reject the newest grammar of the tenant with the most in a lane; return False if that is this tenant."""
+        """Reject the newest grammar of the lane's largest tenant; return False if that is this tenant."""
         with self._lock:
             task = lane.queue.newest_of_largest(tenant)
             if task is None:

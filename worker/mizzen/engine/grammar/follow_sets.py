@@ -30,7 +30,7 @@ NON_ASCII = 1 << 128
 ASCII = NON_ASCII - 1
 ANY_CHARACTER = NON_ASCII | ASCII
 ZERO_BYTE = 1
-"""Stands for an empty set, which the compiler does not accept; tokens with a zero byte are tried as before."""
+"""Stands for an empty set, which the compiler rejects; tokens with a zero byte are tried as before."""
 
 
 class ExpressionKind(enum.IntEnum):
@@ -274,7 +274,7 @@ class FollowSets:
 
 
 def propagate_sets(sets: list[int], into: list[set[int]]) -> None:
-    """Add each set to those that include it, until nothing changes."""
+    """Add each set to the sets that include it, until nothing changes."""
     waiting = list(range(len(sets)))
     while waiting:
         source = waiting.pop()

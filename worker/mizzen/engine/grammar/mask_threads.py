@@ -65,12 +65,14 @@ class MaskThreads(Generic[T]):
     def _start_helpers(
         self, waiting: deque[list[T]], fill: Callable[[list[T]], None], batch_seconds: float
     ) -> list[Future[None]]:
-        wanted = min(self._helpers, len(waiting) - 1, int(len(waiting) * batch_seconds / MIN_HELPER_SECONDS))
-        if wanted <= 0:
+        helper_count = min(
+            self._helpers, len(waiting) - 1, int(len(waiting) * batch_seconds / MIN_HELPER_SECONDS)
+        )
+        if helper_count <= 0:
             return []
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._helpers, "mizzen-masks")
-        return [self._pool.submit(self._fill_batches, waiting, fill) for _ in range(wanted)]
+        return [self._pool.submit(self._fill_batches, waiting, fill) for _ in range(helper_count)]
 
     @staticmethod
     def _fill_batches(waiting: deque[list[T]], fill: Callable[[list[T]], None]) -> None:

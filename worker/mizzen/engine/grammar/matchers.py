@@ -94,8 +94,8 @@ class GrammarMasks:
             limits: Limits of matching.
             threads: Number of threads that fill masks.
         """
-        rest = vocab_size % 32
-        self._last_word_bits = np.int32((1 << rest) - 1 if rest else ALL_TOKENS)
+        tail_bits = vocab_size % 32
+        self._last_word_bits = np.int32((1 << tail_bits) - 1 if tail_bits else ALL_TOKENS)
         """Bits of the last mask word that stand for tokens."""
         self._bitmasks = TokenBitmasks(vocab_size, upload.device)
         self._counts = counts
@@ -119,7 +119,7 @@ class GrammarMasks:
         import xgrammar
 
         if not isinstance(grammar, CompiledGrammar):
-            raise TypeError(f"slot {slot} has a grammar that nobody compiled")
+            raise TypeError(f"slot {slot} has a grammar that was not compiled")
         self._mask_keys.pop(slot, None)
         self._matchers[slot] = match = RequestMatcher(grammar, xgrammar.GrammarMatcher(grammar.compiled))
         for token in output.tolist():
@@ -157,7 +157,7 @@ class GrammarMasks:
         self._bitmasks.mark_applied()
 
     def drain_failures(self) -> list[tuple[CompiledGrammar, str]]:
-        """Return grammars whose requests cannot continue, with reasons, since the last call. From any thread."""
+        """Return grammars whose requests cannot continue, with reasons, since the last call. Thread-safe."""
         failures: list[tuple[CompiledGrammar, str]] = []
         while self._failures:
             failures.append(self._failures.popleft())
@@ -208,7 +208,7 @@ class GrammarMasks:
         self._after_token(match, token, accepted)
         slow = self._timed_steps_left and time.thread_time() - start_time > self._limits.mask_seconds
         if slow and match.matcher is not None:
-            self._fail(match, "to follow it takes too long: make it simpler")
+            self._fail(match, "matching a token takes too long: make it simpler")
         return match.matcher is not None
 
     def _after_token(self, match: RequestMatcher, token: int, conforms: bool) -> None:
@@ -224,7 +224,7 @@ class GrammarMasks:
     # ── masks ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _update_rows(self, slots: list[int]) -> list[int]:
-        """Bring the rows of slots up to date; return those that changed."""
+        """Bring the rows of slots up to date; return the changed slots."""
         mask_keys, changed = self._mask_keys, []
         for slot in slots:
             match = self._matchers.get(slot)
@@ -283,7 +283,7 @@ class GrammarMasks:
             start_time = time.thread_time()
             self._fill_one(slot, match)
             if match.matcher is not None and time.thread_time() - start_time > self._limits.mask_seconds:
-                text = "to find the tokens that may come next takes too long: make it simpler"
+                text = "finding the next allowed tokens takes too long: make it simpler"
                 self._fail_unconstrained(slot, match, text)
 
     def _fail_unconstrained(self, slot: int, match: RequestMatcher, reason: str) -> None:

@@ -90,7 +90,7 @@ class PendingGrammars:
         return True
 
     def drain_ready(self) -> list[Request]:
-        """Return the requests whose grammars are compiled, with them; rejected ones go to `drain_finished`."""
+        """Return the requests whose grammars are compiled; rejected ones go to `drain_finished`."""
         requests = [self._attach_grammar(request) for request in list(self._waiting.values())]
         return [request for request in requests if request is not None]
 

@@ -24,15 +24,15 @@ SPARE_SECONDS = 5.0
 """Time beyond a child's own deadline, for forks and answers."""
 EXIT_NOTICE_SECONDS = 0.2
 """Time after a child's death within which the death of its parent becomes visible."""
-SINGLE_RANK = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""A process that forks should have no threads."""
+SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Environment that keeps libraries from starting threads, because the process forks."""
 
 
 class GrammarSandbox:
     """Tries grammars in another process. Safe to use from several threads."""
 
     def __init__(self, target: dict[str, object], limits: GrammarLimits) -> None:
-        """Store the fields of `mizzen.engine.grammar.xgrammar_backend.GrammarTarget`; nothing is started yet."""
+        """Store the fields of `xgrammar_backend.GrammarTarget`; nothing is started yet."""
         self._target = target
         self._limits = limits
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class GrammarSandbox:
             if seconds < self._limits.compile_seconds:
                 raise CompileTimeout
             raise GrammarError(
-                f"to compile it takes more than {self._limits.compile_seconds:g} s or "
+                f"compiling it takes more than {self._limits.compile_seconds:g} s or "
                 f"{self._limits.compile_bytes >> 20} MiB: make it smaller"
             )
         verdict = json.loads(reply)
@@ -87,16 +87,16 @@ class GrammarSandbox:
             self._kill()
 
     def _run_job(self, grammar: Grammar, seconds: float) -> bytes:
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs, self._lock:
-                socket.send_fds(self._running_control(), [b"j"], [theirs.fileno()])
+        engine_end, sandbox_end = socket.socketpair()
+        with engine_end:
+            with sandbox_end, self._lock:
+                socket.send_fds(self._running_control(), [b"j"], [sandbox_end.fileno()])
                 process = self._process
-            ours.settimeout(seconds + SPARE_SECONDS)
+            engine_end.settimeout(seconds + SPARE_SECONDS)
             try:
-                ours.sendall(json.dumps([grammar.kind, grammar.text, seconds]).encode())
-                ours.shutdown(socket.SHUT_WR)
-                with ours.makefile("rb") as file:
+                engine_end.sendall(json.dumps([grammar.kind, grammar.text, seconds]).encode())
+                engine_end.shutdown(socket.SHUT_WR)
+                with engine_end.makefile("rb") as file:
                     reply = file.read()
             except TimeoutError:
                 return b""
@@ -118,18 +118,18 @@ class GrammarSandbox:
         return self._control
 
     def _spawn(self) -> socket.socket:
-        control, theirs = socket.socketpair()
+        control, sandbox_end = socket.socketpair()
         control.set_inheritable(False)
-        words = ["--fd", str(theirs.fileno()), "--target", json.dumps(self._target)]
+        words = ["--fd", str(sandbox_end.fileno()), "--target", json.dumps(self._target)]
         words += ["--limits", json.dumps(asdict(self._limits))]
-        with theirs:
+        with sandbox_end:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mizzen.engine.grammar.sandbox_worker", *words],
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(sandbox_end.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env={
                     **os.environ,
-                    **SINGLE_RANK,
+                    **SINGLE_THREADED,
                     "CUDA_VISIBLE_DEVICES": "",
                     "TOKENIZERS_PARALLELISM": "false",
                 },

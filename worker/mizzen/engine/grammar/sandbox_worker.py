@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def apply_limits(limits: GrammarLimits, parent: int) -> None:
-    """Limit this process's time and memory; kill it when its parent dies, even if that has happened already."""
+    """Limit this process's time and memory; kill it when its parent dies, or has died already."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process wherever it is
     signal.setitimer(signal.ITIMER_REAL, limits.compile_seconds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -75,8 +75,8 @@ def serve(control: socket.socket, target: dict[str, Any], limits: GrammarLimits)
                 try:
                     control.close()
                     apply_limits(limits, process_id)
-                    fault, tried = find_fault(builder, read_job(stream), model.vocab_size, limits)
-                    stream.sendall(json.dumps({"fault": fault, "tried": tried}).encode())
+                    fault, rules = find_fault(builder, read_job(stream), model.vocab_size, limits)
+                    stream.sendall(json.dumps({"fault": fault, "tried": rules}).encode())
                     code = 0
                 finally:
                     os._exit(code)

@@ -18,7 +18,7 @@ from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.patterns import check_pattern
 
 EXCLUSIVE_KEYWORDS = (*CHOICES, "enum", "const")
-"""Keywords of which a schema has at most one, on its own."""
+"""Keywords that exclude each other and most other keywords within a schema."""
 CONSTRAINTS = ("type", *EXCLUSIVE_KEYWORDS, *STRUCTURE)
 """All keywords that constrain values."""
 
@@ -34,7 +34,7 @@ def read_json(text: str, nesting: int) -> Any:
     except RecursionError:
         raise GrammarError(f"the JSON nests deeper than {nesting} levels") from None
     except ValueError as error:
-        raise GrammarError(f"the text is no JSON: {error}") from None
+        raise GrammarError(f"the text is not JSON: {error}") from None
     level, depth = [value], 0
     while level:
         depth += 1
@@ -111,7 +111,7 @@ class SchemaChecker:
             return {"array"}
         for name in STRUCTURE:
             if name in schema:
-                raise keyword_error(path, name, 'is enforced beside "type" alone: add it')
+                raise keyword_error(path, name, 'is only enforced together with "type": add it')
         return None
 
     def check_exclusive(self, path: str, schema: Schema, keyword: str) -> None:
@@ -126,7 +126,7 @@ class SchemaChecker:
         if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
             raise keyword_error(path, keyword, "must point into the schema itself (#/...)")
         if keyword == "allOf" and (not isinstance(value, list) or len(value) != 1):
-            raise keyword_error(path, keyword, "is enforced with a single schema alone: merge them")
+            raise keyword_error(path, keyword, "is only enforced with a single schema: merge them")
         if keyword == "oneOf" and isinstance(value, list):
             self.check_disjoint(path, value)
         if keyword in ("enum", "const") and "type" in schema:
@@ -139,7 +139,7 @@ class SchemaChecker:
         """Check that no value can conform to two schemas: `oneOf` is enforced as `anyOf`."""
         for first, second in combinations([self.resolve_ref(schema) for schema in schemas], 2):
             if not are_disjoint(first, second):
-                text = "is enforced where its schemas differ in type or in a required constant: use anyOf"
+                text = "is only enforced if its schemas differ in type or in a required constant: use anyOf"
                 raise keyword_error(path, "oneOf", text)
 
     def resolve_ref(self, schema: Any) -> Any:
@@ -179,10 +179,10 @@ class SchemaChecker:
             return
         step = schema["multipleOf"]
         if types is None or "number" in types or not isinstance(step, int) or step < 1:
-            raise keyword_error(path, "multipleOf", "is enforced for whole numbers of type integer alone")
+            raise keyword_error(path, "multipleOf", "is only enforced for whole numbers of type integer")
         bounds = {name for name in BOUNDS if name in schema}
         if bounds and bounds != {"minimum", "maximum"}:
-            text = 'is enforced alone, or with both "minimum" and "maximum"'
+            text = 'is only enforced on its own or with both "minimum" and "maximum"'
             raise keyword_error(path, "multipleOf", text)
 
     def check_object(self, path: str, schema: Schema) -> None:
@@ -211,39 +211,45 @@ class SchemaChecker:
                 check_pattern(pattern, quoted=True)
                 clash = next((name for name in properties if re.search(pattern, name)), None)
             except re.error as error:
-                raise keyword_error(path, "patternProperties", f"is no regular expression: {error}") from None
+                raise keyword_error(
+                    path, "patternProperties", f"is not a regular expression: {error}"
+                ) from None
             except GrammarError as error:
                 raise keyword_error(path, "patternProperties", str(error)) from None
             if clash is not None:
                 raise keyword_error(path, "patternProperties", f"covers the property {clash!r}, too")
-        least = schema.get("minProperties", 0)
-        if (patterns or more or "propertyNames" in schema) and isinstance(least, int) and least > 1:
-            raise keyword_error(path, "minProperties", "above 1 is enforced for described properties alone")
+        min_properties = schema.get("minProperties", 0)
+        if (
+            (patterns or more or "propertyNames" in schema)
+            and isinstance(min_properties, int)
+            and min_properties > 1
+        ):
+            raise keyword_error(path, "minProperties", "above 1 is only enforced for described properties")
 
 
-def are_disjoint(one: Any, other: Any) -> bool:
+def are_disjoint(schema_a: Any, schema_b: Any) -> bool:
     """Return whether certainly no value conforms to both schemas."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
+    if not isinstance(schema_a, dict) or not isinstance(schema_b, dict):
         return False
-    values = [_values(schema) for schema in (one, other)]
+    values = [_values(schema) for schema in (schema_a, schema_b)]
     if values[0] is not None and values[1] is not None:
         return not set(values[0]) & set(values[1])
-    types = [_types(schema) for schema in (one, other)]
+    types = [_types(schema) for schema in (schema_a, schema_b)]
     if types[0] and types[1] and not types[0] & types[1]:
         return True
     if types[0] != {"object"} or types[1] != {"object"}:
         return False
-    shared = set(one.get("required") or ()) & set(other.get("required") or ())
+    shared = set(schema_a.get("required") or ()) & set(schema_b.get("required") or ())
     for name in shared:
-        first, second = (_values(schema.get("properties", {}).get(name)) for schema in (one, other))
+        first, second = (_values(schema.get("properties", {}).get(name)) for schema in (schema_a, schema_b))
         if first is not None and second is not None and not set(first) & set(second):
             return True
     return False
 
 
 def _types(schema: Schema) -> set[str]:
-    given = schema.get("type") or ("object" if "properties" in schema else [])
-    names = set(given if isinstance(given, list) else [given])
+    declared = schema.get("type") or ("object" if "properties" in schema else [])
+    names = set(declared if isinstance(declared, list) else [declared])
     return names | {"integer"} if "number" in names else names
 
 

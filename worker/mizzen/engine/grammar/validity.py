@@ -41,9 +41,9 @@ def walk_grammar(compiled: xgrammar.CompiledGrammar, vocab_size: int, limits: Gr
         elapsed = time.process_time() - start_time
         if elapsed > limits.mask_seconds:
             raise GrammarError(
-                f"to find the tokens that may come next takes {elapsed * 1000:.0f} ms of processor time, and at "
-                f"most {limits.mask_seconds * 1000:.0f} may be: make it simpler (repetitions of groups and "
-                "large counts cost most)"
+                f"finding the next allowed tokens takes {elapsed * 1000:.0f} ms of CPU time, more "
+                f"than the maximum of {limits.mask_seconds * 1000:.0f} ms: make it simpler (repetitions of "
+                "groups and large counts cost most)"
             )
         if matcher.is_terminated():
             return
@@ -52,12 +52,12 @@ def walk_grammar(compiled: xgrammar.CompiledGrammar, vocab_size: int, limits: Gr
 def find_fault(
     builder: GrammarBuilder, grammar: Grammar, vocab_size: int, limits: GrammarLimits
 ) -> tuple[str, str]:
-    """Return what is wrong with a grammar (empty if it can be used), and the rules that `check_and_compile` returned."""
+    """Return what is wrong with a grammar (empty if nothing), and the rules from `check_and_compile`."""
     try:
         compiled, rules = builder.check_and_compile(grammar)
         size, limit = compiled.memory_size_bytes, limits.compiled_bytes
         if size > limit:
-            return f"compiled, it takes {size} bytes, and at most {limit} may be: make it smaller", ""
+            return f"compiled, it takes {size} bytes, more than the maximum of {limit}: make it smaller", ""
         walk_grammar(compiled, vocab_size, limits)
     except MemoryError:
         return memory_error_text(limits), ""
@@ -69,4 +69,4 @@ def find_fault(
 
 def memory_error_text(limits: GrammarLimits) -> str:
     """Return the error text for a grammar that takes too much memory."""
-    return f"to compile it takes more than {limits.compile_bytes >> 20} MiB: make it smaller"
+    return f"compiling it takes more than {limits.compile_bytes >> 20} MiB: make it smaller"

@@ -88,8 +88,8 @@ def _decoder(content: dict[str, Any]) -> Any:
     replaced += [(step.get("replacement", "▁"), " ") for step in steps if step.get("type") == "Metaspace"]
 
     def plain(token: str) -> bytes:
-        if "ByteFallback" in kinds and (found := _BYTE.fullmatch(token)):
-            return bytes([int(found[1], 16)])
+        if "ByteFallback" in kinds and (match := _BYTE.fullmatch(token)):
+            return bytes([int(match[1], 16)])
         for old, new in replaced:
             token = token.replace(old, new)
         return token.encode()

@@ -90,7 +90,7 @@ class GrammarBuilder:
             parsed = self._read(grammar.kind, grammar.text) if not checked_rules else None
             return self._compile(grammar.kind, parsed, checked_rules)
 
-        return self._named(grammar, work)
+        return self._with_named_errors(grammar, work)
 
     def check_and_compile(self, grammar: Grammar) -> tuple[xgrammar.CompiledGrammar, str]:
         """Check and compile a grammar; also return its rules as compiled, if lookaheads were added.
@@ -101,14 +101,14 @@ class GrammarBuilder:
 
         def work() -> tuple[xgrammar.CompiledGrammar, str]:
             self._check(grammar.kind, grammar.text)
-            read = self._read(grammar.kind, grammar.text)
-            tried = add_lookaheads(read)
-            return self._compile(grammar.kind, read, tried), tried
+            grammar_rules = self._read(grammar.kind, grammar.text)
+            rules = add_lookaheads(grammar_rules)
+            return self._compile(grammar.kind, grammar_rules, rules), rules
 
-        return self._named(grammar, work)
+        return self._with_named_errors(grammar, work)
 
-    def _named(self, grammar: Grammar, work: Callable[[], R]) -> R:
-        """Do the work; what goes wrong is said of the grammar."""
+    def _with_named_errors(self, grammar: Grammar, work: Callable[[], R]) -> R:
+        """Run `work`; convert its errors to a GrammarError that names the kind of grammar."""
         try:
             return work()
         except GrammarError:
@@ -118,10 +118,10 @@ class GrammarBuilder:
             raise GrammarError(f"the {grammar.kind} cannot be used: {reason[:500]}") from None
 
     def _check(self, kind: GrammarKind, text: str) -> None:
-        """Refuse what the compiler would read otherwise than it is meant, or would not enforce.
+        """Reject text that the compiler would misread or not enforce.
 
         Raises:
-            GrammarError: says what.
+            GrammarError: Names the construct.
         """
         if kind is GrammarKind.JSON_SCHEMA:
             check_schema(read_json(text, self._nesting))

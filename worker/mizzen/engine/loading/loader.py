@@ -71,9 +71,9 @@ class StartupPhases:
         """Run one phase in the context."""
         self.report(name)
         self.current = name
-        begin = time.perf_counter()
+        start_time = time.perf_counter()
         yield
-        self.seconds[name] = time.perf_counter() - begin
+        self.seconds[name] = time.perf_counter() - start_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def load_model(
     phases: StartupPhases,
     progress: ProgressCallback,
     delay: StepDelay | None,
-    join: Callable[[], Group] | None,
+    join: Callable[[], RankGroup] | None,
     make_masks: TokenMaskFactory,
 ) -> LoadedModel:
     """Load a model or a rank's shard of it, allocate its KV cache, and warm it up.
@@ -291,7 +291,7 @@ def load_engine(
 
 def load_follower(
     options: EngineOptions,
-    join: Callable[[], Group],
+    join: Callable[[], RankGroup],
     report: ReportPhase = lambda phase: None,
     progress: ProgressCallback = lambda done, total: None,
 ) -> FollowerRunner:

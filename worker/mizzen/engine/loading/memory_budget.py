@@ -13,7 +13,7 @@ from mizzen.engine.loading.host import DeviceMemory
 from mizzen.models.config import ModelConfig
 
 GIB = 1 << 30
-MAX_FREE_MEMORY_SPREAD = 0.10
+MAX_FREE_MEMORY_DIFFERENCE = 0.10
 """Maximum relative difference in free memory between ranks; beyond it, none starts."""
 
 
@@ -36,7 +36,7 @@ class MemoryNeed:
     def estimate(
         cls, config: ModelConfig, options: EngineOptions, element: int, kv_element: int | None = None
     ) -> MemoryNeed:
-        """Estimate a rank's need from the model's shape and the bytes per element (`kv_element` in the cache).
+        """Estimate a rank's need from the model's shape and bytes per element (`kv_element` in the cache).
 
         The MLP needs the most at once: the residual stream, its input, gate and up, and their product. Top-p
         sampling without a kernel sorts a row's logits with their indices and sums them in float64: about ten
@@ -94,7 +94,8 @@ def fit_kv_pages(options: EngineOptions, context_length: int, need: MemoryNeed, 
         if pages * page_bytes + step > memory.free:
             beside = f" beside a step's {format_gib(step)}" if step else ""
             raise MemoryShortage(
-                f"--kv-cache-tokens {options.kv_cache_tokens} needs {format_gib(pages * page_bytes)}{beside}, "
+                f"--kv-cache-tokens {options.kv_cache_tokens} needs "
+                f"{format_gib(pages * page_bytes)}{beside}, "
                 f"{format_gib(memory.free)} of {format_gib(memory.total)} are free: lower it"
             )
         return pages
@@ -104,9 +105,11 @@ def fit_kv_pages(options: EngineOptions, context_length: int, need: MemoryNeed, 
         pages = min(pages, max_filled)
     if pages * options.page_size < 2:
         raise MemoryShortage(
-            f"no memory is left for KV: of {format_gib(memory.total)}, --memory-fraction {options.memory_fraction} "
-            f"allows {format_gib(int(memory.total * options.memory_fraction))}; {format_gib(used)} are in use (weights and "
-            f"other processes), a step needs {format_gib(need.step_bytes)} and a page {page_bytes} bytes. Raise "
+            f"no memory is left for KV: of {format_gib(memory.total)}, "
+            f"--memory-fraction {options.memory_fraction} "
+            f"allows {format_gib(int(memory.total * options.memory_fraction))}; "
+            f"{format_gib(used)} are in use (weights and other processes), "
+            f"a step needs {format_gib(need.step_bytes)} and a page {page_bytes} bytes. Raise "
             "--memory-fraction, lower --prefill-chunk-tokens or --max-running-requests, or free memory"
         )
     return pages
@@ -148,10 +151,11 @@ def min_pages_over_ranks(pages: list[int], free: list[int] | None) -> int:
     Raises:
         MemoryShortage: Free memory differs so much that something else must be running on one GPU.
     """
-    if free is not None and max(free) - min(free) > MAX_FREE_MEMORY_SPREAD * max(free):
+    if free is not None and max(free) - min(free) > MAX_FREE_MEMORY_DIFFERENCE * max(free):
         sizes = ", ".join(f"rank {rank} {format_gib(size)}" for rank, size in enumerate(free))
         raise MemoryShortage(
-            f"free memory differs by more than {MAX_FREE_MEMORY_SPREAD:.0%} between the GPUs once weights are loaded "
+            f"free memory differs by more than {MAX_FREE_MEMORY_DIFFERENCE:.0%} between the GPUs "
+            f"once weights are loaded "
             f"({sizes}): something else takes memory on one of them; free it, or choose other GPUs"
         )
     return min(pages)

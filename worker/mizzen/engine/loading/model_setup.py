@@ -28,7 +28,9 @@ from mizzen.engine.loading.memory_budget import (
 )
 from mizzen.engine.loading.memory_profile import build_largest_plan, measure_step_bytes
 from mizzen.engine.loading.resolve import resolve_dtype, uses_own_kernels
-from mizzen.layers.context import BuildContext, dense, skinny
+from mizzen.layers.context import BuildContext
+from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
+from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.layers.sharding import Axis, Mesh
 from mizzen.models.base import Decoder
 from mizzen.models.config import ModelConfig
@@ -54,9 +56,9 @@ def make_model(
         device=group.config.device if group else torch.device(options.device),
         dtype=resolve_dtype(options, config),
         mesh=Mesh(Axis(group.rank, group.size)) if group else Mesh(),
-        linear=skinny if fused else dense,
+        make_linear=SmallBatchLinear if fused else UnquantizedLinear,
         fused=fused,
-        ranks=group.collectives if group else SINGLE_RANK,
+        collectives=group.collectives if group else SINGLE_RANK,
     )
     with torch.inference_mode():
         model = Decoder(build, config)
@@ -79,7 +81,7 @@ def make_attention_with_kv(
     dtype: torch.dtype | None = None,
     key_scales: tuple[float, ...] = (),
 ) -> MixedAttention:
-    """Allocate the paged KV cache of a model (of the weights' dtype, or `dtype`) and the attention over it."""
+    """Allocate the paged KV cache of a model and the attention over it; `dtype` defaults to the weights'."""
     config, weight, layer_attention = model.config, model.embedding.weight, model.layers[0].attention
     geometry = Geometry(
         heads=layer_attention.heads,

@@ -34,18 +34,18 @@ def rank_placement(options: EngineOptions, rank: int, rendezvous: str, address: 
     )
 
 
-def pin_to_near_cpus(place: RankConfig) -> None:
+def pin_to_near_cpus(config: RankConfig) -> None:
     """Restrict this process to the CPUs next to its GPU, if the machine reports them.
 
     Its memory then comes from there too: Linux allocates a page near the CPU that touches it first.
     """
-    if place.device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
+    if config.device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
-    torch.cuda.set_device(place.device)  # reading device properties may initialize the current device
-    near = cpus_near(pci_address(place.device)) & os.sched_getaffinity(0)
+    torch.cuda.set_device(config.device)  # reading device properties may initialize the current device
+    near = cpus_near(pci_address(config.device)) & os.sched_getaffinity(0)
     if near:
         os.sched_setaffinity(0, near)
-        log.info("processors", extra={"fields": {"rank": place.rank, "processors": len(near)}})
+        log.info("processors", extra={"fields": {"rank": config.rank, "processors": len(near)}})
 
 
 def pci_address(device: torch.device) -> str:

@@ -53,7 +53,7 @@ def check_options(options: EngineOptions, config: ModelConfig) -> None:
 
 
 def rank_geometry(config: ModelConfig, ranks: int) -> Geometry:
-    """Return the attention geometry of a rank; several ranks share a KV head if there are fewer heads than ranks."""
+    """Return the attention geometry of a rank; several ranks share a KV head if there are too few."""
     return Geometry(
         heads=config.heads // ranks,
         kv_heads=max(1, config.kv_heads // ranks),

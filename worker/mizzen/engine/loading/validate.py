@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from mizzen.engine.config import EngineOptions
+from mizzen.layers.sharding import check_shardable
 from mizzen.models.config import ModelConfig
-from mizzen.models.shares import check_shardable
 
 
 def resolve_precision(options: EngineOptions, config: ModelConfig) -> str:
@@ -47,6 +47,6 @@ def make_trace_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--profile {folder} is no folder to write to: {error}") from error
+        raise ValueError(f"--profile {folder} is not a writable folder: {error}") from error
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"--profile {folder} is no folder to write to")
+        raise ValueError(f"--profile {folder} is not a writable folder")

@@ -60,30 +60,30 @@ def gemm_row_counts(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) 
 
 
 def compile_kernels(step: StepExecutor, counts: set[int], device: torch.device, threads: int) -> None:
-    """Compile the kernels that captures and eager steps would otherwise compile one by one, `threads` at a time."""
-    begin, model = time.perf_counter(), step.model
+    """Compile the kernels of captures and eager steps ahead of their first use, `threads` at a time."""
+    start_time, model = time.perf_counter(), step.model
     kernels = model.kernel_specs(counts) | step.attention.decode.kernel_specs(norm=model.config.qk_norm)
     if not kernels:
         return
     from mizzen.kernels.nvrtc import compile_in_parallel
 
     compile_in_parallel(kernels, device.index or 0, threads)
-    log.info("%d kernels are there after %.1f s", len(kernels), time.perf_counter() - begin)
+    log.info("compiled or loaded %d kernels in %.1f s", len(kernels), time.perf_counter() - start_time)
 
 
 def make_prefill_graphs(options: EngineOptions, step: StepExecutor) -> PrefillGraphs | None:
     """Build the graphs of steps with prefill, if options and attention backend allow them."""
     running, largest = options.max_running_requests, options.cuda_graph_max_tokens
-    most = options.prefill_chunk_tokens + running
+    max_tokens = options.prefill_chunk_tokens + running
     if largest is None:
-        largest = max_profitable_tokens(step.model.config, most)
+        largest = max_profitable_tokens(step.model.config, max_tokens)
     if (
         options.cuda_graph == "off"
         or not largest
         or not isinstance(step.attention.prefill, DevicePlannedSequences)
     ):
         return None
-    sizes = token_sizes(min(largest, most))
+    sizes = token_sizes(min(largest, max_tokens))
     return PrefillGraphs(step.model, step.attention, step.state, step.upload, sizes, running)
 
 

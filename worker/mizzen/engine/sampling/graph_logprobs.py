@@ -48,8 +48,9 @@ class LogprobGraphs:
 
     def enqueue_report(self, count: int) -> None:
         """Enqueue the work of one replay, from `row_table` to `output`."""
+        from mizzen.kernels.sampling.logprobs import write_logprobs
 
-        report(self.logits, self.row_table[:count], self.tokens, self.output, None, self.penalties)
+        write_logprobs(self.logits, self.row_table[:count], self.tokens, self.output, None, self.penalties)
 
     def capture(self, stream: torch.cuda.Stream, pool: tuple[int, int] | None) -> None:
         """Capture all row counts, the largest first, in the memory pool of the stream's other graphs."""

@@ -16,7 +16,7 @@ NO_ROW = -1
 
 
 class GraphPenalties:
-    """Which slots captured steps penalize, and by how much; see `mizzen.kernels.sampling.sample.Processing`."""
+    """Which slots captured steps penalize, and how; see `mizzen.kernels.sampling.sample.LogitsProcessing`."""
 
     def __init__(self, params: LogitsParamsTable, slots: int) -> None:
         """Allocate state for `slots` slots, including the scratch slot."""
@@ -27,7 +27,7 @@ class GraphPenalties:
         self._address = 0
 
     @property
-    def places(self) -> torch.Tensor:
+    def count_rows(self) -> torch.Tensor:
         """Row of each slot in `TokenCounts`, int64 [slots].
 
         -2 - row if the slot is resampled, NO_ROW if it is not penalized.

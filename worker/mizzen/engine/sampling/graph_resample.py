@@ -48,13 +48,13 @@ class Resampler:
         self.state = state
         self.penalties = penalties
         self.upload = upload
-        self.has_filter_kernel = top_k_top_p.serves(
+        self.has_filter_kernel = top_k_top_p.supports(
             replayed.logits.shape[1], replayed.logits.dtype, upload.device
         )
         """Whether a kernel samples rows with filters; otherwise eager operations do, and only for filters."""
         self.rows_with_filters: Int64 = NO_ROWS
         """Batch rows with top-k, top-p or min-p."""
-        self.graph_penalized: Int64 = NO_ROWS
+        self.rows_with_graph_penalties: Int64 = NO_ROWS
         """Rows whose only processing is penalties, applied by the graph or by the filter kernel."""
         self.filtered_rows: Int64 = NO_ROWS
         """Rows with filters whose logits need no other processing."""
@@ -63,20 +63,20 @@ class Resampler:
         self.only_masks = False
         """Whether all rows with processed logits need only their grammar's mask."""
         self.masked_rows: torch.Tensor | None = None
-        """Such rows without filters, int64 [n] on the device; None if there are none."""
+        """Such rows without filters, int64 [n] on the device, if any."""
         self.masked_filtered_rows: torch.Tensor | None = None
-        """Such rows with filters, int64 [n] on the device; None if there are none."""
+        """Such rows with filters, int64 [n] on the device, if any."""
 
     def set_batch(self, slots: Int64) -> None:
         """Record a new batch's slots, and make the graphs penalize it from now on."""
         self.rows_with_filters = rows_with_filters(self.state, slots)
-        self.graph_penalized = self.penalties.rows_in_graph(
+        self.rows_with_graph_penalties = self.penalties.rows_in_graph(
             slots, NO_ROWS if self.has_filter_kernel else self.rows_with_filters
         )
-        self.penalties.set_batch(slots, np.setdiff1d(self.graph_penalized, self.rows_with_filters))
+        self.penalties.set_batch(slots, np.setdiff1d(self.rows_with_graph_penalties, self.rows_with_filters))
 
     def set_logits_params(self, params: BatchLogitsParams | None) -> None:
-        """Record the batch's logits params beyond filters and the penalties of rows `graph_penalized`."""
+        """Record the logits params that need more than filters and `rows_with_graph_penalties`."""
         self.filtered_rows, self.only_masks = self.rows_with_filters, False
         if params is not None:
             masked_with_filters = np.intersect1d(self.rows_with_filters, params.rows)
@@ -88,7 +88,7 @@ class Resampler:
         self.filtered_rows_device = self.upload_rows(self.filtered_rows) if self.has_filter_kernel else None
 
     def upload_rows(self, rows: Int64) -> torch.Tensor | None:
-        """Upload row indices; return None if there are none."""
+        """Upload row indices; return None for an empty array."""
         return self.upload(rows) if len(rows) else None
 
     def resample_filtered(self, decode: Int32, positions: Int32) -> None:

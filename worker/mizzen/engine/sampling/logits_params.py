@@ -232,19 +232,19 @@ class LogitsParamsTable:
             self.masks.start_slot(slot, start.sampling.grammar, output)
 
     def gather_batch(
-        self, slots: Int64, positions: Int64, graph_penalized: Int64 | None = None
+        self, slots: Int64, positions: Int64, rows_with_graph_penalties: Int64 | None = None
     ) -> BatchLogitsParams | None:
         """Return the logits params of a batch, or None if its logits need neither processing nor reports.
 
         Args:
             slots: Slots of the batch's rows.
             positions: Sequence positions of the tokens to sample.
-            graph_penalized: Rows whose penalties the sampling kernel applies; only their log probabilities
-                count.
+            rows_with_graph_penalties: Rows whose penalties the sampling kernel applies; of these, only
+                log probabilities are gathered.
         """
         flags = self.features[slots]
-        if graph_penalized is not None:
-            flags[graph_penalized] &= np.uint8(LogitsFeature.LOGPROBS)
+        if rows_with_graph_penalties is not None:
+            flags[rows_with_graph_penalties] &= np.uint8(LogitsFeature.LOGPROBS)
         if not flags.any():
             return None
         return BatchLogitsBuilder(self, slots, positions, flags).build()

@@ -17,7 +17,7 @@ from mizzen.engine.sampling.side_outputs import LOGPROB_FLOOR, LogprobRequest, L
 from mizzen.engine.uploader import Uploader
 
 if TYPE_CHECKING:
-    from mizzen.kernels.sampling.sample import Processing
+    from mizzen.kernels.sampling.sample import LogitsProcessing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,20 +115,21 @@ def compute_logprobs_fused(
     logits: torch.Tensor,
     processed: torch.Tensor | None,
     tokens: torch.Tensor,
-    penalties: Processing | None = None,
+    penalties: LogitsProcessing | None = None,
 ) -> LogprobTensors:
     """Compute log probabilities with own kernels; see `compute_logprobs`.
 
     Rows that sample from the model's logits are penalized by `penalties`, whose counts include their tokens.
     """
+    from mizzen.kernels.sampling.logprobs import write_logprobs
 
     max_top, token_ids = min(reported.max_top_logprobs, logits.shape[1]), reported.token_ids
     columns = 1 + max_top + (0 if token_ids is None else token_ids.shape[1])
     output = torch.empty((len(reported.requests), 2, columns), dtype=torch.int32, device=logits.device)
     if reported.model_rows is not None:
-        report(logits, reported.model_rows, tokens, output, token_ids, penalties)
+        write_logprobs(logits, reported.model_rows, tokens, output, token_ids, penalties)
     if reported.processed_rows is not None and processed is not None:
-        report(processed, reported.processed_rows, tokens, output, token_ids)
+        write_logprobs(processed, reported.processed_rows, tokens, output, token_ids)
     return LogprobTensors(requests=reported.requests, max_top_logprobs=max_top, packed=output)
 
 

@@ -194,8 +194,8 @@ def apply_bitmask(
 
         mask_tokens_fused(logits, rows, slots, bits)
         return
-    places = torch.arange(32, dtype=torch.int32, device=bits.device)
-    allowed = ((bits[slots][:, :, None] >> places) & 1).bool().flatten(1)[:, : logits.shape[1]]
+    bit_indices = torch.arange(32, dtype=torch.int32, device=bits.device)
+    allowed = ((bits[slots][:, :, None] >> bit_indices) & 1).bool().flatten(1)[:, : logits.shape[1]]
     logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
 
 
@@ -239,7 +239,7 @@ def sample_fused(
     if not len(rows):
         return tokens
     index = upload(rows)
-    if top_k_top_p.serves(logits.shape[1], logits.dtype, logits.device):
+    if top_k_top_p.supports(logits.shape[1], logits.dtype, logits.device):
         top_k_top_p.sample_top_k_top_p(
             logits, index, slots_device, positions_device, state.sampling_tensors, tokens
         )

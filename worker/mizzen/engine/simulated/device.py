@@ -38,7 +38,7 @@ class SimulatedDevice:
         self._page_size = page_size
         self._script = script
         self._table: Int32 = np.full((slots, -(-context_length // page_size)), -1, np.int32)
-        self._cells: Int32 = np.full((pages, page_size), -1, np.int32)
+        self._kv_tokens: Int32 = np.full((pages, page_size), -1, np.int32)
         self._lengths: Int32 = np.zeros(slots, np.int32)
         self._last: Int32 = np.full(slots, -1, np.int32)
         self._prompts: Int32 = np.zeros(slots, np.int32)
@@ -57,7 +57,7 @@ class SimulatedDevice:
         """
         self._check_batch(plan)
         writes = plan.pages
-        if len(writes.pages) and not 0 <= writes.pages.min() <= writes.pages.max() < len(self._cells):
+        if len(writes.pages) and not 0 <= writes.pages.min() <= writes.pages.max() < len(self._kv_tokens):
             raise PlanViolation(f"step {plan.step}: a page is out of range")
         self._table[writes.slots, writes.columns] = writes.pages
         for start in plan.starts:
@@ -86,10 +86,11 @@ class SimulatedDevice:
     def _check_batch(self, plan: StepPlan) -> None:
         if plan.step != self._step + 1:
             raise PlanViolation(f"step {plan.step} follows step {self._step}")
-        same = self._version is not None and np.array_equal(plan.decode, self._decode)
-        if self._version is not None and (plan.decode_version == self._version) != same:
+        unchanged = self._version is not None and np.array_equal(plan.decode, self._decode)
+        if self._version is not None and (plan.decode_version == self._version) != unchanged:
             raise PlanViolation(
-                f"step {plan.step}: decode is {'the same' if same else 'another'}, its version is not honest"
+                f"step {plan.step}: decode {'did not change' if unchanged else 'changed'}, "
+                "but its version says otherwise"
             )
         slots = [*plan.decode.tolist(), *(chunk.slot for chunk in plan.prefill)]
         if not slots:
@@ -118,7 +119,7 @@ class SimulatedDevice:
     def _read(self, plan: StepPlan, slot: int, length: int) -> Int32:
         """Return the tokens at positions 0..length-1 of a slot."""
         pages = self._table[slot, : -(-length // self._page_size)]
-        tokens = self._cells[pages].reshape(-1)[:length]
+        tokens = self._kv_tokens[pages].reshape(-1)[:length]
         if len(tokens) and (pages.min() < 0 or tokens.min() < 0):
             raise PlanViolation(f"step {plan.step}: slot {slot} reads KV that no step has written")
         return tokens
@@ -130,7 +131,7 @@ class SimulatedDevice:
             raise PlanViolation(
                 f"step {self._step}: the page table of slot {slot} does not cover position {positions[-1]}"
             )
-        self._cells[pages, offsets] = tokens
+        self._kv_tokens[pages, offsets] = tokens
         self._lengths[slot] = start + len(tokens)
 
     def _sample(self, slot: int, tokens: Int32) -> int:
@@ -201,6 +202,6 @@ class InflightUseGuard:
             for page in written:
                 if users.get(page, slot_request) != slot_request:
                     raise PlanViolation(
-                        f"step {step} writes page {page} for slot {slot_request[0]}, which a step in flight uses "
-                        "for another request"
+                        f"step {step} writes page {page} for slot {slot_request[0]}, "
+                        "which a step in flight uses for another request"
                     )

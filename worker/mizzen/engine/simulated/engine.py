@@ -19,9 +19,19 @@ from mizzen.engine.simulated.device import InflightUseGuard, PlanViolation, Simu
 from mizzen.engine.simulated.scripts import Script, ScriptContext, echo, ends_after, fixed, hashed
 
 __all__ = [
-    "ScriptContext", "InflightUseGuard", "PlanViolation", "Script", "SimulatedDevice", "SimulatedRunner", "StepDuration", "echo",
-    "ends_after", "fixed", "hashed", "make_simulated_runner",
-]  # fmt: skip
+    "InflightUseGuard",
+    "PlanViolation",
+    "Script",
+    "ScriptContext",
+    "SimulatedDevice",
+    "SimulatedRunner",
+    "StepDuration",
+    "echo",
+    "ends_after",
+    "fixed",
+    "hashed",
+    "make_simulated_runner",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +80,7 @@ class SimulatedRunner:
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._results: deque[StepTokens | BaseException] = deque()
         self._completed = threading.Condition()
-        self._in_flight = 0
+        self._inflight_steps = 0
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="simulated-device", daemon=True)
         self._thread.start()
@@ -81,7 +91,7 @@ class SimulatedRunner:
             raise RuntimeError("the runner is closed")
         if self._guard is not None:
             self._guard.check_launch(plan)
-        self._in_flight += 1
+        self._inflight_steps += 1
         self._plans.put(plan)
 
     def ready(self) -> bool:
@@ -90,13 +100,13 @@ class SimulatedRunner:
 
     def collect(self) -> StepTokens:
         """Wait for the oldest step and return its tokens, or raise its error."""
-        if not self._in_flight:
+        if not self._inflight_steps:
             raise RuntimeError("no step is in flight")
         with self._completed:
             while not self._results:
                 self._completed.wait(timeout=1.0)
             result = self._results.popleft()
-        self._in_flight -= 1
+        self._inflight_steps -= 1
         if self._guard is not None:
             self._guard.complete_step()
         if isinstance(result, BaseException):

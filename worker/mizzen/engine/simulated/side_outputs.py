@@ -35,7 +35,7 @@ def logprob_entries(
 
 
 def hidden_states(tokens: Int32, first: int) -> Float32:
-    """Return the hidden states [n, HIDDEN_SIZE] of the tokens from `first` on, each from all tokens up to it."""
+    """Return the hidden states [n, HIDDEN_SIZE] of the tokens from `first` on, each from its whole prefix."""
     digest = zlib.crc32(tokens[:first].tobytes())
     digests = []
     for token in tokens[first:]:
@@ -82,7 +82,7 @@ class SimulatedSideOutputs:
         )
 
     def prompt_logprobs(self, chunk: PrefillChunk) -> SlotLogprobs | None:
-        """Return log probabilities of the tokens that follow a chunk's positions, or None if not requested."""
+        """Return log probabilities of the tokens that follow a chunk's positions, if requested."""
         options = self.options_by_slot[chunk.slot][1]
         if options.prompt_logprobs is None:
             return None

@@ -1,1 +1,2 @@
-"""PACKAGE."""
+"""Admission of requests: limits on requests and tokens in flight, and a queue that is fair between
+tenants."""

@@ -1,4 +1,7 @@
-"""Turns at something that one at a time may use, between groups: a tenant's flood is its own."""
+"""A mutex granted round-robin across groups, so one group's burst delays another by one holder per group.
+
+The body reader uses it between tenants.
+"""
 
 from __future__ import annotations
 
@@ -8,48 +11,48 @@ from collections.abc import Hashable
 
 
 class FairMutex:
-    """One turn at a time. A group that has just had one comes after all others that wait.
+    """Mutex whose next holder comes from the group that was served least recently. On one event loop.
 
-    So whoever waits alone in its group waits for one turn of each other group at most. All on one event loop.
+    The only waiter of its group waits for at most one holder of each other group.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """By group, the next one first."""
+        """Waiters by group; the next group first."""
         self._locked = False
 
     async def acquire(self, group: Hashable) -> None:
-        """Wait for a turn; `give` ends it."""
+        """Wait for the mutex; `release` must follow."""
         if not self._locked:
             self._locked = True
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(group, deque()).append(turn)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(group, deque()).append(waiter)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it came in the same moment
+            if not waiter.cancelled():  # it was granted at the same moment
                 self.release(group)
             raise
 
     def release(self, group: Hashable) -> None:
-        """End a group's turn, and let the next one have it."""
+        """Release the mutex for a group, and grant it to the next waiter."""
         if group in self._waiting:
-            self._waiting[group] = self._waiting.pop(group)  # behind all others
-        for name, turns in tuple(self._waiting.items()):
-            turn = pop_waiting(turns)
-            if not turns:
+            self._waiting[group] = self._waiting.pop(group)  # after all other groups
+        for name, waiters in tuple(self._waiting.items()):
+            waiter = pop_waiting(waiters)
+            if not waiters:
                 del self._waiting[name]
-            if turn is not None:
-                turn.set_result(None)
+            if waiter is not None:
+                waiter.set_result(None)
                 return
         self._locked = False
 
 
-def pop_waiting(turns: deque[asyncio.Future[None]]) -> asyncio.Future[None] | None:
-    """Take the first one whose owner still waits; None when there is none."""
-    while turns:
-        turn = turns.popleft()
-        if not turn.done():
-            return turn
+def pop_waiting(waiters: deque[asyncio.Future[None]]) -> asyncio.Future[None] | None:
+    """Remove and return the first waiter that still waits; None without one."""
+    while waiters:
+        waiter = waiters.popleft()
+        if not waiter.done():
+            return waiter
     return None

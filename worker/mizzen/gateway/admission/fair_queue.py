@@ -1,12 +1,12 @@
-"""Start-time fair queueing (Goyal, Vin and Cheng, 1996): flows share by weight what they wait for.
+"""Start-time fair queueing (Goyal, Vin and Cheng, 1996): flows share service by weight.
 
-Each item has a cost. A flow's items go in order; among the heads of flows, the one with the least start tag
-goes first. A start tag is the flow's virtual time: what it has been given, divided by its weight. A flow that
-was idle begins at the virtual time of the queue, so that it can neither save up nor be made to wait for what
-it did before.
+Each item has a cost. Items of a flow stay in order; among the heads of all flows, the one with the smallest
+start tag is next. A start tag is the flow's virtual time: the service it has received, divided by its weight.
+A flow that was idle starts at the queue's virtual time, so it can neither save up nor pay for earlier
+service.
 
-While two flows wait, what each is given by its weight differs by at most the largest cost of an item of each,
-divided by its flow's weight: however much one sends, the other's turn comes.
+While two flows are backlogged, their services divided by weight differ by at most the largest item cost of
+each, divided by its flow's weight. No flow is starved, however much another one sends.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class _Flow(Generic[T]):
     weight: float
     items: deque[_QueuedItem[T]] = field(default_factory=deque)
     start: float = 0.0
-    """Of its head, while it has one."""
+    """Start tag of the head, if there is one."""
     finish: float = 0.0
-    """Where its next head starts at the earliest."""
+    """Earliest start tag of the next head."""
     queued: float | None = None
-    """The start for which it stands among the heads."""
+    """Start tag with which the flow is in the heap of heads."""
     debt: float = 0.0
-    """Of virtual time, for what its items have cost more than was said."""
+    """Virtual time owed because items cost more than announced."""
 
 
 class FairQueue(Generic[T]):
-    """Distinct items of flows; a flow is named by its group (a tenant) and a class (a priority) in it.
+    """Queue of distinct items, in flows named by group (a tenant) and class (a priority).
 
-    Where an item is put back to the front, it was taken before and goes before all others.
+    An item that was popped and put back goes to the front, before all flows.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class FairQueue(Generic[T]):
                 yield entry.item
 
     def push(self, item: T, group: Hashable, flow_class: Hashable, cost: float, weight: float) -> None:
-        """Add an item at the end of its flow; the flow has the weight of its last item."""
+        """Append an item to its flow; the flow takes the weight of its last item."""
         name = (group, flow_class)
         flow = self._flows.get(name)
         if flow is None:
@@ -81,21 +81,21 @@ class FairQueue(Generic[T]):
             self._schedule_head(name, flow)
 
     def push_front(self, item: T) -> None:
-        """Put an item back that was taken."""
+        """Put a popped item back, before all others."""
         self._front.appendleft(item)
 
     def peek(self) -> T | None:
-        """Return the next item; None when there is none."""
+        """Return the next item, or None if the queue is empty."""
         if self._front:
             return self._front[0]
         flow = self._next_flow()
         return flow.items[0].item if flow is not None else None
 
     def pop(self) -> T:
-        """Take the next item.
+        """Remove and return the next item.
 
         Raises:
-            IndexError: there is none.
+            IndexError: the queue is empty.
         """
         if self._front:
             return self._front.popleft()
@@ -112,7 +112,7 @@ class FairQueue(Generic[T]):
         return entry.item
 
     def remove(self, item: T) -> bool:
-        """Take an item out, wherever it is, at no cost for its flow; tell whether it was there."""
+        """Remove an item from anywhere, at no cost for its flow; return whether it was there."""
         name = self._flow_of_item.get(item)
         if name is None:
             try:
@@ -130,7 +130,7 @@ class FairQueue(Generic[T]):
         return True
 
     def charge(self, group: Hashable, flow_class: Hashable, cost: float) -> None:
-        """Charge a flow for what an item cost more than was said; below 0, for what it cost less."""
+        """Charge a flow the cost that an item had beyond the announced one; a negative cost is a refund."""
         flow = self._flows.get((group, flow_class))
         if flow is not None:
             flow.debt += cost / flow.weight
@@ -138,9 +138,9 @@ class FairQueue(Generic[T]):
     def newest_of_longest_group(
         self, group: Hashable, may: Callable[[T], bool] = lambda item: True
     ) -> T | None:
-        """Return the newest item of the group that has most, and that `may` be taken out.
+        """Return the newest item that `may` be removed from the group with the most items.
 
-        None when `group` would have as many itself, or no item may.
+        None if `group` would have as many items itself with one more, or if no item may be removed.
         """
         if not self._groups:
             return None
@@ -153,24 +153,24 @@ class FairQueue(Generic[T]):
         return next((item for item in newest if may(item)), None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all items."""
         self.__init__()
 
     def _next_flow(self) -> _Flow[T] | None:
-        """Return the flow whose head is next; its entry is the first of the heads then."""
+        """Return the flow whose head is next; its entry is then the first of the heap."""
         while self._heads:
             start, _, name = self._heads[0]
             flow = self._flows.get(name)
             if flow is not None and flow.items and flow.start == start:
                 return flow
-            heapq.heappop(self._heads)  # of a head that was removed
+            heapq.heappop(self._heads)  # the entry of a removed head
             if flow is not None and flow.queued == start:
                 flow.queued = None
         return None
 
     def _schedule_head(self, name: tuple[Hashable, Hashable], flow: _Flow[T]) -> None:
         flow.start = max(self._time, flow.finish)
-        if flow.queued == flow.start:  # the place of a head that was removed: no other is needed
+        if flow.queued == flow.start:  # the entry of a removed head stands for this one
             return
         flow.queued = flow.start
         self._pushes += 1
@@ -181,7 +181,7 @@ class FairQueue(Generic[T]):
         self._forget(entry.item, flow.group)
         if flow.items:
             self._schedule_head(name, flow)
-        if not self._size:  # nobody waits: nobody is owed anything
+        if not self._size:  # no flow is backlogged, so no flow is owed anything
             self._flows.clear()
             self._heads.clear()
             self._time = 0.0

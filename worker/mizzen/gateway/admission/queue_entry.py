@@ -1,4 +1,4 @@
-"""What a sequence of a request has while it waits for its turn: whose it is, how much it needs, how long."""
+"""Entry of one sequence in the admission queue: tenant, estimated tokens, deadline and siblings."""
 
 from __future__ import annotations
 
@@ -10,67 +10,68 @@ from mizzen.gateway.admission.sibling_sequences import SiblingSequences
 from mizzen.gateway.auth.tenant import Tenant, default_tenant
 
 DEFAULT_TENANT = default_tenant()
-"""Whose a request is that nobody has asked about."""
+"""Tenant of requests outside of the authentication middleware."""
 
 
 @dataclass(slots=True, eq=False)
 class QueueEntry:
-    """A place in the queue, kept over all attempts of a request."""
+    """One sequence's entry in the queue, kept over all attempts."""
 
     deadline: float
-    """Seconds of the monotonic clock; waiting ends then."""
+    """Time on the monotonic clock when waiting ends."""
     tenant: Tenant = DEFAULT_TENANT
     priority: int = 0
     expected_tokens: int = 1
-    """Of prompt and answer, as far as can be said before tokenizing."""
+    """Estimated tokens of prompt and output, before tokenization."""
     charges_prompt: bool = True
-    """Whether its tenant is charged for the prompt: one ticket of a request is."""
+    """Whether the tenant is charged for the prompt; true for one sequence of a request."""
     prompt_tokens: int = 0
-    """Set once they are known; charged when the ticket ends,"""
+    """Prompt tokens to charge when the entry is settled, once they are known."""
     output_tokens: int = 0
-    """with what the client got of the engine."""
+    """Output tokens that the client received, to charge when the entry is settled."""
     served: bool = False
-    """Whether an engine has done its work without giving a token, as for an embedding."""
+    """Whether an engine completed work that has no output tokens, such as an embedding."""
     waited_seconds: float = 0.0
     siblings: SiblingSequences | None = field(default=None, repr=False)
-    """The other sequences of its request, where there are any, until it has begun."""
+    """Other sequences of the same request, if any, until this one has begun."""
     granted: asyncio.Future[None] | None = field(default=None, repr=False)
+    """Future that completes when the entry is admitted."""
     deadline_timer: asyncio.TimerHandle | None = field(default=None, repr=False)
-    """Ends its wait."""
+    """Timer that ends the wait."""
     reserved: bool = field(default=False, repr=False)
-    """Whether its tenant's tokens are taken, until it is settled."""
+    """Whether its expected tokens are reserved from the tenant and not settled yet."""
 
     @property
     def wait_deadline(self) -> float:
-        """When waiting ends: the deadline, or later because siblings run."""
+        """Time when waiting ends: the deadline, or later because siblings run."""
         return self.deadline if self.siblings is None else max(self.deadline, self.siblings.wait_deadline)
 
     @property
     def request_started(self) -> bool:
-        """Whether its request has begun with another sequence."""
+        """Whether another sequence of its request was already admitted."""
         return self.siblings is not None and self.siblings.started
 
     @property
     def used_tokens(self) -> int:
-        """What is charged: nothing for a request that no engine did anything for."""
+        """Tokens to charge; 0 for a request that no engine did anything for."""
         if not self.output_tokens and not self.served:
             return 0
         return self.output_tokens + (self.prompt_tokens if self.charges_prompt else 0)
 
     @property
     def weight(self) -> float:
-        """Its weight in the queue: each step of priority doubles it."""
+        """Weight in the queue; each step of priority doubles it."""
         return self.tenant.weight * 2.0**self.priority
 
 
 def reserve_tokens(entries: Sequence[QueueEntry]) -> None:
-    """Take from a tenant what all sequences of one request are expected to use, before one of them begins.
+    """Reserve from a tenant the expected tokens of all sequences of one request, before any of them begins.
 
-    `Admission.leave` settles those that were let in, `Admission.settle` all others: what one of them uses
-    beyond that is a debt of the next request, and ends none of this one's.
+    `Admission.leave` settles the admitted ones, `Admission.settle` all others. If one uses more than
+    expected, the tenant's next request pays for it, and this request goes on.
 
     Raises:
-        ApiError: 429; then nothing is taken.
+        ApiError: 429; then nothing is reserved.
     """
     if entries:
         entries[0].tenant.reserve(sum(queue_entry.expected_tokens for queue_entry in entries))

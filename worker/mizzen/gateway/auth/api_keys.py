@@ -1,4 +1,4 @@
-"""API keys as files: YAML (or JSON) with a list of keys, hashed as soon as they are read.
+"""API key files: YAML (or JSON) with a list of keys, which are hashed as soon as they are read.
 
     keys:
       - name: team-a
@@ -9,7 +9,7 @@
         maxParallel: 32
         priority: 1
 
-A path is a file or a folder of files, such as a mounted Secret. No text of an error holds a key.
+A path is a file or a folder of files, such as a mounted Secret. Error messages never contain a key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from yaml.scanner import ScannerError
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_PRIORITY = 8
-"""Each step of priority doubles a request's share; from -8 to 8."""
+"""Bound of priorities, from -8 to 8; each step doubles a request's weight in the queue."""
 SHORTEST_KEY = 8
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
@@ -51,36 +51,36 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of keys."""
+    """Content of a key file."""
 
     keys: tuple[KeyEntry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What the holder of one key may do; None is no limit."""
+    """Permissions and limits of one key; None is no limit."""
 
     name: str
     digest: bytes
     """SHA-256 of the key."""
     models: frozenset[str] = frozenset()
-    """Names of models; all when empty."""
+    """Names of the allowed models; all if empty."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_parallel: int | None = None
     priority: int = 0
-    """Of its requests, unless they ask for less."""
+    """Highest and default priority of the key's requests."""
     weight: float = 1.0
-    """Its share of the engines beside other keys."""
+    """Weight in the queue, relative to other keys."""
     salt: bytes = b""
-    """Only requests of equal salts share cached prefixes."""
+    """Salt of the prefix cache; only requests with equal salts share cached prefixes."""
 
     def __repr__(self) -> str:
         return f"Grant(name={self.name!r})"  # the digest stays out of logs
 
 
 def divide_limits(grant: Grant, parts: int) -> Grant:
-    """Return a grant of which this gateway gives one part; never less than one of anything."""
+    """Return a grant with this gateway's share of the limits, one of `parts`, and at least 1 of each."""
 
     def part(limit: int | None) -> int | None:
         return None if limit is None else -(-limit // parts)
@@ -94,37 +94,37 @@ def divide_limits(grant: Grant, parts: int) -> Grant:
 
 
 class InvalidKeyFile(ValueError):
-    """A file of keys is missing or malformed; the text names the file and the entry, never a key."""
+    """A key file is missing or malformed; the message names the file and the entry, never a key."""
 
 
 def read_key_files(paths: Iterable[str]) -> dict[Path, bytes]:
-    """Return the contents of the files at `paths`, and of those in folders among them.
+    """Return the contents of the files at `paths`, and of the files in folders among them.
 
     Raises:
-        KeysUnusable: a path is not there or cannot be read, or a file is too large.
+        InvalidKeyFile: a path does not exist or cannot be read, or a file is too large.
     """
-    found: dict[Path, bytes] = {}
+    contents: dict[Path, bytes] = {}
     for path in map(Path, paths):
         try:
             for file in sorted(_visible(path)) if path.is_dir() else [path]:
                 if file.stat().st_size > MAX_FILE_BYTES:
                     raise InvalidKeyFile(f"--api-keys-file {file} has more than {MAX_FILE_BYTES} bytes")
-                found[file] = file.read_bytes()
+                contents[file] = file.read_bytes()
         except OSError as error:
             raise InvalidKeyFile(f"--api-keys-file {path} cannot be read: {error.strerror}") from error
-    return found
+    return contents
 
 
 def _visible(folder: Path) -> Iterable[Path]:
-    """A mounted Secret's files; what begins with a dot is Kubernetes' own book-keeping."""
+    """Return the files of a mounted Secret, without Kubernetes' own entries, which begin with a dot."""
     return (file for file in folder.iterdir() if not file.name.startswith(".") and file.is_file())
 
 
 def parse_key_files(files: dict[Path, bytes]) -> tuple[Grant, ...]:
-    """Return the keys of all files.
+    """Return the grants of all files.
 
     Raises:
-        KeysUnusable: a file is malformed, or two entries have one name or one key.
+        InvalidKeyFile: a file is malformed, or two entries have the same name or the same key.
     """
     grants: dict[str, Grant] = {}
     digests: dict[bytes, str] = {}
@@ -146,29 +146,29 @@ def _decode(path: Path, content: bytes) -> KeyFile:
         return msgspec.convert(_read_yaml(content), KeyFile)
     except msgspec.ValidationError as error:
         raise InvalidKeyFile(f"{path}: {error}") from None
-    except yaml.MarkedYAMLError as error:  # the text of all but these quotes the file, so it is not shown
+    except yaml.MarkedYAMLError as error:  # the messages of other kinds quote the file, so they are not shown
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         shown = type(error) in (yaml.MarkedYAMLError, ScannerError, ParserError)
         raise InvalidKeyFile(
-            f"{path}{line}: this is no YAML{f': {error.problem}' if shown else ''}"
+            f"{path}{line}: this is not YAML{f': {error.problem}' if shown else ''}"
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        raise InvalidKeyFile(f"{path}: this is no YAML") from None
-    except (ValueError, LookupError, AttributeError):  # PyYAML's makers of dates, numbers and booleans
+        raise InvalidKeyFile(f"{path}: this is not YAML") from None
+    except (ValueError, LookupError, AttributeError):  # PyYAML's constructors of dates, numbers and booleans
         reason = "a date, a number or a value with a tag cannot be read; put texts in quotes"
         raise InvalidKeyFile(f"{path}: {reason}") from None
 
 
 def _read_yaml(content: bytes) -> object:
-    """Return what YAML says, without aliases, which could make a small file huge.
+    """Parse YAML without aliases, which could make a small file huge.
 
     Raises:
         yaml.YAMLError: it is malformed, or has aliases.
     """
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML was built with it
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, if PyYAML was built with it
     for event in yaml.parse(content, Loader=loader):
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=event.start_mark)
     return yaml.load(content, Loader=loader)
 
 
@@ -192,15 +192,15 @@ def _grant(where: str, entry: KeyEntry) -> Grant:
 
 
 class ApiKeyIndex:
-    """Finds the holder of a presented key in constant time, whatever its number of right characters."""
+    """Finds the grant of a presented key in a time that says nothing about the stored keys."""
 
     def __init__(self, grants: Iterable[Grant]) -> None:
         self._salt = secrets.token_bytes(32)
-        # An index by a keyed hash: what a look-up takes says nothing about the keys.
+        # Indexed by a keyed hash, so that the time of a lookup says nothing about the keys.
         self._holders = {self._index(grant.digest): grant for grant in grants}
 
     def find_grant(self, key: bytes) -> Grant | None:
-        """Return what the holder of a key may do; None for a key that nobody holds."""
+        """Return the grant of a key, or None if the key is unknown."""
         digest = hashlib.sha256(key).digest()
         grant = self._holders.get(self._index(digest))
         return grant if grant is not None and hmac.compare_digest(grant.digest, digest) else None

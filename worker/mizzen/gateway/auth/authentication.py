@@ -1,4 +1,4 @@
-"""The door: whose request this is, from its key, before anything of it is read."""
+"""Authenticates requests by API key, and enforces rate and parallel limits, before a body is read."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from mizzen.gateway.telemetry.request_record import get_record
 log = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 1.0
-"""How often files of keys are looked at for changes."""
+"""Interval at which key files are checked for changes."""
 TENANT_KEY = "mizzen.tenant"
-"""Where a request's scope holds its tenant."""
-SLOT_KEY = "mizzen.place"
-"""Where it holds its `Place`."""
+"""Key of a request's tenant in its ASGI scope."""
+SLOT_KEY = "mizzen.slot"
+"""Key of a request's `ParallelSlot` in its ASGI scope."""
 MAX_KEY_BYTES = 4096
 
 
 class TenantRegistry:
-    """All tenants. Without files of keys, everyone is one and the same tenant without limits."""
+    """All tenants, by the keys in force. Without key files, one unlimited default tenant has all requests."""
 
     def __init__(
         self,
@@ -42,12 +42,16 @@ class TenantRegistry:
         max_priority: int = 0,
         divided_by: int = 1,
     ) -> None:
-        """Read the keys. Without any, `max_priority` is the highest that a request gets.
+        """Read the keys.
 
-        So many gateways share each key's limits: this one allows the part that `divided_by` leaves.
+        Args:
+            paths: key files, or folders of them.
+            reload_seconds: interval at which changes are detected.
+            max_priority: highest priority of a request if there are no key files.
+            divided_by: number of gateway processes that share each key's limits.
 
         Raises:
-            KeysUnusable: a file is missing or malformed.
+            InvalidKeyFile: a file is missing or malformed.
         """
         self._paths = tuple(paths)
         self._seconds = reload_seconds
@@ -58,34 +62,34 @@ class TenantRegistry:
         self._default_tenant = default_tenant(max_priority)
         self._problem = ""
         self.on_change: Callable[[], None] = lambda: None
-        """Is told when other keys are in force, or the files can be read no more, or again."""
+        """Called when other keys come into force, and when the files become unreadable or readable again."""
         if self._paths:
             files = read_key_files(self._paths)
             self._use(files, parse_key_files(files))
         else:
-            log.warning("no API keys are configured (--api-keys-file): the gateway serves everyone")
+            log.warning("no API keys are configured (--api-keys-file): the gateway serves every client")
 
     @property
     def keyless(self) -> bool:
-        """Whether nobody needs a key."""
+        """Whether requests need no key."""
         return self._key_index is None
 
     @property
     def key_count(self) -> int:
-        """How many keys are accepted."""
+        """Number of keys in force."""
         return len(self._tenants)
 
     @property
     def problem(self) -> str:
-        """Why the files as they are now are not in force; names the file and the entry, never a key."""
+        """Why the current files are not in force; names the file and the entry, never a key."""
         return self._problem
 
     def get(self, name: str) -> Tenant | None:
-        """Return the tenant of a key's name."""
+        """Return the tenant with a key name, or None."""
         return self._tenants.get(name)
 
     async def watch(self) -> None:
-        """Take changes of the files until cancelled. Files that cannot be used change nothing."""
+        """Reload changed files until cancelled. Files that cannot be used change nothing."""
         while self._paths:
             await asyncio.sleep(self._seconds)
             try:
@@ -94,9 +98,9 @@ class TenantRegistry:
                     self._use(files, await asyncio.to_thread(parse_key_files, files))
                 problem = ""
             except InvalidKeyFile as error:
-                if str(error) != self._problem:  # said once, not every second
+                if str(error) != self._problem:  # logged once, not every second
                     fields = {"reason": str(error), "in_force": "the keys that were read before"}
-                    log.error("API keys cannot be read", extra={"fields": fields})
+                    log.error("cannot read API keys", extra={"fields": fields})
                 problem = str(error)
             changed, self._problem = problem != self._problem, problem
             if changed:
@@ -116,10 +120,10 @@ class TenantRegistry:
         self.on_change()
 
     def authenticate(self, scope: Scope) -> Tenant:
-        """Return whose request this is.
+        """Return the tenant of a request.
 
         Raises:
-            ApiError: 401 when it has no key, or one that nobody holds.
+            ApiError: 401 if the request has no key, or an unknown one.
         """
         if self._key_index is None:
             return self._default_tenant
@@ -134,44 +138,44 @@ class TenantRegistry:
 
 
 def get_tenant(scope: Scope) -> Tenant | None:
-    """Return the tenant that the gate has found for a request."""
+    """Return the tenant that the middleware found for a request; None outside of it."""
     return scope.get(TENANT_KEY)
 
 
 class ParallelSlot:
-    """One of the requests that a tenant may have in work at once."""
+    """One of the requests that a tenant may have in progress at once."""
 
     def __init__(self, tenant: Tenant) -> None:
-        """Take it.
+        """Count the request as running.
 
         Raises:
-            ApiError: 429 when it is one too many.
+            ApiError: 429 if the tenant has too many requests in progress.
         """
         tenant.begin_request()
         self._tenant: Tenant | None = tenant
 
     def release(self) -> None:
-        """Give it back, unless that was done."""
+        """Release the slot, unless it was released already."""
         if self._tenant is not None:
             self._tenant.end_request()
             self._tenant = None
 
 
 def release_parallel_slot(scope: Scope) -> None:
-    """Count a request as in work no more, where it was: only its client is waited for."""
+    """Release a request's parallel slot, if it has one, before its client has read everything."""
     if SLOT_KEY in scope:
         scope[SLOT_KEY].release()
 
 
 class AuthMiddleware:
-    """Middleware: lets in who has a key and is within its rates, and says what is left of them."""
+    """Middleware that admits requests with a valid key within its rates, and reports the remaining limits."""
 
     def __init__(self, app: ASGIApp, tenants: TenantRegistry) -> None:
         self._app = app
         self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its tenant, or refuse it with 401 or 429."""
+        """Pass a request on with its tenant, or reject it with 401 or 429."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -192,7 +196,7 @@ class AuthMiddleware:
             await send(message)
 
         try:
-            place = scope[SLOT_KEY] = ParallelSlot(tenant)
+            slot = scope[SLOT_KEY] = ParallelSlot(tenant)
         except ApiError as error:
             get_record(scope).error = error.code or error.error_type
             await send_error(send, error, tenant.rate_limit_headers())
@@ -200,11 +204,11 @@ class AuthMiddleware:
         try:
             await self._app(scope, receive, sending if tenant.rate_limited else send)
         finally:
-            place.release()
+            slot.release()
 
 
 async def send_error(send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    """Answer with an error in OpenAI's shape."""
+    """Send an error in OpenAI's shape."""
     body = error.body()
     length = (b"content-length", str(len(body)).encode())
     await send(

@@ -1,4 +1,4 @@
-"""What stands before the OpenAI API: keys and rates, and outside of them what browsers ask first (CORS)."""
+"""Adds the middleware in front of the OpenAI API: authentication, and outside of it CORS."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ EXPOSED_HEADERS = (
         for of in ("requests", "tokens")
     ),
 )
-"""Headers of responses that web pages may read."""
+"""Response headers that web pages may read."""
 PREFLIGHT_SECONDS = 600
 
 
 def add_auth_middleware(app: FastAPI, gateway: Gateway) -> None:
-    """Let in requests of tenants alone; with `--cors-origin`, of web pages of those origins too."""
+    """Require authentication, and with `--cors-origin` allow web pages of those origins."""
     app.add_middleware(AuthMiddleware, tenants=gateway.tenants)
     origins = gateway.config.cors_origin
     if origins:

@@ -1,4 +1,4 @@
-"""Rates: how many requests or tokens a minute."""
+"""Token buckets for limits per minute."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """A token bucket that a minute fills, and that may be in debt: what is used exceeds what was expected.
+    """Token bucket that refills within a minute and may go into debt if usage exceeds the reservation.
 
-    A fresh one is full, so that a minute's worth may come at once.
+    A new bucket is full, so a minute's worth may be used at once.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -20,14 +20,14 @@ class TokenBucket:
 
     @property
     def level(self) -> float:
-        """What is left; below 0 in debt."""
+        """Remaining amount; negative in debt."""
         now = self._clock()
         self._level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / 60)
         self._at = now
         return self._level
 
     def take(self, amount: float) -> float:
-        """Take an amount and return 0.0, or take nothing and return after how many seconds it is there."""
+        """Take an amount and return 0.0, or take nothing and return the seconds until it is available."""
         missing = amount - self.level
         if missing > 0:
             return missing * 60 / self.per_minute
@@ -35,15 +35,15 @@ class TokenBucket:
         return 0.0
 
     def refund(self, amount: float) -> None:
-        """Give back what was taken too much; with an amount below 0, take what was taken too little."""
+        """Return an amount that was taken in excess; a negative amount takes more."""
         self._level = min(self.per_minute, self.level + amount)
 
     def set_rate(self, per_minute: int) -> None:
-        """Take another rate; what was used stays used."""
+        """Change the rate; used amounts stay used."""
         used = self.per_minute - self.level
         self.per_minute, self._level = per_minute, per_minute - used
 
     @property
     def full_in_seconds(self) -> float:
-        """After how long all of it is there again."""
+        """Seconds until the bucket is full."""
         return (self.per_minute - self.level) * 60 / self.per_minute

@@ -1,1 +1,2 @@
-"""PACKAGE."""
+"""Engines as the gateway sees them: discovery, connections, health, circuit breakers, verification and the
+routing table."""

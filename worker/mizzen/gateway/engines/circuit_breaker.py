@@ -1,4 +1,4 @@
-"""A circuit breaker: an engine that keeps failing gets nothing for a while, then one request to show itself.
+"""Circuit breaker: an engine that keeps failing gets no requests for a while, then one to probe it.
 
     closed ──`failures` in a row──▶ open ──after its time──▶ half-open ──a success──▶ closed
                                      ▲                           │
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 
 class BreakerState(enum.IntEnum):
-    """The numbers are those of the metric."""
+    """State of a breaker; the numbers are the values of the metric."""
 
     CLOSED = 0
     HALF_OPEN = 1
@@ -25,22 +25,23 @@ class BreakerState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerLimits:
-    """When a breaker opens, and for how long."""
+    """Thresholds of a breaker."""
 
     failures: int = 5
-    """In a row, without a success between."""
+    """Consecutive failures that open a closed breaker."""
     seconds: float = 1.0
-    """Of the first time; each failure of a probe doubles it."""
+    """Time open after the first failure; each failed probe doubles it."""
     max_seconds: float = 30.0
     probes: int = 1
-    """Requests at once while half-open."""
+    """Requests allowed at once while half-open."""
 
 
 class CircuitBreaker:
-    """One engine's. `begin` is called for each request sent, and answered by one of the other three.
+    """Breaker of one engine. Each `begin_request` is followed by one of `record_success`, `record_failure`,
+    `cancel_request`.
 
-    An outcome counts for the period in which its request began: a stream of better days that ends well does
-    not close a breaker that has opened since, and one that ends badly does not open it for longer.
+    An outcome counts only for the period in which its request began. A stream from before the breaker opened
+    therefore neither closes it by ending well nor prolongs it by failing.
     """
 
     __slots__ = ("_clock", "_failures", "_limits", "_period", "_probes", "_seconds", "_until", "open_count")
@@ -52,12 +53,12 @@ class CircuitBreaker:
         self._clock = clock
         self._period = 0
         self.open_count = 0
-        """How often it has opened."""
+        """Number of times that the breaker has opened."""
         self._close()
 
     @property
     def state(self) -> BreakerState:
-        """Its state now."""
+        """Current state."""
         if self._until is None:
             return BreakerState.CLOSED
         return BreakerState.OPEN if self._clock() < self._until else BreakerState.HALF_OPEN
@@ -72,17 +73,17 @@ class CircuitBreaker:
 
     @property
     def remaining_seconds(self) -> float:
-        """Seconds until an open breaker lets a probe through; 0 when it is not open."""
+        """Seconds until an open breaker allows a probe; 0 if it is not open."""
         return 0.0 if self._until is None else max(0.0, self._until - self._clock())
 
     def begin_request(self) -> int:
-        """Note that a request is sent; return what its outcome is reported with."""
+        """Record that a request is sent; return the period to report its outcome with."""
         if self.state is BreakerState.HALF_OPEN:
             self._probes += 1
         return self._period
 
     def record_success(self, period: int) -> None:
-        """Note that a request got an answer."""
+        """Record that a request got a response."""
         if period != self._period:
             return
         self._failures = 0
@@ -90,7 +91,7 @@ class CircuitBreaker:
             self._close()
 
     def record_failure(self, period: int) -> bool:
-        """Note that a request failed or timed out; tell whether the breaker has opened by that."""
+        """Record that a request failed or timed out; return whether this opened the breaker."""
         if period != self._period:
             return False
         self._failures += 1
@@ -105,12 +106,12 @@ class CircuitBreaker:
         return True
 
     def cancel_request(self, period: int) -> None:
-        """Note that a request ended without a verdict on the engine."""
+        """Record that a request ended without a verdict on the engine."""
         if period == self._period and self._until is not None:
             self._probes -= 1
 
     def reset(self) -> None:
-        """Start anew: the engine is another process now."""
+        """Close the breaker, because the engine is a new process."""
         self._period += 1
         self._close()
 

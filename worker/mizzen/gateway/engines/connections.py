@@ -1,7 +1,7 @@
-"""The connections to one engine: the one that gets requests, and those that keys come and go with.
+"""Connections to one engine: the current one, and the others that a key rotation opens and closes.
 
-Newer keys are tried beside the connection that is there. Once the engine welcomes them, new requests go that
-way, and the former connection ends with its last request: a change of keys costs none.
+Newer keys are tried alongside the current connection. Once the engine accepts them, new requests use the new
+connection, and the old one closes with its last request, so a rotation fails no request.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ MakeLink = Callable[[OfferSource, Callable[[EngineLink], None]], EngineLink]
 
 
 class EngineConnections:
-    """All on one event loop."""
+    """All connections to one engine. On one event loop."""
 
     def __init__(self, make: MakeLink, offers: OfferSource, on_change: Callable[[EngineLink], None]) -> None:
         """Connect.
 
         Args:
-            make: returns a connection that tries ways, and calls back with itself when it changes.
-            offers: the ways to connect as they are now, the best first; at least one.
-            on_change: called when a connection has changed, and when another one gets the requests.
+            make: returns a link that tries the given offers, and calls back with itself when it changes.
+            offers: returns the current key offers, best first; at least one.
+            on_change: called when a link has changed, and when another one becomes current.
         """
         self._make = make
         self._offers = offers
@@ -36,11 +36,12 @@ class EngineConnections:
 
     @property
     def key_names(self) -> list[str]:
-        """Names of the keys that connections use."""
+        """Names of the keys in use."""
         return sorted({link.offer.name for link in self._tasks if link.welcome is not None} - {""})
 
     def refresh(self) -> None:
-        """Try newer keys, where there are some, and end what has no requests any more."""
+        """Try newer keys if there are any, and close links that are no longer current and have no
+        requests."""
         for link in tuple(self._tasks):
             if link not in (self.current, self._next) and not link.open_streams:
                 self._end(link)
@@ -53,20 +54,20 @@ class EngineConnections:
             self._next = self._start(self._better_offers)
 
     async def close(self) -> None:
-        """End all connections; their streams fail."""
+        """Close all links; their streams fail."""
         tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _better_offers(self) -> Sequence[KeyOffer]:
-        """The ways that are better than the present connection's."""
-        ways = list(self._offers())
-        there = self.current.offer
-        return ways[: ways.index(there)] or ways[:1] if there in ways else ways
+        """Return the offers that are better than the current link's."""
+        offers = list(self._offers())
+        current_offer = self.current.offer
+        return offers[: offers.index(current_offer)] or offers[:1] if current_offer in offers else offers
 
-    def _start(self, ways: OfferSource) -> EngineLink:
-        link = self._make(ways, self._changed)
+    def _start(self, offers: OfferSource) -> EngineLink:
+        link = self._make(offers, self._changed)
         self._tasks[link] = asyncio.get_running_loop().create_task(link.run())
         self._tasks[link].add_done_callback(lambda task: self._tasks.pop(link, None))
         return link

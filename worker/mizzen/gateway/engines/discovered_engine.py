@@ -1,37 +1,37 @@
-"""MODULE."""
+"""What discovery and the gateway know about an engine's identity, and the mean size of its requests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 FOREIGN_REQUEST_TOKENS = 512.0
-"""Counted for a request of another gateway until this one knows how large requests are."""
+"""Assumed size of another gateway's request, until this gateway has a mean of its own."""
 
 
 MEAN_WEIGHT = 0.02
-"""Weight of the newest request in the mean size of requests."""
+"""Weight of the newest request in the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredEngine:
-    """An engine as discovery reports it."""
+    """Engine as reported by discovery."""
 
     name: str
     uid: str
     endpoint: str
     revision: str = ""
     terminating: bool = False
-    """It ends what it has, and gets nothing new."""
+    """Whether it finishes its requests and gets no new ones."""
     awaiting_verification: bool = False
-    """It has not been verified yet: it gets golden prompts alone."""
+    """Whether the operator has yet to verify it; until then it gets golden prompts only."""
 
 
 class MeanRequestSize:
-    """How many tokens a request of this gateway has in work on average; one of another counts as much."""
+    """Mean tokens of this gateway's requests, used to estimate those of other gateways."""
 
     def __init__(self) -> None:
         self.tokens = FOREIGN_REQUEST_TOKENS
 
     def add_request(self, tokens: float) -> None:
-        """Note a request."""
+        """Add a request of `tokens` to the mean."""
         self.tokens += MEAN_WEIGHT * (tokens - self.tokens)

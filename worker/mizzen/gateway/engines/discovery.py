@@ -1,4 +1,4 @@
-"""How a gateway finds services and engines: given by options, listed in a file, or watched in Kubernetes."""
+"""Finds services and engines: from options, from a file, or by watching Kubernetes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from mizzen.wire.endpoint import require_safe
 log = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 1.0
-"""How often a file of services is looked at for changes."""
+"""Interval at which a services file is checked for changes."""
 
 
 def discovery(
     config: GatewayConfig, keys: KeyFolder | None, services: Services, metrics: Metrics
 ) -> Coroutine[Any, Any, None]:
-    """Return the work that keeps services and engines in sync, until it is cancelled.
+    """Return the coroutine that keeps services and engines in sync until it is cancelled.
 
     Raises:
-        ValueError: an endpoint is malformed or needs keys, a file of services cannot be read, or there is no
-            Kubernetes configuration.
+        ValueError: an endpoint is malformed or needs keys, a services file cannot be read, or there is no
+            Kubernetes
+            configuration.
     """
     if config.services_file is not None:
         file = ServicesFile(Path(config.services_file), keys, services)
@@ -47,8 +48,8 @@ def discovery(
         return report_static(services, {name: config.engine})
     from mizzen.gateway.engines.engine_pods import PodWatch
 
-    def sync(found: Iterable[DiscoveredEngine]) -> None:
-        services.sync_engines({name: list(found)})
+    def sync(engines: Iterable[DiscoveredEngine]) -> None:
+        services.sync_engines({name: list(engines)})
 
     return PodWatch(config, sync, metrics).run()
 
@@ -60,10 +61,12 @@ async def report_static(services: Services, endpoints: dict[str, tuple[str, ...]
 
 
 def static_engines(endpoints: dict[str, tuple[str, ...]]) -> dict[str, list[DiscoveredEngine]]:
-    """Return engines of which only the endpoints are known."""
+    """Return engines by service, with nothing known but their endpoints."""
     return {
-        name: [DiscoveredEngine(name=one, uid="", endpoint=one) for one in dict.fromkeys(given)]
-        for name, given in endpoints.items()
+        name: [
+            DiscoveredEngine(name=address, uid="", endpoint=address) for address in dict.fromkeys(addresses)
+        ]
+        for name, addresses in endpoints.items()
     }
 
 
@@ -78,10 +81,10 @@ class ServicesFile:
         self._problem = ""
 
     def read(self) -> None:
-        """Take the file's content, if it is another than before.
+        """Apply the file's content if it has changed.
 
         Raises:
-            ValueError: the file cannot be read or is malformed; nothing has changed.
+            ValueError: the file cannot be read or is malformed; nothing has changed then.
         """
         try:
             content = self._path.read_bytes()
@@ -98,13 +101,13 @@ class ServicesFile:
         self._content = content
 
     async def watch(self) -> None:
-        """Take changes of the file until cancelled."""
+        """Apply changes of the file until cancelled."""
         while True:
             await asyncio.sleep(RELOAD_SECONDS)
             try:
                 self.read()
                 self._problem = ""
             except ValueError as error:
-                if str(error) != self._problem:  # said once, not every second
-                    log.error("services cannot be read", extra={"fields": {"reason": str(error)}})
+                if str(error) != self._problem:  # logged once, not every second
+                    log.error("cannot read services", extra={"fields": {"reason": str(error)}})
                 self._problem = str(error)

@@ -1,4 +1,7 @@
-"""One engine as the gateway sees it: its connection, tokenizer, cached prefixes, load and health."""
+"""The gateway's client of one engine: connection, tokenizer, cached prefixes, load and health.
+
+The routing table owns it; the router sees it as a `Candidate`.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ import zmq.asyncio
 from mizzen.gateway.engines.circuit_breaker import BreakerLimits, CircuitBreaker
 from mizzen.gateway.engines.connections import EngineConnections
 from mizzen.gateway.engines.discovered_engine import DiscoveredEngine, MeanRequestSize
+from mizzen.gateway.engines.engine_files import load_text_model
 from mizzen.gateway.engines.health import HealthCheck, HealthLimits, StepProgress
 from mizzen.gateway.routing.interfaces import ModelIdentity
 from mizzen.gateway.routing.prefix_index import EnginePrefixes, decode_hashes
 from mizzen.gateway.text.model import TextModel, TextModels
-from mizzen.gateway.text.tokenizer import wanted
 from mizzen.wire.client.engine_client import EngineLink
 from mizzen.wire.client.key_offers import KeyOffer
 from mizzen.wire.client.stream import EngineStream, StreamLost
@@ -29,16 +32,16 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.2
 MAX_PAUSE_SECONDS = 5.0
-"""Between two tries to get an engine's files."""
+"""Longest pause between two attempts to fetch an engine's files."""
 NO_MODEL = ModelIdentity("", "", "")
 
 
 class EngineClient:
-    """One engine: its connection, tokenizer, the prefixes that it holds, its load and its health."""
+    """One engine: its connection, tokenizer, cached prefixes, load and health."""
 
     def __init__(
         self,
-        found: DiscoveredEngine,
+        discovered: DiscoveredEngine,
         texts: TextModels,
         on_change: Callable[[], None],
         mean_request_size: MeanRequestSize | None = None,
@@ -46,21 +49,21 @@ class EngineClient:
         health: HealthLimits | None = None,
         warm: Callable[[EngineClient], Coroutine[Any, Any, None] | None] = lambda engine: None,
     ) -> None:
-        """Make the table's view of an engine; `warm` returns what fills its cache, if anything should."""
-        self.discovered = found
+        """Make a client that is not connected yet; `warm` returns the work that fills its cache, or None."""
+        self.discovered = discovered
         self.prefixes = EnginePrefixes()
         self.text_model: TextModel | None = None
         self.requests = 0
         self.tokens_in_flight = 0.0
         self.removed = False
-        """Discovery no longer reports it."""
+        """Whether discovery no longer reports it."""
         self.breaker = CircuitBreaker(breaker)
         self.health = HealthCheck(health)
         self.step_progress = StepProgress(health or HealthLimits())
         self.awaiting_first_token: set[EngineStream] = set()
-        """Requests without a first token."""
+        """Streams of requests without a first token."""
         self.open_verifications = 0
-        """Golden prompts that it is asked now."""
+        """Number of golden prompts in progress."""
         self._texts = texts
         self._on_change = on_change
         self._mean_request_size = mean_request_size or MeanRequestSize()
@@ -85,26 +88,28 @@ class EngineClient:
         timeout: float,
         lost: float,
     ) -> None:
-        """Connect, and stay connected until `stop`; `offers` says how, the best first.
+        """Connect, and stay connected until `stop`; `offers` returns the key offers, best first.
 
         Raises:
             ValueError: the endpoint is malformed, or needs keys.
         """
         require_safe(self.discovered.endpoint, offers()[0].keys)
 
-        def link(ways: Callable[[], Sequence[KeyOffer]], on_change: Callable[[EngineLink], None]) -> EngineLink:
-            made = EngineLink(
+        def link(
+            offers: Callable[[], Sequence[KeyOffer]], on_change: Callable[[EngineLink], None]
+        ) -> EngineLink:
+            engine_link = EngineLink(
                 self.discovered.endpoint,
                 gateway=gateway,
                 context=context,
-                keys=ways()[0].keys,
-                offers=ways,
+                keys=offers()[0].keys,
+                offers=offers,
                 timeout_seconds=timeout,
                 lost_seconds=lost,
-                on_change=lambda: on_change(made),
-                on_blocks=lambda message: self._apply_blocks(made, message),
+                on_change=lambda: on_change(engine_link),
+                on_blocks=lambda message: self._apply_blocks(engine_link, message),
             )
-            return made
+            return engine_link
 
         self._links = EngineConnections(link, offers, self._link_changed)
         self.link = self._links.current
@@ -121,7 +126,7 @@ class EngineClient:
         """Names of the keys that its connections use."""
         return self._links.key_names
 
-    # ── what routing asks ─────────────────────────────────────────────────────────────────────────────────
+    # ── routing ──────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def name(self) -> str:
@@ -130,7 +135,7 @@ class EngineClient:
 
     @property
     def draining(self) -> bool:
-        """Whether it gets nothing new for good."""
+        """Whether it gets no new requests for good."""
         return self.removed or self.discovered.terminating or self.link.draining
 
     @property
@@ -145,7 +150,7 @@ class EngineClient:
 
     @property
     def verifying(self) -> bool:
-        """Whether it could serve, and waits to be verified."""
+        """Whether it could serve but awaits verification."""
         return self._usable and self.discovered.awaiting_verification
 
     @property
@@ -168,7 +173,8 @@ class EngineClient:
 
     @property
     def max_requests(self) -> int:
-        """Requests that it runs at once, and a quarter more that queue there so that no slot stays empty."""
+        """Number of requests that it runs at once, plus a quarter that queue there so that no slot stays
+        empty."""
         running = self.link.welcome.max_running_requests if self.link.welcome else 0
         return running + max(8, running // 4) if running else 0
 
@@ -186,7 +192,7 @@ class EngineClient:
 
     @property
     def tokenizer_hash(self) -> str:
-        """Of the tokenizer that its requests must be made with."""
+        """Hash of the tokenizer that its requests must be made with."""
         return self.text_model.name if self.text_model else ""
 
     @property
@@ -197,7 +203,7 @@ class EngineClient:
 
     @property
     def state(self) -> str:
-        """Its state in the admin API."""
+        """State as shown by the admin API."""
         if self.draining:
             return "draining"
         if self.serving and not self._unresponsive:
@@ -210,90 +216,88 @@ class EngineClient:
 
     @property
     def problem(self) -> str:
-        """What is wrong with it."""
-        return (
-            self._problem or self.link.problem or ("it should have been heard" if self._unresponsive else "")
-        )
+        """Description of what is wrong with it, or ""."""
+        return self._problem or self.link.problem or ("it does not respond" if self._unresponsive else "")
 
     @property
     def other_protocol(self) -> bool:
-        """Whether it and this gateway do not understand each other, and never will."""
+        """Whether it and this gateway speak incompatible protocol versions."""
         return self.link.other_protocol
 
     @property
     def revision(self) -> str:
-        """The revision that it serves."""
+        """Revision that it serves."""
         return self.link.welcome.revision if self.link.welcome else self.discovered.revision
 
-    # ── what happens to it ────────────────────────────────────────────────────────────────────────────────
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────
 
     def back_off(self, seconds: float) -> None:
-        """Route nothing there for a while: it has refused a request."""
+        """Route no requests to it for a while, because it has refused one."""
         self._full_until = time.monotonic() + seconds
         asyncio.get_running_loop().call_later(seconds, self._on_change)
 
     def add_request(self, tokens: float) -> None:
-        """Count a request as in work."""
+        """Count a request of `tokens` as in flight."""
         self.requests += 1
         self.tokens_in_flight += tokens
         self._mean_request_size.add_request(tokens)
 
     def remove_request(self, tokens: float) -> None:
-        """End the count of a request."""
+        """Stop counting a request of `tokens`."""
         self.requests -= 1
         self.tokens_in_flight = self.tokens_in_flight - tokens if self.requests else 0.0
         self._on_change()
 
     def record_success(self, period: int) -> None:
-        """Note that a request got its first token, or its answer."""
-        closed = self.breaker.state
+        """Record that a request got its first token, or its answer."""
+        previous = self.breaker.state
         self.breaker.record_success(period)
-        if closed is not self.breaker.state:
+        if previous is not self.breaker.state:
             log.info("engine gets requests again", extra={"fields": {"engine": self.name}})
             self._on_change()
 
     def record_failure(self, period: int) -> None:
-        """Note that a request was lost here, or got no token in time."""
+        """Record that a request was lost, or got no token in time."""
         if not self.breaker.record_failure(period):
             return
         pause = self.breaker.remaining_seconds
         fields = {"engine": self.name, "seconds": round(pause, 2), "times": self.breaker.open_count}
-        log.warning("engine fails and is left alone", extra={"fields": fields})
+        log.warning("engine fails, its circuit breaker is open", extra={"fields": fields})
         asyncio.get_running_loop().call_later(pause + 0.01, self._on_change)
 
     def check_health(self, spare: bool = False) -> None:
-        """Look whether it should have been heard, goes on, and knows newer keys.
+        """Check that it responds, makes progress, and uses the newest keys.
 
-        `spare` tells whether another engine could take what it has.
+        `spare` says whether another engine could take over its requests.
         """
         self._links.refresh()
         if self.health.check(self.link):
             fields = {"engine": self.name, "suspect": self.suspect, "waiting": len(self.awaiting_first_token)}
-            log.warning("engine should have been heard", extra={"fields": fields})
+            log.warning("engine does not respond", extra={"fields": fields})
             self._on_change()
-        hung, self._unresponsive = self._unresponsive, self.suspect and self._silent_beyond_step()
-        if hung is not self._unresponsive:
+        was_unresponsive, self._unresponsive = self._unresponsive, self.suspect and self._silent_beyond_step()
+        if was_unresponsive is not self._unresponsive:
             self._on_change()
         if self.step_progress.check_stuck(self.link, spare):
             fields = {"engine": self.name, "streams": self.link.open_streams}
-            log.warning("engine makes no step", extra={"fields": fields})
-            self.link.give_up(StreamLost("stuck", f"{self.name} makes no step"))
+            log.warning("engine makes no progress", extra={"fields": fields})
+            self.link.give_up(StreamLost("stuck", f"{self.name} makes no progress"))
 
     def _silent_beyond_step(self) -> bool:
-        """Whether its silence cannot be a long step: nothing runs, or it says that steps are shorter."""
+        """Return whether its silence is too long for a step: nothing runs, or it announced shorter steps."""
         stats = self.link.stats
         if stats is None or self.requests:
             return stats is not None and 0 < stats.patience_seconds < self.link.quiet_seconds
         return not (stats.running or stats.waiting)
 
     def fail_waiting(self, reason: str) -> None:
-        """Fail the requests that have no token yet, so that they are tried elsewhere."""
+        """Fail the requests without a token, so that they are retried on other engines."""
         for stream in tuple(self.awaiting_first_token):
             stream.abort()
             stream.fail(StreamLost("suspect", reason))
 
     def _link_changed(self, link: EngineLink) -> None:
-        """Take what a connection says; of one that only ends what it has, nothing counts."""
+        """Apply a change of the current link; ignore links that only finish their requests."""
         self.link = self._links.current
         if link is self.link:
             self._changed()
@@ -304,7 +308,8 @@ class EngineClient:
             self._incarnation = welcome.incarnation
             self.breaker.reset()
             self.stop_warming()
-            self._discard_process_state()  # newer keys may reach the new process before the former connection is lost
+            # Newer keys may reach the new process before the old connection is lost.
+            self._discard_process_state()
         if welcome is None:
             self._discard_process_state()
         elif self._prepared is not welcome:
@@ -313,7 +318,7 @@ class EngineClient:
         self._on_change()
 
     def _discard_process_state(self) -> None:
-        """Void what is known of a process: the next one may have other files, and has an empty cache."""
+        """Discard what belongs to one process; the next may have other files and has an empty cache."""
         self.text_model = self._prepared = None
         self.prefixes.clear()
 
@@ -324,19 +329,19 @@ class EngineClient:
             )
 
     async def _prepare(self, welcome: Welcome) -> None:
-        """Get the tokenizer that requests to this engine must be made with, while it stays connected."""
+        """Fetch the tokenizer that requests to this engine must be made with, while it stays connected."""
         pause = FIRST_PAUSE_SECONDS
         while self.link.welcome is welcome:
             try:
-                text = await self._fetch(welcome)
-            except StreamLost as lost:  # with the connection, which ends this, or a part that did not come
+                text = await load_text_model(self.link, self._texts, welcome)
+            except StreamLost as lost:  # the connection ended, or a part did not arrive
                 if self.link.welcome is welcome:
                     self._problem = str(lost)
             except (ValueError, MalformedFrame) as error:
                 self._reject_files(welcome, str(error))
                 return
-            except Exception as error:  # the files are the engine's: whatever they do here must be said
-                log.exception("a model's files cannot be read")
+            except Exception as error:  # the files come from the engine: any failure must be reported
+                log.exception("cannot read a model's files")
                 self._reject_files(welcome, f"{type(error).__name__}: {error}")
                 return
             else:
@@ -345,25 +350,11 @@ class EngineClient:
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
-    async def _fetch(self, welcome: Welcome) -> TextModel:
-        """Return a text model that is known already, or made from the engine's files.
-
-        Raises:
-            StreamLost: the engine did not send them.
-            ValueError, MalformedFrame: they are none of which a text model can be made.
-        """
-        name = welcome.tokenizer_hash
-        text = self._texts.get(name)
-        if text is None:
-            files = await self.link.fetch_files(wanted(welcome.files))
-            text = await self._texts.build(name, files)
-        return text
-
     def _reject_files(self, welcome: Welcome, reason: str) -> None:
-        if self.link.welcome is not welcome:  # said of another process, or of none
+        if self.link.welcome is not welcome:  # it belongs to another process
             return
         self._problem = reason
-        log.error("engine cannot be used", extra={"fields": {"engine": self.name, "reason": reason}})
+        log.error("cannot use engine", extra={"fields": {"engine": self.name, "reason": reason}})
         self._on_change()
 
     def _use_text_model(self, welcome: Welcome, text: TextModel) -> None:
@@ -377,12 +368,12 @@ class EngineClient:
             self._on_change()
 
     def stop_warming(self) -> None:
-        """Let it serve at once."""
+        """Stop the warm-up, so that it serves at once."""
         if self._warmup is not None:
             self._warmup.cancel()
 
     def _start_warmup(self, welcome: Welcome) -> None:
-        """Fill the cache of a process that has just begun, once."""
+        """Fill the cache of a new process, once."""
         work = self._new_warmup(self) if self._warmed_incarnation != welcome.incarnation else None
         self._warmed_incarnation = welcome.incarnation
         if work is None:

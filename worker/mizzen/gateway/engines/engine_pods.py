@@ -1,4 +1,4 @@
-"""Engines as the pods of one service, or of all services that share a gateway."""
+"""Discovers engines as pods of one service, or of all services that share a gateway."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ SERVICE_LABEL = "mizzen.dev/service"
 ENGINE_SELECTOR = "mizzen.dev/component=engine"
 SHARED_SELECTOR = "mizzen.dev/gateway=shared"
 VERIFIED_GATE = "mizzen.dev/verified"
-"""Readiness gate of a pod that gets no request before the operator has seen it answer right."""
+"""Readiness gate of pods that get no requests until the operator has verified their output."""
 
 
 class ContainerPort(msgspec.Struct, rename="camel"):
-    """A port of a container."""
+    """Port of a container."""
 
     container_port: int
     name: str = ""
 
 
 class PodContainer(msgspec.Struct):
-    """A container of a pod."""
+    """Container of a pod."""
 
     ports: list[ContainerPort] | None = None
 
 
 class ReadinessGate(msgspec.Struct, rename="camel"):
-    """A readiness gate of a pod."""
+    """Readiness gate of a pod."""
 
     condition_type: str
 
 
 class PodSpec(msgspec.Struct, rename="camel"):
-    """Spec of a pod; a bookmark's has null for containers."""
+    """Spec of a pod; in a bookmark its containers are null."""
 
     containers: list[PodContainer] | None = None
     readiness_gates: list[ReadinessGate] | None = None
 
 
 class PodCondition(msgspec.Struct):
-    """A condition of a pod."""
+    """Condition of a pod."""
 
     type: str
     status: str
@@ -60,7 +60,7 @@ class PodStatus(msgspec.Struct, rename="camel"):
 
 
 class EnginePod(msgspec.Struct):
-    """A pod, as far as discovery looks at it."""
+    """Fields of a pod that discovery needs."""
 
     metadata: Metadata
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
@@ -68,15 +68,15 @@ class EnginePod(msgspec.Struct):
 
 
 class PodWatch:
-    """Keeps the routing table equal to the engine pods of one service."""
+    """Keeps the routing table in sync with the engine pods of one service."""
 
     def __init__(
         self, config: GatewayConfig, sync: Callable[[Iterable[DiscoveredEngine]], None], metrics: Metrics
     ) -> None:
-        """Find the namespace.
+        """Determine the namespace.
 
         Raises:
-            ValueError: it is neither given nor known from the pod.
+            ValueError: the namespace is neither configured nor known from the pod.
         """
         self._sync = sync
         self._watch = ResourceWatch(
@@ -89,11 +89,11 @@ class PodWatch:
         )
 
     async def run(self) -> None:
-        """Watch until cancelled. An API server that is away changes nothing in the table."""
+        """Watch until cancelled. While the API server is unavailable, the table stays as it is."""
         await self._watch.run()
 
     def _changed(self, pods: Collection[EnginePod]) -> None:
-        self._sync([found for pod in pods if (found := discover_engine(pod)) is not None])
+        self._sync([discovered for pod in pods if (discovered := discover_engine(pod)) is not None])
 
 
 def watch_shared_pods(
@@ -102,26 +102,29 @@ def watch_shared_pods(
     """Return the watch of the engine pods of all services that share a gateway; `sync` gets them by service.
 
     Raises:
-        ValueError: the namespace is neither given nor known from the pod.
+        ValueError: the namespace is neither configured nor known from the pod.
     """
 
     def changed(pods: Collection[EnginePod]) -> None:
         engines: dict[str, list[DiscoveredEngine]] = {}
         for pod in pods:
-            found = discover_engine(pod)
-            if found is not None:
-                engines.setdefault(pod.metadata.labels.get(SERVICE_LABEL, ""), []).append(found)
+            discovered = discover_engine(pod)
+            if discovered is not None:
+                engines.setdefault(pod.metadata.labels.get(SERVICE_LABEL, ""), []).append(discovered)
         sync(engines)
 
-    where = watched_namespace(config.namespace)
+    target_namespace = watched_namespace(config.namespace)
     selector = f"{SHARED_SELECTOR},{ENGINE_SELECTOR}"
-    return ResourceWatch(where, "pods", EnginePod, changed, metrics.watch_errors.inc, labelSelector=selector)
+    return ResourceWatch(
+        target_namespace, "pods", EnginePod, changed, metrics.watch_errors.inc, labelSelector=selector
+    )
 
 
 def discover_engine(pod: EnginePod) -> DiscoveredEngine | None:
-    """Return a pod's engine; None before its containers are ready, without address or port, or once ended.
+    """Return the engine of a pod, or None if its containers are not ready, have no address or port, or have
+    ended.
 
-    A pod that is being deleted is reported as terminating, so that what runs there can end.
+    A pod that is being deleted is reported as terminating, so that its requests can finish.
     """
     conditions = {condition.type: condition.status for condition in pod.status.conditions or ()}
     port = next(

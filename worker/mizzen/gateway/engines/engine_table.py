@@ -1,4 +1,7 @@
-"""The routing table: engines that were discovered, and what is in work there."""
+"""Routing table: the discovered engines of one service, with their state and load.
+
+Discovery calls `sync`; the dispatcher and the router read it.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from mizzen.gateway.engines.health import HealthLimits
 from mizzen.gateway.routing.prefix_index import DEFAULT_BLOCKS, PrefixBudget
 from mizzen.gateway.routing.warmup import CacheWarmer
 from mizzen.gateway.text.model import TextModel, TextModels
-from mizzen.wire.client.key_offers import KeyOffer, offer_names, key_offers
+from mizzen.wire.client.key_offers import KeyOffer, key_offers, offer_names
 from mizzen.wire.curve_keys import KeyRing
 
 log = logging.getLogger(__name__)
 
 
 class EngineTable:
-    """All engines. `on_change` is called whenever routing may have got another answer."""
+    """All engines of a service. `on_change` is called whenever routing may decide differently."""
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class EngineTable:
         )
         self._breaker = breaker
         self.cache_warmer = cache_warmer
-        """Fills the caches of new engines; None: nobody does."""
+        """Fills the caches of new engines; None if they are not warmed."""
         self._budget = PrefixBudget(prefix_blocks)
         self._mean_request_size = MeanRequestSize()
         self._watching: asyncio.Task[None] | None = None
@@ -69,15 +72,15 @@ class EngineTable:
     def __len__(self) -> int:
         return len(self._engines)
 
-    def sync(self, found: Iterable[DiscoveredEngine]) -> None:
-        """Take the whole set of engines that discovery knows."""
-        wanted = {(one.uid, one.endpoint): one for one in found}
-        for key, one in wanted.items():
+    def sync(self, discovered: Iterable[DiscoveredEngine]) -> None:
+        """Apply the complete set of engines that discovery reports."""
+        wanted = {(info.uid, info.endpoint): info for info in discovered}
+        for key, info in wanted.items():
             engine = self._engines.get(key)
             if engine is not None:
-                engine.discovered, engine.removed = one, False
-            elif not one.terminating:
-                self._add(key, one)
+                engine.discovered, engine.removed = info, False
+            elif not info.terminating:
+                self._add(key, info)
         for key, engine in self._engines.items():
             engine.removed = key not in wanted
         self.synced = True
@@ -87,11 +90,12 @@ class EngineTable:
 
     @property
     def key_names(self) -> list[str]:
-        """Names of the keys with which connections may be made."""
+        """Names of the keys that connections may use."""
         return offer_names(self._keys)
 
     def use_keys(self, keys: KeyRing | None) -> None:
-        """Connect with these keys from now on; connections with others end once they have no requests."""
+        """Use these keys for new connections; connections with other keys close once they have no
+        requests."""
         if keys == self._keys:
             return
         self._keys = keys
@@ -112,7 +116,8 @@ class EngineTable:
         return any(engine.serving and not engine.full for engine in self._engines.values())
 
     def capacity(self) -> int:
-        """Return how many requests may be in work: room where some are taken, and what other engines hold."""
+        """Return the number of requests that may be in flight: free engines count in full, others with
+        what they have."""
         return sum(e.max_requests if e.serving and not e.full else e.requests for e in self._engines.values())
 
     def unavailable_reason(self) -> str:
@@ -122,9 +127,9 @@ class EngineTable:
         return "all engines are full"
 
     def choose_text_model(self, keep: TextModel | None, tried: Collection[EngineClient]) -> TextModel | None:
-        """Return the text model that a request is made with: `keep` while an engine that has it is left.
+        """Return the text model to make a request with: `keep` while an engine that uses it is left.
 
-        Else that of an engine drawn at random, so that revisions get requests by their number of engines.
+        Otherwise that of a random engine, so that revisions get requests in proportion to their engines.
         """
         left = [e for e in self if e.serving and not e.full and e not in tried]
         if keep is not None and (not left or any(e.tokenizer_hash == keep.name for e in left)):
@@ -133,11 +138,11 @@ class EngineTable:
 
     @property
     def max_context_length(self) -> int:
-        """The longest context among all engines; 0 while none is known."""
+        """Longest context of all engines in tokens; 0 if none is known."""
         return max((engine.context_length for engine in self._engines.values()), default=0)
 
     def longest_context(self, text: TextModel) -> int:
-        """Return the longest context among the serving engines of a text model."""
+        """Return the longest context, in tokens, of the serving engines of a text model."""
         return max((e.context_length for e in self if e.serving and e.tokenizer_hash == text.name), default=0)
 
     async def close(self) -> None:
@@ -151,9 +156,9 @@ class EngineTable:
         self._engines.clear()
         self._context.destroy(linger=0)
 
-    def _add(self, key: tuple[str, str], found: DiscoveredEngine) -> None:
+    def _add(self, key: tuple[str, str], discovered: DiscoveredEngine) -> None:
         engine = EngineClient(
-            found,
+            discovered,
             self._texts,
             self._changed,
             self._mean_request_size,
@@ -162,16 +167,17 @@ class EngineTable:
             self._new_warmup,
         )
         try:
-            ways = partial(self._offers, found.endpoint)
-            engine.start(self._gateway, self._context, ways, timeout=self._timeout, lost=self._lost)
+            offers = partial(self._offers, discovered.endpoint)
+            engine.start(self._gateway, self._context, offers, timeout=self._timeout, lost=self._lost)
         except ValueError as error:
-            log.error("engine left out", extra={"fields": {"engine": found.name, "reason": str(error)}})
+            log.error("engine ignored", extra={"fields": {"engine": discovered.name, "reason": str(error)}})
             return
         self._engines[key] = engine
         self._divide_budget()
 
     def _new_warmup(self, engine: EngineClient) -> Coroutine[Any, Any, None] | None:
-        """What fills the cache of an engine; None when there is nothing to fill it with, or it is needed."""
+        """Return the work that fills an engine's cache; None if there is nothing to fill or the engine is
+        needed."""
         if (
             self.cache_warmer is None
             or not self._has_capacity
@@ -184,30 +190,31 @@ class EngineTable:
         self._budget.divide([engine.prefixes for engine in self])
 
     async def _watch(self) -> None:
-        """Suspect engines that should have been heard, and try elsewhere what waits there."""
+        """Check the health of all engines, and retry elsewhere the requests that wait at unresponsive
+        ones."""
         pause = self._health_limits.check_interval
         last = time.monotonic()
         while True:
             await asyncio.sleep(pause)
             late, last = time.monotonic() - last > 2 * pause, time.monotonic()
-            if late:  # this loop was held up itself: let it read what has arrived
+            if late:  # this loop was held up itself: read what has arrived first
                 continue
             self._stop_unneeded_warmups()
             for engine in self:
                 spare = self._has_substitute(engine)
                 engine.check_health(spare)
                 if engine.suspect and engine.awaiting_first_token and spare:
-                    engine.fail_waiting(f"{engine.name} should have been heard")
+                    engine.fail_waiting(f"{engine.name} does not respond")
 
     def _stop_unneeded_warmups(self) -> None:
-        """Let engines whose caches are being filled serve at once when no other has room."""
+        """Let warming engines serve at once if no other engine has capacity."""
         warming = [engine for engine in self._engines.values() if engine.warming]
         if warming and not self._has_capacity:
             for engine in warming:
                 engine.stop_warming()
 
     def _has_substitute(self, engine: EngineClient) -> bool:
-        """Tell whether another engine can take what this one has."""
+        """Return whether another engine can take over an engine's requests."""
         others = (e for e in self if e is not engine and e.model_identity == engine.model_identity)
         return any(e.serving and not e.suspect and not e.full for e in others)
 

@@ -1,4 +1,4 @@
-"""What the configuration says of failing engines, and what the metrics say of them."""
+"""Failure limits from the configuration, and the gauges of engine failures."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mizzen.gateway.telemetry.metrics import Metrics
 
 
 def breaker_limits(config: GatewayConfig) -> BreakerLimits:
-    """Return when an engine is left alone."""
+    """Return the limits of engines' circuit breakers."""
     return BreakerLimits(failures=config.breaker_failures, max_seconds=config.breaker_max_seconds)
 
 
 def resume_limits(config: GatewayConfig) -> ResumeLimits:
-    """Return how far an answer is followed."""
+    """Return the limits for resuming answers."""
     return ResumeLimits(
         max_resumes=config.max_resumes,
         capacity_seconds=config.resume_timeout_seconds,
@@ -27,12 +27,15 @@ def resume_limits(config: GatewayConfig) -> ResumeLimits:
 
 
 def warm_limits(config: GatewayConfig) -> WarmLimits:
-    """Return how far a new engine's cache is filled."""
+    """Return the limits for warming new engines."""
     return WarmLimits(tokens=config.warm_tokens, seconds=config.warm_seconds)
 
 
 def publish_engine_gauges(metrics: Metrics, tables: Iterable[EngineTable], waiting: int) -> None:
-    """Set the gauges of routing as of now. `waiting`: requests that wait while no engine of theirs serves."""
+    """Set the routing gauges to their current values.
+
+    `waiting` is the number of requests that wait while no engine of their service serves.
+    """
     metrics.breaker.clear()
     metrics.breaker_opened.clear()
     blocks = forgotten = suspects = 0

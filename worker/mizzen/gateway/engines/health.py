@@ -1,13 +1,12 @@
-"""Health between two words of an engine: one that should have been heard is asked, and suspected early.
+"""Health checks between two messages of an engine: detects unresponsive and stuck engines early.
 
-Engines say how busy they are once a second. One that has not been heard for `ask_after` gets a question that
-its loop must answer; one that has not been heard for `suspect_after`, with the question open, gets new
-requests only where no other engine is left, long before its time-out (`engine_timeout_seconds`) says that it
-is silent.
+Engines report their load once a second. An engine that was silent for `ping_after` gets a ping that its loop
+must answer. One that was silent for `suspect_after`, with the ping unanswered, gets new requests only if no
+other engine is left. That is long before its timeout (`engine_timeout_seconds`).
 
-An engine that says how long its steps take at most (`Stats.patience_seconds`) is given up as soon as one
-takes longer, where another can go on with its answers. It says nothing of steps with prompts, of sizes that
-are new to it, and of its first ones: those have the long time-out.
+An engine that announces its longest step (`Stats.patience_seconds`) loses its requests as soon as a step
+takes longer, if another engine can resume them. It makes no announcement for steps with prompts, for sizes
+that are new to it, and for its first steps: those have the long timeout.
 """
 
 from __future__ import annotations
@@ -22,50 +21,51 @@ from mizzen.wire.client.engine_client import EngineLink
 
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
-    """In seconds without a word."""
+    """Limits of health checks, in seconds."""
 
     suspect_after: float = 2.0
+    """Silence after which an engine is suspect."""
     stuck_after: float = 60.0
-    """Without a step while requests run; 0 is never."""
+    """Time without a step, while requests run, after which an engine is stuck; 0 is never."""
     min_stuck_after: float = 5.0
-    """However fast the engine's steps are."""
+    """Shortest such time, however fast the engine's steps are."""
 
     @property
     def ping_after(self) -> float:
-        """Leaves the answer a little time."""
+        """Silence after which an engine gets a ping; leaves some time for the answer."""
         return 0.8 * self.suspect_after
 
     @property
     def check_interval(self) -> float:
-        """How often engines are looked at."""
+        """Interval of the checks."""
         return max(0.02, self.suspect_after / 8)
 
 
 class HealthCheck:
-    """What is thought of one engine."""
+    """Detects that one engine does not respond."""
 
-    __slots__ = ("_asked", "_limits", "suspect")
+    __slots__ = ("_limits", "_pinged", "suspect")
 
     def __init__(self, limits: HealthLimits | None = None) -> None:
         self._limits = limits or HealthLimits()
-        self._asked = False
+        self._pinged = False
         self.suspect = False
-        """Whether it should have been heard, and was not."""
+        """Whether the engine should have sent something and did not."""
 
     def check(self, link: EngineLink) -> bool:
-        """Ask where it is time to; tell whether `suspect` has changed."""
-        quiet = link.quiet_seconds if link.welcome is not None else 0.0
-        if quiet < self._limits.ping_after:
-            self._asked = False
-        elif not self._asked:
-            self._asked = True
+        """Send a ping if it is time; return whether `suspect` has changed."""
+        quiet_seconds = link.quiet_seconds if link.welcome is not None else 0.0
+        if quiet_seconds < self._limits.ping_after:
+            self._pinged = False
+        elif not self._pinged:
+            self._pinged = True
             link.ping()
-        before, self.suspect = self.suspect, self._asked and quiet >= self._limits.suspect_after
-        return before is not self.suspect
+        was_suspect, self.suspect = self.suspect, self._pinged and quiet_seconds >= self._limits.suspect_after
+        return was_suspect is not self.suspect
 
 
 class StepProgress:
-    """Whether an engine goes on: it counts its steps, and says so with how busy it is."""
+    """Detects that one engine makes no steps; it reports their count with its load."""
 
     __slots__ = ("_clock", "_limits", "_since", "_steps")
 
@@ -76,18 +76,18 @@ class StepProgress:
         self._since = 0.0
 
     def check_stuck(self, link: EngineLink, spare: bool = False) -> bool:
-        """Tell whether it is stuck; when it was, the time begins again.
+        """Return whether the engine is stuck; if so, the time starts again.
 
-        `spare`: another engine could go on with its answers, so that little is lost by an error.
+        `spare` says whether another engine could resume its answers, so that an error costs little.
         """
         stats, now = link.stats, self._clock()
         if stats is None or not stats.running or stats.steps != self._steps:
             self._steps, self._since = None if stats is None else stats.steps, now
             return False
-        most = self._limits.stuck_after or math.inf
+        stuck_after = self._limits.stuck_after or math.inf
         if spare and stats.patience_seconds:
-            most = min(most, max(self._limits.min_stuck_after, stats.patience_seconds))
-        if now - self._since < most:
+            stuck_after = min(stuck_after, max(self._limits.min_stuck_after, stats.patience_seconds))
+        if now - self._since < stuck_after:
             return False
         self._since = now
         return True

@@ -1,4 +1,4 @@
-"""List and watch: a collection of the Kubernetes API, followed for as long as the gateway lives."""
+"""List and watch: follows a collection of the Kubernetes API for the lifetime of the gateway."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 WATCH_SECONDS = 240
-"""A watch ends after this long and begins again where it was."""
+"""Duration of one watch request; the next one continues where it ended."""
 IDLE_SECONDS = 90.0
-"""A watch that sends nothing, not even a bookmark (one a minute), for this long is dead."""
+"""Time after which a watch without any event is dead; bookmarks arrive about once a minute."""
 LIST_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
 BACKOFF_RESET_SECONDS = 20.0
-"""After a list and watches that went well for this long, the pauses between tries begin anew."""
+"""Duration of successful lists and watches after which the back-off starts from its minimum again."""
 MIN_WATCH_SECONDS = 0.3
-"""A watch that ends at once begins again no sooner."""
+"""Shortest time between the starts of two watches."""
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 
@@ -44,7 +44,7 @@ class Metadata(msgspec.Struct, rename="camel"):
 
 
 class WatchedObject(Protocol):
-    """An object of the API, as far as it is looked at."""
+    """Object of the API, with the fields that its kind decodes."""
 
     metadata: Metadata
 
@@ -53,25 +53,26 @@ W = TypeVar("W", bound=WatchedObject)
 
 
 class ObjectList(msgspec.Struct):
-    """A list of objects."""
+    """List of objects."""
 
     metadata: Metadata
     items: list[msgspec.Raw] | None = None
 
 
 class WatchEvent(msgspec.Struct):
-    """An event of a watch."""
+    """Event of a watch."""
 
     type: str
     object: msgspec.Raw
 
 
 class ResourceVersionExpired(Exception):
-    """The API server no longer has the version from which to watch."""
+    """The API server no longer has the resource version to watch from."""
 
 
 class ResourceWatch(Generic[W]):
-    """Tells `on_change` of a collection and its changes; an API server that is away changes nothing."""
+    """Reports a collection and its changes to `on_change`; keeps the last state while the API server is
+    unavailable."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class ResourceWatch(Generic[W]):
         """Follow the objects of `plural` (of the core API) in a namespace.
 
         Args:
-            kind: what they are decoded as.
+            kind: type that they are decoded to.
             on_change: called with all objects after each change.
             on_error: called when a list or watch has failed.
             selectors: `labelSelector` or `fieldSelector`.
@@ -108,7 +109,7 @@ class ResourceWatch(Generic[W]):
                 await self._follow()
             except ResourceVersionExpired:
                 log.info("listed again", extra={"fields": {"resource": self._plural}})
-            except Exception as error:  # whatever it is, the watch must go on
+            except Exception as error:  # the watch must continue after any error
                 self._on_error()
                 reason = f"{type(error).__name__}: {short_error(error)}"
                 fields = {"resource": self._plural, "reason": reason, "again_in_seconds": wait}
@@ -119,10 +120,10 @@ class ResourceWatch(Generic[W]):
             wait = min(2 * wait, MAX_BACKOFF_SECONDS)
 
     async def _follow(self) -> None:
-        """List, then watch for as long as that goes well.
+        """List, then watch until an error.
 
         Raises:
-            Expired: list again.
+            ResourceVersionExpired: the caller must list again.
         """
         async with await connect() as api:
             version = await self._list(api)
@@ -134,17 +135,17 @@ class ResourceWatch(Generic[W]):
     async def _list(self, api: client.ApiClient) -> str:
         async with asyncio.timeout(LIST_SECONDS):
             response = await self._get(api, aiohttp.ClientTimeout(total=LIST_SECONDS))
-            listed = msgspec.json.decode(await response.read(), type=ObjectList)
-        found = [self._decode(item) for item in listed.items or ()]
-        self._objects = {one.metadata.uid: one for one in found}
+            object_list = msgspec.json.decode(await response.read(), type=ObjectList)
+        objects = [self._decode(item) for item in object_list.items or ()]
+        self._objects = {item.metadata.uid: item for item in objects}
         self._report()
-        return listed.metadata.resource_version
+        return object_list.metadata.resource_version
 
     async def _watch(self, api: client.ApiClient, version: str) -> str:
-        """Follow the changes since a version; return the version where the watch ended.
+        """Follow the changes since a resource version; return the version where the watch ended.
 
         Raises:
-            Expired: list again.
+            ResourceVersionExpired: the caller must list again.
         """
         seconds = int(WATCH_SECONDS * random.uniform(0.8, 1.2))
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=IDLE_SECONDS)
@@ -174,9 +175,10 @@ class ResourceWatch(Generic[W]):
         self._on_change(tuple(self._objects.values()))
 
     async def _get(self, api: client.ApiClient, timeout: aiohttp.ClientTimeout, **options: str) -> Any:
-        """Return the response to a list or watch, its body not read yet.
+        """Return the response to a list or watch request; its body is not read yet.
 
-        The generated method would check the types of its arguments and let no timeout of a pause through.
+        The generated client method would check argument types and does not support a timeout between two
+        reads.
         """
         request = await api.param_serialize(
             "GET",
@@ -197,20 +199,20 @@ class ResourceWatch(Generic[W]):
 
 async def read_lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yield the lines of a response, of any length up to MAX_EVENT_BYTES."""
-    rest = bytearray()
+    pending = bytearray()
     async for part in response.content.iter_any():
-        rest += part
-        *whole, last = bytes(rest).split(b"\n") if b"\n" in part else (rest,)
-        for line in whole:
+        pending += part
+        *complete_lines, last = bytes(pending).split(b"\n") if b"\n" in part else (pending,)
+        for line in complete_lines:
             if line.strip():
                 yield line
-        rest = bytearray(last)
-        if len(rest) > MAX_EVENT_BYTES:
+        pending = bytearray(last)
+        if len(pending) > MAX_EVENT_BYTES:
             raise ValueError(f"an event of the watch has more than {MAX_EVENT_BYTES} bytes")
 
 
 async def connect() -> client.ApiClient:
-    """Return a client by $KUBECONFIG when it is set, else by the pod's service account."""
+    """Return a client for $KUBECONFIG if it is set, else for the pod's service account."""
     configuration = client.Configuration()
     path = os.environ.get("KUBECONFIG")
     if path:
@@ -221,20 +223,20 @@ async def connect() -> client.ApiClient:
 
 
 def watched_namespace(given: str) -> str:
-    """Return the namespace that is watched.
+    """Return the namespace to watch.
 
     Raises:
-        ValueError: it is neither given nor known from the pod.
+        ValueError: it is neither configured nor known from the pod.
     """
-    found = given or os.environ.get("POD_NAMESPACE", "")
+    objects = given or os.environ.get("POD_NAMESPACE", "")
     mounted = SERVICE_ACCOUNT / "namespace"
-    if not found and mounted.is_file():
-        found = mounted.read_text().strip()
-    if not found:
+    if not objects and mounted.is_file():
+        objects = mounted.read_text().strip()
+    if not objects:
         raise ValueError("--namespace is needed outside a pod (or give engines by --engine)")
-    return found
+    return objects
 
 
 def short_error(error: Exception) -> str:
-    """Return an error's text, on one line and not too long."""
+    """Return an error's text on one line, of at most 300 characters."""
     return " ".join(str(error).split())[:300]

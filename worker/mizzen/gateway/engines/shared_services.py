@@ -1,4 +1,4 @@
-"""The services that share this gateway, from one ConfigMap, and their engines, from pods."""
+"""Discovers the services that share this gateway, from one ConfigMap, and their engines, from pods."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ FILE = "services.json"
 
 
 class ConfigMap(msgspec.Struct):
-    """A ConfigMap, as far as discovery looks at it."""
+    """Fields of a ConfigMap that discovery needs."""
 
     metadata: Metadata
     data: dict[str, str] | None = None
 
 
 class SharedServicesWatch:
-    """Keeps services and engines equal to what the operator lists and the pods that run."""
+    """Keeps services and engines in sync with the operator's list and the running pods."""
 
     def __init__(self, config: GatewayConfig, services: Services, metrics: Metrics) -> None:
-        """Find the namespace.
+        """Determine the namespace.
 
         Raises:
-            ValueError: it is neither given nor known from the pod.
+            ValueError: the namespace is neither configured nor known from the pod.
         """
         self._services = services
         self._name = config.services_config_map
@@ -48,16 +48,16 @@ class SharedServicesWatch:
         )
 
     async def run(self) -> None:
-        """Watch until cancelled. An API server that is away changes nothing."""
+        """Watch until cancelled. While the API server is unavailable, nothing changes."""
         await asyncio.gather(self._list.run(), self._pods.run())
 
-    def _changed(self, found: Collection[ConfigMap]) -> None:
-        """Take the list; while there is none, the last one stays in force."""
-        for one in found:
-            content = (one.data or {}).get(FILE, "")
+    def _changed(self, config_maps: Collection[ConfigMap]) -> None:
+        """Apply the list; while the ConfigMap does not exist, the last list stays in force."""
+        for config_map in config_maps:
+            content = (config_map.data or {}).get(FILE, "")
             try:
                 self._services.sync_services(
                     parse_services(content.encode(), f"ConfigMap {self._name}, {FILE}")
                 )
             except ValueError as error:
-                log.error("services cannot be read", extra={"fields": {"reason": str(error)}})
+                log.error("cannot read services", extra={"fields": {"reason": str(error)}})

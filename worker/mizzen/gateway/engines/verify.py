@@ -1,7 +1,7 @@
-"""Golden prompts: has one engine that no request may reach yet continue a text, and says what came.
+"""Golden prompts: lets one engine that gets no requests yet continue a text, and returns the output.
 
-Only an engine that waits to be verified is asked, so nothing here takes a place from requests. Whether an
-answer is right is for the operator to judge.
+Only engines that await verification take them, so they use no capacity of requests. The operator judges the
+output; `POST /admin/verify` calls this.
 """
 
 from __future__ import annotations
@@ -25,37 +25,40 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_SECONDS = 1.0
 MAX_CONCURRENT_PROMPTS = 4
-"""Golden prompts that an engine is asked at once, of all who ask."""
+"""Number of golden prompts that one engine gets at once, from all callers."""
 
 
-async def verify_engine(services: Iterable[Service], question: VerifyRequest) -> dict[str, Any]:
+async def verify_engine(services: Iterable[Service], request: VerifyRequest) -> dict[str, Any]:
     """Return the greedy continuation of a golden prompt by one engine.
 
     Returns:
         `text`; `finish` ("stop" or "length"); `promptTokens`; `outputTokens`; `seconds`.
 
     Raises:
-        ApiError: 404, there is no such engine; 409, it does not wait to be verified; 400, no engine would
-            take the prompt; 503, it could not answer; 504, not in time.
+        ApiError: 404 if the engine does not exist, 409 if it does not await verification, 400 if no engine
+            would
+            take the prompt, 503 if it could not answer, 504 if it did not in time.
     """
-    engine = next((e for one in services for e in one.table if e.discovered.uid == question.uid), None)
+    engines = (engine for service in services for engine in service.table)
+    engine = next((engine for engine in engines if engine.discovered.uid == request.uid), None)
     if engine is None:
-        raise ApiError(404, f"{question.service} has no engine with the uid {question.uid!r} here")
+        raise ApiError(404, f"{request.service} has no engine with the uid {request.uid!r} here")
     text = engine.text_model
     if not engine.verifying or text is None:
         raise ApiError(409, f"{engine.name} is {engine.state}: golden prompts are for one that is verifying")
     if engine.open_verifications >= MAX_CONCURRENT_PROMPTS:
         raise unavailable(
-            f"{engine.name} is asked {engine.open_verifications} golden prompts already", RETRY_AFTER_SECONDS
+            f"{engine.name} has {engine.open_verifications} golden prompts in progress already",
+            RETRY_AFTER_SECONDS,
         )
     began = time.monotonic()
     engine.open_verifications += 1
     try:
-        async with asyncio.timeout(question.timeout_seconds):
-            prompt, said, tokens, finish = await _generate(engine, text, question)
+        async with asyncio.timeout(request.timeout_seconds):
+            prompt_tokens, answer, tokens, finish = await _generate(engine, text, request)
     except TimeoutError:
         raise ApiError(
-            504, f"{engine.name} gave no whole answer in {question.timeout_seconds:g} s", code="timeout"
+            504, f"{engine.name} gave no whole answer in {request.timeout_seconds:g} s", code="timeout"
         ) from None
     except EngineRefused as refusal:
         if refusal.code == RefusalCode.INVALID:
@@ -66,41 +69,43 @@ async def verify_engine(services: Iterable[Service], question: VerifyRequest) ->
     finally:
         engine.open_verifications -= 1
     if finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
-        raise unavailable(f"{engine.name}: {finish.message or 'it gave the prompt up'}", RETRY_AFTER_SECONDS)
+        raise unavailable(
+            f"{engine.name}: {finish.message or 'it abandoned the prompt'}", RETRY_AFTER_SECONDS
+        )
     return {
-        "text": said,
+        "text": answer,
         "finish": "stop" if finish.reason == FinishReason.STOP else "length",
-        "promptTokens": prompt,
+        "promptTokens": prompt_tokens,
         "outputTokens": tokens,
         "seconds": round(time.monotonic() - began, 3),
     }
 
 
 async def _generate(
-    engine: EngineClient, text: TextModel, question: VerifyRequest
+    engine: EngineClient, text: TextModel, request: VerifyRequest
 ) -> tuple[int, str, int, Finish]:
-    """Tokens of the prompt, the text that came, its tokens, and its end."""
-    ids = await text.text_prompt(question.prompt)
+    """Return the number of prompt tokens, the output text, its number of tokens, and its finish."""
+    ids = await text.text_prompt(request.prompt)
     if not len(ids):
         raise invalid("the prompt is empty", "prompt")
-    sampling = Sampling(temperature=0.0, max_tokens=question.max_tokens, seed=0)
+    sampling = Sampling(temperature=0.0, max_tokens=request.max_tokens, seed=0)
     stream = engine.link.generate(
-        ids.astype("<i4", copy=False).tobytes(), sampling, queue_seconds=question.timeout_seconds
+        ids.astype("<i4", copy=False).tobytes(), sampling, queue_seconds=request.timeout_seconds
     )
     try:
-        said, tokens, finish = await _collect(stream, text)
+        answer, tokens, finish = await _collect(stream, text)
     finally:
         stream.abort()
-    return len(ids), said, tokens, finish
+    return len(ids), answer, tokens, finish
 
 
 async def _collect(stream: EngineStream, text: TextModel) -> tuple[str, int, Finish]:
-    shown, parts, count = TextStream(text.tokenizer), list[str](), 0
+    text_stream, pieces, count = TextStream(text.tokenizer), list[str](), 0
     while True:
         tokens, finish = await stream.next()
         count += len(tokens)
         if finish is not None and finish.stop_token is not None and tokens[-1:] == [finish.stop_token]:
             tokens = tokens[:-1]
-        parts.append(shown.add(tokens)[0])
+        pieces.append(text_stream.add(tokens)[0])
         if finish is not None:
-            return "".join([*parts, shown.flush()]), count, finish
+            return "".join([*pieces, text_stream.flush()]), count, finish

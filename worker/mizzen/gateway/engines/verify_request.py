@@ -1,4 +1,4 @@
-"""What the operator asks an engine before it may serve: the body of `POST /admin/verify`, read."""
+"""Request body of `POST /admin/verify`, which the operator sends before an engine may serve."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class VerifyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     service: str
     """Name of the InferenceService."""
     uid: str
-    """Of the engine's pod."""
+    """UID of the engine's pod."""
     prompt: Annotated[str, msgspec.Meta(min_length=1, max_length=65536)]
-    """Text that the model continues."""
+    """Text to continue."""
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_VERIFY_SECONDS)]
-    """For the whole answer."""
+    """Time for the complete answer."""
 
 
 def parse_verify_request(body: bytes) -> VerifyRequest:
-    """Read a body.
+    """Parse a body.
 
     Raises:
-        ApiError: 400, which names the field.
+        ApiError: 400, naming the field.
     """
     try:
         return msgspec.json.decode(body, type=VerifyRequest)
@@ -38,7 +38,7 @@ def parse_verify_request(body: bytes) -> VerifyRequest:
 
 
 def verify_timeout(body: bytes) -> float:
-    """Return how many seconds the answer to a body may take; 0 for what is no question."""
+    """Return the seconds that the answer to a body may take; 0 if the body is invalid."""
     try:
         return msgspec.json.decode(body, type=VerifyRequest).timeout_seconds
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -40,7 +40,7 @@ WRITER_KEY = "mizzen.output"
 class ConnectionWriter:
     """Writes chunks of a response without waiting, past the ASGI layers.
 
-    A stream is thousands of small writes, each of which would otherwise pass as many coroutines as there are
+    A stream is thousands of small writes, and each would otherwise pass as many coroutines as there are
     middlewares. The beginning and the end of a response go through ASGI.
     """
 

@@ -48,12 +48,13 @@ class BodyBudget:
             ApiError: 429 if the tenant would exceed its share, 503 if the budget would be exceeded.
         """
         if tenant and self._tenant_bytes[tenant] + size > self._tenant_limit:
-            text = f"requests in work of the key {tenant} hold {self._tenant_bytes[tenant]} bytes of at most"
+            used = self._tenant_bytes[tenant]
+            text = f"requests in progress of the key {tenant} hold {used} bytes of at most"
             text = f"{text} {self._tenant_limit} (half of --max-bodies-bytes)"
             raise ApiError(429, text, code="bodies_too_large", retry_after_seconds=1.0)
         if self.used + size > self._limit:
-            text = f"requests in work hold {self.used} bytes of at most {self._limit} (--max-bodies-bytes)"
-            raise unavailable(text, code="bodies_too_large")
+            text = f"requests in progress hold {self.used} bytes of at most {self._limit}"
+            raise unavailable(f"{text} (--max-bodies-bytes)", code="bodies_too_large")
         self.used += size
         self._tenant_bytes[tenant] += size
 

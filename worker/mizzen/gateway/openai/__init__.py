@@ -1,1 +1,1 @@
-"""OpenAI's schemas and handlers."""
+"""OpenAI-compatible HTTP API: JSON schemas, request parsing, response encoding, endpoints."""

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: one vector of the last hidden states for each input."""
+"""POST /v1/embeddings: one vector per input, pooled from the last hidden states."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from starlette.types import Scope
 
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.errors import invalid
-from mizzen.gateway.openai.decode_body import decode, refuse_unserved
-from mizzen.gateway.openai.parse import prompts
+from mizzen.gateway.openai.parse import parse_prompts
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import PROMPTS, Count, Priority, doc
+from mizzen.gateway.requests.decode_body import decode_body, reject_unsupported
 from mizzen.gateway.requests.fan_out import count_placement, new_routed_requests, run_each
 from mizzen.gateway.requests.generation_request import GenerationRequest, Prompt
 from mizzen.gateway.requests.routed_request import RoutedRequest
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 MAX_INPUTS = 2048
-HARMLESS: dict[str, tuple[Any, ...]] = {"truncate_prompt_tokens": ()}
+NOOP_VALUES: dict[str, tuple[Any, ...]] = {"truncate_prompt_tokens": ()}
 
 
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -63,7 +63,7 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
 
 class EmbeddingItem(msgspec.Struct):
-    """One vector."""
+    """One embedding."""
 
     index: int
     embedding: list[float] | str
@@ -79,45 +79,47 @@ class EmbeddingResponse(msgspec.Struct):
     object: str = "list"
 
 
-class Embeddings:
-    """Answers requests for embeddings."""
+class EmbeddingsHandler:
+    """Handle requests for embeddings."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._decoder = msgspec.json.Decoder(EmbeddingRequest)
 
     async def __call__(self, body: bytes, scope: Scope) -> EmbeddingResponse:
-        """Return the vectors of a body's inputs.
+        """Return the embeddings of a body's inputs.
 
         Raises:
-            ApiError: the request is wrong, or cannot be served.
+            ApiError: the request is invalid or cannot be served.
         """
-        request, generations = await self._gateway.body_reader.parse_body(body, self._read, scope)
+        request, generations = await self._gateway.body_reader.parse_body(body, self._parse, scope)
         normalize = request.normalize is not False
-        vectors = await embed(self._gateway, scope, generations, request.pooling, normalize)
-        size = len(vectors[0].vector)
+        results = await embed_prompts(self._gateway, scope, generations, request.pooling, normalize)
+        size = len(results[0].vector)
         if request.dimensions is not None and request.dimensions > size:
             text = f"dimensions must be at most {size}, the model's, not {request.dimensions}"
             raise invalid(text, "dimensions", "out_of_range")
         items = [
-            EmbeddingItem(index, encoded(shortened(one.vector, request.dimensions, normalize), request))
-            for index, one in enumerate(vectors)
+            EmbeddingItem(
+                index, encode_vector(truncate_vector(result.vector, request.dimensions, normalize), request)
+            )
+            for index, result in enumerate(results)
         ]
-        tokens = sum(one.prompt_tokens for one in vectors)
+        tokens = sum(result.prompt_tokens for result in results)
         return EmbeddingResponse(items, request.model, InputUsage(tokens, tokens))
 
-    def _read(self, body: bytes) -> tuple[EmbeddingRequest, list[GenerationRequest]]:
-        request = decode(self._decoder, body)
-        refuse_unserved(request, HARMLESS)
-        found = prompts(request.input, "input")
-        if len(found) > MAX_INPUTS:
-            text = f"input holds {len(found)} texts; at most {MAX_INPUTS} are allowed"
+    def _parse(self, body: bytes) -> tuple[EmbeddingRequest, list[GenerationRequest]]:
+        request = decode_body(self._decoder, body)
+        reject_unsupported(request, NOOP_VALUES)
+        prompts = parse_prompts(request.input, "input")
+        if len(prompts) > MAX_INPUTS:
+            text = f"input holds {len(prompts)} texts; at most {MAX_INPUTS} are allowed"
             raise invalid(text, "input", "out_of_range")
-        return request, [wish_of(request, one) for one in found]
+        return request, [embedding_generation(request, prompt) for prompt in prompts]
 
 
-def wish_of(request: EmbeddingRequest, prompt: Prompt) -> GenerationRequest:
-    """Return what a request asks for with one of its inputs."""
+def embedding_generation(request: EmbeddingRequest, prompt: Prompt) -> GenerationRequest:
+    """Return the generation request for one input."""
     return GenerationRequest(
         model=request.model,
         prompt=prompt,
@@ -128,37 +130,38 @@ def wish_of(request: EmbeddingRequest, prompt: Prompt) -> GenerationRequest:
     )
 
 
-async def embed(
+async def embed_prompts(
     gateway: Gateway, scope: Scope, generations: list[GenerationRequest], pooling: str | None, normalize: bool
 ) -> list[EmbeddingResult]:
-    """Return the vectors of prompts, in their order; `pooling` None is the model's own.
+    """Return the embeddings of prompts, in order; `pooling` None uses the model's own.
 
     Raises:
-        ApiError: one of them cannot be had.
+        ApiError: an embedding could not be computed.
     """
     dispatcher = gateway.open_service(generations[0].model, scope).dispatcher
 
-    async def one(routed: RoutedRequest) -> EmbeddingResult:
+    async def embed_one(routed: RoutedRequest) -> EmbeddingResult:
         gateway.restart_queue_timeout(routed.queue_entry)
-        found = await dispatcher.embed(routed, pooling, normalize)
+        result = await dispatcher.embed(routed, pooling, normalize)
         count_placement(gateway, routed)
-        gateway.metrics.for_model(routed.generation.model).cached_tokens.inc(found.cached_tokens)
-        return found
+        gateway.metrics.for_model(routed.generation.model).cached_tokens.inc(result.cached_tokens)
+        return result
 
-    return await run_each(dispatcher, new_routed_requests(gateway, scope, generations), one)
+    return await run_each(dispatcher, new_routed_requests(gateway, scope, generations), embed_one)
 
 
-def shortened(vector: np.ndarray, dimensions: int | None, normalize: bool) -> np.ndarray:
-    """Return the first `dimensions` numbers of a vector (float32 [n]), of length 1 again if asked for."""
+def truncate_vector(vector: np.ndarray, dimensions: int | None, normalize: bool) -> np.ndarray:
+    """Return the first `dimensions` elements of a vector (float32 [n]), rescaled to length 1 if
+    `normalize`."""
     if dimensions is None or dimensions == len(vector):
         return vector
-    short = vector[:dimensions]
-    length = float(np.linalg.norm(short))
-    return short / length if normalize and length > 0 else short
+    truncated = vector[:dimensions]
+    length = float(np.linalg.norm(truncated))
+    return truncated / length if normalize and length > 0 else truncated
 
 
-def encoded(vector: np.ndarray, request: EmbeddingRequest) -> list[float] | str:
-    """Return a vector (float32 [n]) as the request wants it."""
+def encode_vector(vector: np.ndarray, request: EmbeddingRequest) -> list[float] | str:
+    """Return a vector (float32 [n]) in the encoding that the request selects."""
     if request.encoding_format == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return vector.tolist()

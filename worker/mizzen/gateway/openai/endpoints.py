@@ -1,81 +1,91 @@
-"""The OpenAI API's endpoints, and those of vLLM and SGLang that clients use beside them."""
+"""Register the endpoints of OpenAI's API, and the vLLM and SGLang ones that clients use alongside them.
+
+The gateway's application calls these functions once at startup.
+"""
 
 from __future__ import annotations
 
 from fastapi import FastAPI, Response
 
 from mizzen.gateway.gateway import Gateway
-from mizzen.gateway.openai.embeddings import EmbeddingRequest, EmbeddingResponse, Embeddings
-from mizzen.gateway.openai.exchange import Exchange
-from mizzen.gateway.openai.http_call import JsonCall
-from mizzen.gateway.openai.openapi_document import described
+from mizzen.gateway.http.api_call import JsonCall
+from mizzen.gateway.openai.embeddings import EmbeddingRequest, EmbeddingResponse, EmbeddingsHandler
+from mizzen.gateway.openai.openapi_document import describe_operation
 from mizzen.gateway.openai.output_form import FamilyOptions
-from mizzen.gateway.openai.parse import Parser
+from mizzen.gateway.openai.parse import RequestParser
 from mizzen.gateway.openai.response_bodies import ChatResponse, CompletionResponse
 from mizzen.gateway.openai.response_writers import ChatWriter, CompletionWriter
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
-from mizzen.gateway.openai.score import LabelsResponse, PairsResponse, ScoreRequest, Scores
+from mizzen.gateway.openai.score import LabelsResponse, PairsResponse, ScoreHandler, ScoreRequest
 from mizzen.gateway.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
-    Texts,
+    TokenizeHandler,
     TokenizeRequest,
     TokenizeResponse,
 )
+from mizzen.gateway.requests.exchange import GenerationExchange
 from mizzen.gateway.responses.exchange import ResponsesExchange
 from mizzen.gateway.responses.parse import ResponsesParser
 from mizzen.gateway.responses.response_bodies import ResponsesResponse
 from mizzen.gateway.responses.schemas import ResponsesRequest
 
 
-def add_generation(app: FastAPI, gateway: Gateway, parser: Parser) -> None:
+def add_generation_endpoints(app: FastAPI, gateway: Gateway, parser: RequestParser) -> None:
     """Add the endpoints that generate text."""
 
-    @app.post("/v1/chat/completions", openapi_extra=described(ChatRequest, ChatResponse, stream=True))
+    @app.post(
+        "/v1/chat/completions", openapi_extra=describe_operation(ChatRequest, ChatResponse, stream=True)
+    )
     async def chat_completions() -> Response:
-        """Answer a conversation, streamed or whole."""
-        return Exchange(gateway, parser.chat, ChatWriter)
+        """Answer a conversation, streamed or in one response."""
+        return GenerationExchange(gateway, parser.parse_chat, ChatWriter)
 
-    @app.post("/v1/completions", openapi_extra=described(CompletionRequest, CompletionResponse, stream=True))
+    @app.post(
+        "/v1/completions",
+        openapi_extra=describe_operation(CompletionRequest, CompletionResponse, stream=True),
+    )
     async def completions() -> Response:
-        """Continue a text or token ids, streamed or whole."""
-        return Exchange(gateway, parser.completion, CompletionWriter)
+        """Continue text or token ids, streamed or in one response."""
+        return GenerationExchange(gateway, parser.parse_completion, CompletionWriter)
 
-    responses_parser = ResponsesParser(parser.chat_wish)
+    responses_parser = ResponsesParser(parser.chat_generation)
 
-    @app.post("/v1/responses", openapi_extra=described(ResponsesRequest, ResponsesResponse, stream=True))
+    @app.post(
+        "/v1/responses", openapi_extra=describe_operation(ResponsesRequest, ResponsesResponse, stream=True)
+    )
     async def responses() -> Response:
-        """Answer a conversation of items, streamed or whole."""
+        """Answer a conversation of items, streamed or in one response."""
         return ResponsesExchange(gateway, responses_parser)
 
 
-def add_vectors(app: FastAPI, gateway: Gateway) -> None:
+def add_vector_endpoints(app: FastAPI, gateway: Gateway) -> None:
     """Add the endpoints for embeddings and scores."""
-    embeddings, scores = Embeddings(gateway), Scores(gateway)
+    embeddings_handler, score_handler = EmbeddingsHandler(gateway), ScoreHandler(gateway)
 
-    @app.post("/v1/embeddings", openapi_extra=described(EmbeddingRequest, EmbeddingResponse))
+    @app.post("/v1/embeddings", openapi_extra=describe_operation(EmbeddingRequest, EmbeddingResponse))
     async def embed() -> Response:
-        """Return a vector for each input."""
-        return JsonCall(gateway, embeddings)
+        """Return an embedding for each input."""
+        return JsonCall(gateway, embeddings_handler)
 
-    @app.post("/v1/score", openapi_extra=described(ScoreRequest, PairsResponse, LabelsResponse))
+    @app.post("/v1/score", openapi_extra=describe_operation(ScoreRequest, PairsResponse, LabelsResponse))
     async def score() -> Response:
-        """Return how near texts are, or how probable labels come next."""
-        return JsonCall(gateway, scores)
+        """Return similarities of texts, or probabilities of labels as the next token."""
+        return JsonCall(gateway, score_handler)
 
 
-def add_texts(app: FastAPI, gateway: Gateway, families: FamilyOptions) -> None:
-    """Add the endpoints for tokens."""
-    texts = Texts(gateway, families)
+def add_token_endpoints(app: FastAPI, gateway: Gateway, families: FamilyOptions) -> None:
+    """Add the endpoints that tokenize and detokenize."""
+    tokenizer = TokenizeHandler(gateway, families)
 
-    @app.post("/v1/tokenize", openapi_extra=described(TokenizeRequest, TokenizeResponse))
-    @app.post("/tokenize", openapi_extra=described(TokenizeRequest, TokenizeResponse))
+    @app.post("/v1/tokenize", openapi_extra=describe_operation(TokenizeRequest, TokenizeResponse))
+    @app.post("/tokenize", openapi_extra=describe_operation(TokenizeRequest, TokenizeResponse))
     async def tokenize() -> Response:
         """Return the token ids of a text or a conversation."""
-        return JsonCall(gateway, texts.tokenize)
+        return JsonCall(gateway, tokenizer.tokenize)
 
-    @app.post("/v1/detokenize", openapi_extra=described(DetokenizeRequest, DetokenizeResponse))
-    @app.post("/detokenize", openapi_extra=described(DetokenizeRequest, DetokenizeResponse))
+    @app.post("/v1/detokenize", openapi_extra=describe_operation(DetokenizeRequest, DetokenizeResponse))
+    @app.post("/detokenize", openapi_extra=describe_operation(DetokenizeRequest, DetokenizeResponse))
     async def detokenize() -> Response:
         """Return the text of token ids."""
-        return JsonCall(gateway, texts.detokenize)
+        return JsonCall(gateway, tokenizer.detokenize)

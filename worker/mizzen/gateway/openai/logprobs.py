@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, in the forms of both generating endpoints."""
+"""Convert log probabilities to the JSON shapes of chat and text completions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from mizzen.gateway.requests.token_logprobs import ScoredToken, TopToken
 
 
 def chat_logprobs(tokens: Iterable[ScoredToken], as_ids: bool) -> ChatLogprobs:
-    """Return log probabilities in chat's form."""
+    """Return log probabilities in the shape of chat completions."""
     return ChatLogprobs(
         [
             TokenLogprob(
-                named(token.id, token.data, as_ids),
+                token_name(token.id, token.data, as_ids),
                 token.logprob or 0.0,
                 list(token.data),
                 [
-                    TopLogprob(named(one.id, one.data, as_ids), one.logprob, list(one.data))
-                    for one in token.top
+                    TopLogprob(
+                        token_name(candidate.id, candidate.data, as_ids),
+                        candidate.logprob,
+                        list(candidate.data),
+                    )
+                    for candidate in token.top
                 ],
             )
             for token in tokens
@@ -27,35 +31,37 @@ def chat_logprobs(tokens: Iterable[ScoredToken], as_ids: bool) -> ChatLogprobs:
 
 
 def text_logprobs(tokens: Sequence[ScoredToken], as_ids: bool) -> TextLogprobs:
-    """Return log probabilities in columns. A part of a character is named as `bytes:\\xe2`."""
+    r"""Return log probabilities as columns. A token that is part of a character is named like
+    `bytes:\\xe2`."""
 
     def name(token: ScoredToken | TopToken) -> str:
-        return named(token.id, token.data, as_ids, parts=True)
+        return token_name(token.id, token.data, as_ids, raw_bytes=True)
 
-    def top(token: ScoredToken) -> dict[str, float] | None:
+    def top_entry(token: ScoredToken) -> dict[str, float] | None:
         if token.logprob is None:
             return None
-        found = {name(one): one.logprob for one in token.top}
-        return found if name(token) in found else {**found, name(token): token.logprob}
+        top_logprobs = {name(candidate): candidate.logprob for candidate in token.top}
+        return top_logprobs if name(token) in top_logprobs else {**top_logprobs, name(token): token.logprob}
 
     return TextLogprobs(
         [token.offset for token in tokens],
         [token.logprob for token in tokens],
         [name(token) for token in tokens],
-        [top(token) for token in tokens],
+        [top_entry(token) for token in tokens],
     )
 
 
-def named(token: int, data: bytes, as_ids: bool, parts: bool = False) -> str:
+def token_name(token: int, data: bytes, as_ids: bool, raw_bytes: bool = False) -> str:
     """Return a token's name: its text, or `token_id:<id>`.
 
-    A part of a character is U+FFFD, or with `parts` its bytes: two parts must not have one name.
+    Part of a character becomes U+FFFD, or its bytes if `raw_bytes`, so that different parts get different
+    names.
     """
     if as_ids:
         return f"token_id:{token}"
     try:
         return data.decode()
     except UnicodeDecodeError:
-        if parts:
+        if raw_bytes:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
         return data.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Messages of a conversation: from a request's to what chat templates take."""
+"""Chat messages: their JSON schema, and their conversion for chat templates."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from msgspec import Meta
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.tools.tool_schemas import CalledFunction, ToolCall
 
-UNSERVED_PARTS = ("image_url", "input_audio", "file", "audio_url", "video_url")
+UNSUPPORTED_PARTS = ("image_url", "input_audio", "file", "audio_url", "video_url")
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of a message's content."""
+    """Part of a message's content."""
 
     type: Annotated[
         str, Meta(description="`text`, or `refusal` in an assistant's message; other types are rejected.")
@@ -30,7 +30,7 @@ class Part(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A message of a conversation."""
+    """Message of a conversation."""
 
     role: Annotated[
         Literal["system", "developer", "user", "assistant", "tool", "function"],
@@ -56,108 +56,109 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     annotations: Annotated[Any, Meta(description="Accepted, not used.")] = None
 
 
-def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages as templates want them.
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Convert messages to the form that chat templates expect.
 
     Raises:
-        ApiError: 400 for a message without content, or one that the role does not have.
+        ApiError: 400 for a message without content, or with a field that its role does not allow.
     """
     if not messages:
         raise invalid("messages must hold at least one message", "messages")
-    return [entry(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def entry(message: Message, where: str) -> dict[str, Any]:
-    """Return one message as templates want it: arguments of calls as objects, `content` always there.
+def template_message(message: Message, field: str) -> dict[str, Any]:
+    """Convert one message: call arguments become objects, and `content` is always present.
 
     Raises:
-        ApiError: as `conversation`.
+        ApiError: as `template_messages`.
     """
     if message.audio is not None:
-        raise unserved(f"{where}.audio")
+        raise unsupported_field(f"{field}.audio")
     calls = list(message.tool_calls or ())
     if message.function_call is not None:
         calls.append(ToolCall(message.function_call))
     if calls and message.role != "assistant":
-        raise invalid(f"{where}.tool_calls: only an assistant's message has them", f"{where}.tool_calls")
+        raise invalid(f"{field}.tool_calls: only an assistant message may have them", f"{field}.tool_calls")
     if message.tool_call_id is not None and message.role != "tool":
-        raise invalid(f"{where}.tool_call_id: only a tool's message has one", f"{where}.tool_call_id")
-    content = plain_content(message, where)
+        raise invalid(f"{field}.tool_call_id: only a tool message may have one", f"{field}.tool_call_id")
+    content = message_text(message, field)
     if content is None and not calls and message.reasoning_content is None and message.reasoning is None:
-        raise invalid(f"{where}.content is required", f"{where}.content", "missing_field")
+        raise invalid(f"{field}.content is required", f"{field}.content", "missing_field")
     role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
-    found: dict[str, Any] = {"role": role, "content": content or ""}
+    entry: dict[str, Any] = {"role": role, "content": content or ""}
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         if getattr(message, name) is not None:
-            found[name] = getattr(message, name)
+            entry[name] = getattr(message, name)
     if calls:
-        found["tool_calls"] = [called(call) for call in calls]
-    return found
+        entry["tool_calls"] = [template_call(call) for call in calls]
+    return entry
 
 
-def plain_content(message: Message, where: str) -> str | None:
+def message_text(message: Message, field: str) -> str | None:
     """Return a message's text.
 
     Raises:
-        ApiError: 400 for a part that is no text.
+        ApiError: 400 for a part that is not text.
     """
     content = message.content
     if isinstance(content, list):
-        parts = [part_text(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+        parts = [part_text(part, f"{field}.content[{index}]") for index, part in enumerate(content)]
         return "\n".join(parts)
     if not content and message.refusal:
         return message.refusal
     return content
 
 
-def part_text(part: Part, where: str) -> str:
-    """Return a content part's text.
+def part_text(part: Part, field: str) -> str:
+    """Return the text of a content part.
 
     Raises:
         ApiError: 400 for a part of another type.
     """
-    for name in UNSERVED_PARTS:
+    for name in UNSUPPORTED_PARTS:
         if part.type == name or getattr(part, name) is not None:
             raise invalid(
-                f"{where}: {name} parts are not served; the model reads text only",
-                f"{where}.type" if part.type == name else f"{where}.{name}",
+                f"{field}: {name} parts are not supported; the model reads text only",
+                f"{field}.type" if part.type == name else f"{field}.{name}",
                 "unsupported_content",
             )
     if part.type not in ("text", "refusal"):
         raise invalid(
-            f"{where}.type is {part.type[:80]!r}; only parts of type text are served",
-            f"{where}.type",
+            f"{field}.type is {part.type[:80]!r}; only parts of type text are supported",
+            f"{field}.type",
             "unsupported_content",
         )
     text = part.text if part.type == "text" else part.refusal
     if text is None:
-        raise invalid(f"{where}.{part.type} is required", f"{where}.{part.type}", "missing_field")
+        raise invalid(f"{field}.{part.type} is required", f"{field}.{part.type}", "missing_field")
     return text
 
 
-def called(call: ToolCall) -> dict[str, Any]:
-    """Return a call as templates want it."""
-    found: dict[str, Any] = {
+def template_call(call: ToolCall) -> dict[str, Any]:
+    """Convert a tool call to the form that chat templates expect."""
+    entry: dict[str, Any] = {
         "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments(call.function.arguments)},
+        "function": {"name": call.function.name, "arguments": parse_arguments(call.function.arguments)},
     }
-    return found if call.id is None else {"id": call.id, **found}
+    return entry if call.id is None else {"id": call.id, **entry}
 
 
-def arguments(given: str | dict[str, Any] | None) -> str | dict[str, Any]:
-    """Return a call's arguments as an object, or the text as it is where it is none.
+def parse_arguments(arguments: str | dict[str, Any] | None) -> str | dict[str, Any]:
+    """Return a call's arguments as an object, or unchanged if they are not the JSON text of an object.
 
-    Models write broken JSON, and answers are cut: clients send back what they got, for the model to see it.
+    Models write invalid JSON, and output may be truncated. Clients send such calls back so that the model
+    sees them.
     """
-    if given is None or isinstance(given, dict):
-        return given or {}
+    if arguments is None or isinstance(arguments, dict):
+        return arguments or {}
     try:
-        read = msgspec.json.decode(given or "null")
+        parsed = msgspec.json.decode(arguments or "null")
     except (msgspec.DecodeError, RecursionError):
-        return given
-    return read if isinstance(read, dict) else {} if read is None else given
+        return arguments
+    return parsed if isinstance(parsed, dict) else {} if parsed is None else arguments
 
 
-def unserved(name: str) -> ApiError:
-    """Return the 400 of a field that is known and not served."""
-    return invalid(f"{name} is not served (leave it out)", name, "unsupported_parameter")
+def unsupported_field(name: str) -> ApiError:
+    """Return the 400 for a known field that is not supported."""
+    return invalid(f"{name} is not supported (leave it out)", name, "unsupported_parameter")

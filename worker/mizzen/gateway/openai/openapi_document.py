@@ -1,4 +1,4 @@
-"""The OpenAPI document: bodies that are read without FastAPI are described by their structs."""
+"""The OpenAPI document. FastAPI does not parse the bodies, so their msgspec structs supply the schemas."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ REQUESTS: tuple[type, ...] = (
     ChatRequest, CompletionRequest, ResponsesRequest, EmbeddingRequest, ScoreRequest, TokenizeRequest,
     DetokenizeRequest,
 )  # fmt: skip
-"""Bodies of all requests, in the order of the documentation."""
+"""Request types of all endpoints, in the order of the documentation."""
 RESPONSES: tuple[type, ...] = (
     ChatResponse, CompletionResponse, ResponsesResponse, EmbeddingResponse, PairsResponse, LabelsResponse,
     TokenizeResponse, DetokenizeResponse, Model, ModelList,
 )  # fmt: skip
-TEMPLATE = "#/components/schemas/{name}"
+REF_TEMPLATE = "#/components/schemas/{name}"
 
 
-EVENT = {
+SSE_SCHEMA = {
     "description": "A server-sent event; `data` is JSON text, or `[DONE]`.",
     "type": "object",
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
@@ -41,7 +41,7 @@ EVENT = {
 
 
 class ErrorDetail(msgspec.Struct):
-    """What is wrong with a request."""
+    """Description of an error."""
 
     message: str
     type: str
@@ -50,78 +50,81 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """Every error's body."""
+    """Body of every error response."""
 
     error: ErrorDetail
 
 
-def described(request: type, *responses: type, stream: bool = False) -> dict[str, Any]:
-    """Return the description of an operation's bodies; see `REQUESTS` and `RESPONSES`."""
-    answers = [reference(response) for response in responses]
+def describe_operation(request: type, *responses: type, stream: bool = False) -> dict[str, Any]:
+    """Return the OpenAPI description of an operation's bodies; see `REQUESTS` and `RESPONSES`."""
+    schemas = [schema_reference(response) for response in responses]
     content: dict[str, Any] = {
-        "application/json": {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}}
+        "application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
     }
     if stream:
-        content["text/event-stream"] = {"schema": EVENT}
+        content["text/event-stream"] = {"schema": SSE_SCHEMA}
     return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": reference(request)}}},
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": schema_reference(request)}},
+        },
         "responses": {
             "200": {"description": "The answer", "content": content},
-            **{code: failed(text) for code, text in FAILURES.items()},
+            **{code: describe_error(text) for code, text in ERROR_DESCRIPTIONS.items()},
         },
     }
 
 
-def answered(response: type) -> dict[str, Any]:
-    """Return the description of an operation without a body."""
-    content = {"application/json": {"schema": reference(response)}}
+def describe_response(response: type) -> dict[str, Any]:
+    """Return the OpenAPI description of an operation without a request body."""
+    content = {"application/json": {"schema": schema_reference(response)}}
     return {
         "responses": {
             "200": {"description": "The answer", "content": content},
-            "404": failed(FAILURES["404"]),
+            "404": describe_error(ERROR_DESCRIPTIONS["404"]),
         },
     }
 
 
-FAILURES = {
-    "400": "The request is wrong; `param` names the field",
+ERROR_DESCRIPTIONS = {
+    "400": "The request is invalid; `param` names the field",
     "401": "The API key is missing or unknown",
-    "403": "The API key may not do this",
-    "404": "There is no such model",
+    "403": "The API key does not allow this",
+    "404": "The model does not exist",
     "408": "The body did not arrive in time",
     "413": "The body is too large",
     "429": "Too many requests; try again after Retry-After seconds",
-    "502": "The engine has lost the request",
+    "502": "The engine lost the request",
     "503": "No engine can take the request; try again after Retry-After seconds",
-    "504": "The request did not end within its timeout",
+    "504": "The request exceeded its timeout",
 }
 
 
-def failed(text: str) -> dict[str, Any]:
-    """Return the description of an error."""
-    return {"description": text, "content": {"application/json": {"schema": reference(ErrorBody)}}}
+def describe_error(text: str) -> dict[str, Any]:
+    """Return the OpenAPI description of an error response."""
+    return {"description": text, "content": {"application/json": {"schema": schema_reference(ErrorBody)}}}
 
 
-def reference(kind: type) -> dict[str, str]:
+def schema_reference(kind: type) -> dict[str, str]:
     """Return a reference to a struct's schema."""
-    return {"$ref": TEMPLATE.format(name=kind.__name__)}
+    return {"$ref": REF_TEMPLATE.format(name=kind.__name__)}
 
 
-def describe(app: FastAPI) -> None:
-    """Let an application's OpenAPI document hold the schemas of all bodies."""
-    document = app.openapi
+def install_openapi(app: FastAPI) -> None:
+    """Make an application's OpenAPI document contain the schemas of all bodies."""
+    build_document = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema:
             return app.openapi_schema
-        found = document()
-        for path in found["paths"].values():
+        document = build_document()
+        for path in document["paths"].values():
             for operation in path.values():
-                operation["responses"].pop("422", None)  # FastAPI's own, which never comes
-        kinds = (*REQUESTS, *RESPONSES, ErrorBody)
-        _, parts = msgspec.json.schema_components(kinds, ref_template=TEMPLATE)
-        found.setdefault("components", {}).setdefault("schemas", {}).update(parts)
-        app.openapi_schema = found
-        return found
+                operation["responses"].pop("422", None)  # FastAPI's own; never sent
+        bodies = (*REQUESTS, *RESPONSES, ErrorBody)
+        _, schemas = msgspec.json.schema_components(bodies, ref_template=REF_TEMPLATE)
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+        app.openapi_schema = document
+        return document
 
     app.openapi = openapi

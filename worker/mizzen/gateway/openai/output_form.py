@@ -1,4 +1,7 @@
-"""Which output form a chat request asks for: tools and reasoning."""
+"""Decide how a chat's output is constrained and parsed: tools and reasoning.
+
+The chat parser creates a `ChatOutputForm`; it consults the model's family once the model is known.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,32 @@ from mizzen.core.request import Int32
 from mizzen.core.sampling_params import Grammar
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.openai.schemas import ChatRequest
-from mizzen.gateway.reasoning.families import ReasoningFamily, as_format, reasoning_family
+from mizzen.gateway.reasoning.families import ReasoningFamily, detect_reasoning_family, grammar_format
 from mizzen.gateway.requests.output import OutputForm, OutputParser, PlainOutput
 from mizzen.gateway.text.model import TextModel
 from mizzen.gateway.tools import structural_tags
-from mizzen.gateway.tools.families import BARE, ToolFamily, tool_family
-from mizzen.gateway.tools.parsed_output import FormedOutput
+from mizzen.gateway.tools.families import BARE, ToolFamily, detect_tool_family
+from mizzen.gateway.tools.parsed_output import ParsedOutput
 from mizzen.gateway.tools.structural_tags import Format
-from mizzen.gateway.tools.tool_choice import Tools, chosen
+from mizzen.gateway.tools.tool_choice import OfferedTools, parse_tools
 
-PROMPT_END = 16
-"""Tokens of a prompt's end in which a tag of reasoning is looked for."""
+PROMPT_TAIL_TOKENS = 16
+"""Number of tokens at the end of a prompt that are searched for a reasoning tag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyOptions:
-    """Names of families in place of what the model's template shows; "auto" looks there, "none" is none."""
+    """Tool and reasoning families: "auto" detects them from the chat template, "none" disables them."""
 
     tools: str = "auto"
     reasoning: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatForm:
-    """An `OutputForm`: what a conversation's tools mean, and that models may reason."""
+class ChatOutputForm:
+    """`OutputForm` of a chat request: the offered tools, and reasoning if the model supports it."""
 
-    tools: Tools | None
+    tools: OfferedTools | None
     options: FamilyOptions
 
     def template_arguments(self, text: TextModel) -> dict[str, Any]:
@@ -45,32 +48,34 @@ class ChatForm:
             return {}
         if self._family(text) is None and not self.tools.forced:
             raise invalid(
-                "tools: it is not known how this model calls tools, so it cannot choose to; tool_choice"
+                "tools: this model's tool call format is unknown, so it cannot choose to call tools; tool_choice"
                 ' "required" or a named tool works (or the gateway\'s option --tool-parser)',
                 "tools",
                 "unsupported_parameter",
             )
-        return {"tools": self.tools.for_template()}
+        return {"tools": self.tools.template_tools()}
 
     def messages(self, text: TextModel, given: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-        """See `OutputForm`: ids of calls become such as the family's template takes."""
+        """See `OutputForm`. Call ids are converted to the form that the family's template accepts."""
         family = self._family(text)
         if family is None or family.call_id is str:
             return given
-        return tuple(with_call_ids(message, family) for message in given)
+        return tuple(convert_call_ids(message, family) for message in given)
 
     def grammar(self, text: TextModel, prompt: Int32, given: Grammar | None) -> Grammar | None:
-        """See `OutputForm`. `given` is for answers in text, and has no place where a call is forced."""
-        calls = self._calls(text, given)
+        """See `OutputForm`. `given` constrains text output; it does not apply if a call is forced."""
+        calls = self._calls_format(text, given)
         if calls is None and given is None:
             return None
         reasoning = self._reasoning(text)
-        end = "" if reasoning is None else prompt_end(text, prompt)
-        if reasoning is None or reasoning.closed(end):
-            return given if calls is None else structural_tags.grammar(calls)
+        end = "" if reasoning is None else prompt_tail(text, prompt)
+        if reasoning is None or reasoning.ends_reasoning(end):
+            return given if calls is None else structural_tags.structural_tag_grammar(calls)
         if calls is None and given is not None:
-            calls = as_format(given)
-        return structural_tags.grammar(reasoning.before(calls or {}, end, text.tokenizer))
+            calls = grammar_format(given)
+        return structural_tags.structural_tag_grammar(
+            reasoning.format_with_reasoning(calls or {}, end, text.tokenizer)
+        )
 
     def find_schema_field(self, keyword: str, path: str) -> str | None:
         """See `OutputForm`."""
@@ -82,66 +87,68 @@ class ChatForm:
         if reasoning is None and self.tools is None:
             return PlainOutput(stop)
         shown = () if reasoning is None else (reasoning.begin, reasoning.end)
-        split = None if reasoning is None else reasoning.parser(prompt_end(text, prompt))
+        split = None if reasoning is None else reasoning.parser(prompt_tail(text, prompt))
         if self.tools is None:
-            return FormedOutput(split, None, shown, stop)
+            return ParsedOutput(split, None, shown, stop)
         family = self._family(text) or BARE
         shown += family.shown_tokens
         if self.tools.forced:
-            return FormedOutput(split, family.parser(self.tools.schemas), shown, only_calls=True)
-        return FormedOutput(split, family.parser(self.tools.schemas, stop), shown)
+            return ParsedOutput(split, family.parser(self.tools.schemas), shown, only_calls=True)
+        return ParsedOutput(split, family.parser(self.tools.schemas, stop), shown)
 
-    def _calls(self, text: TextModel, given: Grammar | None) -> Format | None:
-        """Return the format of an answer with calls; None where nothing about calls is constrained."""
+    def _calls_format(self, text: TextModel, given: Grammar | None) -> Format | None:
+        """Return the format of output with tool calls; None if calls are not constrained."""
         tools = self.tools
         if tools is None:
             return None
         family = self._family(text) or BARE
         calls = tools.calls
         if tools.forced:
-            return family.forced(calls, tools.many, text.tokenizer)
+            return family.forced(calls, tools.allow_parallel, text.tokenizer)
         if given is not None:
-            return structural_tags.either(family.forced(calls, tools.many, text.tokenizer), as_format(given))
-        if tools.strict or tools.limited:
-            return family.free(calls, tools.many, text.tokenizer)
+            return structural_tags.either(
+                family.forced(calls, tools.allow_parallel, text.tokenizer), grammar_format(given)
+            )
+        if tools.strict or tools.restricted:
+            return family.free(calls, tools.allow_parallel, text.tokenizer)
         return None
 
     def _family(self, text: TextModel) -> ToolFamily | None:
-        return tool_family(self.options.tools, template_source(text), text.tokenizer)
+        return detect_tool_family(self.options.tools, template_source(text), text.tokenizer)
 
     def _reasoning(self, text: TextModel) -> ReasoningFamily | None:
-        return reasoning_family(self.options.reasoning, template_source(text), text.tokenizer)
+        return detect_reasoning_family(self.options.reasoning, template_source(text), text.tokenizer)
 
 
-def output_form(request: ChatRequest, options: FamilyOptions) -> OutputForm:
-    """Return what tools and reasoning options of a request mean.
+def chat_output_form(request: ChatRequest, options: FamilyOptions) -> OutputForm:
+    """Return the output form for a request's tool and reasoning options.
 
     Raises:
-        ApiError: 400, which names the field.
+        ApiError: 400 that names the field.
     """
-    tools = chosen(request.tools, request.tool_choice, request.parallel_tool_calls)
-    return ChatForm(tools=tools, options=options)
+    tools = parse_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+    return ChatOutputForm(tools=tools, options=options)
 
 
 def template_source(text: TextModel) -> str:
-    """Return the text of a model's chat templates."""
+    """Return the source of a model's chat templates."""
     return "" if text.template is None else text.template.source
 
 
-def prompt_end(text: TextModel, prompt: Int32) -> str:
-    """Return the text of a prompt's last tokens, special tokens included."""
-    last = np.asarray(prompt)[-PROMPT_END:].tolist()
-    return text.tokenizer.decode(last, skip_special_tokens=False)
+def prompt_tail(text: TextModel, prompt: Int32) -> str:
+    """Return the text of the last tokens of a prompt, including special tokens."""
+    tail = np.asarray(prompt)[-PROMPT_TAIL_TOKENS:].tolist()
+    return text.tokenizer.decode(tail, skip_special_tokens=False)
 
 
-def with_call_ids(message: dict[str, Any], family: ToolFamily) -> dict[str, Any]:
-    """Return a message with the ids of its calls as a family's template takes them."""
-    found = dict(message)
-    if "tool_call_id" in found:
-        found["tool_call_id"] = family.call_id(found["tool_call_id"])
-    if "tool_calls" in found:
-        found["tool_calls"] = [
+def convert_call_ids(message: dict[str, Any], family: ToolFamily) -> dict[str, Any]:
+    """Return a message whose call ids have the form that the family's template accepts."""
+    converted = dict(message)
+    if "tool_call_id" in converted:
+        converted["tool_call_id"] = family.call_id(converted["tool_call_id"])
+    if "tool_calls" in converted:
+        converted["tool_calls"] = [
             {**call, "id": family.call_id(call["id"])} if "id" in call else call
-            for call in found["tool_calls"]
+            for call in converted["tool_calls"]
         ]
-    return found
+    return converted

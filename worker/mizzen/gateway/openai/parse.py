@@ -1,4 +1,7 @@
-"""From request bodies to what is asked for."""
+"""Parse chat and completion bodies into `GenerationRequest`s.
+
+All checks that do not need the model happen here; errors are 400 and name the field.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,27 @@ from typing import Any, Protocol
 import msgspec
 
 from mizzen.gateway.errors import invalid
-from mizzen.gateway.openai.decode_body import decode, refuse_unserved, whole
-from mizzen.gateway.openai.messages import conversation
-from mizzen.gateway.openai.output_form import FamilyOptions, output_form
-from mizzen.gateway.openai.sampling_fields import sampling
-from mizzen.gateway.openai.schemas import ChatRequest, Common, CompletionRequest, StreamOptions
-from mizzen.gateway.openai.structured_output import grammar
+from mizzen.gateway.openai.messages import template_messages
+from mizzen.gateway.openai.output_form import FamilyOptions, chat_output_form
+from mizzen.gateway.openai.sampling_fields import sampling_params
+from mizzen.gateway.openai.schemas import ChatRequest, CommonFields, CompletionRequest, StreamOptions
+from mizzen.gateway.openai.structured_output import request_grammar
 from mizzen.gateway.requests.body_reader import split_pieces
+from mizzen.gateway.requests.decode_body import decode_body, reject_unsupported, to_integer
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest, Prompt
 from mizzen.gateway.routing.session import bound_session
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_FAMILIES = FamilyOptions()
-RESERVED_ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+RESERVED_TEMPLATE_KWARGS = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 
-HARMLESS: dict[str, tuple[Any, ...]] = {
+NOOP_VALUES: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "logits_processors": ([],),
@@ -31,9 +40,9 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
 }
-"""Fields that are not served: values (besides null) that ask for nothing."""
-CHAT_HARMLESS = {
-    **HARMLESS,
+"""Values of unsupported fields (besides null) that request nothing."""
+CHAT_NOOP_VALUES = {
+    **NOOP_VALUES,
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -46,127 +55,131 @@ CHAT_HARMLESS = {
     "prompt_cache_retention": ("in_memory",),
     "echo": (False,),
 }
-COMPLETION_HARMLESS = {**HARMLESS, "suffix": ("",)}
+COMPLETION_NOOP_VALUES = {**NOOP_VALUES, "suffix": ("",)}
 
 
-class Parser:
-    """Decodes the bodies of both endpoints."""
+class RequestParser:
+    """Decode and check the bodies of chat and completion requests."""
 
     def __init__(self, families: FamilyOptions = DEFAULT_FAMILIES) -> None:
-        """Take names of families that go before what a model's template shows."""
+        """Set the tool and reasoning families; options other than "auto" override the model's template."""
         self._families = families
         self._chat = msgspec.json.Decoder(ChatRequest)
         self._completion = msgspec.json.Decoder(CompletionRequest)
 
-    def chat(self, body: bytes) -> GenerationRequest:
-        """Return what a chat request asks for.
+    def parse_chat(self, body: bytes) -> GenerationRequest:
+        """Parse the body of a chat request.
 
         Raises:
-            ApiError: 400, which names the field.
+            ApiError: 400 that names the field.
         """
-        return self.chat_wish(decode(self._chat, body))
+        return self.chat_generation(decode_body(self._chat, body))
 
-    def chat_wish(self, request: ChatRequest) -> GenerationRequest:
-        """Return what a decoded chat request asks for.
+    def chat_generation(self, request: ChatRequest) -> GenerationRequest:
+        """Convert a decoded chat request.
 
         Raises:
-            ApiError: 400, which names the field.
+            ApiError: 400 that names the field.
         """
-        refuse_unserved(request, CHAT_HARMLESS)
+        reject_unsupported(request, CHAT_NOOP_VALUES)
         if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
             raise invalid(
                 "max_tokens and max_completion_tokens differ; give one of them", "max_completion_tokens"
             )
         if request.top_logprobs and not request.logprobs:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
-        opens = opens_turn(request)
-        most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-        field, made = grammar(request) or ("tools", None)
+        opens = opens_assistant_turn(request)
+        max_tokens = (
+            request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        )
+        field, grammar = request_grammar(request) or ("tools", None)
         return GenerationRequest(
-            **common(request),
-            messages=tuple(conversation(request.messages)),
+            **common_fields(request),
+            messages=tuple(template_messages(request.messages)),
             template_arguments=template_arguments(request),
             add_generation_prompt=opens,
             continue_final_message=bool(request.continue_final_message),
-            output_form=output_form(request, self._families),
+            output_form=chat_output_form(request, self._families),
             prompt_field="messages",
             grammar_field=field,
-            sampling=sampling(
+            sampling=sampling_params(
                 request,
-                most,
-                grammar=made,
+                max_tokens,
+                grammar=grammar,
                 logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             ),
-            max_tokens_given=most is not None,
+            max_tokens_given=max_tokens is not None,
             add_special_tokens=bool(request.add_special_tokens),
             best_of=request.n or 1,
         )
 
-    def chat_or_completion(self, body: bytes) -> GenerationRequest:
-        """Parse the body of a chat request, which has `messages`, or else of a completion request.
+    def parse_chat_or_completion(self, body: bytes) -> GenerationRequest:
+        """Parse the body of a chat request (with `messages`) or of a completion request.
 
         Raises:
-            ApiError: 400, which names the field.
+            ApiError: 400 that names the field.
         """
         try:
             fields = msgspec.json.decode(body, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            text = f"the body must be that of a chat or completion request: {error}"
+            text = f"the body must be a chat or completion request: {error}"
             raise invalid(text, code="invalid_json") from None
-        return self.chat(body) if "messages" in fields else self.completion(body)
+        return self.parse_chat(body) if "messages" in fields else self.parse_completion(body)
 
-    def completion(self, body: bytes) -> GenerationRequest:
-        """Return what a completion request asks for; `max_tokens` is 16 by default, as in OpenAI's API.
+    def parse_completion(self, body: bytes) -> GenerationRequest:
+        """Parse the body of a completion request; `max_tokens` defaults to 16, as in OpenAI's API.
 
         Raises:
-            ApiError: 400, which names the field.
+            ApiError: 400 that names the field.
         """
-        request = decode(self._completion, body)
-        refuse_unserved(request, COMPLETION_HARMLESS)
-        found = prompts(request.prompt)
+        request = decode_body(self._completion, body)
+        reject_unsupported(request, COMPLETION_NOOP_VALUES)
+        prompts = parse_prompts(request.prompt)
         n = request.n or 1
         best_of = request.best_of or n
         if best_of < n:
             raise invalid(f"best_of must be at least n ({n}), not {best_of}", "best_of", "out_of_range")
         if best_of > n and request.stream:
-            raise invalid("best_of cannot be streamed: the best is known at the end", "best_of")
-        if len(found) * best_of > MAX_SEQUENCES:
+            raise invalid("best_of cannot be streamed: the best choices are known only at the end", "best_of")
+        if len(prompts) * best_of > MAX_SEQUENCES:
             raise invalid(
-                f"{len(found)} prompts times {best_of} are more than {MAX_SEQUENCES} sequences; send several"
+                f"{len(prompts)} prompts times {best_of} choices exceed {MAX_SEQUENCES} sequences; send several"
                 " requests",
                 "prompt" if best_of == 1 else "best_of" if request.best_of else "n",
                 "out_of_range",
             )
         if request.logprobs is True:
-            raise invalid("logprobs must be a number here; booleans are chat's", "logprobs", "invalid_type")
+            raise invalid(
+                "logprobs must be a number here; only chat takes booleans", "logprobs", "invalid_type"
+            )
         logprobs = None if request.logprobs is False else request.logprobs
-        most = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-        field, made = grammar(request) or ("", None)
+        max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+        field, grammar = request_grammar(request) or ("", None)
         return GenerationRequest(
-            **common(request),
+            **common_fields(request),
             grammar_field=field,
-            prompt=found[0],
-            prompts=found,
-            sampling=sampling(
+            prompt=prompts[0],
+            prompts=prompts,
+            sampling=sampling_params(
                 request,
-                max(1, most),
-                grammar=made,
+                max(1, max_tokens),
+                grammar=grammar,
                 logprobs=logprobs,
                 prompt_logprobs=logprobs if request.echo else None,
             ),
             max_tokens_given=bool(request.max_tokens),
-            prompt_only=most == 0,
+            prompt_only=max_tokens == 0,
             add_special_tokens=request.add_special_tokens is not False,
             echo=bool(request.echo),
             best_of=best_of,
         )
 
 
-def common(request: Common) -> dict[str, Any]:
-    """Return what both endpoints ask for alike, as fields of `Wish`.
+def common_fields(request: CommonFields) -> dict[str, Any]:
+    """Return the fields of `GenerationRequest` that chat and completion requests share.
 
     Raises:
-        ApiError: 400, which names the field.
+        ApiError: 400 that names the field.
     """
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options is allowed only when stream is true", "stream_options")
@@ -187,44 +200,44 @@ def common(request: Common) -> dict[str, Any]:
 
 
 def template_arguments(request: ChatRequest) -> dict[str, Any]:
-    """Return the variables that a request gives to the chat template.
+    """Return the chat template variables of a request.
 
     Raises:
-        ApiError: 400 for one that the gateway itself sets.
+        ApiError: 400 for a variable that the gateway sets itself.
     """
-    found = check_arguments(request.chat_template_kwargs)
+    variables = check_template_kwargs(request.chat_template_kwargs)
     if request.reasoning_effort is not None:
-        found.setdefault("reasoning_effort", request.reasoning_effort)
+        variables.setdefault("reasoning_effort", request.reasoning_effort)
         if request.reasoning_effort == "none":
-            found.setdefault("enable_thinking", False)
-    return found
+            variables.setdefault("enable_thinking", False)
+    return variables
 
 
-def check_arguments(given: dict[str, Any] | None) -> dict[str, Any]:
+def check_template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
     """Return a copy of `chat_template_kwargs`.
 
     Raises:
-        ApiError: 400 for one that the gateway itself sets.
+        ApiError: 400 for a variable that the gateway sets itself.
     """
-    for name in RESERVED_ARGUMENTS:
-        if given and name in given:
+    for name in RESERVED_TEMPLATE_KWARGS:
+        if kwargs and name in kwargs:
             where = f"chat_template_kwargs.{name}"
-            raise invalid(f"{where} is no variable of the template; it is a field of the request", where)
-    return dict(given or {})
+            raise invalid(f"{where} is not a template variable; it is a field of the request", where)
+    return dict(kwargs or {})
 
 
-class OpensTurn(Protocol):
-    """A request with a conversation."""
+class TurnOptions(Protocol):
+    """Fields of a conversation request that control how its prompt ends."""
 
     add_generation_prompt: bool | None
     continue_final_message: bool | None
 
 
-def opens_turn(request: OpensTurn) -> bool:
-    """Return whether a conversation's prompt opens the assistant's turn.
+def opens_assistant_turn(request: TurnOptions) -> bool:
+    """Return whether the prompt opens the assistant's turn.
 
     Raises:
-        ApiError: 400 when it shall, and continue the last message too.
+        ApiError: 400 if it is to open the turn and to continue the last message.
     """
     continues = bool(request.continue_final_message)
     opens = not continues if request.add_generation_prompt is None else request.add_generation_prompt
@@ -233,39 +246,39 @@ def opens_turn(request: OpensTurn) -> bool:
     return opens
 
 
-def prompts(given: str | list[Any], name: str = "prompt") -> tuple[Prompt, ...]:
-    """Return the prompts of a body's field, each a text or token ids.
+def parse_prompts(value: str | list[Any], name: str = "prompt") -> tuple[Prompt, ...]:
+    """Return the prompts of a field, each text or token ids.
 
     Raises:
-        ApiError: 400 for an empty one, or something else.
+        ApiError: 400 if the field is empty or holds another type.
     """
-    if isinstance(given, str):
-        return (given,)
-    if not given:
+    if isinstance(value, str):
+        return (value,)
+    if not value:
         raise invalid(f"{name} is empty; give text or token ids", name)
-    if all(isinstance(one, (str, list)) for one in given):
-        return tuple(one if isinstance(one, str) else token_ids(one, name) for one in given)
-    return (token_ids(given, name),)
+    if all(isinstance(item, (str, list)) for item in value):
+        return tuple(item if isinstance(item, str) else parse_token_ids(item, name) for item in value)
+    return (parse_token_ids(value, name),)
 
 
-def token_ids(given: list[Any], name: str) -> array[int]:
-    """Return token ids of a body's field, int32.
+def parse_token_ids(values: list[Any], name: str) -> array[int]:
+    """Return the token ids of a field as int32.
 
     Raises:
-        ApiError: 400 when they are none.
+        ApiError: 400 if they are not token ids.
     """
-    if not given:
+    if not values:
         raise invalid(f"{name} is empty; give text or token ids", name)
-    found = array("i")
-    for piece in split_pieces(given):
+    ids = array("i")
+    for piece in split_pieces(values):
         kinds = set(map(type, piece))
         if kinds != {int} and kinds <= {int, float}:
-            piece = [whole(one) for one in piece]
+            piece = [to_integer(value) for value in piece]
             kinds = set(map(type, piece))
         if kinds != {int}:
             text = f"{name} must be text, a list of token ids, or a list of either"
             raise invalid(text, name, "invalid_type")
         if min(piece) < 0 or max(piece) >= 2**31:
             raise invalid(f"{name} holds a token id outside 0..2147483647", name, "out_of_range")
-        found.extend(piece)
-    return found
+        ids.extend(piece)
+    return ids

@@ -1,4 +1,4 @@
-"""Bodies of responses."""
+"""Response bodies of chat and text completions, models and their stream events."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from mizzen.gateway.requests.usage import TokenUsage
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """Of a prompt's tokens, those that came from the prefix cache."""
+    """Number of prompt tokens that came from the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """Of an answer's tokens, those that are reasoning."""
+    """Number of output tokens that are reasoning."""
 
     reasoning_tokens: int
 
 
 class Usage(msgspec.Struct):
-    """Counts of tokens."""
+    """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -46,14 +46,14 @@ def usage_body(usage: TokenUsage) -> Usage:
 
 
 class InputUsage(msgspec.Struct):
-    """Counts of tokens of a request that generates nothing."""
+    """Token counts of a request that generates nothing."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class TopLogprob(msgspec.Struct):
-    """A token that could have come, in chat's form."""
+    """Candidate token with its log probability, in the shape of chat completions."""
 
     token: str
     logprob: float
@@ -63,7 +63,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """A token with its log probability, in chat's form."""
+    """Token with its log probability, in the shape of chat completions."""
 
     token: str
     logprob: float
@@ -72,14 +72,14 @@ class TokenLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Log probabilities of a choice's tokens, in chat's form."""
+    """Log probabilities of a choice's tokens, in the shape of chat completions."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class TextLogprobs(msgspec.Struct):
-    """Log probabilities of a choice's tokens, in columns."""
+    """Log probabilities of a choice's tokens, as columns."""
 
     text_offset: Annotated[list[int], Meta(description="Position of each token's text, in characters.")]
     token_logprobs: Annotated[
@@ -92,14 +92,14 @@ class TextLogprobs(msgspec.Struct):
 
 
 class CalledFunctionDelta(msgspec.Struct, omit_defaults=True):
-    """More of a call."""
+    """Increment of a called function."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
 
 
 class ToolCallChunk(msgspec.Struct, omit_defaults=True):
-    """More of a tool call; `id` and `name` come with its first piece."""
+    """Increment of a tool call; `id` and `name` come with the first one."""
 
     index: int
     function: CalledFunctionDelta
@@ -108,7 +108,7 @@ class ToolCallChunk(msgspec.Struct, omit_defaults=True):
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
-    """What a chunk adds to the answer."""
+    """Increment of a chat message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -117,7 +117,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
 
 
 class ChunkChoice(msgspec.Struct):
-    """What a chunk adds to one choice."""
+    """Increment of one choice."""
 
     delta: Delta
     finish_reason: str | None = None
@@ -127,7 +127,7 @@ class ChunkChoice(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """An event of a chat stream."""
+    """Event of a chat stream."""
 
     id: str
     created: int
@@ -138,14 +138,14 @@ class Chunk(msgspec.Struct):
 
 
 class AnsweredFunction(msgspec.Struct):
-    """A function as the model calls it."""
+    """Function called by the model."""
 
     name: str
     arguments: Annotated[str, Meta(description="JSON text as written by the model.")]
 
 
 class AnsweredCall(msgspec.Struct):
-    """A tool call of an answer."""
+    """Tool call in a response."""
 
     id: str
     function: AnsweredFunction
@@ -153,7 +153,7 @@ class AnsweredCall(msgspec.Struct):
 
 
 class AnswerMessage(msgspec.Struct):
-    """The answer of a chat."""
+    """Message of a chat response."""
 
     content: Annotated[str | None, Meta(description="null if there are tool calls and no text.")]
     role: str = "assistant"
@@ -163,7 +163,7 @@ class AnswerMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """A choice of a chat response."""
+    """Choice of a chat response."""
 
     message: AnswerMessage
     finish_reason: str
@@ -185,7 +185,7 @@ class ChatResponse(msgspec.Struct):
 
 
 class TextChoice(msgspec.Struct):
-    """A choice of a completion, or what an event of its stream adds to one."""
+    """Choice of a completion, or its increment in a stream event."""
 
     text: str
     finish_reason: str | None = None
@@ -207,7 +207,7 @@ class CompletionResponse(msgspec.Struct):
 
 
 class Model(msgspec.Struct):
-    """A model that is served."""
+    """A served model."""
 
     id: str
     created: int

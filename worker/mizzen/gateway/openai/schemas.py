@@ -1,4 +1,5 @@
-"""Bodies of generating requests. The descriptions of fields are also used in OpenAPI and docs/openai.md."""
+"""Request bodies of chat and text completions. Field descriptions also appear in OpenAPI and
+docs/openai.md."""
 
 from __future__ import annotations
 
@@ -7,28 +8,28 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from mizzen.gateway.openai.format_schemas import ResponseFormat, StructuredOutputs
 from mizzen.gateway.openai.messages import Message
-from mizzen.gateway.openai.structured_output import ResponseFormat, StructuredOutputs
 from mizzen.gateway.tools.tool_schemas import Tool, ToolChoice
 
 
 def doc(text: str) -> Meta:
-    """Return a field's description."""
+    """Return metadata with a field's description."""
     return Meta(description=text)
 
 
-NOT_SERVED = "Not supported."
+NOT_SUPPORTED = "Not supported."
 
-MOST = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 
-Count = Annotated[int, Meta(ge=1, le=MOST)]
-Choices = Annotated[int, Meta(ge=1, le=128)]
+Count = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+ChoiceCount = Annotated[int, Meta(ge=1, le=128)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-TokenId = Annotated[int, Meta(ge=0, le=MOST)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Priority = Annotated[int, Meta(ge=-8, le=8)]
-Top = Annotated[int, Meta(ge=0, le=20)]
+TopCount = Annotated[int, Meta(ge=0, le=20)]
 
 
 TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -54,25 +55,25 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Sampling parameters that all generating requests have; see `mizzen.core.sampling_params.PARAMETERS`."""
+    """Sampling parameters of all generating requests; see `mizzen.core.sampling_params.PARAMETERS`."""
 
     temperature: Annotated[
         Annotated[float, Meta(ge=0, le=2)] | None,
         doc("1 by default; 0 always selects the most probable token."),
     ] = None
     top_p: Annotated[
-        Share | None,
+        Probability | None,
         doc(
             "Sample from the smallest set of tokens whose total probability reaches this "
             "value; 0 keeps only the most probable one."
         ),
     ] = None
     top_k: Annotated[
-        Annotated[int, Meta(ge=-1, le=MOST)] | None,
+        Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None,
         doc("Sample from the k most probable tokens; 0 and -1 mean all tokens."),
     ] = None
     min_p: Annotated[
-        Share | None, doc("Exclude tokens less probable than `min_p` times the most probable one.")
+        Probability | None, doc("Exclude tokens less probable than `min_p` times the most probable one.")
     ] = None
     seed: Annotated[
         int | None,
@@ -109,15 +110,15 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: Annotated[bool | None, doc("Continue after the model's own end tokens.")] = False
 
 
-class Common(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """Fields common to both generating endpoints."""
+class CommonFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """Fields of both chat and completion requests."""
 
     model: Annotated[str, doc("A name listed in `/v1/models`; any other name gets 404.")]
     stream: Annotated[
         bool | None, doc("Stream server-sent events as tokens are generated; `[DONE]` ends the stream.")
     ] = False
     stream_options: Annotated[StreamOptions | None, doc("Only with `stream`.")] = None
-    n: Annotated[Choices | None, doc("Number of choices per prompt.")] = None
+    n: Annotated[ChoiceCount | None, doc("Number of choices per prompt.")] = None
     max_tokens: Annotated[
         Count | None,
         doc("Maximum number of output tokens; by default as many as fit into the context."),
@@ -137,7 +138,7 @@ class Common(SamplingFields, forbid_unknown_fields=True, kw_only=True):
         ),
     ] = None
     min_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=MOST)] | None,
+        Annotated[int, Meta(ge=0, le=MAX_INT32)] | None,
         doc("Minimum number of output tokens before an end token."),
     ] = None
     skip_special_tokens: Annotated[
@@ -173,19 +174,19 @@ class Common(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     metadata: Annotated[dict[str, str] | None, doc("Accepted, not used.")] = None
     service_tier: Annotated[Any, doc("Only `auto` and `default`.")] = None
     store: Annotated[Any, doc("Only `false`: nothing is stored.")] = None
-    logits_processors: Annotated[Any, doc(NOT_SERVED)] = None
-    truncate_prompt_tokens: Annotated[Any, doc(NOT_SERVED)] = None
+    logits_processors: Annotated[Any, doc(NOT_SUPPORTED)] = None
+    truncate_prompt_tokens: Annotated[Any, doc(NOT_SUPPORTED)] = None
     use_beam_search: Annotated[Any, doc("Only `false`.")] = None
 
 
-class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
+class ChatRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], doc("The chat; at least one message.")]
     max_completion_tokens: Annotated[Count | None, doc("Same as `max_tokens`; set only one of them.")] = None
     logprobs: Annotated[bool | None, doc("Return the log probability of each output token.")] = None
     top_logprobs: Annotated[
-        Top | None,
+        TopCount | None,
         doc("Number of most probable tokens to return with their log probabilities; needs `logprobs`."),
     ] = None
     tools: Annotated[list[Tool] | None, doc("Functions that the model may call.")] = None
@@ -220,16 +221,16 @@ class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
     functions: Annotated[Any, doc("Not supported; use `tools`.")] = None
     function_call: Annotated[Any, doc("Only `none` and `auto`; use `tool_choice`.")] = None
     modalities: Annotated[Any, doc('Only `["text"]`.')] = None
-    audio: Annotated[Any, doc(NOT_SERVED)] = None
-    prediction: Annotated[Any, doc(NOT_SERVED)] = None
+    audio: Annotated[Any, doc(NOT_SUPPORTED)] = None
+    prediction: Annotated[Any, doc(NOT_SUPPORTED)] = None
     verbosity: Annotated[Any, doc("Only `medium`.")] = None
-    web_search_options: Annotated[Any, doc(NOT_SERVED)] = None
-    moderation: Annotated[Any, doc(NOT_SERVED)] = None
-    prompt_cache_options: Annotated[Any, doc(NOT_SERVED)] = None
+    web_search_options: Annotated[Any, doc(NOT_SUPPORTED)] = None
+    moderation: Annotated[Any, doc(NOT_SUPPORTED)] = None
+    prompt_cache_options: Annotated[Any, doc(NOT_SUPPORTED)] = None
     prompt_cache_retention: Annotated[Any, doc("Only `in_memory`.")] = None
 
 
-class CompletionRequest(Common, forbid_unknown_fields=True, kw_only=True):
+class CompletionRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[
@@ -241,21 +242,21 @@ class CompletionRequest(Common, forbid_unknown_fields=True, kw_only=True):
         ),
     ]
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=MOST)] | None,
+        Annotated[int, Meta(ge=0, le=MAX_INT32)] | None,
         doc(
             "Maximum number of output tokens, 16 by default; 0 only evaluates the prompt, for "
             "`echo` with `logprobs`."
         ),
     ] = None
     best_of: Annotated[
-        Choices | None,
+        ChoiceCount | None,
         doc(
             "Sequences sampled per prompt; the `n` with the highest mean log probability "
             "are returned. Cannot be streamed."
         ),
     ] = None
     logprobs: Annotated[
-        Top | bool | None,
+        TopCount | bool | None,
         doc(
             "Return the log probabilities of the tokens and of this number of most probable "
             "tokens; `false` turns them off."

@@ -1,4 +1,5 @@
-"""POST /v1/score: how near texts are (vLLM's form), or how probable labels come next (SGLang's)."""
+"""POST /v1/score: similarity of texts (vLLM's form) or probabilities of labels as next token (SGLang's
+form)."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from starlette.types import Scope
 
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.errors import ApiError, invalid, unavailable
-from mizzen.gateway.openai.decode_body import decode
-from mizzen.gateway.openai.embeddings import embed
-from mizzen.gateway.openai.parse import prompts
+from mizzen.gateway.openai.embeddings import embed_prompts
+from mizzen.gateway.openai.parse import parse_prompts
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import PROMPTS, Priority, TokenId, doc
+from mizzen.gateway.requests.decode_body import decode_body
 from mizzen.gateway.requests.fan_out import count_placement, new_routed_requests, run_each
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest, Prompt
 from mizzen.gateway.requests.routed_request import RoutedRequest
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 MAX_LABELS = 256
-MAX_JOINED = 16 * 1024 * 1024
-"""Characters or tokens of all prompts together: the query is in each of them."""
+MAX_JOINED_LENGTH = 16 * 1024 * 1024
+"""Maximum length of all prompts together, in characters or tokens; each prompt repeats the query."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /v1/score, in one of two forms."""
+    """Body of POST /v1/score, in either of two forms."""
 
     model: Annotated[str, doc("A name listed in `/v1/models`; any other name gets 404.")]
     text_1: Annotated[
@@ -73,7 +74,7 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ScoreItem(msgspec.Struct):
-    """The score of one pair of texts."""
+    """Score of one pair of texts."""
 
     index: int
     score: float
@@ -81,7 +82,7 @@ class ScoreItem(msgspec.Struct):
 
 
 class PairsResponse(msgspec.Struct):
-    """Response to vLLM's form."""
+    """Response to a request in vLLM's form."""
 
     id: str
     created: int
@@ -92,176 +93,180 @@ class PairsResponse(msgspec.Struct):
 
 
 class LabelsResponse(msgspec.Struct):
-    """Response to SGLang's form."""
+    """Response to a request in SGLang's form."""
 
-    scores: Annotated[list[list[float]], Meta(description="One row an item, one number a label.")]
+    scores: Annotated[list[list[float]], Meta(description="One row per item, one number per label.")]
     model: str
     usage: InputUsage
     object: str = "scoring"
 
 
-class Scores:
-    """Answers requests for scores."""
+class ScoreHandler:
+    """Handle requests for scores."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._decoder = msgspec.json.Decoder(ScoreRequest)
 
     async def __call__(self, body: bytes, scope: Scope) -> PairsResponse | LabelsResponse:
-        """Return the scores that a body asks for.
+        """Return the scores that a body requests.
 
         Raises:
-            ApiError: the request is wrong, or cannot be served.
+            ApiError: the request is invalid or cannot be served.
         """
-        request, generations = await self._gateway.body_reader.parse_body(body, self._read, scope)
+        request, generations = await self._gateway.body_reader.parse_body(body, self._parse, scope)
         if request.items is not None:
-            return await self._labels(request, generations, scope)
-        return await self._pairs(request, generations, scope)
+            return await self._score_labels(request, generations, scope)
+        return await self._score_pairs(request, generations, scope)
 
-    def _read(self, body: bytes) -> tuple[ScoreRequest, list[GenerationRequest]]:
-        """Return a request with what engines are asked for it.
+    def _parse(self, body: bytes) -> tuple[ScoreRequest, list[GenerationRequest]]:
+        """Return a request and one generation per prompt.
 
         Raises:
-            ApiError: 400, which names the field.
+            ApiError: 400 that names the field.
         """
-        request = decode(self._decoder, body)
+        request = decode_body(self._decoder, body)
         pairs, labels = ("text_1", "text_2"), ("query", "items", "label_token_ids")
-        given = [name for name in pairs + labels if getattr(request, name) is not None]
-        form = labels if given and given[0] in labels else pairs
-        for name in form:
-            if name not in given:
+        given_fields = [name for name in pairs + labels if getattr(request, name) is not None]
+        expected = labels if given_fields and given_fields[0] in labels else pairs
+        for name in expected:
+            if name not in given_fields:
                 raise invalid(
-                    f"{name} is required beside {given[0] if given else 'model'}", name, "missing_field"
+                    f"{name} is required with {given_fields[0] if given_fields else 'model'}",
+                    name,
+                    "missing_field",
                 )
-        options = ("apply_softmax", "item_first")  # of labels
-        given += [name for name in options if form is pairs and getattr(request, name)]
-        for name in given:
-            if name not in form:
-                raise invalid(f"{name} does not belong beside {form[0]}: the forms are two", name)
-        return request, pair_wishes(request) if form is pairs else label_wishes(request)
+        options = ("apply_softmax", "item_first")  # only for labels
+        given_fields += [name for name in options if expected is pairs and getattr(request, name)]
+        for name in given_fields:
+            if name not in expected:
+                raise invalid(
+                    f"{name} cannot be combined with {expected[0]}: use only one of the two forms", name
+                )
+        return request, pair_generations(request) if expected is pairs else label_generations(request)
 
-    async def _pairs(
+    async def _score_pairs(
         self, request: ScoreRequest, generations: list[GenerationRequest], scope: Scope
     ) -> PairsResponse:
-        found = await embed(self._gateway, scope, generations, None, normalize=True)
-        left = 1 if isinstance(request.text_1, str) else len(request.text_1 or ())
-        first, second = found[:left], found[left:]
+        results = await embed_prompts(self._gateway, scope, generations, None, normalize=True)
+        first_count = 1 if isinstance(request.text_1, str) else len(request.text_1 or ())
+        first, second = results[:first_count], results[first_count:]
         scores = [
-            ScoreItem(index, float(np.dot(first[index if left > 1 else 0].vector, other.vector)))
+            ScoreItem(index, float(np.dot(first[index if first_count > 1 else 0].vector, other.vector)))
             for index, other in enumerate(second)
         ]
-        tokens = sum(one.prompt_tokens for one in found)
+        tokens = sum(result.prompt_tokens for result in results)
         name = f"score-{secrets.token_hex(12)}"
         return PairsResponse(name, int(time.time()), request.model, scores, InputUsage(tokens, tokens))
 
-    async def _labels(
+    async def _score_labels(
         self, request: ScoreRequest, generations: list[GenerationRequest], scope: Scope
     ) -> LabelsResponse:
         dispatcher = self._gateway.open_service(request.model, scope).dispatcher
         routed_requests = new_routed_requests(self._gateway, scope, generations)
-        found = await run_each(
+        results = await run_each(
             dispatcher, routed_requests, lambda routed: self._label_scores(routed, dispatcher)
         )
-        scores = [scaled(logprobs, bool(request.apply_softmax)) for logprobs, _ in found]
-        tokens = sum(count for _, count in found)
+        scores = [to_probabilities(logprobs, bool(request.apply_softmax)) for logprobs, _ in results]
+        tokens = sum(count for _, count in results)
         return LabelsResponse(scores, request.model, InputUsage(tokens, tokens))
 
     async def _label_scores(
         self, routed: RoutedRequest, dispatcher: Dispatcher
     ) -> tuple[tuple[float, ...], int]:
-        """Return the labels' log probabilities to come next, and how many tokens the prompt has."""
+        """Return the log probability of each label as the next token, and the number of prompt tokens."""
         self._gateway.restart_queue_timeout(routed.queue_entry)
-        running = await dispatcher.place(routed)
+        attempt = await dispatcher.place(routed)
         count_placement(self._gateway, routed)
         try:
-            tokens, _ = await running.next_tokens()
+            tokens, _ = await attempt.next_tokens()
             self._gateway.metrics.for_model(routed.generation.model).output_tokens.inc(len(tokens))
             if routed.record is not None:
                 routed.record.prompt_tokens += len(routed.prompt)
                 routed.record.completion_tokens += len(tokens)
-            return running.take_logprobs()[0].asked, len(routed.prompt)
+            return attempt.take_logprobs()[0].asked, len(routed.prompt)
         except (StreamLost, EngineRefused) as error:
             raise unavailable(str(error), code="engine_lost") from error
         finally:
-            running.close()
+            attempt.close()
 
 
-def pair_wishes(request: ScoreRequest) -> list[GenerationRequest]:
-    """Return what is embedded for vLLM's form: first all of `text_1`, then all of `text_2`.
+def pair_generations(request: ScoreRequest) -> list[GenerationRequest]:
+    """Return the embedding requests for vLLM's form: all of `text_1`, then all of `text_2`.
 
     Raises:
-        ApiError: 400 for none, too many, or numbers that do not match.
+        ApiError: 400 for no texts, too many, or numbers of texts that do not match.
     """
-    left, right = texts(request.text_1, "text_1"), texts(request.text_2, "text_2")
+    left, right = text_list(request.text_1, "text_1"), text_list(request.text_2, "text_2")
     if len(left) not in (1, len(right)):
         text = f"text_1 must hold one text or as many as text_2 ({len(right)}), not {len(left)}"
         raise invalid(text, "text_1")
-    return [wish_of(request, one, GREEDY) for one in [*left, *right]]
+    return [score_generation(request, item, GREEDY) for item in [*left, *right]]
 
 
-def label_wishes(request: ScoreRequest) -> list[GenerationRequest]:
-    """Return what is asked for SGLang's form, an item each.
+def label_generations(request: ScoreRequest) -> list[GenerationRequest]:
+    """Return one request per item of SGLang's form.
 
     Raises:
-        ApiError: 400, as `joined`, and for too few or too many labels.
+        ApiError: 400, as `join_prompts`, and for too few or too many labels.
     """
     labels = tuple(request.label_token_ids or ())
     if not 0 < len(labels) <= MAX_LABELS:
         raise invalid(f"label_token_ids must hold 1 to {MAX_LABELS} tokens", "label_token_ids")
-    asked = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0, logprob_token_ids=labels)
-    return [wish_of(request, prompt, asked) for prompt in joined(request)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0, logprob_token_ids=labels)
+    return [score_generation(request, prompt, sampling) for prompt in join_prompts(request)]
 
 
-def texts(given: str | list[str] | None, name: str) -> list[str]:
-    """Return the texts of a field.
+def text_list(value: str | list[str] | None, name: str) -> list[str]:
+    """Return the texts of a field as a list.
 
     Raises:
-        ApiError: 400 for none, or too many.
+        ApiError: 400 for no texts, or too many.
     """
-    found = [given] if isinstance(given, str) else given or []
-    if not 0 < len(found) <= MAX_SEQUENCES:
+    texts = [value] if isinstance(value, str) else value or []
+    if not 0 < len(texts) <= MAX_SEQUENCES:
         raise invalid(f"{name} must hold 1 to {MAX_SEQUENCES} texts", name)
-    return found
+    return texts
 
 
-def joined(request: ScoreRequest) -> list[Prompt]:
-    """Return the prompts of a request in SGLang's form: its query with each of its items.
+def join_prompts(request: ScoreRequest) -> list[Prompt]:
+    """Return the prompts of a request in SGLang's form: the query joined with each item.
 
     Raises:
-        ApiError: 400 for a mixture of texts and token ids, or too many.
+        ApiError: 400 for a mix of text and token ids, or for too many items.
     """
-    query, *others = prompts("" if request.query is None else request.query, "query")
-    items = prompts("" if request.items is None else request.items, "items")
+    query, *others = parse_prompts("" if request.query is None else request.query, "query")
+    items = parse_prompts("" if request.items is None else request.items, "items")
     if others:
         raise invalid("query must be one text, or token ids", "query")
     if len(items) > MAX_SEQUENCES:
         raise invalid(f"items holds {len(items)} items; at most {MAX_SEQUENCES} are allowed", "items")
-    if len(query) * len(items) > MAX_JOINED:
-        text = f"query, {len(query)} long, is too long to begin {len(items)} prompts: send fewer items"
+    if len(query) * len(items) > MAX_JOINED_LENGTH:
+        text = f"query, {len(query)} long, is too long for {len(items)} prompts: send fewer items"
         raise invalid(text, "items", "out_of_range")
-    return [pair(query, item, bool(request.item_first)) for item in items]
+    return [join_prompt(query, item, bool(request.item_first)) for item in items]
 
 
-def pair(query: Prompt, item: Prompt, item_first: bool) -> Prompt:
-    """Return one prompt.
+def join_prompt(query: Prompt, item: Prompt, item_first: bool) -> Prompt:
+    """Join a query and an item to one prompt.
 
     Raises:
-        ApiError: 400 when one is text and the other is not.
+        ApiError: 400 if one is text and the other is token ids.
     """
     if isinstance(query, str) and isinstance(item, str):
         return item + query if item_first else query + item
     if isinstance(query, array) and isinstance(item, array):
         return item + query if item_first else query + item
-    raise mixed()
+    raise mixed_kinds_error()
 
 
-def mixed() -> ApiError:
-    """Return the 400 of a query and an item of two kinds."""
-    return invalid("items must be texts when query is one, and token ids when query is token ids", "items")
+def mixed_kinds_error() -> ApiError:
+    """Return the 400 for a query and an item of different kinds."""
+    return invalid("items must be texts if query is text, and token ids if query is token ids", "items")
 
 
-def wish_of(request: ScoreRequest, prompt: Prompt, sampling: SamplingParams) -> GenerationRequest:
-    """Return what a request asks for with one prompt."""
+def score_generation(request: ScoreRequest, prompt: Prompt, sampling: SamplingParams) -> GenerationRequest:
+    """Return the request for one prompt."""
     return GenerationRequest(
         model=request.model,
         prompt=prompt,
@@ -271,10 +276,10 @@ def wish_of(request: ScoreRequest, prompt: Prompt, sampling: SamplingParams) -> 
     )
 
 
-def scaled(logprobs: tuple[float, ...], softmax: bool) -> list[float]:
-    """Return probabilities, of all tokens or among the labels."""
+def to_probabilities(logprobs: tuple[float, ...], softmax: bool) -> list[float]:
+    """Convert log probabilities to probabilities among all tokens, or with `softmax` among the labels."""
     if not softmax:
-        return [math.exp(one) for one in logprobs]
-    most = max(logprobs)
-    shares = [math.exp(one - most) for one in logprobs]
-    return [share / sum(shares) for share in shares]
+        return [math.exp(logprob) for logprob in logprobs]
+    maximum = max(logprobs)
+    weights = [math.exp(logprob - maximum) for logprob in logprobs]
+    return [weight / sum(weights) for weight in weights]

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: text to token ids and back, as completions would see them."""
+"""POST /tokenize and /detokenize: convert text to token ids and back, as completions do."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from starlette.types import Scope
 
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.errors import invalid, unavailable
-from mizzen.gateway.openai.decode_body import decode
-from mizzen.gateway.openai.messages import Message, conversation
-from mizzen.gateway.openai.output_form import ChatForm, FamilyOptions
-from mizzen.gateway.openai.parse import check_arguments, opens_turn
+from mizzen.gateway.openai.messages import Message, template_messages
+from mizzen.gateway.openai.output_form import ChatOutputForm, FamilyOptions
+from mizzen.gateway.openai.parse import check_template_kwargs, opens_assistant_turn
 from mizzen.gateway.openai.schemas import TokenId, doc
+from mizzen.gateway.requests.decode_body import decode_body
 from mizzen.gateway.requests.engine_request import tokenize_prompt
 from mizzen.gateway.requests.fan_out import map_concurrently
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest
 from mizzen.gateway.services import Service
 from mizzen.gateway.text.model import TextModel
-from mizzen.gateway.tools.tool_choice import chosen
+from mizzen.gateway.tools.tool_choice import parse_tools
 from mizzen.gateway.tools.tool_schemas import Tool
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
-MANY_TOKENS = 4096
-"""More are decoded off the event loop."""
-NOTHING = SamplingParams(temperature=0.0, max_tokens=1)
+OFF_LOOP_TOKENS = 4096
+"""More tokens than this are decoded in a thread."""
+NO_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /tokenize: `prompt` or `messages`."""
+    """Body of POST /tokenize: either `prompt` or `messages`."""
 
     model: Annotated[str | None, doc("A name listed in `/v1/models`; by default the first.")] = None
     prompt: Annotated[str | list[str] | None, doc("A text, or up to 1,024 texts.")] = None
@@ -54,7 +54,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TokenizeResponse(msgspec.Struct):
-    """Response of POST /tokenize; of several texts, lists."""
+    """Response of POST /tokenize; with several texts, the fields are lists."""
 
     count: int | list[int]
     max_model_len: Annotated[int, Meta(description="The context length.")]
@@ -79,8 +79,8 @@ class DetokenizeResponse(msgspec.Struct):
     text: Annotated[str, Meta(description="The same text, under SGLang's name.")]
 
 
-class Texts:
-    """Answers requests that need a tokenizer and no engine's step."""
+class TokenizeHandler:
+    """Handle requests that need a tokenizer but no engine."""
 
     def __init__(self, gateway: Gateway, families: FamilyOptions) -> None:
         self._gateway = gateway
@@ -89,26 +89,26 @@ class Texts:
         self._detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
     async def tokenize(self, body: bytes, scope: Scope) -> TokenizeResponse:
-        """Return the token ids of a text or a conversation.
+        """Return the token ids of text or of a conversation.
 
         Raises:
-            ApiError: the request is wrong, or no engine is there to say how its model tokenizes.
+            ApiError: the request is invalid, or no engine has announced the model's tokenizer.
         """
-        request, asked = await self._gateway.body_reader.parse_body(body, self._read, scope)
-        service, text = self._model(request.model, scope)
+        request, requests = await self._gateway.body_reader.parse_body(body, self._parse_tokenize, scope)
+        service, text = self._find_model(request.model, scope)
 
-        async def one(generation: GenerationRequest) -> list[int]:
+        async def tokenize_one(generation: GenerationRequest) -> list[int]:
             return (await tokenize_prompt(generation, text)).tolist()
 
-        found = await map_concurrently(asked, one, at_once=1)
+        token_ids = await map_concurrently(requests, tokenize_one, concurrency=1)
         context = service.table.longest_context(text)
-        several = isinstance(request.prompt, list)
-        counts = [len(ids) for ids in found]
-        response = TokenizeResponse(counts if several else counts[0], context, [])
-        response.tokens = [*found] if several else [*found[0]]
+        is_batch = isinstance(request.prompt, list)
+        counts = [len(ids) for ids in token_ids]
+        response = TokenizeResponse(counts if is_batch else counts[0], context, [])
+        response.tokens = [*token_ids] if is_batch else [*token_ids[0]]
         if request.return_token_strs:
-            names = [await asyncio.to_thread(token_texts, text, ids) for ids in found]
-            response.token_strs = [*names] if several else [*names[0]]
+            strings = [await asyncio.to_thread(token_strings, text, ids) for ids in token_ids]
+            response.token_strs = [*strings] if is_batch else [*strings[0]]
         return response
 
     async def detokenize(self, body: bytes, scope: Scope) -> DetokenizeResponse:
@@ -117,21 +117,23 @@ class Texts:
         Raises:
             ApiError: as `tokenize`.
         """
-        request = await self._gateway.body_reader.parse_body(body, partial(decode, self._detokenize), scope)
-        _, text = self._model(request.model, scope)
-        work = partial(text.tokenizer.decode, request.tokens, bool(request.skip_special_tokens))
-        found = await asyncio.to_thread(work) if len(request.tokens) > MANY_TOKENS else work()
-        return DetokenizeResponse(found, found)
+        request = await self._gateway.body_reader.parse_body(
+            body, partial(decode_body, self._detokenize), scope
+        )
+        _, text = self._find_model(request.model, scope)
+        decode = partial(text.tokenizer.decode, request.tokens, bool(request.skip_special_tokens))
+        decoded = await asyncio.to_thread(decode) if len(request.tokens) > OFF_LOOP_TOKENS else decode()
+        return DetokenizeResponse(decoded, decoded)
 
-    def _read(self, body: bytes) -> tuple[TokenizeRequest, list[GenerationRequest]]:
-        request = decode(self._tokenize, body)
+    def _parse_tokenize(self, body: bytes) -> tuple[TokenizeRequest, list[GenerationRequest]]:
+        request = decode_body(self._tokenize, body)
         if (request.prompt is None) == (request.messages is None):
             raise invalid("give either prompt or messages", "prompt")
-        return request, generations(request, self._families)
+        return request, tokenize_generations(request, self._families)
 
-    def _model(self, name: str | None, scope: Scope) -> tuple[Service, TextModel]:
+    def _find_model(self, name: str | None, scope: Scope) -> tuple[Service, TextModel]:
         if name is None:
-            names = [one for one, _ in self._gateway.models_for(scope)]
+            names = [model_name for model_name, _ in self._gateway.models_for(scope)]
             if not names:
                 raise unavailable("no model is served yet")
             name = names[0]
@@ -142,29 +144,29 @@ class Texts:
         return service, text
 
 
-def generations(request: TokenizeRequest, families: FamilyOptions) -> list[GenerationRequest]:
-    """Return what is to be tokenized, as generating requests would ask for it.
+def tokenize_generations(request: TokenizeRequest, families: FamilyOptions) -> list[GenerationRequest]:
+    """Return the inputs to tokenize as generation requests.
 
-    Tools are named to the template whether or not the model could choose one of them.
+    Tools are passed to the template even if the model could not call them.
 
     Raises:
-        ApiError: 400, which names the field.
+        ApiError: 400 that names the field.
     """
     model = request.model or ""
     if request.messages is not None:
-        arguments = check_arguments(request.chat_template_kwargs)
-        tools = chosen(request.tools, None, None)
+        arguments = check_template_kwargs(request.chat_template_kwargs)
+        tools = parse_tools(request.tools, None, None)
         if tools is not None:
-            arguments["tools"] = tools.for_template()
+            arguments["tools"] = tools.template_tools()
         return [
             GenerationRequest(
                 model=model,
-                sampling=NOTHING,
+                sampling=NO_SAMPLING,
                 prompt_field="messages",
-                messages=tuple(conversation(request.messages)),
+                messages=tuple(template_messages(request.messages)),
                 template_arguments=arguments,
-                output_form=ChatForm(tools=None, options=families),
-                add_generation_prompt=opens_turn(request),
+                output_form=ChatOutputForm(tools=None, options=families),
+                add_generation_prompt=opens_assistant_turn(request),
                 continue_final_message=bool(request.continue_final_message),
                 add_special_tokens=bool(request.add_special_tokens),
             )
@@ -172,16 +174,18 @@ def generations(request: TokenizeRequest, families: FamilyOptions) -> list[Gener
     for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
         if getattr(request, name) is not None:
             raise invalid(f"{name} needs messages", name)
-    given = [request.prompt] if isinstance(request.prompt, str) else request.prompt or []
-    if not 0 < len(given) <= MAX_SEQUENCES:
+    prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt or []
+    if not 0 < len(prompts) <= MAX_SEQUENCES:
         raise invalid(f"prompt must hold 1 to {MAX_SEQUENCES} texts", "prompt")
-    special = request.add_special_tokens is not False
+    add_special_tokens = request.add_special_tokens is not False
     return [
-        GenerationRequest(model=model, sampling=NOTHING, prompt=one, add_special_tokens=special)
-        for one in given
+        GenerationRequest(
+            model=model, sampling=NO_SAMPLING, prompt=prompt, add_special_tokens=add_special_tokens
+        )
+        for prompt in prompts
     ]
 
 
-def token_texts(text: TextModel, ids: list[int]) -> list[str]:
-    """Return each token's text; a part of a character is U+FFFD."""
+def token_strings(text: TextModel, ids: list[int]) -> list[str]:
+    """Return the text of each token; part of a character becomes U+FFFD."""
     return [text.tokenizer.token_bytes(token).decode(errors="replace") for token in ids]

@@ -1,1 +1,1 @@
-"""Reasoning: the part of an answer that a model thinks before it speaks."""
+"""Reasoning: the part of the output in which a model thinks before it answers."""

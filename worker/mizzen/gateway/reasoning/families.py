@@ -1,4 +1,4 @@
-"""The families of models by how they mark their reasoning, and which one a model belongs to."""
+"""Model families by their reasoning tags, and detection of a model's family."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from mizzen.gateway.tools.structural_tags import Format
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFamily:
-    """How the models of a family mark reasoning, which comes before the rest of an answer."""
+    """Reasoning tags of a model family. Reasoning precedes the rest of the output."""
 
     name: str
     begin: str
     end: str
     always_open: bool = False
-    """Whether answers begin with reasoning even where neither prompt nor answer opens it."""
+    """Whether output starts with reasoning even if neither prompt nor output contains the opening tag."""
 
-    def opened(self, prompt_end: str) -> bool:
-        """Tell whether an answer to a prompt that ends so begins within the reasoning."""
-        last = prompt_end.rstrip()
-        if last.endswith(self.begin):
+    def starts_inside(self, prompt_end: str) -> bool:
+        """Return whether output starts within reasoning after a prompt with this ending."""
+        text = prompt_end.rstrip()
+        if text.endswith(self.begin):
             return True
-        return self.always_open and not last.endswith(self.end)
+        return self.always_open and not text.endswith(self.end)
 
-    def closed(self, prompt_end: str) -> bool:
-        """Tell whether the prompt itself has ended the reasoning, so that there is none."""
+    def ends_reasoning(self, prompt_end: str) -> bool:
+        """Return whether the prompt itself ends the reasoning, so that the output has none."""
         return prompt_end.rstrip().endswith(self.end)
 
     def parser(self, prompt_end: str) -> ReasoningParser | None:
-        """Return a parser for an answer to a prompt; None when the prompt has ended the reasoning."""
-        if self.closed(prompt_end):
+        """Return a parser for the output; None if the prompt has ended the reasoning."""
+        if self.ends_reasoning(prompt_end):
             return None
-        return ReasoningParser(self.begin, self.end, self.opened(prompt_end))
+        return ReasoningParser(self.begin, self.end, self.starts_inside(prompt_end))
 
-    def before(self, rest: Format, prompt_end: str, tokenizer: Tokenizer) -> Format:
-        """Return the format of an answer that may reason before `rest`."""
-        if self.closed(prompt_end):
+    def format_with_reasoning(self, rest: Format, prompt_end: str, tokenizer: Tokenizer) -> Format:
+        """Return the format of output that may contain reasoning before `rest`."""
+        if self.ends_reasoning(prompt_end):
             return rest
-        end = structural_tags.mark(tokenizer, self.end)
+        end = structural_tags.tag_marker(tokenizer, self.end)
         free = structural_tags.any_text(*([end] if isinstance(end, str) else ()))
-        if self.opened(prompt_end):
-            thought = structural_tags.tag("", free, end)
+        if self.starts_inside(prompt_end):
+            reasoning = structural_tags.tag("", free, end)
         else:
-            thought = structural_tags.optional(
-                structural_tags.tag(structural_tags.mark(tokenizer, self.begin), free, end)
+            reasoning = structural_tags.optional(
+                structural_tags.tag(structural_tags.tag_marker(tokenizer, self.begin), free, end)
             )
-        return structural_tags.sequence(thought, {"type": "regex", "pattern": r"\n{0,2}"}, rest)
+        return structural_tags.sequence(reasoning, {"type": "regex", "pattern": r"\n{0,2}"}, rest)
 
 
 QWEN = ReasoningFamily("qwen3", "<think>", "</think>")
@@ -64,8 +64,8 @@ NAMES = ("auto", "none", *FAMILIES)
 """Values of the option `reasoning_parser`."""
 
 
-def reasoning_family(option: str, template: str, tokenizer: Tokenizer) -> ReasoningFamily | None:
-    """Return a model's family: the one that the option names, or what its template and tokens show."""
+def detect_reasoning_family(option: str, template: str, tokenizer: Tokenizer) -> ReasoningFamily | None:
+    """Return a model's family: the one that the option names, or the one that template and tokenizer show."""
     if option != "auto":
         return FAMILIES.get(option)
     for family in (QWEN, MAGISTRAL):
@@ -74,11 +74,11 @@ def reasoning_family(option: str, template: str, tokenizer: Tokenizer) -> Reason
     return None
 
 
-def as_format(grammar: Grammar) -> Format:
-    """Return a grammar as a part of a structural tag.
+def grammar_format(grammar: Grammar) -> Format:
+    """Return a grammar as an element of a structural tag.
 
     Raises:
-        ValueError: a structural tag is no JSON, or of the older form, which cannot be a part of another.
+        ValueError: a structural tag is not JSON, or has the older form, which cannot be nested.
     """
     kind = grammar.kind
     if kind is GrammarKind.JSON_OBJECT:
@@ -90,9 +90,9 @@ def as_format(grammar: Grammar) -> Format:
     if kind is GrammarKind.EBNF:
         return {"type": "grammar", "grammar": grammar.text}
     try:
-        given = msgspec.json.decode(grammar.text)
+        tag = msgspec.json.decode(grammar.text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"the structural tag is not valid JSON: {error}") from None
-    if not isinstance(given, dict) or "format" not in given:
-        raise ValueError("a structural tag for a model that reasons must have a `format`")
-    return given["format"]
+    if not isinstance(tag, dict) or "format" not in tag:
+        raise ValueError("a structural tag for a reasoning model must have a `format`")
+    return tag["format"]

@@ -1,97 +1,98 @@
-"""Splits reasoning from content."""
+"""Incremental parser that separates reasoning from content."""
 
 from __future__ import annotations
 
 import enum
 
-from mizzen.gateway.text.stop import partial
+from mizzen.gateway.text.stop import partial_match_length
 from mizzen.gateway.tools.json_scanner import WHITESPACE
 
 
-class _State(enum.Enum):
+class _ReasoningState(enum.Enum):
     START = 0
-    """Reasoning may begin here."""
+    """Reasoning may start here."""
     OPENED = 1
-    """Behind the opening tag; white space here belongs to the format."""
+    """After the opening tag; white space here belongs to the syntax."""
     INSIDE = 2
     CLOSED = 3
-    """Behind the closing tag; white space here belongs to the format."""
+    """After the closing tag; white space here belongs to the syntax."""
     OUTSIDE = 4
 
 
 class ReasoningParser:
-    """Splits one answer's text at the tags of its reasoning, which comes first.
+    """Split output text at its reasoning tags; reasoning comes first.
 
-    How the text is cut into pieces changes nothing. White space beside the tags is left out.
+    The result is the same for any split of the text. White space next to the tags is dropped.
     """
 
-    def __init__(self, begin: str, end: str, opened: bool) -> None:
-        """Take the tags; `opened` says that the reasoning has begun: in the prompt, or by habit."""
+    def __init__(self, begin: str, end: str, starts_inside: bool) -> None:
+        """Set the tags; `starts_inside` means that the prompt or the family has already opened the
+        reasoning."""
         self._begin = begin
         self._end = end
-        self._opened = opened
-        self._state = _State.START
-        self._held = ""
-        self._space: list[str] = []
-        self.found = opened
-        """Whether there is reasoning, as far as it is known."""
+        self._starts_inside = starts_inside
+        self._state = _ReasoningState.START
+        self._pending = ""
+        self._whitespace: list[str] = []
+        self.has_reasoning = starts_inside
+        """Whether there is reasoning, as far as is known."""
 
     @property
-    def inside(self) -> bool:
-        """Whether what comes next is reasoning, or may be."""
-        return self._state in (_State.START, _State.OPENED, _State.INSIDE)
+    def in_reasoning(self) -> bool:
+        """Whether the next text is or may be reasoning."""
+        return self._state in (_ReasoningState.START, _ReasoningState.OPENED, _ReasoningState.INSIDE)
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Take the next text; return what is certain now of reasoning and of content."""
-        if self._state is _State.OUTSIDE:
+        """Parse more text; return the reasoning and the content that are certain now."""
+        if self._state is _ReasoningState.OUTSIDE:
             return "", text
-        text, self._held = self._held + text, ""
-        if self._state is _State.START:
-            text = self._start(text)
-        if self._state is _State.OPENED:
+        text, self._pending = self._pending + text, ""
+        if self._state is _ReasoningState.START:
+            text = self._read_start(text)
+        if self._state is _ReasoningState.OPENED:
             text = text.lstrip(WHITESPACE)
-            self._state = _State.INSIDE if text else _State.OPENED
+            self._state = _ReasoningState.INSIDE if text else _ReasoningState.OPENED
         reasoning = ""
-        if self._state is _State.INSIDE:
-            reasoning, text = self._inside(text)
-        if self._state is _State.CLOSED:
+        if self._state is _ReasoningState.INSIDE:
+            reasoning, text = self._read_inside(text)
+        if self._state is _ReasoningState.CLOSED:
             text = text.lstrip(WHITESPACE)
-            self._state = _State.OUTSIDE if text else _State.CLOSED
-        return reasoning, text if self._state is _State.OUTSIDE else ""
+            self._state = _ReasoningState.OUTSIDE if text else _ReasoningState.CLOSED
+        return reasoning, text if self._state is _ReasoningState.OUTSIDE else ""
 
     def end(self) -> tuple[str, str]:
-        """Return what was held back; the answer has ended."""
-        held, self._held = self._held, ""
-        if self._state is _State.INSIDE:
-            return ("".join([*self._space, held]) if held else ""), ""
-        if self._state is _State.START and self._opened:
-            return held.strip(WHITESPACE), ""
-        return "", held
+        """Return the reasoning and content that were held back; the text has ended."""
+        pending, self._pending = self._pending, ""
+        if self._state is _ReasoningState.INSIDE:
+            return ("".join([*self._whitespace, pending]) if pending else ""), ""
+        if self._state is _ReasoningState.START and self._starts_inside:
+            return pending.strip(WHITESPACE), ""
+        return "", pending
 
-    def _start(self, text: str) -> str:
+    def _read_start(self, text: str) -> str:
         body = text.lstrip(WHITESPACE)
         if body.startswith(self._begin):
-            self._state, self.found = _State.OPENED, True
+            self._state, self.has_reasoning = _ReasoningState.OPENED, True
             return body[len(self._begin) :]
         if self._begin.startswith(body):
-            self._held = text
+            self._pending = text
             return ""
-        self._state = _State.OPENED if self._opened else _State.OUTSIDE
+        self._state = _ReasoningState.OPENED if self._starts_inside else _ReasoningState.OUTSIDE
         return text
 
-    def _inside(self, text: str) -> tuple[str, str]:
-        """Return reasoning, and what is behind its end."""
+    def _read_inside(self, text: str) -> tuple[str, str]:
+        """Return reasoning, and the text after its closing tag."""
         at = text.find(self._end)
         if at >= 0:
-            self._state = _State.CLOSED
+            self._state = _ReasoningState.CLOSED
             text, rest = text[:at], text[at + len(self._end) :]
         else:
-            cut = len(text) - partial(text, self._end)
-            self._held, text, rest = text[cut:], text[:cut], ""
+            cut = len(text) - partial_match_length(text, self._end)
+            self._pending, text, rest = text[cut:], text[:cut], ""
         body = text.rstrip(WHITESPACE)
-        given = "".join([*self._space, body]) if body else ""
+        reasoning = "".join([*self._whitespace, body]) if body else ""
         if body:
-            self._space = []
+            self._whitespace = []
         if len(body) < len(text):
-            self._space.append(text[len(body) :])
-        return given, rest
+            self._whitespace.append(text[len(body) :])
+        return reasoning, rest

@@ -1,14 +1,14 @@
-"""One sequence's answer as it grows: from tokens to content, reasoning, calls and log probabilities."""
+"""Builds one sequence's answer as its tokens arrive: content, reasoning, tool calls and log probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from mizzen.core.request import FinishReason, Int32
 from mizzen.gateway.requests.generation_request import GenerationRequest
-from mizzen.gateway.requests.output import OutputDelta, OutputParser, PlainOutput
+from mizzen.gateway.requests.output import OutputDelta, OutputParser, PlainOutput, ToolCallDelta
 from mizzen.gateway.requests.token_logprobs import ScoredToken, decode_logprobs
 from mizzen.gateway.text.model import TextModel
 from mizzen.wire.client.stream import TokenLogprobs
@@ -16,25 +16,25 @@ from mizzen.wire.messages import Finish
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
-    """What a delivery of tokens adds to an answer."""
+    """Part of an answer that one delivery of tokens adds."""
 
     delta: OutputDelta
     token_ids: list[int]
     finish_reason: str | None = None
     """OpenAI's finish_reason, with the last piece."""
     logprobs: Sequence[ScoredToken] = ()
-    """The same tokens with log probabilities, where asked for."""
+    """The same tokens with log probabilities, if requested."""
 
 
 class AnswerBuilder:
-    """The answer to one sequence of a request."""
+    """Builds the answer of one sequence."""
 
     def __init__(self, generation: GenerationRequest, text: TextModel, prompt: Int32, start: int = 0) -> None:
-        """Begin an answer whose text goes on from character `start` (behind a prompt that it echoes)."""
+        """Begin an answer; its text starts at character `start`, after a prompt that it echoes."""
         self.output_tokens = 0
-        """Output tokens so far, those behind a stop string not counted."""
+        """Output tokens so far, without those after a stop string."""
         self.total_logprob = 0.0
-        """Sum of the tokens' log probabilities, where they are asked for."""
+        """Sum of the tokens' log probabilities, if requested."""
         stop = generation.sampling.stop
         self._parser: OutputParser = (
             PlainOutput(stop)
@@ -51,18 +51,18 @@ class AnswerBuilder:
         )
 
     def add(self, tokens: list[int], finish: Finish | None, logprobs: list[TokenLogprobs]) -> AnswerPiece:
-        """Take the next tokens with their log probabilities, and the end with the last of them.
+        """Add the next tokens with their log probabilities, and the finish with the last of them.
 
-        A token that ended the answer (`Finish.stop_token`) is among the ids and not in the text.
+        The token that ended the answer (`Finish.stop_token`) is among the ids but not in the text.
         """
         if self._prompt_only:
             return AnswerPiece(OutputDelta(), [], "length")
         visible = tokens
         if finish is not None and finish.stop_token is not None and tokens[-1:] == [finish.stop_token]:
             visible = tokens[:-1]
-        delta, used = self._parse(visible)
+        delta, used_tokens = self._parse(visible)
         if self._parser.stopped:
-            tokens = tokens[:used]
+            tokens = tokens[:used_tokens]
         self.output_tokens += len(tokens)
         reason = None
         if finish is not None or self._parser.stopped:
@@ -77,37 +77,40 @@ class AnswerBuilder:
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the tokens were reasoning."""
+        """Number of output tokens that are reasoning."""
         return self._parser.reasoning_tokens
 
     def _parse(self, tokens: list[int]) -> tuple[OutputDelta, int]:
-        """Return what tokens say, and how many of them lie before the end that a stop string makes."""
+        """Return the delta of tokens, and how many of them precede the end by a stop string."""
         parser, add = self._parser, self._detokenizer.add
-        delta, used = OutputDelta(), 0
-        while used < len(tokens) and (self._may_stop or parser.counts_tokens):
-            delta, used = join_deltas(delta, parser.feed(add(tokens[used : used + 1]))), used + 1
+        delta, used_tokens = OutputDelta(), 0
+        while used_tokens < len(tokens) and (self._may_stop or parser.counts_tokens):
+            delta, used_tokens = (
+                join_deltas(delta, parser.feed(add(tokens[used_tokens : used_tokens + 1]))),
+                used_tokens + 1,
+            )
             if parser.stopped:
-                return delta, used
-        if used == len(tokens):
-            return delta, used
-        return join_deltas(delta, parser.feed(add(tokens[used:]))), len(tokens)
+                return delta, used_tokens
+        if used_tokens == len(tokens):
+            return delta, used_tokens
+        return join_deltas(delta, parser.feed(add(tokens[used_tokens:]))), len(tokens)
 
     def _finish_reason(self, finish: Finish | None) -> str:
-        """Return OpenAI's finish_reason of an answer that has ended: by the engine, or by a stop string."""
+        """Return OpenAI's finish_reason of an answer that ended by the engine or by a stop string."""
         if self._parser.stopped or (finish is not None and finish.reason == FinishReason.STOP):
             return self._parser.finish_reason or "stop"
         return "length"
 
     def _decode_logprobs(self, entry: TokenLogprobs) -> ScoredToken:
-        found = decode_logprobs(self._tokenizer, entry, self._offset)
+        token = decode_logprobs(self._tokenizer, entry, self._offset)
         self.total_logprob += entry.logprob
         if self._offsets is not None:
             self._offset += len(self._offsets.add((entry.token,)))
-        return found
+        return token
 
 
 def join_deltas(first: OutputDelta, second: OutputDelta) -> OutputDelta:
-    """Return two deltas as one."""
+    """Return two consecutive deltas as one."""
     if not second:
         return first
     if not first:
@@ -120,7 +123,7 @@ def join_deltas(first: OutputDelta, second: OutputDelta) -> OutputDelta:
 
 
 def join_pieces(pieces: list[AnswerPiece]) -> AnswerPiece:
-    """Return an answer's pieces as one, its calls' arguments in pieces still."""
+    """Return an answer's pieces as one; tool call arguments stay in pieces."""
     calls = [call for piece in pieces for call in piece.delta.tool_calls]
     return AnswerPiece(
         OutputDelta(
@@ -132,3 +135,14 @@ def join_pieces(pieces: list[AnswerPiece]) -> AnswerPiece:
         pieces[-1].finish_reason if pieces else None,
         [token for piece in pieces for token in piece.logprobs],
     )
+
+
+def join_tool_calls(pieces: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
+    """Return one complete call for each index, joined from its pieces, in the order of the indices."""
+    calls: dict[int, ToolCallDelta] = {}
+    for piece in pieces:
+        call = calls.get(piece.index, ToolCallDelta(piece.index, ""))
+        calls[piece.index] = ToolCallDelta(
+            piece.index, piece.id or call.id, piece.name or call.name, call.arguments + piece.arguments
+        )
+    return [calls[index] for index in sorted(calls)]

@@ -1,4 +1,7 @@
-"""An answer as it comes, whichever engines give it."""
+"""A request in one engine, whose answer continues on another engine if that one is lost.
+
+The dispatcher makes attempts; sequences read them.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from mizzen.wire.client.stream import EngineRefused, EngineStream, StreamLost, T
 from mizzen.wire.messages import Finish
 
 Resume = Callable[["Attempt", StreamLost], Awaitable["Attempt | None"]]
-"""Returns what goes on with an answer whose engine is lost; None, or a StreamLost, when nothing does."""
+"""Returns the attempt that continues the answer of a lost engine; None or a StreamLost if none does."""
 
 
 class Attempt:
-    """A request in an engine, from its first tokens on. `close` must be called.
+    """Request in an engine. `close` must be called.
 
-    When its engine is lost, `next` continues the answer in another one from the tokens that it has returned:
-    there is no gap, no token twice, and an end counts the whole answer.
+    If its engine is lost, `next_tokens` continues the answer on another engine from the tokens that it has
+    returned: without a gap, without a token twice, and with a finish that counts the whole answer.
     """
 
     def __init__(
@@ -32,24 +35,25 @@ class Attempt:
         self.stream = stream
         self.finish: Finish | None = None
         self.prompt_logprobs: list[TokenLogprobs] | None = stream.prompt_logprobs
-        """Of the prompt's tokens from the second on, where asked for; complete with the first token."""
-        self._identity = engine.model_identity  # as of now: an engine that is lost serves nothing
+        """Log probabilities of the prompt's tokens from the second on, if requested; complete with the
+        first token."""
+        self._identity = engine.model_identity  # captured now, because a lost engine serves nothing
         self._cost = cost
         self._resume = resume
         self._first: tuple[list[int], Finish | None] | None = None
         self._failure: Exception | None = None
         self._counted = True
         self.record: AttemptRecord | None = None
-        """What the request's record is told of its time in the engine."""
+        """Record of the request's time in the engine."""
         engine.add_request(cost)
         self.breaker_period = engine.breaker.begin_request()
 
     async def next_tokens(self) -> tuple[list[int], Finish | None]:
-        """Return the next tokens, and the end if it is known.
+        """Return the next tokens, and the finish if it is known.
 
         Raises:
-            StreamLost: the answer cannot go on.
-            ApiError: 400, what the request asks for cannot go on anywhere.
+            StreamLost: the answer cannot continue.
+            ApiError: 400, what the request asks for cannot continue on any engine.
         """
         while True:
             try:
@@ -68,20 +72,22 @@ class Attempt:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens from a cache, known with the end; who takes over may have output there, too."""
+        """Prompt tokens from a cache, known at the finish. After a resume, cached output tokens do not
+        count."""
         return min(self.finish.cached_tokens, len(self.routed.prompt)) if self.finish is not None else 0
 
     def take_logprobs(self) -> list[TokenLogprobs]:
-        """Return one entry for each token that `next` returned since the last call; none if not asked for."""
+        """Return one entry for each token that `next_tokens` returned since the last call; empty if not
+        requested."""
         return self.stream.drain_logprobs()
 
     async def wait_first_tokens(self, seconds: float) -> None:
-        """Wait for the first tokens; `next` returns them.
+        """Wait for the first tokens, which `next_tokens` returns.
 
         Raises:
-            EngineRefused: the engine does not take the request.
-            StreamLost: it lost the request, or has given no token after `seconds`.
-            ApiError: see `next`.
+            EngineRefused: the engine refused the request.
+            StreamLost: it lost the request, or returned no token within `seconds`.
+            ApiError: see `next_tokens`.
         """
         self.engine.awaiting_first_token.add(self.stream)
         try:
@@ -93,9 +99,9 @@ class Attempt:
             self.engine.awaiting_first_token.discard(self.stream)
 
     def close(self, error: str = "") -> bool:
-        """Abort what still runs, and end the count of the request; tell whether there was something.
+        """Abort the request if it still runs, and stop counting it; return whether it still ran.
 
-        `error` is a word for why the engine did not finish it.
+        `error` is one word for why the engine did not finish it.
         """
         unfinished = self.finish is None
         if unfinished:
@@ -104,22 +110,22 @@ class Attempt:
         return unfinished
 
     def release(self, error: str = "") -> None:
-        """End the count of the request in its engine; the engine has nothing of it any more."""
+        """Stop counting the request in its engine, which no longer has it."""
         self._failure = None
         self.stream.forget()
         if self._counted:
             self._counted = False
             if self.record is not None:
-                told = self.finish.first_token_seconds if self.finish is not None else 0.0
-                self.record.end(error, told)
+                engine_seconds = self.finish.first_token_seconds if self.finish is not None else 0.0
+                self.record.end(error, engine_seconds)
             self.engine.remove_request(self._cost)
 
     async def _next_from_engine(self) -> tuple[list[int], Finish | None]:
-        """Return what the engine gives.
+        """Return the engine's next tokens and finish.
 
         Raises:
-            EngineRefused, StreamLost: see `EngineStream.next`; an end in error is a StreamLost too.
-            ApiError: 400 for an end that is the request's own fault.
+            EngineRefused, StreamLost: see `EngineStream.next`; a finish with an error is a StreamLost too.
+            ApiError: 400 for a finish that is the request's own fault.
         """
         if self._first is not None:
             (tokens, finish), self._first = self._first, None
@@ -128,26 +134,30 @@ class Attempt:
         else:
             tokens, finish = await self.stream.next()
         if finish is not None and finish.reason in (FinishReason.ERROR, FinishReason.ABORT):
-            text = finish.message or "the engine gave the request up"
-            own = finish.at_fault
+            text = finish.message or "the engine abandoned the request"
+            at_fault = finish.at_fault
             self._failure = (
-                refusal_error(self.routed.generation, text) if own else StreamLost("engine_error", text)
+                refusal_error(self.routed.generation, text) if at_fault else StreamLost("engine_error", text)
             )
             if not tokens:
                 raise self._failure
-            return tokens, None  # they are good, and need not be drawn again
+            return tokens, None  # they are valid and need not be sampled again
         self.finish = finish
         return tokens, finish
 
     async def _resume_elsewhere(self, lost: StreamLost) -> bool:
-        """Tell whether another engine goes on with the answer."""
-        other = await self._resume(self, lost)
-        if other is not None:
-            self._continue_as(other)
-        return other is not None
+        """Continue the answer on another engine; return whether one took over."""
+        new_attempt = await self._resume(self, lost)
+        if new_attempt is not None:
+            self._continue_as(new_attempt)
+        return new_attempt is not None
 
-    def _continue_as(self, other: Attempt) -> None:
-        """Go on as the same request in another engine."""
-        self.engine, self.stream, self.breaker_period = other.engine, other.stream, other.breaker_period
-        self._cost, self._first, self._counted = other._cost, other._first, other._counted
-        self._failure, self.record, self.finish = other._failure, other.record, None
+    def _continue_as(self, new_attempt: Attempt) -> None:
+        """Become an attempt on another engine for the same request."""
+        self.engine, self.stream, self.breaker_period = (
+            new_attempt.engine,
+            new_attempt.stream,
+            new_attempt.breaker_period,
+        )
+        self._cost, self._first, self._counted = new_attempt._cost, new_attempt._first, new_attempt._counted
+        self._failure, self.record, self.finish = new_attempt._failure, new_attempt.record, None

@@ -1,7 +1,7 @@
-"""What clients have yet to take of their streams: bounded one by one, and all together.
+"""Output that clients have not read yet, bounded per sequence and in total.
 
-A stream is read as it comes, whether its client takes it or not: so a stop string is seen in time, and the
-turn and the place in the engine are given back with the answer's end.
+A stream is read from its engine as it arrives, whether or not its client reads. A stop string is therefore
+seen in time, and the slot in the engine is free when the answer ends.
 """
 
 from __future__ import annotations
@@ -16,36 +16,39 @@ from mizzen.gateway.requests.usage import TokenUsage
 from mizzen.wire.client.stream import MAX_UNREAD_TOKENS, StreamLost
 
 PART_TOKENS = 256
-"""Pieces are joined to parts of about so many tokens, each of which is one write."""
+"""Approximate number of tokens per part; each part is one write."""
 MAX_UNREAD = 1 << 20
-"""Tokens, and log probabilities beside them, that wait for all clients together."""
+"""Number of tokens, and of log probabilities besides them, that may wait for all clients together."""
 
 K = TypeVar("K")
 
 
 class AbortableConnection(Protocol):
-    """What can be ended at once; see `mizzen.gateway.http.connection.Output`."""
+    """Connection that can be aborted; see `mizzen.gateway.http.connection.ConnectionWriter`."""
 
     def abort(self) -> None:
-        """End it."""
+        """Abort the connection."""
         ...
 
 
 class StreamClient:
-    """Whom parts wait for: one request's client."""
+    """Client of one streamed request."""
 
     def __init__(self, tenant: str, connection: AbortableConnection | None) -> None:
         self.tenant = tenant
         self._connection = connection
 
     def abort(self) -> None:
-        """End its connection."""
+        """Abort the client's connection."""
         if self._connection is not None:
             self._connection.abort()
 
 
 class UnreadOutput:
-    """Counts what waits for all clients. Beyond the limit, whoever has most loses its largest answer."""
+    """Counts the output that waits for all clients.
+
+    Above the limit, the tenant with the most unread output loses the connection with the largest part of it.
+    """
 
     def __init__(self, limit: int = MAX_UNREAD) -> None:
         self._limit = limit
@@ -54,36 +57,36 @@ class UnreadOutput:
         self.total = 0
 
     def adjust(self, client: StreamClient, entries: int) -> None:
-        """Count what waits for a client from now on, or below 0 what does so no more."""
+        """Add `entries`, which may be negative, to the unread output of a client."""
         add_to_count(self._client_entries, client, entries)
         add_to_count(self._tenant_entries, client.tenant, entries)
         self.total += entries
         if entries > 0 and self.total > self._limit:
             tenant = self._tenant_entries.most_common(1)[0][0]
-            mine = (one for one in self._client_entries if one.tenant == tenant)
-            max(mine, key=lambda one: self._client_entries[one]).abort()
+            clients = (client for client in self._client_entries if client.tenant == tenant)
+            max(clients, key=lambda client: self._client_entries[client]).abort()
 
 
 def add_to_count(counts: Counter[K], key: K, amount: int) -> None:
-    """Add to one of some counts, and drop it at 0."""
+    """Add to one of the counts, and delete it at 0."""
     counts[key] += amount
     if not counts[key]:
         del counts[key]
 
 
 class OutputPart(NamedTuple):
-    """Some of an answer, as one event tells it."""
+    """Part of an answer that one event carries."""
 
     piece: AnswerPiece
     usage: TokenUsage | None
-    """Of the answer up to its end, where events hold it."""
+    """Token counts of the answer up to the end of this part, if events report them."""
 
 
 class OutputQueue:
-    """What waits of one sequence of a request, in its order, and who sends it. `close` must be called."""
+    """Unread output of one sequence, in order, with the task that sends it. `close` must be called."""
 
     def __init__(self, unread_output: UnreadOutput, client: StreamClient) -> None:
-        self._untaken, self._client = unread_output, client
+        self._unread_output, self._client = unread_output, client
         self._parts: deque[tuple[list[AnswerPiece], TokenUsage | None]] = deque()
         self._last = 0
         """Tokens of the last part."""
@@ -92,7 +95,7 @@ class OutputQueue:
 
     @property
     def is_sending(self) -> bool:
-        """Whether something is being sent, which new pieces wait for; raises what went wrong with it."""
+        """Whether output is being sent, so that new pieces must wait; raises the error of a failed send."""
         if self._send_task is None:
             return False
         if self._send_task.done():
@@ -101,20 +104,20 @@ class OutputQueue:
         return True
 
     def start_sending(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something sent, and then all that has been added meanwhile."""
+        """Start a task that sends output, including what is pushed meanwhile."""
         self._send_task = asyncio.create_task(work)
 
     async def wait_sent(self) -> None:
-        """Wait until all is sent.
+        """Wait until everything is sent.
 
         Raises:
-            ClientGone: the client does not take it.
+            ClientGone: the client does not read.
         """
         if self._send_task is not None:
             await self._send_task
 
     async def close(self) -> None:
-        """Send nothing more, and forget what waits."""
+        """Stop sending, and drop what waits."""
         if self._send_task is not None:
             self._send_task.cancel()
             await asyncio.gather(self._send_task, return_exceptions=True)
@@ -126,10 +129,10 @@ class OutputQueue:
         return bool(self._parts)
 
     def push(self, piece: AnswerPiece, usage: TokenUsage | None) -> None:
-        """Put a piece behind the others.
+        """Append a piece.
 
         Raises:
-            StreamLost: they are too many.
+            StreamLost: too many tokens wait.
         """
         if self._tokens + len(piece.token_ids) > MAX_UNREAD_TOKENS:
             raise StreamLost("slow", f"more than {MAX_UNREAD_TOKENS} tokens wait for a slow client")
@@ -144,19 +147,19 @@ class OutputQueue:
         self._count(piece, 1)
 
     def pop(self) -> OutputPart:
-        """Return the first part, which waits no more."""
+        """Remove and return the first part."""
         pieces, usage = self._parts.popleft()
         for piece in pieces:
             self._count(piece, -1)
         return OutputPart(pieces[0] if len(pieces) == 1 else join_pieces(pieces), usage)
 
     def _join_last(self) -> None:
-        """Join the last part's pieces: it gets no more of them, and one takes less memory than many."""
+        """Join the pieces of the last part, which is complete: one piece takes less memory than many."""
         if self._parts:
             pieces, usage = self._parts[-1]
             self._parts[-1] = ([join_pieces(pieces)], usage)
 
     def _count(self, piece: AnswerPiece, sign: int) -> None:
-        beside = sum(1 + len(token.top) for token in piece.logprobs)
+        logprob_entries = sum(1 + len(token.top) for token in piece.logprobs)
         self._tokens += sign * len(piece.token_ids)
-        self._untaken.adjust(self._client, sign * (len(piece.token_ids) + beside))
+        self._unread_output.adjust(self._client, sign * (len(piece.token_ids) + logprob_entries))

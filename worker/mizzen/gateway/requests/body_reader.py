@@ -1,7 +1,7 @@
-"""Large bodies are read beside the event loop, in pieces that other threads can come between.
+"""Reads large bodies off the event loop, in pieces that let other threads run in between.
 
-A call into the decoder or over all of a list holds the interpreter for as long as it takes. So bodies have a
-bound on their lists and objects, whose making takes longest, and what is counted or checked is looked at in
+A call into the decoder, or over all of a list, holds the interpreter lock until it returns. The number of
+lists and objects per body is therefore bounded, because they take the longest to make, and checks run over
 pieces.
 """
 
@@ -22,13 +22,13 @@ from mizzen.gateway.auth.authentication import get_tenant
 from mizzen.gateway.errors import invalid
 
 SMALL_BYTES = 64 * 1024
-"""A body up to this long is read at once."""
+"""Largest body that is parsed on the event loop."""
 MAX_CONTAINERS = 100_000
-"""Lists and objects of one body."""
+"""Largest number of lists and objects in one body."""
 PIECE_ITEMS = 32_768
-"""Items of a list that are looked at in one go: about a millisecond."""
+"""List items processed in one go, in about a millisecond."""
 PIECE_BYTES = 65_536
-"""Of a body that are looked at in one go: about a millisecond too."""
+"""Bytes of a body processed in one go, in about a millisecond."""
 
 QUOTE, BACKSLASH, BRACKET, BRACE = b'"\\[{'
 
@@ -39,17 +39,17 @@ T = TypeVar("T")
 
 
 class BodyReader:
-    """Reads bodies, the large ones one at a time in a thread of its own; tenants take turns at it."""
+    """Parses bodies; large ones one at a time in a thread, and round-robin across tenants."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "mizzen-body")
         self._mutex = FairMutex()
 
     async def parse_body(self, body: bytes, parse: Callable[[bytes], R], scope: Scope) -> R:
-        """Return what `parse` makes of the body of a request.
+        """Return the result of `parse` for the body of a request.
 
         Raises:
-            ApiError: what `parse` raises; 400 for a body of too many lists and objects.
+            ApiError: as `parse`; 400 for a body with too many lists and objects.
         """
         if len(body) <= SMALL_BYTES:
             return parse(body)
@@ -62,64 +62,70 @@ class BodyReader:
         return await self._run_in_pool(work, "" if tenant is None else tenant.name)
 
     async def _run_in_pool(self, work: Callable[[], R], group: str) -> R:
-        """Return what the work gives. Its turn ends with the work, which a request that goes does not end."""
+        """Run `work` in the thread while holding the mutex; a request that ends meanwhile does not release
+        it early."""
         await self._mutex.acquire(group)
         loop = asyncio.get_running_loop()
 
         def end() -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, so nothing waits
                 loop.call_soon_threadsafe(self._mutex.release, group)
 
         try:
             running = self._pool.submit(work)
-        except RuntimeError:  # the gateway has ended
+        except RuntimeError:  # the gateway has shut down
             self._mutex.release(group)
             raise
         running.add_done_callback(lambda _: end())
         return await asyncio.wrap_future(running)
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Start no more work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def check_containers(body: bytes, most: int = MAX_CONTAINERS, piece: int = PIECE_BYTES) -> None:
-    """Raise when JSON text has too many lists and objects; brackets in strings do not count.
+def check_containers(body: bytes, limit: int = MAX_CONTAINERS, piece_bytes: int = PIECE_BYTES) -> None:
+    """Raise if JSON text has more than `limit` lists and objects; brackets in strings do not count.
 
-    It is looked at in pieces of so many bytes.
+    Processes `piece_bytes` at a time.
 
     Raises:
         ApiError: 400.
     """
-    if body.count(b"[") + body.count(b"{") <= most:
+    if body.count(b"[") + body.count(b"{") <= limit:
         return
-    found, in_string, run = 0, 0, 0
-    for begin in range(0, len(body), piece):
-        part = np.frombuffer(body, np.uint8, min(piece, len(body) - begin), begin)
-        quotes, run = find_quotes(part, run)
-        inside = (np.cumsum(quotes, dtype=np.uint8) + np.uint8(in_string)) & 1  # it wraps at an even number
+    count, in_string, backslashes_before = 0, 0, 0
+    for begin in range(0, len(body), piece_bytes):
+        part = np.frombuffer(body, np.uint8, min(piece_bytes, len(body) - begin), begin)
+        quotes, backslashes_before = find_quotes(part, backslashes_before)
+        inside = (
+            np.cumsum(quotes, dtype=np.uint8) + np.uint8(in_string)
+        ) & 1  # uint8 wraps at an even number
         in_string = int(inside[-1])
-        found += int(np.count_nonzero(((part == BRACKET) | (part == BRACE)) & (inside == 0)))
-        if found > most:
-            text = f"the body holds more than {most} lists and objects: send several requests"
+        count += int(np.count_nonzero(((part == BRACKET) | (part == BRACE)) & (inside == 0)))
+        if count > limit:
+            text = f"the body holds more than {limit} lists and objects: send several requests"
             raise invalid(text, code="body_too_complex")
 
 
-def find_quotes(part: Bytes, run: int) -> tuple[Bools, int]:
-    """Return where strings begin or end in a part of JSON text: at quotes that no backslash escapes.
+def find_quotes(part: Bytes, backslashes_before: int) -> tuple[Bools, int]:
+    """Return which bytes of a part of JSON text are unescaped quotes: bool [n], and the backslashes at its
+    end.
 
-    `run` says how many backslashes stand before the part; the other value is that of the next part.
+    `backslashes_before` is the number of backslashes right before the part, and the second value that of the
+    next one.
     """
     quotes, backslashes = part == QUOTE, part == BACKSLASH
-    if not run and not backslashes.any():
+    if not backslashes_before and not backslashes.any():
         return quotes, 0
-    places = np.arange(1, len(part) + 1)
-    last = np.maximum.accumulate(np.where(backslashes, -run, places))  # that is none, up to each place
-    runs = np.concatenate(([run], places - last))
+    positions = np.arange(1, len(part) + 1)
+    # Position of the last byte that is not a backslash, up to each byte.
+    last = np.maximum.accumulate(np.where(backslashes, -backslashes_before, positions))
+    runs = np.concatenate(([backslashes_before], positions - last))
     return quotes & (runs[:-1] % 2 == 0), int(runs[-1])
 
 
 def split_pieces(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield a sequence in pieces."""
+    """Yield a sequence in pieces of at most `PIECE_ITEMS`."""
     for begin in range(0, len(values), PIECE_ITEMS):
         yield values[begin : begin + PIECE_ITEMS]

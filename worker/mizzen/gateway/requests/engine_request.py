@@ -1,4 +1,4 @@
-"""What an engine is sent for a request, once the model's text side is known."""
+"""Builds the engine's request from a generation request, once the model's text side is known."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from mizzen.gateway.text.template import TemplateError
 from mizzen.wire.messages import MAX_GRAMMAR_BYTES, Sampling
 
 _KEYWORD = re.compile(r'"([^"]+)" at (/.{0,2000})', re.DOTALL)
-"""A keyword of a schema that an engine does not enforce, and the way to it; what is wrong follows."""
+"""Schema keyword that an engine does not enforce, and the path to it; the problem follows."""
 
 
-async def tokenize_prompt(generation: GenerationRequest, text: TextModel, most: int = 0) -> Int32:
-    """Return the token ids [n] of a request's prompt.
+async def tokenize_prompt(generation: GenerationRequest, text: TextModel, max_tokens: int = 0) -> Int32:
+    """Return the token ids of a request's prompt, int32 [n].
 
     Raises:
-        ApiError: 400 when the chat template refuses the messages, or the prompt is empty.
-        TooManyTokens: there are more than `most` (not 0), which was clear before they were made.
+        ApiError: 400 if the chat template rejects the messages, or the prompt is empty.
+        TooManyTokens: it is certain, before tokenization, that there are more than `max_tokens` (if not 0).
     """
     if generation.messages is not None:
-        ids = await tokenize_chat(generation, text, most)
+        ids = await tokenize_chat(generation, text, max_tokens)
     elif isinstance(generation.prompt, str):
-        ids = await text.text_prompt(generation.prompt, generation.add_special_tokens, most)
+        ids = await text.text_prompt(generation.prompt, generation.add_special_tokens, max_tokens)
     else:
         ids = prompt_array(generation.prompt)
     if not len(ids):
@@ -41,16 +41,16 @@ async def tokenize_prompt(generation: GenerationRequest, text: TextModel, most: 
 
 
 def prompt_array(prompt: array[int] | None) -> Int32:
-    """Return token ids [n] as they are, not copied."""
+    """Return token ids as int32 [n], without a copy."""
     return np.frombuffer(prompt, dtype=np.int32) if prompt else np.empty(0, np.int32)
 
 
-async def tokenize_chat(generation: GenerationRequest, text: TextModel, most: int = 0) -> Int32:
-    """Return the token ids [n] of a conversation.
+async def tokenize_chat(generation: GenerationRequest, text: TextModel, max_tokens: int = 0) -> Int32:
+    """Return the token ids of a conversation, int32 [n].
 
     Raises:
-        ApiError: 400 when the template refuses the messages, or there is none.
-        TooManyTokens: as in `prompt_ids`.
+        ApiError: 400 if the template rejects the messages, or the model has none.
+        TooManyTokens: as in `tokenize_prompt`.
     """
     arguments, messages = dict(generation.template_arguments), generation.messages or ()
     if generation.output_form is not None:
@@ -62,20 +62,20 @@ async def tokenize_chat(generation: GenerationRequest, text: TextModel, most: in
         add_generation_prompt=generation.add_generation_prompt,
         continue_final_message=generation.continue_final_message,
         add_special_tokens=generation.add_special_tokens,
-        most=most,
+        max_tokens=max_tokens,
     )
     try:
         return await prompt(messages)
     except (TemplateError, NoChatTemplate) as error:
-        place = find_unparsed_arguments(messages)
-        if place is not None and await template_accepts(prompt(clear_unparsed_arguments(messages))):
+        field_path = find_unparsed_arguments(messages)
+        if field_path is not None and await template_accepts(prompt(clear_unparsed_arguments(messages))):
             reason = "must be the text of a JSON object: the model's chat template takes nothing else"
-            raise invalid(f"{place} {reason}", place, "invalid_json") from error
+            raise invalid(f"{field_path} {reason}", field_path, "invalid_json") from error
         raise invalid(str(error), generation.prompt_field, "chat_template") from error
 
 
 async def template_accepts(prompt: Awaitable[Int32]) -> bool:
-    """Tell whether a chat template takes messages."""
+    """Return whether the chat template accepts the messages."""
     try:
         await prompt
     except TooManyTokens:
@@ -101,41 +101,41 @@ def refusal_error(generation: GenerationRequest, text: str) -> ApiError:
 
 
 def tool_schema_error(generation: GenerationRequest, reason: str) -> ApiError | None:
-    """Return the 400 of a keyword in a strict tool's schema, where that is what an engine has named."""
-    found = _KEYWORD.match(reason)
-    if found is None or generation.output_form is None:
+    """Return the 400 for a keyword in a strict tool's schema, if the engine named one; otherwise None."""
+    match = _KEYWORD.match(reason)
+    if match is None or generation.output_form is None:
         return None
-    words = found[2].split(" ")
-    for end in range(1, len(words) + 1):  # names of properties may hold blanks
-        place = generation.output_form.find_schema_field(found[1], " ".join(words[:end]))
-        if place is not None:
-            wrong = " ".join(words[end:])
-            text = f"{place} {wrong}; without strict: true, the rest of the schema is enforced"
-            return invalid(text, place, "invalid_request")
+    path_words = match[2].split(" ")
+    for end in range(1, len(path_words) + 1):  # property names may contain spaces
+        field_path = generation.output_form.find_schema_field(match[1], " ".join(path_words[:end]))
+        if field_path is not None:
+            problem = " ".join(path_words[end:])
+            text = f"{field_path} {problem}; without strict: true, the rest of the schema is enforced"
+            return invalid(text, field_path, "invalid_request")
     return None
 
 
-def choose_pooling(asked: str | None, text: TextModel | None) -> str:
-    """Return the pooling that is asked for, or the model's own.
+def choose_pooling(requested: str | None, text: TextModel | None) -> str:
+    """Return the requested pooling, or the model's own.
 
     Raises:
-        ApiError: 400 when none is asked for, and the model's own is not served.
+        ApiError: 400 if none is requested and the model's own is not supported.
     """
-    own = Pooling.LAST if text is None else text.pooling
-    if asked is None and own is None:
+    model_pooling = Pooling.LAST if text is None else text.pooling
+    if requested is None and model_pooling is None:
         why = "pooling: the model was made for another than last and mean; name one of them"
         raise invalid(why, "pooling", "unsupported_parameter")
-    return asked or str(own)
+    return requested or str(model_pooling)
 
 
 def engine_sampling(generation: GenerationRequest, text: TextModel, prompt: Int32) -> Sampling:
-    """Return what the engine needs to know of a request's sampling; `prompt` holds its token ids [n].
+    """Return the sampling parameters for the engine; `prompt` is the prompt's token ids, int32 [n].
 
     Raises:
-        ApiError: 400 when the model cannot give the form that is asked for, or its grammar is too long.
+        ApiError: 400 if the model cannot produce the requested form, or its grammar is too long.
     """
-    given = generation.sampling
-    grammar = given.grammar
+    sampling_params = generation.sampling
+    grammar = sampling_params.grammar
     if generation.output_form is not None:
         try:
             grammar = generation.output_form.grammar(text, prompt, grammar)
@@ -143,9 +143,9 @@ def engine_sampling(generation: GenerationRequest, text: TextModel, prompt: Int3
             name = generation.grammar_field
             raise invalid(f"{name}: {error}", name, "unsupported_parameter") from None
     if grammar is not None and len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
-        name = generation.grammar_field  # what it asks for may be longer than the field itself
+        name = generation.grammar_field  # the grammar may be longer than the field itself
         reason = f"{name} makes a grammar of more than {MAX_GRAMMAR_BYTES} bytes: make it smaller"
         raise invalid(reason, name, "grammar_too_large")
-    values = sent_values(given)
+    values = sent_values(sampling_params)
     values["grammar"] = None if grammar is None else (str(grammar.kind), grammar.text)
     return Sampling(**values)

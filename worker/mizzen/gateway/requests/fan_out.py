@@ -1,4 +1,4 @@
-"""Work of one HTTP request for engines: jobs, and several of them side by side."""
+"""Splits an HTTP request into routed requests for engines, and runs several of them concurrently."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 SESSION_KEY = "mizzen.session"
-"""Where a request's scope holds its session, which is that of all its sequences."""
+"""Key of a request's session in its ASGI scope; all its sequences share it."""
 MAX_CONCURRENT_SEQUENCES = 128
-"""Sequences of one request that are in work at a time."""
+"""Largest number of sequences of one request that run at a time."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -37,7 +37,7 @@ def new_routed_request(
     *,
     first: bool = True,
 ) -> RoutedRequest:
-    """Return the job of one sequence of a request; only the `first` is charged for the prompt.
+    """Return the routed request of one sequence; only the `first` is charged for the prompt.
 
     Raises:
         ApiError: the tenant may not have it.
@@ -62,10 +62,10 @@ def new_routed_request(
 def new_routed_requests(
     gateway: Gateway, scope: Scope, generations: Sequence[GenerationRequest]
 ) -> list[RoutedRequest]:
-    """Return the jobs of a request with several prompts; the tokens for all of them are reserved.
+    """Return the routed requests of a request with several prompts, and reserve the tokens for all of them.
 
     Raises:
-        ApiError: the tenant may not have them, or lacks the tokens for all of them: then none begins.
+        ApiError: the tenant may not have them, or lacks the tokens for all of them; then none begins.
     """
     routed_requests = [new_routed_request(gateway, scope, generation) for generation in generations]
     entries = [routed.queue_entry for routed in routed_requests]
@@ -75,7 +75,7 @@ def new_routed_requests(
 
 
 def link_siblings(gateway: Gateway, entries: Sequence[QueueEntry]) -> None:
-    """Have the sequences of one request wait for one another."""
+    """Link the queue entries of one request's sequences as siblings."""
     if len(entries) > 1:
         siblings = SiblingSequences(gateway.config.queue_timeout_seconds, gateway.config.queue_size)
         for queue_entry in entries:
@@ -94,43 +94,44 @@ async def run_each(
     routed_requests: Sequence[RoutedRequest],
     work: Callable[[RoutedRequest], Awaitable[R]],
 ) -> list[R]:
-    """Return what the work gives for each job, in their order, and end their time in work.
+    """Return the results of `work` for each routed request, in order, and finish each.
 
     Raises:
-        Exception: as `each`.
+        Exception: as `map_concurrently`.
     """
 
-    async def one(routed: RoutedRequest) -> R:
+    async def run_item(routed: RoutedRequest) -> R:
         try:
-            found = await work(routed)
+            results = await work(routed)
         finally:
             dispatcher.finish(routed)
-        if routed.queue_entry.siblings is not None:  # each is short: it runs no longer than this moment
+        # Each is short, so it counts as running only for this moment.
+        if routed.queue_entry.siblings is not None:
             routed.queue_entry.siblings.sequence_started()
             routed.queue_entry.siblings.sequence_ended()
-        return found
+        return results
 
     try:
-        return await map_concurrently(routed_requests, one)
+        return await map_concurrently(routed_requests, run_item)
     finally:
-        for routed in routed_requests:  # what was reserved for those that have not begun
+        for routed in routed_requests:  # settles the reservations of sequences that have not begun
             dispatcher.finish(routed)
 
 
 async def map_concurrently(
-    items: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int = MAX_CONCURRENT_SEQUENCES
+    items: Sequence[T], work: Callable[[T], Awaitable[R]], concurrency: int = MAX_CONCURRENT_SEQUENCES
 ) -> list[R]:
-    """Return what the work gives for each item, in their order; at most `at_once` are in work at a time.
+    """Return the results of `work` for each item, in order; at most `concurrency` run at a time.
 
     Raises:
-        Exception: what the first failure raised; the others are ended.
+        Exception: that of the first failure; the others are cancelled.
     """
-    slots = asyncio.Semaphore(at_once)
-    found: dict[int, R] = {}
+    slots = asyncio.Semaphore(concurrency)
+    results: dict[int, R] = {}
 
-    async def one(index: int, item: T) -> None:
+    async def run_item(index: int, item: T) -> None:
         async with slots:
-            found[index] = await work(item)
+            results[index] = await work(item)
 
-    await together(*(one(index, item) for index, item in enumerate(items)))
-    return [found[index] for index in range(len(items))]
+    await together(*(run_item(index, item) for index, item in enumerate(items)))
+    return [results[index] for index in range(len(items))]

@@ -1,12 +1,13 @@
-"""What an answer's text becomes: content, reasoning and tool calls.
+"""Protocols between generated text and the API's output: content, reasoning and tool calls.
 
     tokens ──Detokenizer──▶ text ──OutputParser──▶ OutputDelta ──Writer──▶ JSON
 
-Stop strings end an answer where its content holds one: neither reasoning nor calls are cut by them. So it is
-the parser, which knows what is content, that looks for them.
+A stop string ends an answer only if it occurs in its content, not in reasoning or tool calls. The parser
+looks for stop strings, because it knows what is content.
 
-An `OutputForm` is chosen when a request is parsed; what depends on the model (the look of its tool calls) it
-decides once the model's text side is known. Requests without one give their text as content.
+A request's `OutputForm` is chosen when its body is parsed. Whatever depends on the model, such as its tool
+call syntax, is decided once the model's text side is known. Requests without a form return their text as
+content.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from mizzen.gateway.text.stop import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of one tool call."""
+    """Part of one tool call."""
 
     index: int
-    """Counts an answer's calls from 0."""
+    """Number of the call in its answer, from 0."""
     id: str | None = None
-    """With a call's first piece, as `name`."""
+    """Id of the call, with its first part."""
     name: str | None = None
+    """Name of the function, with the call's first part."""
     arguments: str = ""
-    """The next characters of the arguments' JSON text."""
+    """Next characters of the arguments' JSON text."""
 
 
 class OutputDelta(msgspec.Struct, frozen=True, gc=False):
-    """What a piece of text adds to an answer; empty while a parser must wait for more."""
+    """Part of an answer that some text adds; empty while a parser must wait for more text."""
 
     content: str = ""
     reasoning: str = ""
@@ -47,44 +49,44 @@ class OutputDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutputParser(Protocol):
-    """Parses the text of one choice as it comes. What all calls return joins to the whole answer."""
+    """Parses the text of one choice incrementally. The returned deltas join to the whole answer."""
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Special tokens that must be in the text that it gets; it leaves them out of the content itself."""
+        """Special tokens that must be part of the text; the parser removes them from the content."""
         ...
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether `feed` must be called for each token by itself now, so that `reasoning_tokens` is exact."""
+        """Whether `feed` must get single tokens now, so that `reasoning_tokens` is exact."""
         ...
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many calls of `feed` were reasoning."""
+        """Number of `feed` calls with reasoning."""
         ...
 
     @property
     def finish_reason(self) -> str | None:
-        """OpenAI's finish_reason in place of `stop`, once it is known: `tool_calls`, all of them whole."""
+        """OpenAI's finish_reason instead of `stop`, once known: `tool_calls` if all calls are complete."""
         ...
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has ended the answer; what comes behind it is none of it."""
+        """Whether a stop string has ended the answer; text after it does not belong to it."""
         ...
 
     def feed(self, text: str) -> OutputDelta:
-        """Take the next text: one token's while `counts_tokens`, and where there are stop strings."""
+        """Parse the next text: that of one token while `counts_tokens`, and if there are stop strings."""
         ...
 
     def end(self, rest: str = "") -> OutputDelta:
-        """Take the rest of the text, which is no token of its own; return that and what was held back."""
+        """Parse the rest of the text, which is not a token of its own; return it and what was held back."""
         ...
 
 
 class PlainOutput:
-    """All text is content."""
+    """Parser that returns all text as content."""
 
     __slots__ = ("_stop",)
 
@@ -99,7 +101,7 @@ class PlainOutput:
     @property
     def stopped(self) -> bool:
         """See `OutputParser`."""
-        return self._stop is not None and self._stop.found is not None
+        return self._stop is not None and self._stop.matched is not None
 
     def feed(self, text: str) -> OutputDelta:
         """See `OutputParser`."""
@@ -111,39 +113,39 @@ class PlainOutput:
 
 
 class OutputForm(Protocol):
-    """What a request's tools and reasoning options mean for one model. Frozen; shared by its choices."""
+    """Meaning of a request's tools and reasoning options for one model. Frozen; shared by its choices."""
 
     def template_arguments(self, text: TextModel) -> dict[str, Any]:
-        """Return what the chat template gets besides the messages: `tools`, and variables of its own.
+        """Return the chat template's arguments besides the messages: `tools`, and variables of its own.
 
         Raises:
-            ApiError: 400, what was asked for cannot be had from this model; names the field.
+            ApiError: 400 if the model cannot do what was requested; names the field.
         """
         ...
 
     def messages(self, text: TextModel, given: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-        """Return the conversation as the model's template takes it."""
+        """Return the conversation in the form that the model's template takes."""
         ...
 
     def grammar(self, text: TextModel, prompt: Int32, given: Grammar | None) -> Grammar | None:
-        """Return what the answer to a prompt (token ids [n]) must conform to; `given` is the request's own.
+        """Return the grammar of the answer to a prompt (int32 [n]); `given` is the request's own.
 
         Raises:
             ApiError: as `template_arguments`.
-            ValueError: `given` cannot stand beside reasoning or calls.
+            ValueError: `given` cannot be combined with reasoning or tool calls.
         """
         ...
 
     def find_schema_field(self, keyword: str, path: str) -> str | None:
-        """Return the field of the request whose schema holds a keyword that an engine does not enforce.
+        """Return the request's field whose schema has a keyword that an engine does not enforce, or None.
 
-        `path` leads there from the schema, with `/` between its steps; None where no tool's schema holds it.
+        `path` leads there from the schema, with `/` between its steps. None if no tool's schema has it.
         """
         ...
 
     def parser(self, text: TextModel, prompt: Int32, stop: tuple[str, ...]) -> OutputParser:
         """Return a parser for one choice, which stop strings may end.
 
-        The prompt's end (token ids [n]) may have begun the reasoning.
+        The end of the prompt (int32 [n]) may have opened the reasoning.
         """
         ...

@@ -1,4 +1,5 @@
-"""A request on its way: what it asks for, where it has been, and what it was given."""
+"""A sequence on its way through engines: its request, the engines that it tried, and the tokens generated
+so far."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from mizzen.core.request import Int32
 from mizzen.gateway.admission.queue_entry import QueueEntry
+from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.requests.engine_request import engine_sampling, tokenize_prompt
 from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.routing.interfaces import ModelIdentity
@@ -26,60 +28,60 @@ if TYPE_CHECKING:
 
 
 RETRY_SECONDS = 0.1
-"""Before a request that every engine has refused is tried again."""
+"""Pause before a request that every engine has refused is tried again."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RoutedRequest:
-    """A request, over all its engines."""
+    """One sequence over all its engines. The dispatcher updates it."""
 
     generation: GenerationRequest
     queue_entry: QueueEntry
     session: str = ""
-    """Requests of one session (a conversation, a user) go to one engine where nothing speaks against it."""
+    """Session of the request (a conversation or user); the router prefers one engine for it."""
     salt: bytes = b""
-    """Only requests of equal salts share cached prefixes."""
+    """Salt of the prefix cache; only requests with equal salts share cached prefixes."""
     priority: int = 0
 
     text_model: TextModel | None = None
     prompt: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     sampling: Sampling | None = None
-    """As the engines of `text` understand it; set with the prompt."""
+    """Sampling for the engines of `text_model`; set with the prompt."""
     block_hashes: Sequence[int] = ()
     seed: int | None = None
-    """Drawn once, so that another engine draws the tokens that the first one would have drawn."""
+    """Seed, fixed once, so that another engine samples the same tokens."""
     pinned_model: ModelIdentity | None = None
-    """What an engine must serve to go on with the answer; set with its first token."""
+    """Model that an engine must serve to continue the answer; set with its first token."""
     generated: array[int] = field(default_factory=lambda: array("i"))
-    """The answer's tokens so far."""
+    """Output tokens so far."""
 
     tried_engines: list[EngineClient] = field(default_factory=list)
     losses: int = 0
-    """Engines that failed while they had the request."""
+    """Number of engines that failed while they had the request."""
     handovers: int = 0
-    """Engines that were leaving anyway while they had it."""
+    """Number of engines that were draining while they had the request."""
     retry_seconds: float = RETRY_SECONDS
-    """Before it is tried again, when every engine has refused it."""
+    """Pause before the next try, if every engine has refused it."""
     admitted: bool = False
     route_header: str = ""
-    """Where it went and why, for the response's header."""
+    """Engine and reason of the route, for the response header."""
     route_reason: str = ""
-    """What decided the route: one word."""
+    """Reason of the route, in one word."""
     record: RequestRecord | None = None
-    """What the access log and traces get to know of the request."""
+    """Record for the access log and traces."""
 
     @property
     def engine_prompt(self) -> Int32:
-        """What an engine is to continue: the prompt, and what was given already."""
+        """Prompt for the engine: the request's prompt and the tokens generated so far."""
         if not self.generated:
             return self.prompt
         return np.concatenate([self.prompt, np.frombuffer(self.generated, dtype=np.int32)])
 
     @property
     def context_tokens(self) -> int:
-        """Context that it needs: its prompt and as much answer as was asked for, 1 beyond what is there."""
-        asked = self.generation.sampling.max_tokens if self.generation.max_tokens_given else None
-        return len(self.prompt) + max(asked or 1, len(self.generated) + 1)
+        """Context that it needs: its prompt and the requested output, at least 1 token more than exists."""
+        requested = self.generation.sampling.max_tokens if self.generation.max_tokens_given else None
+        return len(self.prompt) + max(requested or 1, len(self.generated) + 1)
 
     @property
     def _known_text_model(self) -> TextModel:
@@ -88,26 +90,26 @@ class RoutedRequest:
         return self.text_model
 
     def sampling_with_seed(self) -> Sampling:
-        """Return the sampling that an engine gets, with the seed in force; `text` must be known.
+        """Return the sampling for the engine, with the fixed seed; `text_model` must be set.
 
         Raises:
-            ApiError: 400 when the model cannot give the form that is asked for.
+            ApiError: 400 if the model cannot produce the requested form.
         """
         if self.sampling is None:
             self.sampling = engine_sampling(self.generation, self._known_text_model, self.prompt)
         if self.seed is None:
             self.seed = secrets.randbits(63) if self.sampling.seed is None else self.sampling.seed
         sampling = msgspec.structs.replace(self.sampling, seed=self.seed)
-        if self.generated:  # the prompt's log probabilities came with the first token
+        if self.generated:  # the prompt's log probabilities arrived with the first token
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return sampling
 
     async def tokenize(self, text: TextModel, context: int = 0) -> None:
-        """Make the prompt for engines of a text model, and of a context length (0 where none is known).
+        """Tokenize the prompt for engines of a text model, with a context length in tokens (0 if unknown).
 
         Raises:
-            ApiError: 400, it cannot be made.
-            TooManyTokens: it is longer than the context, which was clear before it was made.
+            ApiError: 400 if the prompt cannot be made.
+            TooManyTokens: it is certain, before tokenization, that it is longer than the context.
         """
         began = time.monotonic()
         self.prompt = await tokenize_prompt(self.generation, text, context)
@@ -116,6 +118,27 @@ class RoutedRequest:
         self.text_model, self.sampling, self.block_hashes = text, None, ()
 
     def discard_output(self) -> None:
-        """Forget the answer: nothing of it has reached the client."""
+        """Discard the answer; nothing of it has reached the client."""
         del self.generated[:]
         self.pinned_model = None
+
+
+def context_length_error(routed: RoutedRequest, context: int, least: int = 0) -> ApiError:
+    """Return the 400 of a request that exceeds the context.
+
+    `least` is the smallest number of prompt tokens if the prompt was not tokenized.
+    """
+    if least:
+        return invalid(
+            f"the context length is {context} tokens, but the prompt has at least {least}",
+            routed.generation.prompt_field,
+            "context_length_exceeded",
+        )
+    prompt = len(routed.prompt)
+    output = routed.generation.sampling.max_tokens if routed.generation.max_tokens_given else None
+    parts = f"{prompt} in the prompt" + (f" and {output} to be generated" if output else "")
+    return invalid(
+        f"the context length is {context} tokens, but {prompt + (output or 1)} are needed: {parts}",
+        routed.generation.prompt_field,
+        "context_length_exceeded",
+    )

@@ -1,4 +1,7 @@
-"""One sequence of a request on its way through an engine: its tokens as pieces, its counts, its end."""
+"""One generated sequence of a request: placed in an engine, read piece by piece, counted and closed.
+
+Exchanges of the APIs run their sequences through this class.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +27,27 @@ if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 FINISH_WAIT_SECONDS = 2.0
-"""How long usage waits for an engine's count after an abort."""
+"""Time that usage waits for an engine's final counts after an abort."""
 
 
 MAX_RESPONSE_TOKENS = 1 << 21
-"""Tokens of all choices of a response that is not streamed."""
+"""Tokens that all choices of a response without streaming may have."""
 MAX_RESPONSE_LOGPROBS = 1 << 21
 """Log probabilities, each about 120 bytes, that one response may hold before any of it is sent."""
 
 
 class ResponseBudget:
-    """Counts what one response holds until it is sent: tokens, and log probabilities."""
+    """Bounds the tokens and log probabilities that one response holds until it is sent."""
 
     def __init__(self) -> None:
         self._count = 0
         self._tokens = 0
 
     def add_tokens(self, generation: GenerationRequest, tokens: int) -> None:
-        """Count tokens that have come of an answer.
+        """Count output tokens, with their log probabilities if requested.
 
         Raises:
-            ApiError: 400, they are too many.
+            ApiError: 400 if there are too many.
         """
         self._tokens += tokens
         if self._tokens > MAX_RESPONSE_TOKENS:
@@ -55,10 +58,10 @@ class ResponseBudget:
         self.add_logprobs(generation, tokens)
 
     def add_logprobs(self, generation: GenerationRequest, tokens: int) -> None:
-        """Count those of some tokens.
+        """Count the log probabilities of `tokens` tokens, if requested.
 
         Raises:
-            ApiError: 400, they are too many.
+            ApiError: 400 if there are too many.
         """
         if generation.sampling.logprobs is None:
             return
@@ -71,14 +74,14 @@ class ResponseBudget:
 
 
 class InterTokenTimer:
-    """Counts an answer's tokens, and the time between their deliveries."""
+    """Counts output tokens, and measures the time between their deliveries."""
 
     def __init__(self, metrics: ModelMetrics) -> None:
         self._metrics = metrics
         self._last: float | None = None
 
     def observe(self, tokens: int) -> None:
-        """Note tokens that have just come."""
+        """Record a delivery of tokens."""
         now = time.monotonic()
         self._metrics.output_tokens.inc(tokens)
         if self._last is not None and tokens:
@@ -88,15 +91,15 @@ class InterTokenTimer:
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt at the beginning of an answer."""
+    """Prompt at the beginning of an answer."""
 
     text: str
     logprobs: list[ScoredToken]
-    """Its tokens with log probabilities, where asked for."""
+    """Its tokens with log probabilities, if requested."""
 
 
 class GeneratedSequence:
-    """A sequence that engines run: placed, read piece by piece, closed. `close` must be called."""
+    """Sequence that engines run: placed, read piece by piece, closed. `close` must be called."""
 
     def __init__(
         self,
@@ -110,9 +113,9 @@ class GeneratedSequence:
         self.generation = routed.generation
         self._budget = budget
         self.index = index
-        """Of the choice, in the response."""
+        """Index of its choice in the response."""
         self.finish: Finish | None = None
-        """The engine's end of it, once it is known."""
+        """The engine's finish, once known."""
         self.cached_tokens = 0
         self._gateway = gateway
         self._dispatcher = dispatcher
@@ -120,7 +123,7 @@ class GeneratedSequence:
         self._routed = routed
         self._attempt: Attempt | None = None
         self._siblings: SiblingSequences | None = None
-        """Those that count it as running."""
+        """Siblings that count it as running."""
         self._answer: AnswerBuilder | None = None
         self._prompt_logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
@@ -130,23 +133,23 @@ class GeneratedSequence:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of a response: where the sequence went, and why."""
+        """Response headers with the engine and the reason of its route."""
         shown = self._routed.route_header and self._gateway.config.route_header
         return [(b"x-mizzen-route", self._routed.route_header.encode())] if shown else []
 
     @property
     def tenant(self) -> str:
-        """The name of the key whose request this is."""
+        """Name of the request's API key."""
         return self._routed.queue_entry.tenant.name
 
     # ── the prompt ────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def text_model(self) -> TextModel:
-        """The text side of the model that answers.
+        """Text side of the model that answers.
 
         Raises:
-            ApiError: 503, the sequence has not been placed.
+            ApiError: 503 if the sequence has not been placed.
         """
         if self._routed.text_model is None:
             raise unavailable("no engine is ready")
@@ -154,24 +157,24 @@ class GeneratedSequence:
 
     @property
     def prompt(self) -> list[int]:
-        """The prompt's token ids."""
+        """Token ids of the prompt."""
         return self._routed.prompt.tolist()
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens the prompt has."""
+        """Number of prompt tokens."""
         return len(self._routed.prompt)
 
     @property
     def prompt_text(self) -> str:
-        """The prompt as text: what the client sent, or what its tokens say."""
+        """Prompt as text: that of the client, or decoded from its tokens."""
         if isinstance(self.generation.prompt, str):
             return self.generation.prompt
         return self.text_model.tokenizer.decode(self.prompt, self.generation.skip_special_tokens)
 
     @property
     def echo(self) -> EchoedPrompt | None:
-        """The prompt as the answer's beginning, where that is asked for."""
+        """Prompt to begin the answer with, if requested."""
         if not self.generation.echo:
             return None
         tokenizer, skip = self.text_model.tokenizer, self.generation.skip_special_tokens
@@ -183,12 +186,12 @@ class GeneratedSequence:
         return EchoedPrompt(self.prompt_text, logprobs)
 
     def copy_prompt(self, other: GeneratedSequence) -> None:
-        """Take over the prompt of another sequence of the same request, which has been placed."""
-        given = other._routed
+        """Copy the prompt from another sequence of the same request, which has been placed."""
+        source = other._routed
         self._routed.text_model, self._routed.prompt, self._routed.block_hashes = (
-            given.text_model,
-            given.prompt,
-            given.block_hashes,
+            source.text_model,
+            source.prompt,
+            source.block_hashes,
         )
         self._prompt_logprobs = other._prompt_logprobs
 
@@ -196,23 +199,23 @@ class GeneratedSequence:
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens so far."""
+        """Number of output tokens so far."""
         return 0 if self._answer is None else self._answer.output_tokens
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of them were reasoning."""
+        """Number of output tokens that are reasoning."""
         return 0 if self._answer is None else self._answer.reasoning_tokens
 
     @property
     def mean_logprob(self) -> float:
-        """The mean log probability of its tokens, where they are asked for."""
+        """Mean log probability of the output tokens, if requested."""
         return (
             0.0 if self._answer is None else self._answer.total_logprob / max(1, self._answer.output_tokens)
         )
 
     async def place(self) -> None:
-        """Wait until an engine has given the first tokens, unless it has.
+        """Wait until an engine has returned the first tokens, unless one has.
 
         Raises:
             ApiError: it cannot be served, or not in time.
@@ -230,27 +233,27 @@ class GeneratedSequence:
             self._budget.add_logprobs(self.generation, self.prompt_tokens)
 
     async def next_piece(self) -> AnswerPiece:
-        """Return the next piece; one with a reason is the last.
+        """Return the next piece; one with a finish reason is the last.
 
         Raises:
             StreamLost, EngineRefused: the engine has lost it.
         """
-        running, answer = self._require_placed()
-        tokens, finish = await running.next_tokens()
-        piece = answer.add(tokens, finish, running.take_logprobs() if self.generation.logprobs else [])
+        attempt, answer = self._require_placed()
+        tokens, finish = await attempt.next_tokens()
+        piece = answer.add(tokens, finish, attempt.take_logprobs() if self.generation.logprobs else [])
         self._token_timer.observe(len(piece.token_ids))
         self.finish_reason = piece.finish_reason
         return piece
 
     async def collect(self) -> list[AnswerPiece]:
-        """Place it and return its whole answer. Nothing was sent yet: a lost engine costs only time.
+        """Place it and return its whole answer. A lost engine only costs time, because nothing was sent yet.
 
         Raises:
             ApiError: it cannot be served.
         """
         await self.place()
         while True:
-            running, _ = self._require_placed()
+            attempt, _ = self._require_placed()
             pieces: list[AnswerPiece] = []
             try:
                 while not pieces or pieces[-1].finish_reason is None:
@@ -258,8 +261,8 @@ class GeneratedSequence:
                     self._budget.add_tokens(self.generation, len(pieces[-1].token_ids))
             except (StreamLost, EngineRefused) as error:
                 lost = error if isinstance(error, StreamLost) else StreamLost("refused", str(error))
-                running.close()
-                self._dispatcher.handle_loss(self._routed, running.engine, lost)
+                attempt.close()
+                self._dispatcher.handle_loss(self._routed, attempt.engine, lost)
                 self._attempt = await self._dispatcher.place(self._routed)
                 self._start_answer()
             else:
@@ -267,21 +270,21 @@ class GeneratedSequence:
                 return pieces
 
     def stream_error(self, error: StreamLost | EngineRefused) -> ApiError:
-        """Return what a client is told when `next` has raised an error."""
+        """Return the error to send to the client after `next_piece` has raised one."""
         return self._dispatcher.stream_error(error)
 
     async def wait_finish(self) -> None:
-        """Wait for the engine's end of it; one that a stop string has ended is aborted first."""
-        running, _ = self._require_placed()
-        if running.finish is None:
-            running.stream.abort()
+        """Wait for the engine's finish; a sequence that ended by a stop string is aborted first."""
+        attempt, _ = self._require_placed()
+        if attempt.finish is None:
+            attempt.stream.abort()
             self._gateway.metrics.aborts.labels("stop_string").inc()
-            running.finish = await running.stream.wait_finish(FINISH_WAIT_SECONDS)
-        self.finish = running.finish
-        self.cached_tokens = running.cached_tokens
+            attempt.finish = await attempt.stream.wait_finish(FINISH_WAIT_SECONDS)
+        self.finish = attempt.finish
+        self.cached_tokens = attempt.cached_tokens
 
     def close(self) -> None:
-        """Abort what still runs, and give its turn back."""
+        """Abort it if it still runs, and leave the admission."""
         if self._attempt is not None:
             self._attempt.close()
             self.cached_tokens = self._attempt.cached_tokens
@@ -290,15 +293,14 @@ class GeneratedSequence:
         if self._siblings is not None:
             self._siblings.sequence_ended()
             self._siblings = None
-        self._routed.queue_entry.output_tokens = (
-            self.output_tokens
-        )  # an engine may have given more than a stop string let by
+        # The engine may have generated more tokens than a stop string left.
+        self._routed.queue_entry.output_tokens = self.output_tokens
         self._dispatcher.finish(self._routed)
 
     def _start_answer(self) -> None:
-        running = self._attempt
-        if running is not None and running.prompt_logprobs:
-            self._prompt_logprobs = running.prompt_logprobs
+        attempt = self._attempt
+        if attempt is not None and attempt.prompt_logprobs:
+            self._prompt_logprobs = attempt.prompt_logprobs
         start = len(self.prompt_text) if self.generation.echo else 0
         self._answer = AnswerBuilder(self.generation, self.text_model, self._routed.prompt, start)
 

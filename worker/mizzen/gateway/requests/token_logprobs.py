@@ -1,4 +1,4 @@
-"""MODULE."""
+"""Log probabilities of tokens with their text, whatever API reports them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mizzen.wire.client.stream import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class TopToken:
-    """A token that came, or could have."""
+    """One of the most probable tokens at a position."""
 
     id: int
     data: bytes
@@ -21,20 +21,20 @@ class TopToken:
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token of an answer or a prompt."""
+    """Token of an answer or a prompt, with its log probability."""
 
     id: int
     data: bytes
     logprob: float | None
-    """None for a prompt's first token, which nothing predicts."""
+    """Log probability; None for a prompt's first token, which has no prediction."""
     offset: int
-    """Where its text begins, in characters of the choice's text."""
+    """Position where its text begins, in characters of the choice's text."""
     top: tuple[TopToken, ...] = ()
-    """The most probable tokens in its place, as many as were asked for, the most probable first."""
+    """Most probable tokens at its position, as many as requested, most probable first."""
 
 
 def decode_logprobs(tokenizer: Tokenizer, entry: TokenLogprobs, offset: int) -> ScoredToken:
-    """Return a token with its text."""
+    """Return a token with the text of its candidates; `offset` is its position in characters."""
     data = tokenizer.token_bytes
     top = tuple(TopToken(token, data(token), logprob) for token, logprob in entry.top)
     return ScoredToken(entry.token, data(entry.token), entry.logprob, offset, top)
@@ -43,14 +43,14 @@ def decode_logprobs(tokenizer: Tokenizer, entry: TokenLogprobs, offset: int) -> 
 def decode_prompt_logprobs(
     tokenizer: Tokenizer, prompt: Sequence[int], entries: Sequence[TokenLogprobs], skip_special_tokens: bool
 ) -> list[ScoredToken]:
-    """Return a prompt's tokens, which `entries` has from the second on."""
+    """Return a prompt's tokens with log probabilities; `entries` start at the second token."""
     offsets = tokenizer.detokenizer(skip_special_tokens)
-    found: list[ScoredToken] = []
+    tokens: list[ScoredToken] = []
     offset = 0
     for index, token in enumerate(prompt):
         if index == 0:
-            found.append(ScoredToken(token, tokenizer.token_bytes(token), None, 0))
+            tokens.append(ScoredToken(token, tokenizer.token_bytes(token), None, 0))
         elif index <= len(entries):
-            found.append(decode_logprobs(tokenizer, entries[index - 1], offset))
+            tokens.append(decode_logprobs(tokenizer, entries[index - 1], offset))
         offset += len(offsets.add((token,)))
-    return found
+    return tokens

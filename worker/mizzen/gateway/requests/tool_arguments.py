@@ -1,4 +1,4 @@
-"""MODULE."""
+"""Arguments of tool calls in a conversation that are not JSON objects, which some chat templates reject."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 
 def find_unparsed_arguments(messages: Sequence[dict[str, Any]]) -> str | None:
-    """Return the place of the first call whose arguments are no object; None where there is none."""
+    """Return the field of the first call whose arguments are not an object; None without one."""
     for index, message in enumerate(messages):
-        for place, call in enumerate(message.get("tool_calls", ())):
+        for number, call in enumerate(message.get("tool_calls", ())):
             if isinstance(call["function"]["arguments"], str):
-                return f"messages[{index}].tool_calls[{place}].function.arguments"
+                return f"messages[{index}].tool_calls[{number}].function.arguments"
     return None
 
 
 def clear_unparsed_arguments(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return messages with empty arguments where those of a call are no object."""
+    """Return the messages with empty arguments for calls whose arguments are not an object."""
 
     def readable(call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]

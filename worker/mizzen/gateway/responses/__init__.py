@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: items in, items and their events out."""
+"""OpenAI's Responses API: parses input items to chat messages, and encodes output as items and events."""

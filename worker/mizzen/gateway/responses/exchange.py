@@ -1,58 +1,62 @@
-"""One response request, from its body to its last event."""
+"""Serve one request of the Responses API.
+
+A `GenerationExchange` whose errors name the fields of the Responses API, and whose failed stream ends with a
+`response.failed` event.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.openai.exchange import Exchange
+from mizzen.gateway.requests.exchange import GenerationExchange
 from mizzen.gateway.requests.generation_request import GenerationRequest
-from mizzen.gateway.responses.parse import Asked, ResponsesParser, rename
+from mizzen.gateway.responses.parse import ParsedResponsesRequest, ResponsesParser, rename_field
 from mizzen.gateway.responses.response_writer import ResponsesWriter
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 
-class Reading:
-    """What a request asks for, and who writes its answer, once they are known."""
+class ResponsesContext:
+    """Parsed request and response writer of one exchange, once they exist."""
 
     def __init__(self, parser: ResponsesParser) -> None:
         self._parser = parser
-        self.asked: Asked | None = None
-        self.response: ResponsesWriter | None = None
+        self.parsed: ParsedResponsesRequest | None = None
+        self.writer: ResponsesWriter | None = None
 
-    def read(self, body: bytes) -> GenerationRequest:
-        """Return what a body asks for.
+    def parse(self, body: bytes) -> GenerationRequest:
+        """Parse a body.
 
         Raises:
-            ApiError: it cannot be served.
+            ApiError: the request cannot be served.
         """
-        self.asked = self._parser.read(body)
-        return self.asked.generation
+        self.parsed = self._parser.parse(body)
+        return self.parsed.generation
 
-    def write(self, generation: GenerationRequest) -> ResponsesWriter:
-        """Return who writes the answer."""
-        if self.asked is None:
-            raise RuntimeError("the request has not been read")
-        self.response = ResponsesWriter(self.asked)
-        return self.response
+    def new_writer(self, generation: GenerationRequest) -> ResponsesWriter:
+        """Create the response writer."""
+        if self.parsed is None:
+            raise RuntimeError("the request has not been parsed")
+        self.writer = ResponsesWriter(self.parsed)
+        return self.writer
 
 
-class ResponsesExchange(Exchange):
-    """Serves one response: a chat whose request and answer have another shape."""
+class ResponsesExchange(GenerationExchange):
+    """Serve one response: a chat whose request and response have another JSON shape."""
 
     def __init__(self, gateway: Gateway, parser: ResponsesParser) -> None:
-        self._reading = Reading(parser)
-        super().__init__(gateway, self._reading.read, self._reading.write)
+        self._context = ResponsesContext(parser)
+        super().__init__(gateway, self._context.parse, self._context.new_writer)
 
-    async def _error(self, error: ApiError) -> None:
-        """Answer with an error that names the fields of this request."""
-        if self._reading.asked is not None:
-            rename(error)
-        await super()._error(error)
+    async def _send_error(self, error: ApiError) -> None:
+        """Send an error that names the fields of this API."""
+        if self._context.parsed is not None:
+            rename_field(error)
+        await super()._send_error(error)
 
-    def _failed(self, error: ApiError) -> bytes:
-        """Return what ends a stream that cannot go on: the response, failed."""
-        response = self._reading.response
-        return super()._failed(error) if response is None else response.failed(error)
+    def _stream_failure(self, error: ApiError) -> bytes:
+        """Return the event that ends a failed stream: the response, with status `failed`."""
+        writer = self._context.writer
+        return super()._stream_failure(error) if writer is None else writer.failure_event(error)

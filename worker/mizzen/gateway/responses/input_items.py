@@ -1,4 +1,7 @@
-"""Items of a conversation: from a request's `input` to chat messages."""
+"""Convert the items of a request's `input` to chat messages.
+
+`responses/parse.py` calls `chat_messages`; consecutive items of an assistant become one message.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,19 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from mizzen.gateway.errors import ApiError, invalid
-from mizzen.gateway.openai.decode_body import validation_error
 from mizzen.gateway.openai.messages import Message
+from mizzen.gateway.requests.decode_body import validation_error
 from mizzen.gateway.tools.tool_schemas import CalledFunction, ToolCall
 
 MAX_ITEMS = 65_536
-UNSERVED_PARTS = ("input_image", "input_file", "input_audio")
+UNSUPPORTED_PARTS = ("input_image", "input_file", "input_audio")
 NOT_STORED = "nothing is stored here: send the items themselves in input"
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Part(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message's content."""
+class InputContentPart(msgspec.Struct, forbid_unknown_fields=True):
+    """Part of a message's content."""
 
     type: str
     text: str | None = None
@@ -37,10 +40,10 @@ class Part(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A message."""
+    """Message item."""
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
+    content: str | list[InputContentPart]
     type: Literal["message"] = "message"
     id: str | None = None
     status: str | None = None
@@ -48,7 +51,7 @@ class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A call that the model made."""
+    """Item for a call made by the model."""
 
     type: Literal["function_call"]
     call_id: str
@@ -59,24 +62,24 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FunctionCallOutput(msgspec.Struct, forbid_unknown_fields=True):
-    """What a called function gave."""
+    """Item for the output of a called function."""
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[Part]
+    output: str | list[InputContentPart]
     id: str | None = None
     status: str | None = None
 
 
 class ReasoningText(msgspec.Struct, forbid_unknown_fields=True):
-    """A text of reasoning, or of its summary."""
+    """Text of reasoning, or of its summary."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
 class ReasoningItem(msgspec.Struct, forbid_unknown_fields=True):
-    """What the model thought."""
+    """Item for the model's reasoning."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -86,7 +89,7 @@ class ReasoningItem(msgspec.Struct, forbid_unknown_fields=True):
     status: str | None = None
 
 
-KINDS: dict[str, type[msgspec.Struct]] = {
+ITEM_TYPES: dict[str, type[msgspec.Struct]] = {
     "message": InputMessage,
     "function_call": FunctionCall,
     "function_call_output": FunctionCallOutput,
@@ -94,171 +97,171 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def conversation(given: str | Sequence[dict[str, Any]], instructions: str | None) -> list[Message]:
-    """Return a request's input as chat messages.
+def chat_messages(request_input: str | Sequence[dict[str, Any]], instructions: str | None) -> list[Message]:
+    """Convert a request's input to chat messages.
 
-    What an assistant thought, said and called in a row is one message, for that is what templates know; so
-    are the instructions and system messages that come first.
+    Consecutive reasoning, text and calls of the assistant become one message, because chat templates expect
+    that. Instructions and leading system messages also become one.
 
     Raises:
-        ApiError: 400, which names the item and its field.
+        ApiError: 400 that names the item and its field.
     """
-    turns = Turns(instructions)
-    if isinstance(given, str):
-        turns.message("user", given)
-        return turns.end()
-    if not given:
+    builder = MessageBuilder(instructions)
+    if isinstance(request_input, str):
+        builder.add_message("user", request_input)
+        return builder.build()
+    if not request_input:
         raise invalid("input must hold at least one item", "input")
-    if len(given) > MAX_ITEMS:
-        raise invalid(f"input holds {len(given)} items; at most {MAX_ITEMS} are allowed", "input")
-    for index, item in enumerate(given):
-        add(turns, read(item, f"input[{index}]"), f"input[{index}]")
-    return turns.end()
+    if len(request_input) > MAX_ITEMS:
+        raise invalid(f"input holds {len(request_input)} items; at most {MAX_ITEMS} are allowed", "input")
+    for index, item in enumerate(request_input):
+        add_item(builder, parse_item(item, f"input[{index}]"), f"input[{index}]")
+    return builder.build()
 
 
-class Turns:
-    """Messages as they grow out of items."""
+class MessageBuilder:
+    """Build chat messages from items."""
 
     def __init__(self, instructions: str | None) -> None:
         self.messages: list[Message] = []
-        self.calls: set[str] = set()
-        """Ids of the calls so far."""
-        self._opening: list[str] = []
-        """Texts of the first message, where it is the system's."""
+        self.call_ids: set[str] = set()
+        """Ids of all calls so far."""
+        self._system_texts: list[str] = []
+        """Texts of the first message if it is a system message."""
         if instructions is not None:
-            self.message("system", instructions)
+            self.add_message("system", instructions)
 
-    def message(self, role: str, content: str) -> None:
+    def add_message(self, role: str, content: str) -> None:
         """Add a message."""
         last = self.messages[-1] if self.messages else None
-        if role == "system" and len(self.messages) == len(self._opening[:1]):
+        if role == "system" and len(self.messages) == len(self._system_texts[:1]):
             self.messages = self.messages or [Message("system")]
-            self._opening.append(content)
-        elif role == "assistant" and last is not None and is_open(last):
+            self._system_texts.append(content)
+        elif role == "assistant" and last is not None and is_reasoning_only(last):
             last.content = content
         else:
             self.messages.append(Message(role, content))  # type: ignore[arg-type]
 
-    def reasoning(self, text: str) -> None:
-        """Begin an assistant's message with its reasoning."""
+    def add_reasoning(self, text: str) -> None:
+        """Start an assistant message with its reasoning."""
         self.messages.append(Message("assistant", reasoning_content=text))
 
-    def call(self, call: FunctionCall) -> None:
-        """Add a call to the assistant's message."""
-        self.calls.add(call.call_id)
+    def add_call(self, call: FunctionCall) -> None:
+        """Add a call to the assistant message."""
+        self.call_ids.add(call.call_id)
         last = self.messages[-1] if self.messages else None
         if last is None or last.role != "assistant":
             last = Message("assistant")
             self.messages.append(last)
-        made = ToolCall(CalledFunction(call.name, call.arguments), call.call_id)
+        tool_call = ToolCall(CalledFunction(call.name, call.arguments), call.call_id)
         if last.tool_calls is None:
             last.tool_calls = []
-        last.tool_calls.append(made)
+        last.tool_calls.append(tool_call)
 
-    def output(self, call_id: str, content: str) -> None:
-        """Add what a call gave."""
+    def add_call_output(self, call_id: str, content: str) -> None:
+        """Add the output of a call."""
         self.messages.append(Message("tool", content, tool_call_id=call_id))
 
-    def end(self) -> list[Message]:
+    def build(self) -> list[Message]:
         """Return all messages."""
-        if self._opening:
-            self.messages[0].content = "\n\n".join(self._opening)
+        if self._system_texts:
+            self.messages[0].content = "\n\n".join(self._system_texts)
         return self.messages
 
 
-def is_open(message: Message) -> bool:
-    """Tell whether a message is an assistant's that has only thought so far."""
+def is_reasoning_only(message: Message) -> bool:
+    """Return whether a message is an assistant message that holds only reasoning so far."""
     return message.role == "assistant" and message.content is None and not message.tool_calls
 
 
-def read(item: dict[str, Any], where: str) -> msgspec.Struct:
-    """Return an item. Fields of null say nothing, whatever their names.
+def parse_item(item: dict[str, Any], field: str) -> msgspec.Struct:
+    """Parse an item. Null fields are ignored, even unknown ones.
 
     Raises:
-        ApiError: 400, it is none that is served.
+        ApiError: 400 if the item is invalid or of an unsupported type.
     """
     kind = item.get("type", "message")
-    found = KINDS.get(kind) if isinstance(kind, str) else None
-    if found is None:
-        reason = NOT_STORED if kind == "item_reference" else f"there are {', '.join(KINDS)}"
+    item_type = ITEM_TYPES.get(kind) if isinstance(kind, str) else None
+    if item_type is None:
+        reason = NOT_STORED if kind == "item_reference" else f"use {', '.join(ITEM_TYPES)}"
         raise invalid(
-            f"{where}.type is {str(kind)[:80]!r}, which is not served: {reason}",
-            f"{where}.type",
+            f"{field}.type is {str(kind)[:80]!r}, which is not supported: {reason}",
+            f"{field}.type",
             "unsupported_item",
         )
     try:
-        return msgspec.convert(without_nulls(item), found)
+        return msgspec.convert(drop_nulls(item), item_type)
     except msgspec.ValidationError as error:
-        raise below(validation_error(str(error), found), where) from None
+        raise nest_error(validation_error(str(error), item_type), field) from None
     except RecursionError:
-        raise invalid(f"{where} is nested too deeply", where, "invalid_json") from None
+        raise invalid(f"{field} is nested too deeply", field, "invalid_json") from None
 
 
-def without_nulls(value: Any) -> Any:
-    """Return a value without the keys that hold null, here and in the parts within."""
+def drop_nulls(value: Any) -> Any:
+    """Return a value without object members that are null, at any depth."""
     if isinstance(value, dict):
-        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+        return {key: drop_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
-        return [without_nulls(inner) for inner in value]
+        return [drop_nulls(inner) for inner in value]
     return value
 
 
-def below(error: ApiError, where: str) -> ApiError:
-    """Return an error of an item as one of the request."""
-    path = f"{where}.{error.param}" if error.param else where
+def nest_error(error: ApiError, field: str) -> ApiError:
+    """Convert an error about an item to an error about the request, with the item's path in front."""
+    path = f"{field}.{error.param}" if error.param else field
     message = error.message.removeprefix(error.param or "the body").removeprefix(":")
     return invalid(f"{path}{':' if error.param else ''} {message.strip()}", path, error.code)
 
 
-def add(turns: Turns, item: msgspec.Struct, where: str) -> None:
+def add_item(builder: MessageBuilder, item: msgspec.Struct, field: str) -> None:
     """Add an item to the conversation.
 
     Raises:
-        ApiError: 400, it cannot stand where it does.
+        ApiError: 400 if the item must not appear at this position.
     """
     match item:
         case InputMessage(role, content):
-            text = plain(content, f"{where}.content")
-            turns.message("system" if role == "developer" else role, text)
+            text = content_text(content, f"{field}.content")
+            builder.add_message("system" if role == "developer" else role, text)
         case FunctionCall():
-            turns.call(item)
+            builder.add_call(item)
         case FunctionCallOutput(_, call_id, output):
-            if call_id not in turns.calls:
+            if call_id not in builder.call_ids:
                 raise invalid(
-                    f"{where}.call_id: no function_call {call_id[:80]!r} comes before it; {NOT_STORED}",
-                    f"{where}.call_id",
+                    f"{field}.call_id: no function_call {call_id[:80]!r} comes before it; {NOT_STORED}",
+                    f"{field}.call_id",
                 )
-            turns.output(call_id, plain(output, f"{where}.output"))
+            builder.add_call_output(call_id, content_text(output, f"{field}.output"))
         case ReasoningItem():
             texts = item.content or item.summary
             if texts:
-                turns.reasoning("\n".join(part.text for part in texts))
+                builder.add_reasoning("\n".join(part.text for part in texts))
         case _:
-            raise TypeError(f"{type(item)} is no item")
+            raise TypeError(f"{type(item)} is not an item type")
 
 
-def plain(content: str | list[Part], where: str) -> str:
+def content_text(content: str | list[InputContentPart], field: str) -> str:
     """Return content as text.
 
     Raises:
-        ApiError: 400 for a part that is no text.
+        ApiError: 400 for a part that is not text.
     """
     if isinstance(content, str):
         return content
-    return "\n".join([part_text(part, f"{where}[{index}]") for index, part in enumerate(content)])
+    return "\n".join([part_text(part, f"{field}[{index}]") for index, part in enumerate(content)])
 
 
-def part_text(part: Part, where: str) -> str:
-    """Return a part's text.
+def part_text(part: InputContentPart, field: str) -> str:
+    """Return the text of a part.
 
     Raises:
-        ApiError: 400, it has none.
+        ApiError: 400 if it has no text.
     """
     if part.type not in ("input_text", "output_text", "text", "refusal"):
-        extra = "the model reads text only" if part.type in UNSERVED_PARTS else "only text is served"
-        raise invalid(f"{where}.type is {part.type[:80]!r}; {extra}", f"{where}.type", "unsupported_content")
+        extra = "the model reads text only" if part.type in UNSUPPORTED_PARTS else "only text is supported"
+        raise invalid(f"{field}.type is {part.type[:80]!r}; {extra}", f"{field}.type", "unsupported_content")
     name = "refusal" if part.type == "refusal" else "text"
     text = part.refusal if part.type == "refusal" else part.text
     if text is None:
-        raise invalid(f"{where}.{name} is required", f"{where}.{name}", "missing_field")
+        raise invalid(f"{field}.{name} is required", f"{field}.{name}", "missing_field")
     return text

@@ -1,4 +1,4 @@
-"""Bodies of responses and their items, in OpenAI's shape."""
+"""Response bodies of the Responses API and their items."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
-    """Text that the model says."""
+    """Text part of a message."""
 
     text: str
     annotations: list[Any] = []
@@ -16,13 +16,13 @@ class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
 
 
 class ReasoningPart(msgspec.Struct, tag_field="type", tag="reasoning_text"):
-    """Text that the model thinks."""
+    """Text part of reasoning."""
 
     text: str
 
 
 class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
-    """What the model says."""
+    """Item for a message of the model."""
 
     id: str
     status: str
@@ -31,7 +31,7 @@ class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
 
 
 class OutputCall(msgspec.Struct, tag_field="type", tag="function_call"):
-    """A function that the model calls."""
+    """Item for a function call of the model."""
 
     id: str
     status: str
@@ -41,7 +41,7 @@ class OutputCall(msgspec.Struct, tag_field="type", tag="function_call"):
 
 
 class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
-    """What the model thinks."""
+    """Item for the model's reasoning."""
 
     id: str
     status: str
@@ -53,20 +53,20 @@ OutputItem = OutputMessage | OutputCall | OutputReasoning
 
 
 class InputTokensDetails(msgspec.Struct):
-    """Of a prompt's tokens, those that came from the prefix cache."""
+    """Number of prompt tokens that came from the prefix cache."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """Of an answer's tokens, those that are reasoning."""
+    """Number of output tokens that are reasoning."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(msgspec.Struct):
-    """Counts of tokens."""
+    """Token counts."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -76,14 +76,14 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseError(msgspec.Struct):
-    """Why a response failed."""
+    """Error of a failed response."""
 
     code: str
     message: str
 
 
 class Incomplete(msgspec.Struct):
-    """Why a response is incomplete."""
+    """Reason why a response is incomplete."""
 
     reason: str
 

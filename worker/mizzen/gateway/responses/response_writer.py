@@ -1,4 +1,4 @@
-"""A response as it grows: its items, and the events that tell of them."""
+"""Encode a response of the Responses API: its items, and the events about them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.openai.response_writers import Choice, called
-from mizzen.gateway.requests.answer import AnswerPiece
+from mizzen.gateway.requests.answer import AnswerPiece, join_tool_calls
 from mizzen.gateway.requests.output import ToolCallDelta
+from mizzen.gateway.requests.response_writer import FinishedChoice
 from mizzen.gateway.requests.sequence import EchoedPrompt
 from mizzen.gateway.requests.usage import TokenUsage
-from mizzen.gateway.responses.parse import Asked
+from mizzen.gateway.responses.parse import ParsedResponsesRequest
 from mizzen.gateway.responses.response_bodies import (
     Incomplete,
     InputTokensDetails,
@@ -34,157 +34,157 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ResponsesWriter:
-    """Writes one response; a `mizzen.gateway.openai.response_writers.Writer`.
+    """`ResponseWriter` of the Responses API.
 
-    One item is open at a time. What it holds is added to it as it comes, so that the last event, and a
-    response without stream, hold the same items.
+    One item is open at a time. New content is added to it as it arrives, so that the last event of a stream
+    holds the same items as a response without streaming.
     """
 
-    def __init__(self, asked: Asked) -> None:
-        self._response = new_response(asked)
-        self._number = 0
-        self._open: OutputItem | None = None
-        self._pieces: list[str] = []
-        self._cut = False
-        self._streams = asked.generation.stream
+    def __init__(self, parsed: ParsedResponsesRequest) -> None:
+        self._response = new_response(parsed)
+        self._sequence_number = 0
+        self._open_item: OutputItem | None = None
+        self._open_text: list[str] = []
+        self._truncated = False
+        self._streams = parsed.generation.stream
         self._events: list[bytes] = []
 
-    # ── a stream ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── streaming ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def first(self, index: int, echo: EchoedPrompt | None) -> bytes:
-        """See `Writer`."""
+    def start_choice(self, index: int, echo: EchoedPrompt | None) -> bytes:
+        """See `ResponseWriter`."""
         self._event("response.created", response=self._response)
         self._event("response.in_progress", response=self._response)
-        return self._take()
+        return self._take_events()
 
-    def piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
-        """See `Writer`."""
+    def write_piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
+        """See `ResponseWriter`."""
         delta = piece.delta
         if delta.reasoning:
-            self._reasoning(delta.reasoning)
+            self._add_reasoning(delta.reasoning)
         if delta.content:
-            self._content(delta.content)
+            self._add_content(delta.content)
         for call in delta.tool_calls:
-            self._call(call)
+            self._add_call(call)
         if piece.finish_reason is not None:
-            self._end(piece.finish_reason)
-        return self._take()
+            self._end_output(piece.finish_reason)
+        return self._take_events()
 
-    def usage(self, usage: TokenUsage) -> bytes:
-        """Return the last event: the whole response, with its usage."""
-        self._finish(usage)
-        kind = "response.incomplete" if self._cut else "response.completed"
+    def write_usage(self, usage: TokenUsage) -> bytes:
+        """Return the last event: the complete response with its usage."""
+        self._complete(usage)
+        kind = "response.incomplete" if self._truncated else "response.completed"
         self._event(kind, response=self._response)
-        return self._take()
+        return self._take_events()
 
-    def end(self) -> bytes:
-        """See `Writer`; there is no [DONE]."""
+    def end_stream(self) -> bytes:
+        """See `ResponseWriter`. This API has no [DONE]."""
         return b""
 
-    def failed(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream that cannot go on."""
-        self._close("incomplete")
+    def failure_event(self, error: ApiError) -> bytes:
+        """Return the event that ends a failed stream."""
+        self._close_item("incomplete")
         response = self._response
         response.status = "failed"
         response.error = ResponseError("server_error", error.message)
         self._event("response.failed", response=response)
-        return self._take()
+        return self._take_events()
 
-    # ── a whole response ──────────────────────────────────────────────────────────────────────────────────
+    # ── without streaming ──────────────────────────────────────────────────────────────────────────────────
 
-    def whole(self, choices: list[Choice], usage: TokenUsage) -> bytes:
-        """See `Writer`."""
+    def full_response(self, choices: list[FinishedChoice], usage: TokenUsage) -> bytes:
+        """See `ResponseWriter`."""
         piece = choices[0].piece
         if piece.delta.reasoning:
-            self._reasoning(piece.delta.reasoning)
+            self._add_reasoning(piece.delta.reasoning)
         if piece.delta.content:
-            self._content(piece.delta.content)
-        for index, call in enumerate(called(piece.delta.tool_calls)):
-            self._call(ToolCallDelta(index, call.id, call.function.name, call.function.arguments))
-        self._end(piece.finish_reason or "stop")
-        self._finish(usage)
+            self._add_content(piece.delta.content)
+        for call in join_tool_calls(piece.delta.tool_calls):
+            self._add_call(call)
+        self._end_output(piece.finish_reason or "stop")
+        self._complete(usage)
         return _encode(self._response)
 
     # ── items ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _reasoning(self, text: str) -> None:
-        if not isinstance(self._open, OutputReasoning):
-            self._add(OutputReasoning(new_id("rs_"), "in_progress", []))
-            self._on_item("response.content_part.added", content_index=0, part=ReasoningPart(""))
-        self._pieces.append(text)
-        self._on_item("response.reasoning_text.delta", content_index=0, delta=text)
+    def _add_reasoning(self, text: str) -> None:
+        if not isinstance(self._open_item, OutputReasoning):
+            self._begin_item(OutputReasoning(new_id("rs_"), "in_progress", []))
+            self._item_event("response.content_part.added", content_index=0, part=ReasoningPart(""))
+        self._open_text.append(text)
+        self._item_event("response.reasoning_text.delta", content_index=0, delta=text)
 
-    def _content(self, text: str) -> None:
-        if not isinstance(self._open, OutputMessage):
-            self._add(OutputMessage(new_id("msg_"), "in_progress", []))
-            self._on_item("response.content_part.added", content_index=0, part=OutputText(""))
-        self._pieces.append(text)
-        self._on_item("response.output_text.delta", content_index=0, delta=text, logprobs=[])
+    def _add_content(self, text: str) -> None:
+        if not isinstance(self._open_item, OutputMessage):
+            self._begin_item(OutputMessage(new_id("msg_"), "in_progress", []))
+            self._item_event("response.content_part.added", content_index=0, part=OutputText(""))
+        self._open_text.append(text)
+        self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=[])
 
-    def _call(self, call: ToolCallDelta) -> None:
+    def _add_call(self, call: ToolCallDelta) -> None:
         if call.id is not None:
-            self._add(OutputCall(new_id("fc_"), "in_progress", call.id, call.name or "", ""))
+            self._begin_item(OutputCall(new_id("fc_"), "in_progress", call.id, call.name or "", ""))
         if call.arguments:
-            self._pieces.append(call.arguments)
-            self._on_item("response.function_call_arguments.delta", delta=call.arguments)
+            self._open_text.append(call.arguments)
+            self._item_event("response.function_call_arguments.delta", delta=call.arguments)
 
-    def _add(self, item: OutputItem) -> None:
-        self._close("completed")
-        self._open = item
-        self._pieces = []
+    def _begin_item(self, item: OutputItem) -> None:
+        self._close_item("completed")
+        self._open_item = item
+        self._open_text = []
         self._response.output.append(item)
         index = len(self._response.output) - 1
         self._event("response.output_item.added", output_index=index, item=item)
 
-    def _close(self, status: str) -> None:
-        """End the item that is open."""
-        item, text = self._open, "".join(self._pieces)
+    def _close_item(self, status: str) -> None:
+        """Finish the open item."""
+        item, text = self._open_item, "".join(self._open_text)
         if item is None:
             return
         item.status = status
         if isinstance(item, OutputCall):
             item.arguments = text
-            self._on_item("response.function_call_arguments.done", name=item.name, arguments=text)
+            self._item_event("response.function_call_arguments.done", name=item.name, arguments=text)
         elif isinstance(item, OutputReasoning):
             item.content.append(ReasoningPart(text))
-            self._on_item("response.reasoning_text.done", content_index=0, text=text)
-            self._on_item("response.content_part.done", content_index=0, part=item.content[0])
+            self._item_event("response.reasoning_text.done", content_index=0, text=text)
+            self._item_event("response.content_part.done", content_index=0, part=item.content[0])
         else:
             item.content.append(OutputText(text))
-            self._on_item("response.output_text.done", content_index=0, text=text, logprobs=[])
-            self._on_item("response.content_part.done", content_index=0, part=item.content[0])
+            self._item_event("response.output_text.done", content_index=0, text=text, logprobs=[])
+            self._item_event("response.content_part.done", content_index=0, part=item.content[0])
         index = len(self._response.output) - 1
         self._event("response.output_item.done", output_index=index, item=item)
-        self._open = None
+        self._open_item = None
 
-    def _end(self, reason: str) -> None:
-        """End the last item. A call that the model did not end is incomplete, whatever has ended it."""
-        self._cut = reason == "length"
-        broken = isinstance(self._open, OutputCall) and reason != "tool_calls"
-        self._close("incomplete" if self._cut or broken else "completed")
+    def _end_output(self, reason: str) -> None:
+        """Finish the last item. A call that the model did not finish is incomplete, for any finish reason."""
+        self._truncated = reason == "length"
+        broken = isinstance(self._open_item, OutputCall) and reason != "tool_calls"
+        self._close_item("incomplete" if self._truncated or broken else "completed")
 
-    def _finish(self, usage: TokenUsage) -> None:
+    def _complete(self, usage: TokenUsage) -> None:
         response = self._response
-        response.status = "incomplete" if self._cut else "completed"
-        response.incomplete_details = Incomplete("max_output_tokens") if self._cut else None
-        response.completed_at = None if self._cut else int(time.time())
-        response.usage = counted(usage)
+        response.status = "incomplete" if self._truncated else "completed"
+        response.incomplete_details = Incomplete("max_output_tokens") if self._truncated else None
+        response.completed_at = None if self._truncated else int(time.time())
+        response.usage = response_usage(usage)
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _on_item(self, kind: str, **fields: Any) -> None:
-        if self._open is not None:
+    def _item_event(self, kind: str, **fields: Any) -> None:
+        if self._open_item is not None:
             index = len(self._response.output) - 1
-            self._event(kind, item_id=self._open.id, output_index=index, **fields)
+            self._event(kind, item_id=self._open_item.id, output_index=index, **fields)
 
     def _event(self, kind: str, **fields: Any) -> None:
         if not self._streams:
             return
-        data = _encode({"type": kind, "sequence_number": self._number, **fields})
+        data = _encode({"type": kind, "sequence_number": self._sequence_number, **fields})
         self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
-        self._number += 1
+        self._sequence_number += 1
 
-    def _take(self) -> bytes:
+    def _take_events(self) -> bytes:
         events, self._events = b"".join(self._events), []
         return events
 
@@ -194,8 +194,8 @@ def new_id(prefix: str) -> str:
     return prefix + uuid.uuid4().hex
 
 
-def counted(usage: TokenUsage) -> ResponseUsage:
-    """Return counts of tokens under the names that responses have for them."""
+def response_usage(usage: TokenUsage) -> ResponseUsage:
+    """Return token counts in the shape of the Responses API."""
     return ResponseUsage(
         usage.prompt_tokens,
         InputTokensDetails(usage.cached_tokens),
@@ -205,9 +205,9 @@ def counted(usage: TokenUsage) -> ResponseUsage:
     )
 
 
-def new_response(asked: Asked) -> ResponsesResponse:
-    """Return a response that has just begun, with what was asked for."""
-    request, sampling = asked.request, asked.generation.sampling
+def new_response(parsed: ParsedResponsesRequest) -> ResponsesResponse:
+    """Return a response that has just started, with the request's settings."""
+    request, sampling = parsed.request, parsed.generation.sampling
     reasoning, text = request.reasoning, request.text
     form = text.format if text is not None and text.format is not None else None
     return ResponsesResponse(

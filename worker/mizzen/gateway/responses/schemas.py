@@ -1,4 +1,4 @@
-"""Body of POST /v1/responses. The descriptions of fields are also used in OpenAPI and docs/openai.md."""
+"""Request body of POST /v1/responses. Field descriptions also appear in OpenAPI and docs/openai.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from mizzen.gateway.openai.schemas import NOT_SERVED, Count, SamplingFields, doc
+from mizzen.gateway.openai.schemas import NOT_SUPPORTED, Count, SamplingFields, doc
 from mizzen.gateway.tools.tool_schemas import Function
 
 
@@ -18,13 +18,13 @@ class ResponseTool(Function, forbid_unknown_fields=True, omit_defaults=True, kw_
 
 
 class NamedResponseTool(msgspec.Struct, forbid_unknown_fields=True, tag="function"):
-    """The function that must be called."""
+    """Function that must be called."""
 
     name: str
 
 
 class AllowedResponseTools(msgspec.Struct, forbid_unknown_fields=True, tag="allowed_tools"):
-    """The subset of the tools that may be called."""
+    """Subset of the tools that may be called."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedResponseTool]
@@ -126,13 +126,13 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     background: Annotated[Any, doc("Only `false`.")] = None
     service_tier: Annotated[Any, doc("Only `auto` and `default`.")] = None
     top_logprobs: Annotated[Any, doc("Only 0; use chat completions for log probabilities.")] = None
-    max_tool_calls: Annotated[Any, doc(NOT_SERVED)] = None
-    prompt: Annotated[Any, doc(NOT_SERVED)] = None
-    image: Annotated[Any, doc(NOT_SERVED)] = None
-    access_programs: Annotated[Any, doc(NOT_SERVED)] = None
-    context_management: Annotated[Any, doc(NOT_SERVED)] = None
-    moderation: Annotated[Any, doc(NOT_SERVED)] = None
-    prompt_cache_options: Annotated[Any, doc(NOT_SERVED)] = None
+    max_tool_calls: Annotated[Any, doc(NOT_SUPPORTED)] = None
+    prompt: Annotated[Any, doc(NOT_SUPPORTED)] = None
+    image: Annotated[Any, doc(NOT_SUPPORTED)] = None
+    access_programs: Annotated[Any, doc(NOT_SUPPORTED)] = None
+    context_management: Annotated[Any, doc(NOT_SUPPORTED)] = None
+    moderation: Annotated[Any, doc(NOT_SUPPORTED)] = None
+    prompt_cache_options: Annotated[Any, doc(NOT_SUPPORTED)] = None
     prompt_cache_retention: Annotated[Any, doc("Only `in_memory`.")] = None
     prompt_cache_key: Annotated[str | None, doc("Requests with the same key prefer the same engine.")] = None
     safety_identifier: Annotated[str | None, doc("Accepted, not used.")] = None

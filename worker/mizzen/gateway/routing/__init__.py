@@ -1,1 +1,2 @@
-"""PACKAGE."""
+"""Routing: chooses an engine for each request, retries and resumes on others, and warms new engines'
+caches."""

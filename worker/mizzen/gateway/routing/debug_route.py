@@ -1,4 +1,5 @@
-"""`POST /debug/route` of the admin port: where a request would go, and why, without sending it anywhere."""
+"""`POST /debug/route` of the admin port: explains where a request would go, without sending it to an
+engine."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ Headers = list[tuple[bytes, bytes]]
 async def explain_route(
     gateway: Gateway, body: bytes, headers: Headers, parse: Callable[[bytes], GenerationRequest]
 ) -> dict[str, Any]:
-    """Return what routing thinks of each engine for the body of a chat or completion request.
+    """Return how the router judges each engine for the body of a chat or completion request.
 
     Raises:
-        ApiError: as the endpoint itself would; 503 when no engine serves.
+        ApiError: as `parse`; 503 if no engine serves.
     """
     generation = parse(body).split_sequences()[0]
     service = gateway.find_service(generation.model, {})
@@ -38,12 +39,12 @@ async def explain_route(
         "prompt_tokens": len(routed.prompt),
         "prompt_blocks": len(routed.block_hashes),
         "session": routed.session,
-        "engines": sorted(map(describe_engine, verdicts), key=lambda one: -one["score"]),
+        "engines": sorted(map(describe_engine, verdicts), key=lambda engine: -engine["score"]),
     }
 
 
 def describe_engine(verdict: Verdict[EngineClient]) -> dict[str, Any]:
-    """Return what routing thinks of one engine."""
+    """Return the verdict on one engine as JSON."""
     engine = verdict.engine
     return {
         "name": engine.name,

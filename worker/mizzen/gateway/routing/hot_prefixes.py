@@ -1,11 +1,11 @@
-"""The hottest prefixes of prompts, with their tokens: what a new engine's cache is filled with at first.
+"""The hottest prefixes of prompts, with their tokens, to fill the cache of a new engine.
 
-A tree of 64-token blocks, by the names of `mizzen.core.kv.block_hashes`. Each prompt adds to the weight of its blocks;
-a weight halves in `HALF_LIFE_SECONDS`. A block weighs no more than the one before it, for whatever counts for
-the one counts for the other, so the heaviest blocks are always whole prefixes.
+A tree of 64-token blocks, identified by `mizzen.core.kv.block_hashes`. Each prompt adds to the weights of its
+blocks, and a weight halves in `HALF_LIFE_SECONDS`. A block never weighs more than its parent, so the heaviest
+blocks always form whole prefixes.
 
-Privacy: token ids of prompts stay in the memory of this process, `capacity` blocks (256 bytes of ids each) at
-most, until lighter than others. A prefix is replayed under its own salt: tenants share nothing by it.
+Privacy: token ids of prompts stay in the memory of this process, at most `capacity` blocks (256 bytes of ids
+each), until lighter than others. A prefix is replayed under its own salt, so tenants share nothing by it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from mizzen.core.request import Int32
 
 HALF_LIFE_SECONDS = 600.0
 MAX_PROMPT_BLOCKS = 256
-"""Of one prompt: what lies behind is a conversation's own."""
+"""Blocks counted per prompt; later blocks usually belong to one conversation only."""
 REBASE_WEIGHT = 2.0**64
-"""Weights grow with time instead of shrinking; beyond this all are divided."""
+"""Weight of a new prompt at which all weights are divided; weights grow over time instead of decaying."""
 
 
 @dataclass(frozen=True, slots=True)
 class HotPrefix:
-    """A prefix that many prompts begin with."""
+    """Prefix that many prompts share."""
 
     tokens: Int32
-    """int32 [n], whole blocks."""
+    """Token ids, int32 [n], in whole blocks."""
     salt: bytes
     block_hashes: tuple[int, ...]
-    """Of its blocks."""
+    """Hashes of its blocks."""
 
 
 class _PrefixBlock:
-    """A block of a prefix."""
+    """Block of a prefix."""
 
     __slots__ = ("parent", "prompts", "salt", "tokens", "weight")
 
@@ -52,10 +52,10 @@ class _PrefixBlock:
 
 
 class HotPrefixes:
-    """The prefixes of one tokenizer's prompts."""
+    """Hot prefixes of one tokenizer's prompts."""
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keep at most `capacity` blocks."""
+        """Make an empty tree of at most `capacity` blocks."""
         self._capacity = max(1, capacity)
         self._clock = clock
         self._start = clock()
@@ -64,51 +64,56 @@ class HotPrefixes:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def count_prompt(self, names: Sequence[int], prompt: Int32, salt: bytes) -> None:
+    def count_prompt(self, hashes: Sequence[int], prompt: Int32, salt: bytes) -> None:
         """Count a prompt.
 
         Args:
-            names: of its full blocks, in their order.
+            hashes: hashes of its full blocks, in order.
             prompt: its token ids, int32 [n].
-            salt: the one that the names were made with.
+            salt: salt of the hashes.
         """
         weight, parent = self._weight_now(), None
-        for place, name in enumerate(names[:MAX_PROMPT_BLOCKS]):
-            block = self._blocks.get(name)
+        for position, block_hash in enumerate(hashes[:MAX_PROMPT_BLOCKS]):
+            block = self._blocks.get(block_hash)
             if block is None:
-                ids = prompt[place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS]
-                block = self._blocks[name] = _PrefixBlock(
+                ids = prompt[position * BLOCK_TOKENS : (position + 1) * BLOCK_TOKENS]
+                block = self._blocks[block_hash] = _PrefixBlock(
                     parent, ids.astype("<i4", copy=False).tobytes(), salt
                 )
             block.weight += weight
             block.prompts += 1
-            parent = name
+            parent = block_hash
         if len(self._blocks) > self._capacity:
             self._evict()
 
     def find_hottest(self, tokens: int) -> list[HotPrefix]:
-        """Return the heaviest prefixes that two prompts at least had, of at most `tokens` tokens in all.
+        """Return the heaviest prefixes that at least two prompts share, of at most `tokens` tokens in total.
 
-        None of them is the beginning of another. The heaviest come first.
+        Heaviest first. None is a prefix of another.
         """
-        shared = [(-block.weight, place, name) for place, (name, block) in enumerate(self._blocks.items())
-                  if block.prompts > 1]  # fmt: skip
-        # Of equal weights the block that is nearer to the root was added first.
-        chosen = {name: weight for weight, _, name in nsmallest(tokens // BLOCK_TOKENS, shared)}
-        inner = {self._blocks[name].parent for name in chosen}
-        ends = sorted((weight, name) for name, weight in chosen.items() if name not in inner)
-        return [self._prefix(name) for _, name in ends]
+        shared = [
+            (-block.weight, position, block_hash)
+            for position, (block_hash, block) in enumerate(self._blocks.items())
+            if block.prompts > 1
+        ]
+        # Among equal weights, the block nearer to the root was added first.
+        chosen = {block_hash: weight for weight, _, block_hash in nsmallest(tokens // BLOCK_TOKENS, shared)}
+        inner = {self._blocks[block_hash].parent for block_hash in chosen}
+        ends = sorted(
+            (weight, block_hash) for block_hash, weight in chosen.items() if block_hash not in inner
+        )
+        return [self._prefix(block_hash) for _, block_hash in ends]
 
-    def _prefix(self, name: int) -> HotPrefix:
-        names, parts = list[int](), list[bytes]()
-        step: int | None = name
-        while step is not None:
-            block = self._blocks[step]
-            names.append(step)
-            parts.append(block.tokens)
-            step = block.parent
-        tokens = np.frombuffer(b"".join(reversed(parts)), dtype="<i4")
-        return HotPrefix(tokens, self._blocks[name].salt, tuple(reversed(names)))
+    def _prefix(self, block_hash: int) -> HotPrefix:
+        hashes, chunks = list[int](), list[bytes]()
+        ancestor: int | None = block_hash
+        while ancestor is not None:
+            block = self._blocks[ancestor]
+            hashes.append(ancestor)
+            chunks.append(block.tokens)
+            ancestor = block.parent
+        tokens = np.frombuffer(b"".join(reversed(chunks)), dtype="<i4")
+        return HotPrefix(tokens, self._blocks[block_hash].salt, tuple(reversed(hashes)))
 
     def _weight_now(self) -> float:
         weight = 2.0 ** min(1000.0, (self._clock() - self._start) / HALF_LIFE_SECONDS)
@@ -120,10 +125,13 @@ class HotPrefixes:
         return 1.0
 
     def _evict(self) -> None:
-        """Drop the lightest eighth; never a block before one that stays."""
+        """Drop the lightest eighth, but never a block before one that stays."""
         count = len(self._blocks) - self._capacity + self._capacity // 8
         order = sorted(
-            ((block.weight, -place, name) for place, (name, block) in enumerate(self._blocks.items()))
+            (
+                (block.weight, -position, block_hash)
+                for position, (block_hash, block) in enumerate(self._blocks.items())
+            )
         )
-        for _, _, name in order[:count]:
-            del self._blocks[name]
+        for _, _, block_hash in order[:count]:
+            del self._blocks[block_hash]

@@ -1,4 +1,4 @@
-"""The parts that a router is composed of, each an interface of one method."""
+"""Interfaces of the parts that compose a router, and the types that they see."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mizzen.core.kv.block_hashes import BLOCK_TOKENS
 from mizzen.gateway.routing.prefix_index import EnginePrefixes
 
 EXPECTED_OUTPUT_TOKENS = 256
-"""Counted for an answer of unknown length, and for longer ones."""
+"""Assumed output tokens of requests without a limit, or with a higher one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """What gave an answer's first tokens: only the same can go on with it."""
+    """Model that generated an answer's first tokens; only an engine with the same can continue it."""
 
     model: str
     revision: str
@@ -23,105 +23,105 @@ class ModelIdentity:
 
 
 class Candidate(Protocol):
-    """An engine as routing sees it."""
+    """Engine as the router sees it."""
 
     @property
     def name(self) -> str:
-        """Its name, the same in every gateway: on Kubernetes the pod's."""
+        """Name, the same in every gateway; on Kubernetes, the pod's."""
         ...
 
     @property
     def serving(self) -> bool:
-        """Whether it takes requests: connected, its tokenizer loaded, not draining."""
+        """Whether it takes requests: connected, tokenizer loaded, not draining."""
         ...
 
     @property
     def full(self) -> bool:
-        """Whether it has as much work as it should queue, has just refused some, or has failed too often."""
+        """Whether it has as many requests as it should, backs off, or has an open circuit breaker."""
         ...
 
     @property
     def suspect(self) -> bool:
-        """Whether it has been silent for longer than an engine should be."""
+        """Whether it has been silent for longer than it should be."""
         ...
 
     @property
     def load(self) -> float:
-        """Its tokens in work."""
+        """Tokens in flight."""
         ...
 
     @property
     def context_length(self) -> int:
-        """Tokens of prompt and answer that it takes at most."""
+        """Largest number of tokens of prompt and output together."""
         ...
 
     @property
     def model_identity(self) -> ModelIdentity:
-        """What it serves."""
+        """Model that it serves."""
         ...
 
     @property
     def prefixes(self) -> EnginePrefixes:
-        """What its prefix cache holds."""
+        """Content of its prefix cache."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingQuery:
-    """A request as routing sees it."""
+    """Request as the router sees it."""
 
     tokenizer_hash: str
     prompt_tokens: int
     context_tokens: int
-    """Of context: the prompt and as much answer as was asked for, 1 at least."""
+    """Tokens of context needed: the prompt and the requested output, at least 1."""
     output_tokens: int = EXPECTED_OUTPUT_TOKENS
-    """What its answer adds to an engine's load."""
+    """Output tokens that it adds to an engine's load."""
     block_hashes: Sequence[int] = ()
-    """Names of the prompt's full blocks."""
+    """Hashes of the prompt's full blocks."""
     session: str = ""
-    """What the client says belongs together; empty when it says nothing."""
+    """Session that the client named; empty if none."""
     pinned_model: ModelIdentity | None = None
-    """Of an answer that has begun."""
+    """Model of an answer that has begun."""
     excluded: Collection[Candidate] = ()
-    """Engines that have refused it or lost it."""
+    """Engines that have refused or lost the request."""
     _matched: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     def matched_tokens(self, engine: Candidate) -> int:
-        """Return how many tokens of the prompt an engine's cache is thought to hold, looked up once."""
+        """Return how many prompt tokens an engine's cache probably holds; looked up once per engine."""
         key = id(engine)
-        found = self._matched.get(key)
-        if found is None:
-            found = self._matched[key] = engine.prefixes.match_prefix(self.block_hashes) * BLOCK_TOKENS
-        return found
+        matched = self._matched.get(key)
+        if matched is None:
+            matched = self._matched[key] = engine.prefixes.match_prefix(self.block_hashes) * BLOCK_TOKENS
+        return matched
 
 
 class Filter(Protocol):
-    """Says which engines may get a request at all."""
+    """Excludes engines that must not get a request."""
 
     name: str
 
-    def keep(self, request: RoutingQuery, engine: Candidate) -> bool:
-        """Tell whether the engine stays."""
+    def keep(self, query: RoutingQuery, engine: Candidate) -> bool:
+        """Return whether the engine may get the request."""
         ...
 
 
 class Preference(Protocol):
-    """Narrows the choice where that leaves one."""
+    """Narrows the choice if that leaves at least one engine."""
 
     name: str
 
-    def prefer(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[bool]:
-        """Tell for each engine whether it stays; when none would, all do."""
+    def prefer(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[bool]:
+        """Return for each engine whether it is preferred; if none is, all stay."""
         ...
 
 
 class Scorer(Protocol):
-    """Says how well engines suit a request."""
+    """Scores how well engines suit a request."""
 
     name: str
 
-    def score(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
-        """Return a number in [0, 1] for each engine, 1 being best."""
+    def score(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
+        """Return a score in [0, 1] for each engine; 1 is best."""
         ...
 
 
@@ -129,5 +129,5 @@ class Picker(Protocol):
     """Chooses among scored engines."""
 
     def pick(self, scores: Sequence[float], engines: Sequence[Candidate]) -> int:
-        """Return the index of the engine chosen; there is at least one."""
+        """Return the index of the chosen engine; there is at least one."""
         ...

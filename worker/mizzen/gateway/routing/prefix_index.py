@@ -1,14 +1,14 @@
-"""What engines' prefix caches hold, as names of 64-token blocks: fed by cache events, bounded in memory.
+"""Index of engines' prefix caches as hashes of 64-token blocks, fed by cache events and bounded in memory.
 
-An `EnginePrefixes` mirrors one engine. Two kinds of names are in it: those that the engine said it stored,
-until it says that it evicted them; and guesses, blocks of a prompt that was just routed there, until the
-engine confirms them or `GUESS_SECONDS` have passed. With both, a second request finds the first one's prefix
-at once, and nothing that did not come true is believed for long.
+An `EnginePrefixes` mirrors one engine, with two kinds of blocks. Confirmed blocks were reported as stored,
+and stay until the engine reports their eviction. Guesses are the blocks of a prompt just routed there, and
+stay until the engine confirms them or `GUESS_SECONDS` have passed. A second request therefore finds the first
+one's prefix at once, and wrong guesses do not last.
 
-Memory: a name takes `BLOCK_BYTES` at most (measured by a test), and all engines of a gateway share one bound,
-`PrefixBudget`. An engine's part is full when it has its share; then an eighth of its names go, those first
-that no event and no routed request has touched for longest. What is evicted_blocks costs hits and nothing else:
-the engine still has the block, and what is routed there or stored there anew is known again.
+Memory: a block takes at most `BLOCK_BYTES` (measured by a test), and all engines of a gateway share one
+bound, `PrefixBudget`. If an engine exceeds its share, the eighth of its blocks that events and routed
+requests touched longest ago is dropped. That only costs hits: the engine still has the blocks, and the next
+request or event adds them again.
 """
 
 from __future__ import annotations
@@ -20,33 +20,35 @@ from itertools import islice
 import numpy as np
 
 GUESS_SECONDS = 30.0
-"""Longer than an engine takes from a request to the event that says that its prompt is in the cache."""
+"""Lifetime of a guess; longer than an engine takes from a request to the event that it cached the prompt."""
 BLOCK_BYTES = 112
-"""At most: an entry of a dictionary that has just grown, and its 64-bit key."""
+"""Most memory per block: an entry of a dictionary that has just grown, and its 64-bit key."""
 DEFAULT_BLOCKS = 1 << 19
-"""33 million tokens of prefixes, in 56 MiB."""
+"""Default number of blocks: 33 million tokens of prefixes, in 56 MiB."""
 MIN_ENGINE_BLOCKS = 64
-"""Of one engine, however many there are."""
+"""Smallest share of one engine, however many there are."""
 
 
 class EnginePrefixes:
-    """Blocks that one engine holds, or soon will. `capacity` may be changed at any time."""
+    """Blocks that one engine holds, or will hold soon. `capacity` may change at any time."""
 
-    __slots__ = ("_capacity", "_clock", "_blocks", "evicted_blocks")
+    __slots__ = ("_blocks", "_capacity", "_clock", "evicted_blocks")
 
     def __init__(self, capacity: int = DEFAULT_BLOCKS, clock: Callable[[], float] = time.monotonic) -> None:
         self._capacity = capacity
         self._clock = clock
-        self._blocks: dict[int, float | None] = {}  # in order of use; None: confirmed, else when a guess ends
+        self._blocks: dict[
+            int, float | None
+        ] = {}  # in order of use; None if confirmed, else the end of a guess
         self.evicted_blocks = 0
-        """Names that were dropped for want of room."""
+        """Number of blocks dropped because the index was full."""
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     @property
     def capacity(self) -> int:
-        """Names at most."""
+        """Largest number of blocks."""
         return self._capacity
 
     @capacity.setter
@@ -54,73 +56,74 @@ class EnginePrefixes:
         self._capacity = blocks
         self._evict()
 
-    def match_prefix(self, names: Sequence[int]) -> int:
-        """Return how many blocks of a prompt, from its start, are held."""
-        held, now = self._blocks, None
-        for count, name in enumerate(names):
-            until = held.get(name, 0.0)
-            if until is None:
+    def match_prefix(self, hashes: Sequence[int]) -> int:
+        """Return how many blocks of a prompt, from its start, the engine holds."""
+        blocks, now = self._blocks, None
+        for count, block in enumerate(hashes):
+            guess_ends = blocks.get(block, 0.0)
+            if guess_ends is None:
                 continue
             if now is None:
                 now = self._clock()
-            if until <= now:
+            if guess_ends <= now:
                 return count
-        return len(names)
+        return len(hashes)
 
-    def add_guesses(self, names: Sequence[int]) -> None:
-        """Note the blocks of a prompt that is on its way to the engine; those that it has are used anew."""
-        held, until = self._blocks, self._clock() + GUESS_SECONDS
-        for name in reversed(names):  # the first blocks become the newest: they are worth most
-            held[name] = None if held.pop(name, until) is None else until
+    def add_guesses(self, hashes: Sequence[int]) -> None:
+        """Add the blocks of a prompt on its way to the engine, and refresh known ones."""
+        blocks, guess_ends = self._blocks, self._clock() + GUESS_SECONDS
+        for block in reversed(hashes):  # the first blocks become the newest, because they are worth most
+            blocks[block] = None if blocks.pop(block, guess_ends) is None else guess_ends
         self._evict()
 
-    def retract_guesses(self, names: Iterable[int]) -> None:
-        """Take guesses back: the engine did not take the request."""
-        for name in names:
-            if self._blocks.get(name) is not None:
-                del self._blocks[name]
+    def retract_guesses(self, hashes: Iterable[int]) -> None:
+        """Remove guesses, because the engine did not take the request."""
+        for block in hashes:
+            if self._blocks.get(block) is not None:
+                del self._blocks[block]
 
     def apply_event(self, stored: Sequence[int], evicted: Iterable[int], reset: bool = False) -> None:
-        """Take a cache event; with `reset`, `stored` is all that the engine holds, and no guess stands."""
+        """Apply a cache event; with `reset`, `stored` is all that the engine holds, and guesses are
+        dropped."""
         if reset:
             self._blocks = {}
-        held = self._blocks
-        for name in evicted:
-            held.pop(name, None)
-        for name in reversed(stored[-self._capacity :]):  # the first blocks of a prefix become the newest
-            held.pop(name, None)
-            held[name] = None
+        blocks = self._blocks
+        for block in evicted:
+            blocks.pop(block, None)
+        for block in reversed(stored[-self._capacity :]):  # the first blocks of a prefix become the newest
+            blocks.pop(block, None)
+            blocks[block] = None
         self._evict()
 
     def clear(self) -> None:
-        """Forget everything: the connection is lost, or the engine is another process."""
+        """Remove all blocks, because the connection is lost or the engine is another process."""
         self._blocks = {}
 
     def _evict(self) -> None:
-        held = self._blocks
-        if len(held) <= self._capacity:
+        blocks = self._blocks
+        if len(blocks) <= self._capacity:
             return
-        # Many at once: each search for the oldest passes over the gaps that those before it have left.
-        count = len(held) - self._capacity + self._capacity // 8
-        for name in list(islice(held, count)):
-            del held[name]
+        # Many at once, because each search for the oldest entry skips the gaps that earlier removals left.
+        count = len(blocks) - self._capacity + self._capacity // 8
+        for block in list(islice(blocks, count)):
+            del blocks[block]
         self.evicted_blocks += count
 
 
 class PrefixBudget:
-    """Shares a bound on names among the engines of a gateway, evenly."""
+    """Divides a bound on blocks evenly among the engines of a gateway."""
 
     def __init__(self, blocks: int = DEFAULT_BLOCKS) -> None:
         self.blocks = blocks
 
     def divide(self, engines: Sequence[EnginePrefixes]) -> None:
-        """Give each engine its part."""
-        for one in engines:
-            part = max(MIN_ENGINE_BLOCKS, self.blocks // len(engines))
-            if one.capacity != part:
-                one.capacity = part
+        """Set each engine's share."""
+        for prefixes in engines:
+            share = max(MIN_ENGINE_BLOCKS, self.blocks // len(engines))
+            if prefixes.capacity != share:
+                prefixes.capacity = share
 
 
 def decode_hashes(column: bytes) -> list[int]:
-    """Return the names in a column of `mizzen.wire.messages.Blocks` (uint64, little-endian)."""
+    """Return the hashes in a column of `mizzen.wire.messages.Blocks` (uint64, little-endian)."""
     return np.frombuffer(column, "<u8").tolist()

@@ -1,8 +1,8 @@
-"""When an answer whose engine is lost goes on in another one.
+"""Resumes an answer on another engine if its engine is lost.
 
-The engine that takes over gets the prompt and the tokens given so far (`Generate.generated`), and the seed
-that the gateway fixed at the start, so that it draws the token at each position as the first one would have.
-Tokens that were on their way when the engine was lost are drawn again, and are the same.
+The new engine gets the prompt, the tokens generated so far (`Generate.generated`) and the seed that the
+gateway fixed at the start, so it samples the same token at each position. Tokens that were in transit when
+the engine was lost are sampled again, and are the same.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ from mizzen.wire.client.stream import StreamLost
 log = logging.getLogger(__name__)
 
 MAX_HANDOVERS = 16
-"""Engines that leave while they have a request: each hands it over, and that says nothing of the request."""
+"""Most draining engines that may hand over one request; a handover does not count against the request."""
 FINAL_CAUSES = frozenset({"slow", "closed"})
-"""A reader that does not keep up would be given up again; a gateway that closes has no other engine. Neither
-says anything of the engine."""
+"""Causes after which an answer is not resumed, and which do not count against the engine.
+
+A client that reads too slowly would be lost again, and a gateway that shuts down has no other engine.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeLimits:
-    """How far an answer is followed."""
+    """Limits for resuming one answer."""
 
     max_resumes: int = 3
-    """Engines that may be lost by one answer that has begun; 0 turns resuming off."""
+    """Engines that one answer may lose; 0 turns resuming off."""
     capacity_seconds: float = 60.0
-    """How long an answer waits for room in the engines that serve."""
+    """Time that an answer waits for capacity on the engines that serve."""
     replacement_seconds: float = 1.0
-    """How long it waits for a replacement when none serves."""
+    """Time that an answer waits for a replacement if no engine serves."""
 
 
 class AnswerResumer:
-    """Continues answers; `place` puts a job that has begun into another engine."""
+    """Resumes answers; `place` puts a request whose answer has begun on another engine."""
 
     def __init__(
         self,
@@ -54,29 +56,29 @@ class AnswerResumer:
         self._place = place
         self._metrics = metrics
 
-    async def resume(self, running: Attempt, lost: StreamLost) -> Attempt | None:
-        """Return the same answer in another engine; None when it may not go on.
+    async def resume(self, attempt: Attempt, lost: StreamLost) -> Attempt | None:
+        """Return an attempt for the same answer on another engine; None if it may not be resumed.
 
         Raises:
-            StreamLost: it was lost too often, or there is none in time.
+            StreamLost: it was lost too often, or no engine took over in time.
         """
-        routed, engine = running.routed, running.engine
-        leaving = engine.draining
-        running.stream.abort()
-        running.release(lost.cause)
-        if not leaving and lost.cause not in FINAL_CAUSES:
-            engine.record_failure(running.breaker_period)
+        routed, engine = attempt.routed, attempt.engine
+        draining = engine.draining
+        attempt.stream.abort()
+        attempt.release(lost.cause)
+        if not draining and lost.cause not in FINAL_CAUSES:
+            engine.record_failure(attempt.breaker_period)
         if not self.limits.max_resumes or lost.cause in FINAL_CAUSES:
             return None
-        self._count_loss(routed, lost, leaving)
+        self._count_loss(routed, lost, draining)
         began = time.monotonic()
         routed.queue_entry.deadline = began + (
             self.limits.capacity_seconds if self._serving() else self.limits.replacement_seconds
         )
         routed.tried_engines[:] = [engine]
-        self._metrics.resumes.labels("handover" if leaving else lost.cause).inc()
+        self._metrics.resumes.labels("handover" if draining else lost.cause).inc()
         try:
-            other = await self._place(routed)
+            new_attempt = await self._place(routed)
         except ApiError as error:
             self._metrics.resume_failures.labels("no_engine").inc()
             text = f"{lost}; no engine has taken over: {error}"
@@ -86,24 +88,25 @@ class AnswerResumer:
         fields = {
             "lost": engine.name,
             "cause": lost.cause,
-            "engine": other.engine.name,
+            "engine": new_attempt.engine.name,
             "tokens": len(routed.generated),
             "seconds": round(seconds, 3),
         }
         log.info("answer resumed", extra={"fields": fields})
-        return other
+        return new_attempt
 
-    def _count_loss(self, routed: RoutedRequest, lost: StreamLost, leaving: bool) -> None:
+    def _count_loss(self, routed: RoutedRequest, lost: StreamLost, draining: bool) -> None:
         """Count a loss.
 
         Raises:
             StreamLost: it was one too many.
         """
-        if leaving:
+        if draining:
             routed.handovers += 1
         else:
             routed.losses += 1
         if routed.losses > self.limits.max_resumes or routed.handovers > MAX_HANDOVERS:
             self._metrics.resume_failures.labels("too_many").inc()
-            text = f"the request was lost by {routed.losses + routed.handovers} engines, the last time because: {lost}"
+            engines = routed.losses + routed.handovers
+            text = f"the request was lost by {engines} engines, the last time because: {lost}"
             raise StreamLost(lost.cause, text)

@@ -1,4 +1,7 @@
-"""Chooses an engine: filters, preferences, the weighted sum of scorers, then a picker."""
+"""Chooses an engine by filters, preferences, the weighted sum of scorers, and a picker.
+
+Routers are stateless: all state is in the engines. The dispatcher calls `route`, the admin API `explain`.
+"""
 
 from __future__ import annotations
 
@@ -30,34 +33,34 @@ HOME_WEIGHT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[E]):
-    """The engine chosen, and why."""
+    """Chosen engine, and the reason."""
 
     engine: E
     reason: str
-    """The scorer by which it stands out most; "only" without a choice, "random" among equals."""
+    """Scorer by which the engine stands out most; "only" without a choice, "random" among equals."""
     matched_tokens: int
-    """Of the prompt, that its cache is thought to hold."""
+    """Prompt tokens that its cache probably holds."""
 
 
 @dataclass(slots=True, eq=False)
 class Verdict(Generic[E]):
-    """What a router thinks of one engine, for people who ask."""
+    """A router's verdict on one engine, for the debug endpoint."""
 
     engine: E
     matched_tokens: int
     excluded_by: str = ""
-    """The filter or preference; empty for a candidate."""
+    """Filter or preference that excluded the engine; empty for a candidate."""
     scores: dict[str, float] = field(default_factory=dict)
-    """By scorer, weighted."""
+    """Weighted scores by scorer."""
 
     @property
     def total(self) -> float:
-        """The sum of the scores."""
+        """Sum of the scores."""
         return sum(self.scores.values())
 
 
 class Router:
-    """Stateless: what it looks at is in the engines."""
+    """Stateless composition of filters, preferences, scorers and a picker."""
 
     def __init__(
         self,
@@ -71,58 +74,60 @@ class Router:
         self._scorers = scorers
         self._picker = picker
 
-    def route(self, request: RoutingQuery, engines: Iterable[E]) -> Route[E] | None:
-        """Return the engine for a request; None when there is none at the moment."""
-        kept = [e for e in engines if all(f.keep(request, e) for f in self._filters)]
+    def route(self, query: RoutingQuery, engines: Iterable[E]) -> Route[E] | None:
+        """Return the engine for a request; None if no engine can take it at the moment."""
+        kept = [e for e in engines if all(f.keep(query, e) for f in self._filters)]
         if not kept:
             return None
         for preference in self._preferences:
-            kept = _keep_preferred(kept, preference.prefer(request, kept))
-        chosen, reason = 0, "only"
+            kept = _keep_preferred(kept, preference.prefer(query, kept))
+        index, reason = 0, "only"
         if len(kept) > 1:
-            columns = self._weighted_scores(request, kept)
+            columns = self._weighted_scores(query, kept)
             sums = [sum(scores) for scores in zip(*columns, strict=True)] or [0.0] * len(kept)
-            chosen = self._picker.pick(sums, kept)
-            gains = [column[chosen] - sum(column) / len(kept) for column in columns]
+            index = self._picker.pick(sums, kept)
+            gains = [column[index] - sum(column) / len(kept) for column in columns]
             best = max(gains, default=0.0)
             reason = self._scorers[gains.index(best)][0].name if best > 1e-9 else "random"
-        return Route(kept[chosen], reason, request.matched_tokens(kept[chosen]))
+        return Route(kept[index], reason, query.matched_tokens(kept[index]))
 
-    def explain(self, request: RoutingQuery, engines: Iterable[E]) -> list[Verdict[E]]:
-        """Return what `route` looks at, for each engine."""
-        verdicts = [Verdict(e, request.matched_tokens(e)) for e in engines]
-        for one in verdicts:
-            one.excluded_by = next((f.name for f in self._filters if not f.keep(request, one.engine)), "")
-        left = [one for one in verdicts if not one.excluded_by]
-        for preference in self._preferences if left else ():
-            stays = preference.prefer(request, [one.engine for one in left])
-            after = _keep_preferred(left, stays)
-            for one in left:
-                one.excluded_by = "" if one in after else preference.name
-            left = after
-        if left:
-            columns = self._weighted_scores(request, [one.engine for one in left])
+    def explain(self, query: RoutingQuery, engines: Iterable[E]) -> list[Verdict[E]]:
+        """Return the verdict of `route` on each engine."""
+        verdicts = [Verdict(e, query.matched_tokens(e)) for e in engines]
+        for verdict in verdicts:
+            verdict.excluded_by = next(
+                (f.name for f in self._filters if not f.keep(query, verdict.engine)), ""
+            )
+        remaining = [verdict for verdict in verdicts if not verdict.excluded_by]
+        for preference in self._preferences if remaining else ():
+            keep = preference.prefer(query, [verdict.engine for verdict in remaining])
+            kept_verdicts = _keep_preferred(remaining, keep)
+            for verdict in remaining:
+                verdict.excluded_by = "" if verdict in kept_verdicts else preference.name
+            remaining = kept_verdicts
+        if remaining:
+            columns = self._weighted_scores(query, [verdict.engine for verdict in remaining])
             for (scorer, _), column in zip(self._scorers, columns, strict=True):
-                for one, score in zip(left, column, strict=True):
-                    one.scores[scorer.name] = score
+                for verdict, score in zip(remaining, column, strict=True):
+                    verdict.scores[scorer.name] = score
         return verdicts
 
-    def _weighted_scores(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[list[float]]:
+    def _weighted_scores(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[list[float]]:
         return [
-            [weight * score for score in scorer.score(request, engines)] for scorer, weight in self._scorers
+            [weight * score for score in scorer.score(query, engines)] for scorer, weight in self._scorers
         ]
 
 
 T = TypeVar("T")
 
 
-def _keep_preferred(candidates: list[T], stays: Sequence[bool]) -> list[T]:
-    """Return those that stay; all when none would."""
-    return [one for one, stay in zip(candidates, stays, strict=True) if stay] or candidates
+def _keep_preferred(candidates: list[T], keep: Sequence[bool]) -> list[T]:
+    """Return the preferred candidates; all if none is preferred."""
+    return [candidate for candidate, kept in zip(candidates, keep, strict=True) if kept] or candidates
 
 
 def default_router(load_factor_percent: int, generator: random.Random | None = None) -> Router:
-    """Return the router of a gateway: cached prefixes, sessions and load, all within bounded load."""
+    """Return the gateway's router: cached prefixes, sessions and load, all within bounded load."""
     return Router(
         (ServingFilter(), CompatibleFilter()),
         (HealthyPreference(), BoundedLoadPreference(load_factor_percent / 100)),
@@ -134,3 +139,9 @@ def default_router(load_factor_percent: int, generator: random.Random | None = N
         ),
         TwoChoicesPicker(generator),
     )
+
+
+def route_header(route: Route[E]) -> str:
+    """Return a route as the value of the header `x-mizzen-route`."""
+    name = "".join(letter if "!" <= letter <= "~" and letter != ";" else "_" for letter in route.engine.name)
+    return f"engine={name}; reason={route.reason}; matched={route.matched_tokens}"

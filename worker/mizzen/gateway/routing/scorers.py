@@ -1,4 +1,4 @@
-"""Filters, preferences, scorers and pickers that the gateway routes with."""
+"""Filters, preferences, scorers and the picker of the gateway's router."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from hashlib import blake2b
 from mizzen.gateway.routing.interfaces import Candidate, RoutingQuery
 
 SMALL_LOAD_TOKENS = 2048
-"""An engine that would have less in work is never overloaded."""
+"""Load in tokens up to which an engine is never overloaded."""
 TIE_MARGIN = 0.05
-"""Scores that differ by less are equal: loads are known to no better, and several gateways see old ones."""
+"""Difference below which scores are equal; loads are not known more exactly, and several gateways see old
+ones."""
 
 
 class ServingFilter:
@@ -19,32 +20,33 @@ class ServingFilter:
 
     name = "serving"
 
-    def keep(self, request: RoutingQuery, engine: Candidate) -> bool:
+    def keep(self, query: RoutingQuery, engine: Candidate) -> bool:
         """See `Filter`."""
-        return engine.serving and not engine.full and engine not in request.excluded
+        return engine.serving and not engine.full and engine not in query.excluded
 
 
 class CompatibleFilter:
-    """Keeps engines whose tokenizer made the prompt, whose context it fits, and that can go on with it."""
+    """Keeps engines with the prompt's tokenizer, enough context, and the model of an answer that has
+    begun."""
 
     name = "text"
 
-    def keep(self, request: RoutingQuery, engine: Candidate) -> bool:
+    def keep(self, query: RoutingQuery, engine: Candidate) -> bool:
         """See `Filter`."""
-        if request.pinned_model is not None and engine.model_identity != request.pinned_model:
+        if query.pinned_model is not None and engine.model_identity != query.pinned_model:
             return False
         return (
-            engine.model_identity.tokenizer_hash == request.tokenizer_hash
-            and request.context_tokens <= engine.context_length
+            engine.model_identity.tokenizer_hash == query.tokenizer_hash
+            and query.context_tokens <= engine.context_length
         )
 
 
 class HealthyPreference:
-    """Prefers engines that are heard."""
+    """Prefers engines that are not suspect."""
 
     name = "trusted"
 
-    def prefer(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[bool]:
+    def prefer(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[bool]:
         """See `Preference`."""
         return [not engine.suspect for engine in engines]
 
@@ -52,8 +54,8 @@ class HealthyPreference:
 class BoundedLoadPreference:
     """Prefers engines that the request would not lift above `factor` times the mean load.
 
-    After consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2016), so a hot prefix or a
-    busy session spreads over engines. Loads below `SMALL_LOAD_TOKENS` are no overload.
+    After consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2016): a hot prefix or a
+    busy session spreads over engines. Loads up to `SMALL_LOAD_TOKENS` never count as overload.
     """
 
     name = "bounded"
@@ -61,65 +63,65 @@ class BoundedLoadPreference:
     def __init__(self, factor: float) -> None:
         self._factor = factor
 
-    def prefer(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[bool]:
+    def prefer(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[bool]:
         """See `Preference`."""
         loads = [engine.load for engine in engines]
-        total, least = sum(loads), min(loads)
-        count, whole = len(loads), request.prompt_tokens + request.output_tokens
-        stays = []
+        total, least_load = sum(loads), min(loads)
+        count, request_tokens = len(loads), query.prompt_tokens + query.output_tokens
+        keeps = []
         for engine, load in zip(engines, loads, strict=True):
-            cost = whole - request.matched_tokens(engine)
+            cost = request_tokens - query.matched_tokens(engine)
             bound = max(SMALL_LOAD_TOKENS, self._factor * (total + cost) / count)
-            stays.append(load + cost <= bound or load == least)
-        return stays
+            keeps.append(load + cost <= bound or load == least_load)
+        return keeps
 
 
 class PrefixScorer:
-    """The share of the prompt that an engine's cache is thought to hold."""
+    """Share of the prompt that an engine's cache probably holds."""
 
     name = "prefix"
 
-    def score(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
+    def score(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
-        if not request.block_hashes:
+        if not query.block_hashes:
             return [0.0] * len(engines)
-        return [request.matched_tokens(engine) / request.prompt_tokens for engine in engines]
+        return [query.matched_tokens(engine) / query.prompt_tokens for engine in engines]
 
 
 class SessionScorer:
-    """1 for the engine that a session belongs to, by rendezvous hashing, in every gateway alike."""
+    """1 for the engine of a session, by rendezvous hashing, the same in every gateway."""
 
     name = "session"
 
-    def score(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
+    def score(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
-        if not request.session:
+        if not query.session:
             return [0.0] * len(engines)
-        return rendezvous_scores(request.session.encode(errors="replace"), engines)
+        return rendezvous_scores(query.session.encode(errors="replace"), engines)
 
 
 class HomeScorer:
-    """1 for the engine where a prefix that no engine holds yet belongs, in every gateway alike.
+    """1 for the home of a prefix that no engine holds yet, the same in every gateway.
 
-    So gateways that get the first requests of one new prefix at the same moment send them to one engine.
+    Gateways that get the first requests of a new prefix at the same moment thus send them to one engine.
     """
 
     name = "home"
 
-    def score(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
+    def score(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
-        first = request.block_hashes[:1]
-        if not first or any(request.matched_tokens(engine) for engine in engines):
+        first = query.block_hashes[:1]
+        if not first or any(query.matched_tokens(engine) for engine in engines):
             return [0.0] * len(engines)
         return rendezvous_scores(first[0].to_bytes(8, "little"), engines)
 
 
 class LoadScorer:
-    """1 for an idle engine, a half at the mean load, 0 from twice the mean on."""
+    """1 for an idle engine, 0.5 at the mean load, 0 from twice the mean."""
 
     name = "load"
 
-    def score(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
+    def score(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
         loads = [engine.load for engine in engines]
         scale = 2 * max(sum(loads) / len(loads), SMALL_LOAD_TOKENS / 2)
@@ -127,10 +129,10 @@ class LoadScorer:
 
 
 class TwoChoicesPicker:
-    """The best score; among equals the less loaded of two drawn at random.
+    """Picks the best score; among equals the less loaded of two at random.
 
-    Two random choices (Mitzenmacher, 2001) are nearly as even as the least load, and gateways that look at
-    the same old loads do not all send to one engine.
+    Two random choices (Mitzenmacher, 2001) are nearly as even as the least load, and gateways that see the
+    same old loads do not all choose the same engine.
     """
 
     def __init__(self, generator: random.Random | None = None) -> None:
@@ -139,17 +141,17 @@ class TwoChoicesPicker:
     def pick(self, scores: Sequence[float], engines: Sequence[Candidate]) -> int:
         """See `Picker`."""
         best = max(scores)
-        equal = [i for i, score in enumerate(scores) if score >= best - TIE_MARGIN]
-        if len(equal) == 1:
-            return equal[0]
-        one, other = self._random.sample(equal, 2)
-        return one if engines[one].load <= engines[other].load else other
+        best_candidates = [i for i, score in enumerate(scores) if score >= best - TIE_MARGIN]
+        if len(best_candidates) == 1:
+            return best_candidates[0]
+        first, second = self._random.sample(best_candidates, 2)
+        return first if engines[first].load <= engines[second].load else second
 
 
 def rendezvous_scores(key: bytes, engines: Sequence[Candidate]) -> list[float]:
     """Return 1 for the engine that a key belongs to and 0 for the others (Thaler, Ravishankar, 1998).
 
-    When an engine comes or goes, only keys of that engine move.
+    If an engine comes or goes, only keys of that engine move.
     """
     weights = [blake2b(b"%b\0%b" % (e.name.encode(), key), digest_size=8).digest() for e in engines]
     scores = [0.0] * len(engines)

@@ -1,4 +1,4 @@
-"""What clients say of requests that belong together."""
+"""Sessions: the client's hints which requests belong together."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from hashlib import blake2b
 
 SESSION_HEADER = b"x-mizzen-session"
 MAX_SESSION_CHARACTERS = 64
-"""Characters of a session that is known by its own name, as OpenAI bounds `prompt_cache_key`."""
+"""Longest session that is used as is; OpenAI bounds `prompt_cache_key` alike."""
 
 
-def get_session(headers: Iterable[tuple[bytes, bytes]], hint: str) -> str:
-    """Return a request's session: the header's, else the hint of its body; empty when it has none.
+def get_session(headers: Iterable[tuple[bytes, bytes]], body_session: str) -> str:
+    """Return a request's session: that of the header, else that of its body; empty if it has none.
 
-    `hint` is `bound_session` already.
+    `body_session` must be bounded already (`bound_session`).
     """
     for name, value in headers:
         if name == SESSION_HEADER and value:
             return bound_session(value.decode("latin-1"))
-    return hint
+    return body_session
 
 
 def bound_session(name: str) -> str:
-    """Return what a session is known by: its name, or the digest of a long one, the same in every gateway.
+    """Return a session of bounded length: its name, or the digest of a long one, the same in every gateway.
 
-    Routing hashes it for each engine and each sequence, on the event loop: it has to be short there.
+    The router hashes it for each engine and each sequence on the event loop, so it must be short.
     """
     if len(name) <= MAX_SESSION_CHARACTERS:
         return name

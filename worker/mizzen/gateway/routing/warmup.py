@@ -1,7 +1,7 @@
-"""Replays the hottest prefixes into a new engine's cache before it serves, while others serve.
+"""Replays the hottest prefixes into a new engine's cache before it serves, while other engines serve.
 
-Nothing waits for it that matters: it ends after its time, with the first thing that goes wrong, and at once
-when no other engine has room.
+A warm-up never delays requests: it ends after its time limit, at the first error, and as soon as no other
+engine has capacity.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_TOKENIZERS = 2
-"""Whose prefixes are kept: that of the revision that serves, and of the one that follows."""
+"""Number of tokenizers whose prefixes are kept: those of the current and the next revision."""
 PRIORITY = -8
-"""The lowest: another gateway's requests may be in the engine already."""
+"""Lowest priority, because requests of another gateway may be in the engine already."""
 STORE_FACTOR = 4
-"""Blocks kept for each block that is replayed: what becomes hot is cold at first."""
+"""Blocks kept per replayed block, because prefixes that become hot start cold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmLimits:
-    """How far a new engine's cache is filled; 0 tokens: not at all."""
+    """Limits of a warm-up; 0 tokens turn it off."""
 
     tokens: int = 0
     seconds: float = 10.0
     concurrency: int = 4
-    """Prefixes in work."""
+    """Number of prefixes replayed at once."""
 
 
 class CacheWarmer:
@@ -53,12 +53,12 @@ class CacheWarmer:
 
     @property
     def enabled(self) -> bool:
-        """Whether prompts are to be seen at all."""
+        """Whether prompts must be counted."""
         return self._limits.tokens > 0
 
-    def count_prompt(self, tokenizer: str, names: Sequence[int], prompt: Int32, salt: bytes) -> None:
-        """Count a prompt (int32 [n]) of a tokenizer; `names` are those of its full blocks."""
-        if not self.enabled or not names:
+    def count_prompt(self, tokenizer: str, hashes: Sequence[int], prompt: Int32, salt: bytes) -> None:
+        """Count a prompt (int32 [n]) of a tokenizer; `hashes` are those of its full blocks."""
+        if not self.enabled or not hashes:
             return
         store = self._stores.get(tokenizer)
         if store is None:
@@ -66,27 +66,31 @@ class CacheWarmer:
             while len(self._stores) > MAX_TOKENIZERS:
                 self._stores.popitem(last=False)
         self._stores.move_to_end(tokenizer)
-        store.count_prompt(names, prompt, salt)
+        store.count_prompt(hashes, prompt, salt)
 
     def missing_prefixes(self, engine: EngineClient) -> list[HotPrefix]:
-        """Return what an engine lacks of the hottest prefixes, the hottest first."""
+        """Return the hottest prefixes that an engine lacks, hottest first."""
         store = self._stores.get(engine.tokenizer_hash)
         if store is None:
             return []
         context = engine.context_length
-        hottest = [one for one in store.find_hottest(self._limits.tokens) if len(one.tokens) < context]
+        hot_prefixes = [
+            prefix for prefix in store.find_hottest(self._limits.tokens) if len(prefix.tokens) < context
+        ]
         return [
-            one for one in hottest if engine.prefixes.match_prefix(one.block_hashes) < len(one.block_hashes)
+            prefix
+            for prefix in hot_prefixes
+            if engine.prefixes.match_prefix(prefix.block_hashes) < len(prefix.block_hashes)
         ]
 
     async def fill_cache(self, engine: EngineClient, needed: Callable[[], bool]) -> None:
-        """Fill an engine's cache, in the time that there is; never raises but when it is cancelled.
+        """Fill an engine's cache within the time limit; raises nothing except when cancelled.
 
         Args:
-            engine: it is connected, and gets no requests.
-            needed: tells whether it must serve at once.
+            engine: connected engine that gets no requests yet.
+            needed: returns whether it must serve at once.
         """
-        began, result = time.monotonic(), "needed"
+        started_at, result = time.monotonic(), "needed"
         prefixes = iter(self.missing_prefixes(engine))
         workers = [
             asyncio.create_task(self._replay_rest(engine, prefixes, needed))
@@ -106,13 +110,17 @@ class CacheWarmer:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
             self._metrics.warmups.labels(result).inc()
-            fields = {"engine": engine.name, "result": result, "seconds": round(time.monotonic() - began, 3)}
+            fields = {
+                "engine": engine.name,
+                "result": result,
+                "seconds": round(time.monotonic() - started_at, 3),
+            }
             log.info("engine warmed", extra={"fields": fields})
 
     async def _replay_rest(
         self, engine: EngineClient, prefixes: Iterator[HotPrefix], needed: Callable[[], bool]
     ) -> bool:
-        """Replay what is left; returns whether it stopped because the engine is needed."""
+        """Replay the remaining prefixes; return whether it stopped because the engine is needed."""
         for prefix in prefixes:
             if needed():
                 return True
@@ -121,7 +129,7 @@ class CacheWarmer:
         return False
 
     async def _replay(self, engine: EngineClient, prefix: HotPrefix) -> None:
-        """Have an engine compute a prefix, and throw its one token away.
+        """Have an engine prefill a prefix, and drop its single output token.
 
         Raises:
             EngineOverloaded, EngineRefused, StreamLost: it did not.

@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""What the gateway reports: request records, access log, metrics, traces, the routing table and pings."""

@@ -1,8 +1,8 @@
-"""The access log: one line of JSON a request, on standard output; the process's own log is on standard error.
+"""Access log: one line of JSON per request on standard output; the process's own log goes to standard error.
 
-A thread writes them, so that whoever reads slowly holds up no request; lines that find no room are counted,
-and the count is written once there is some. Prompts and answers are not in it. `--access-log prompts` adds
-the prompt, for whoever may read it.
+A thread writes the lines, so that a slow reader delays no request. Lines that do not fit in the queue are
+counted, and the count is logged once there is room. Prompts and answers are not logged; `--access-log
+prompts` adds the prompts.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import msgspec
 from mizzen.gateway.telemetry.request_record import MAX_PROMPT_CHARACTERS, RequestRecord
 
 ATOMIC_WRITE_BYTES = 4096
-"""What Linux writes to a pipe in one piece (PIPE_BUF): several processes write to one output."""
+"""Largest write to a pipe that Linux keeps in one piece (PIPE_BUF); several processes write to one output."""
 MAX_QUEUED_LINES = 4096
-"""Lines that wait to be written."""
+"""Number of lines that may wait to be written."""
 
 
 class AccessLogLine(msgspec.Struct, omit_defaults=True):
-    """A line of the access log."""
+    """Line of the access log."""
 
     time: str
-    """When the request arrived."""
+    """Time when the request arrived."""
     event: str
     """Always "request"."""
     id: str
@@ -35,7 +35,7 @@ class AccessLogLine(msgspec.Struct, omit_defaults=True):
     path: str
     status: int
     seconds: float
-    """From its arrival to its last byte."""
+    """Time from the request's arrival to its last byte."""
     model: str = ""
     key: str = ""
     """Name of the API key."""
@@ -45,15 +45,15 @@ class AccessLogLine(msgspec.Struct, omit_defaults=True):
     completion_tokens: int = 0
     first_token_seconds: float | None = None
     engine: str = ""
-    """The last one that had it."""
+    """Last engine that had the request."""
     route: str = ""
-    """Why it went there."""
+    """Reason for routing the request to that engine."""
     attempts: int = 0
-    """Engines that it was sent to."""
+    """Number of engines that the request was sent to."""
     finish_reasons: list[str] = msgspec.field(default_factory=list)
     error: str = ""
     trace: str = ""
-    """Trace id, where the request was traced."""
+    """Trace id, if the request was traced."""
     prompt: str = ""
 
 
@@ -69,7 +69,7 @@ class AccessLog:
         self._thread: threading.Thread | None = None
 
     def write(self, record: RequestRecord) -> None:
-        """Have a request's line written."""
+        """Queue the line of a request."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
             self._thread.start()
@@ -82,7 +82,7 @@ class AccessLog:
             self._dropped += 1
 
     def close(self, seconds: float = 2.0) -> None:
-        """Wait until all lines are written, for so long at most."""
+        """Wait until all lines are written, at most for `seconds`."""
         if self._thread is None:
             return
         try:
@@ -93,22 +93,22 @@ class AccessLog:
         self._thread = None
 
     def _run(self) -> None:
-        together = b""
+        batch = b""
         while (line := self._waiting.get()) is not None:
-            if together and len(together) + len(line) > ATOMIC_WRITE_BYTES:
-                self._put(together)
-                together = b""
-            together += line
+            if batch and len(batch) + len(line) > ATOMIC_WRITE_BYTES:
+                self._put(batch)
+                batch = b""
+            batch += line
             if self._waiting.empty():
-                self._put(together)
-                together = b""
-        self._put(together)
+                self._put(batch)
+                batch = b""
+        self._put(batch)
 
     def _put(self, lines: bytes) -> None:
         try:
             self._stream.write(lines)
             self._stream.flush()
-        except (OSError, ValueError):  # whoever read the log is gone: requests are served all the same
+        except (OSError, ValueError):  # the reader of the log is gone: requests are served all the same
             pass
 
     def _line(self, record: RequestRecord) -> AccessLogLine:

@@ -1,7 +1,7 @@
-"""Counters and histograms for the path of a token: one event loop adds to them, so they need no locks.
+"""Counters and histograms for the path of a token. One event loop adds to them, so they need no locks.
 
-The client library's own take a lock for each number and look for a bucket one by one, which costs more than
-detokenizing. Here adding is an addition; the library asks for the sums when it is scraped.
+The client library takes a lock for each number and searches buckets linearly, which costs more than
+detokenizing. Here adding is one addition; the library reads the sums when it is scraped.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 OTHER_LABEL = "other"
-"""Label of everything beyond a metric's known values."""
+"""Label value of everything beyond a metric's known values."""
 
 
 class FastCounter:
-    """A number that grows."""
+    """Counter without a lock."""
 
     __slots__ = ("value",)
 
@@ -25,12 +25,12 @@ class FastCounter:
         self.value = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        """Add."""
+        """Add `amount`."""
         self.value += amount
 
 
 class FastHistogram:
-    """A histogram: how many observations fell under which bound, and their sum."""
+    """Histogram without a lock: observations by upper bound, and their sum."""
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -46,25 +46,25 @@ class FastHistogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return the cumulative counts by upper bound."""
-        total, found = 0.0, []
+        total, cumulative = 0.0, []
         for bound, count in zip([*map(str, self._bounds), "+Inf"], self.counts, strict=True):
             total += count
-            found.append((bound, total))
-        return found
+            cumulative.append((bound, total))
+        return cumulative
 
 
 class MetricFamily(Protocol):
-    """What the registry asks a metric with one label for."""
+    """Interface that the registry needs of a metric with one label."""
 
     name: str
 
     def collect(self) -> Iterator[Metric]:
-        """Yield it with all its values."""
+        """Yield the metric with all its values."""
         ...
 
 
 class FastCounterFamily:
-    """A counter by one label."""
+    """Counter with one label."""
 
     def __init__(
         self, name: str, text: str, label: str, values: Callable[[], Iterable[tuple[str, FastCounter]]]
@@ -80,7 +80,7 @@ class FastCounterFamily:
 
 
 class FastHistogramFamily:
-    """A histogram by one label."""
+    """Histogram with one label."""
 
     def __init__(
         self, name: str, text: str, label: str, values: Callable[[], Iterable[tuple[str, FastHistogram]]]
@@ -90,6 +90,6 @@ class FastHistogramFamily:
     def collect(self) -> Iterator[Metric]:
         """See `Family`."""
         family = HistogramMetricFamily(self.name, self._text, labels=(self._label,))
-        for value, spread in self._values():
-            family.add_metric((value,), spread.buckets(), spread.total)
+        for value, histogram in self._values():
+            family.add_metric((value,), histogram.buckets(), histogram.total)
         yield family

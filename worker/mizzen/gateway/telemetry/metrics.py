@@ -1,4 +1,4 @@
-"""Metrics of the gateway. The number of label values is bounded, whatever clients send: see `LABELS`."""
+"""Metrics of the gateway. Labels have few values, whatever clients send; see `LABELS`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1
 REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PREFIX = "mizzen_gateway_"
 LOSSES = ("no_engine", "connection", "engine_error", "no_answer", "silent", "slow", "stuck", "restart")
-"""Common causes of answers that end with an error."""
+"""Usual causes of responses that end in an error."""
 REFUSED = frozenset({401, 403, 413, 429, 503})
 MAX_MODELS = 256
-"""Maximum number of models with their own label value; further models are counted as `other`."""
+"""Number of model names that become labels; further ones become `other`."""
 
 LABELS: dict[str, tuple[str, str, str]] = {
     "model": ("257", "names of served models, 256 at most, and `other`", "requested model"),
@@ -59,11 +59,11 @@ LABELS: dict[str, tuple[str, str, str]] = {
         "state of an engine, as in the admin API",
     ),
 }
-"""Maximum number of values, the values, and the meaning of each label, for docs/metrics.md."""
+"""For each label: its maximum number of values, the values, and its meaning."""
 
 
 class ModelMetrics:
-    """Counters and histograms of one model."""
+    """Metrics of one model."""
 
     __slots__ = (
         "added_seconds", "between_tokens_seconds", "cached_tokens", "first_token_seconds", "output_tokens",
@@ -82,7 +82,7 @@ class ModelMetrics:
 
 
 class Metrics:
-    """All metrics of one gateway process, in their own registry."""
+    """All metrics of one gateway process, in a registry of their own."""
 
     def __init__(self, models: Callable[[], Collection[str]] = tuple) -> None:
         """Create all metrics; `models` returns the names of the served models."""
@@ -153,7 +153,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def _initialize_rare_counters(self) -> None:
-        """Create rare counters at 0, because `increase` ignores the first event of a new series."""
+        """Initialize rare counters to 0, because a series that starts at 1 shows no increase."""
         for cause in LOSSES:
             self.stream_errors.labels(cause)
         for cause in ("no_engine", "too_many"):
@@ -162,11 +162,11 @@ class Metrics:
             self.warmups.labels(result)
 
     def for_model(self, model: str) -> ModelMetrics:
-        """Return the counters of a model; all models that are not served share one instance."""
+        """Return the metrics of a model; models that are not served share one."""
         return self._models.get(model) or self._add_model(model)
 
     def count_request(self, record: RequestRecord, path: str) -> None:
-        """Count a finished request; `path` is an API path or `other`."""
+        """Count a request that has ended; `path` is a path template of the API, or `other`."""
         model = record.model
         counted = self.for_model(model)
         label = model if model in self._models else OTHER_LABEL
@@ -183,7 +183,7 @@ class Metrics:
                 counted.added_seconds.observe(added)
 
     def render(self) -> bytes:
-        """Return all metrics in the Prometheus text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _add_model(self, model: str) -> ModelMetrics:

@@ -1,8 +1,8 @@
-"""Answers pings: datagrams to the admin port's number, which the loop that serves requests sends back.
+"""Answers pings: datagrams to the admin port's number, echoed by the event loop that serves requests.
 
-The kernel takes connections also for a process that has stopped; such an answer needs the process itself, and
-costs almost nothing. Whoever asks gets its own few bytes back and no more, so nobody gains by asking; nor by
-asking in the name of another gateway, which would answer the answer, and so on for ever.
+The kernel accepts connections even for a stopped process; an echo proves that the process runs, and costs
+almost nothing. The sender gets its own few bytes back, so the echo cannot amplify traffic. Datagrams from
+other gateways' ping ports are ignored, because two gateways would otherwise echo each other forever.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ MOST_BYTES = 64
 
 
 class PingProtocol(asyncio.DatagramProtocol):
-    """Sends small datagrams back."""
+    """Echoes small datagrams."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
+        """Keep the transport."""
         self._transport = cast(asyncio.DatagramTransport, transport)
         self._port: int = transport.get_extra_info("sockname")[1]
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        """Send a small datagram back, unless it comes from where gateways answer: then it is an answer."""
+        """Echo a small datagram, unless it comes from a ping port: then it is an echo itself."""
         if len(data) <= MOST_BYTES and addr[1] != self._port:
             self._transport.sendto(data, addr)
 
 
 async def answer_pings(host: str, port: int) -> asyncio.DatagramTransport | None:
-    """Answer pings until the transport is closed; None where the port is not to be had.
+    """Answer pings until the transport is closed; return None if the port is not available.
 
-    Whoever asks goes by the answers only once there was one, so a gateway without them is none the worse.
+    Callers rely on pings only after a first answer, so a gateway without them is not treated as dead.
     """
     try:
         transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(

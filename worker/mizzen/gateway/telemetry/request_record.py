@@ -1,4 +1,4 @@
-"""What is known of one request, for the access log and traces. Filling it costs a few assignments."""
+"""Record of one request, for the access log, metrics and traces. Filling it costs a few assignments."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from starlette.types import Scope
 
 RECORD_KEY = "mizzen.record"
 NO_STATUS = 499
-"""Of a request whose client left before there was a response."""
+"""Status of a request whose client disconnected before the response began."""
 MAX_PROMPT_CHARACTERS = 32_768
-"""Of the JSON of a prompt in the access log; the rest is cut off."""
+"""Longest prompt in the access log, as JSON; the rest is cut off."""
 MAX_ATTEMPTS = 32
-"""Attempts that are kept; what comes after is counted only."""
+"""Number of attempts that are kept; later ones are only counted."""
 
 
 @dataclass(slots=True)
 class AttemptRecord:
-    """A request's time in one engine. Times are seconds of the monotonic clock."""
+    """Record of a request's time in one engine. Times are seconds of the monotonic clock."""
 
     engine: str
     reason: str
-    """Why it was routed there."""
+    """Reason for routing the request to this engine."""
     sent: float
     first_token: float | None = None
     ended: float | None = None
     engine_seconds: float = 0.0
-    """Until its first token by the engine's own clock; 0 where the engine did not say."""
+    """Time to the first token by the engine's own clock; 0 if the engine did not report it."""
     error: str = ""
-    """Why the engine did not finish it: one word."""
+    """Reason why the engine did not finish the request, in one word."""
 
     def end(self, error: str = "", engine_seconds: float = 0.0) -> None:
-        """Note that the engine has nothing of the request any more."""
+        """Record that the engine no longer has the request."""
         if self.ended is None:
             self.ended, self.error, self.engine_seconds = time.monotonic(), error, engine_seconds
 
 
 @dataclass(slots=True)
 class RequestPhase:
-    """A named part of a request's time, on the monotonic clock."""
+    """Named part of a request's time, on the monotonic clock."""
 
     name: str
     began: float
@@ -50,7 +50,7 @@ class RequestPhase:
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """A request, from its arrival to its last byte."""
+    """Record of a request, from its arrival to its last byte."""
 
     request_id: str
     method: str
@@ -59,42 +59,42 @@ class RequestRecord:
     clock: float = field(default_factory=time.time)
     """Unix time of `began`."""
     traceparent: str = ""
-    """W3C trace context of its span; empty where it is not traced."""
+    """W3C trace context of the request's span; empty if it is not traced."""
     model: str = ""
     key: str = ""
-    """Name of the API key, never the key."""
+    """Name of the API key, never the key itself."""
     stream: bool = False
     status: int = NO_STATUS
-    """Of the response."""
+    """Status of the response."""
     keeps_prompt: bool = False
-    """Whether the access log is to hold the prompt."""
+    """Whether the access log includes the prompt."""
     prompt: Any = None
-    """Messages or prompt, where they are kept."""
+    """Messages or prompt, if `keeps_prompt`."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     first_token: float | None = None
     ended: float = 0.0
     finish_reasons: list[str] = field(default_factory=list)
-    """One a choice."""
+    """Finish reason of each choice."""
     error: str = ""
-    """What went wrong after the response had begun, or with the request: OpenAI's error code or a word."""
+    """OpenAI's error code, or one word, if the request failed at any point."""
     attempts: list[AttemptRecord] = field(default_factory=list)
     attempt_count: int = 0
-    """Attempts in all."""
+    """Number of attempts."""
     phases: list[RequestPhase] = field(default_factory=list)
 
     def keep_prompt(self, prompt: Any) -> None:
-        """Keep a prompt for the access log, of token ids no more than it may show."""
+        """Keep a prompt for the access log; of token ids only as many as it may show."""
         self.prompt = prompt[:MAX_PROMPT_CHARACTERS].tolist() if isinstance(prompt, array) else prompt
 
     def end_phase(self, name: str, began: float) -> None:
-        """Note a part of the request's time that ends now."""
+        """Record a part of the request's time that ends now."""
         if len(self.phases) < MAX_ATTEMPTS:
             self.phases.append(RequestPhase(name, began, time.monotonic()))
 
     def start_attempt(self, engine: str, reason: str) -> AttemptRecord:
-        """Note that the request is sent to an engine; returns what the attempt fills."""
+        """Record that the request is sent to an engine, and return the record of that attempt."""
         attempt = AttemptRecord(engine, reason, time.monotonic())
         self.attempt_count += 1
         if len(self.attempts) < MAX_ATTEMPTS:
@@ -102,24 +102,24 @@ class RequestRecord:
         return attempt
 
     def first_token_received(self, attempt: AttemptRecord) -> None:
-        """Note the first token of an attempt."""
+        """Record the first token of an attempt."""
         attempt.first_token = now = time.monotonic()
         if self.first_token is None:
             self.first_token = now
 
     @property
     def seconds(self) -> float:
-        """From its arrival to its last byte."""
+        """Time from the request's arrival to its last byte."""
         return self.ended - self.began
 
     @property
     def first_token_seconds(self) -> float | None:
-        """From its arrival to its first token."""
+        """Time from the request's arrival to its first token; None without one."""
         return None if self.first_token is None else self.first_token - self.began
 
     @property
     def added_seconds(self) -> float | None:
-        """Time to the first token without the queue and the engine's own; None when nobody can tell."""
+        """Time to the first token without queue and engine; None if it cannot be determined."""
         if self.first_token is None or self.attempt_count != 1 or not self.attempts[0].engine_seconds:
             return None
         queued = sum(phase.ended - phase.began for phase in self.phases if phase.name == "queue")
@@ -127,7 +127,7 @@ class RequestRecord:
 
 
 def get_record(scope: Scope) -> RequestRecord:
-    """Return the record of a request; one that nobody reads where no front made it."""
+    """Return the record of a request; a new one, which is not reported, outside `RequestMiddleware`."""
     record = scope.get(RECORD_KEY)
     if not isinstance(record, RequestRecord):
         record = RequestRecord(request_id="", method=scope.get("method", ""), path=scope.get("path", ""))

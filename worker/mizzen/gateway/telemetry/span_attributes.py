@@ -1,4 +1,7 @@
-"""MODULE."""
+"""Names, times and attributes of spans, computed from a request's record.
+
+`spans` uses it; it needs no OpenTelemetry.
+"""
 
 from __future__ import annotations
 
@@ -15,45 +18,45 @@ OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
-"""What OpenTelemetry's conventions call an endpoint's work."""
+"""Operation names of endpoints in OpenTelemetry's GenAI conventions."""
 
 
 def root_attributes(record: RequestRecord) -> dict[str, Any]:
     """Return the attributes of a request's root span, named by OpenTelemetry's conventions."""
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "http.request.method": record.method,
         "http.response.status_code": record.status,
         "url.path": record.path[:256],
         "mizzen.request.id": record.request_id,
     }
     if record.model:
-        found["gen_ai.request.model"] = record.model[:256]
+        attributes["gen_ai.request.model"] = record.model[:256]
         if record.path in OPERATIONS:
-            found["gen_ai.operation.name"] = OPERATIONS[record.path]
-        found["mizzen.stream"] = record.stream
+            attributes["gen_ai.operation.name"] = OPERATIONS[record.path]
+        attributes["mizzen.stream"] = record.stream
     if record.attempt_count:
-        found["gen_ai.usage.input_tokens"] = record.prompt_tokens
-        found["gen_ai.usage.output_tokens"] = record.completion_tokens
-        found["mizzen.usage.cached_tokens"] = record.cached_tokens
-        found["mizzen.attempts"] = record.attempt_count
+        attributes["gen_ai.usage.input_tokens"] = record.prompt_tokens
+        attributes["gen_ai.usage.output_tokens"] = record.completion_tokens
+        attributes["mizzen.usage.cached_tokens"] = record.cached_tokens
+        attributes["mizzen.attempts"] = record.attempt_count
     if record.finish_reasons:
-        found["gen_ai.response.finish_reasons"] = record.finish_reasons
+        attributes["gen_ai.response.finish_reasons"] = record.finish_reasons
     if record.key:
-        found["mizzen.key"] = record.key
+        attributes["mizzen.key"] = record.key
     if record.first_token_seconds is not None:
-        found["gen_ai.server.time_to_first_token"] = record.first_token_seconds
+        attributes["gen_ai.server.time_to_first_token"] = record.first_token_seconds
     if record.error:
-        found["error.type"] = record.error
-    return found
+        attributes["error.type"] = record.error
+    return attributes
 
 
 def unix_nanoseconds(record: RequestRecord, moment: float) -> int:
-    """Return a moment of the monotonic clock as nanoseconds of Unix time, as this request sees both."""
+    """Convert seconds of the monotonic clock to nanoseconds of Unix time, by the request's two clocks."""
     return int((record.clock + (moment - record.began)) * NANO)
 
 
 def attempt_parts(record: RequestRecord, attempt: AttemptRecord) -> list[tuple[str, float, float]]:
-    """Return the names, starts and ends of what an attempt consists of."""
+    """Return name, start and end of an attempt's parts: prefill, and decode after its first token."""
     ended = record.ended if attempt.ended is None else attempt.ended
     if attempt.first_token is None:
         return [("prefill", attempt.sent, ended)]

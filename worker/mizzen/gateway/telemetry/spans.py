@@ -21,13 +21,14 @@ from mizzen.gateway.telemetry.span_attributes import attempt_parts, root_attribu
 FLUSH_SECONDS = 3.0
 """Time that the last spans get to be sent when the process ends."""
 MAX_HEADER_BYTES = 512
-"""Of `traceparent` and `tracestate`; longer ones are no trace context."""
+"""Longest `traceparent` or `tracestate`; longer ones are ignored."""
 
 
 class OpenTelemetry:
-    """Makes spans and sends them in batches from a thread of its own; what it cannot send in time is dropped.
+    """Makes spans and exports them in batches from a thread of its own; drops spans that it cannot export in
+    time.
 
-    Which requests are traced follows the client's `traceparent`, and OTEL_TRACES_SAMPLER where it has none.
+    The client's `traceparent` decides which requests are traced, or OTEL_TRACES_SAMPLER without one.
     """
 
     def __init__(self, url: str, service: str) -> None:
@@ -47,31 +48,31 @@ class OpenTelemetry:
                 carrier[name] = value.decode()
         context = self._propagator.extract(carrier, Context())
         start = unix_nanoseconds(record, record.began)
-        root = self._tracer.start_span(record.method, context, SpanKind.SERVER, start_time=start)
-        if root.is_recording():
-            self._propagator.inject(carrier, set_span_in_context(root, Context()))
+        root_span = self._tracer.start_span(record.method, context, SpanKind.SERVER, start_time=start)
+        if root_span.is_recording():
+            self._propagator.inject(carrier, set_span_in_context(root_span, Context()))
             record.traceparent = carrier["traceparent"]
-        return root
+        return root_span
 
-    def end(self, record: RequestRecord, root: Span, path: str) -> None:
+    def end(self, record: RequestRecord, root_span: Span, path: str) -> None:
         """See `Tracing`."""
-        if root.is_recording():
-            if path != OTHER_LABEL:  # what clients invent names no span: collectors count by names
-                root.update_name(f"{record.method} {path}")
-                root.set_attribute("http.route", path)
-            context = set_span_in_context(root, Context())
+        if root_span.is_recording():
+            if path != OTHER_LABEL:  # an unknown path names no span: collectors count by name
+                root_span.update_name(f"{record.method} {path}")
+                root_span.set_attribute("http.route", path)
+            context = set_span_in_context(root_span, Context())
             for phase in record.phases:
                 self._span(record, phase.name, context, phase.began, phase.ended)
             for attempt in record.attempts:
                 self._attempt(record, attempt, context)
-            root.set_attributes(root_attributes(record))
+            root_span.set_attributes(root_attributes(record))
             if record.status >= 500 or record.error:
-                root.set_status(Status(StatusCode.ERROR, record.error or None))
-        root.end(unix_nanoseconds(record, record.ended))
+                root_span.set_status(Status(StatusCode.ERROR, record.error or None))
+        root_span.end(unix_nanoseconds(record, record.ended))
 
     def close(self) -> None:
         """See `Tracing`."""
-        # The SDK sends what is left for as long as the collector takes, whatever time it is given.
+        # The SDK's shutdown exports the rest for as long as the collector takes, whatever its timeout.
         last = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         last.start()
         last.join(FLUSH_SECONDS)

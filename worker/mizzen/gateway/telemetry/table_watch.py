@@ -1,4 +1,4 @@
-"""The routing table as the admin API shows it, and the wait for another one."""
+"""The routing table as the admin API shows it, and long polls that wait until it changes."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the parent of several processes has no services
+if TYPE_CHECKING:  # the parent of several processes imports no services
     from mizzen.gateway.auth.authentication import TenantRegistry
     from mizzen.gateway.engines.engine_client import EngineClient
     from mizzen.gateway.services import Service
 
 MAX_WAITERS = 64
-"""Requests of the admin API that may wait for a change at once; one more is answered at once."""
+"""Number of admin requests that may wait for a change; further ones are answered at once."""
 LONGEST_WAIT_SECONDS = 600.0
 DISCONNECT_CHECK_SECONDS = 15.0
-"""How often it is seen whether a client that waits is still there."""
+"""Interval at which a waiting client's connection is checked."""
 COMPARE_PAUSE_SECONDS = 0.1
-"""A busy gateway's table is compared no more often than this for each client that waits."""
+"""Shortest time between two comparisons of a busy gateway's table, for each waiting client."""
 
 
 class TableWatch:
-    """Wakes those who wait for a change of routing."""
+    """Wakes waiters when the routing table may have changed."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Event] = set()
         self._closed = False
 
     def notify(self) -> None:
-        """Tell that something may have changed; costs nothing while nobody waits."""
+        """Wake all waiters, because something may have changed; costs nothing without waiters."""
         for event in self._waiting:
             event.set()
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """End all waits, and refuse new ones."""
         self._closed = True
         self.notify()
 
     async def wait(
         self, seconds: float, changed: Callable[[], bool], gone: Callable[[], Awaitable[bool]]
     ) -> bool:
-        """Wait until `changed()`; returns whether it is so.
+        """Wait until `changed()` is true; return whether it is.
 
         Args:
             seconds: the longest wait.
-            changed: compares what the client knows with what is.
-            gone: tells whether the client has left.
+            changed: compares the table that the client knows with the current one.
+            gone: returns whether the client has disconnected.
         """
         if len(self._waiting) >= MAX_WAITERS or self._closed:
             return changed()
@@ -60,7 +60,7 @@ class TableWatch:
                 left = deadline - loop.time()
                 if self._closed or left <= 0 or await gone():
                     return False
-                if await _set(event, min(left, DISCONNECT_CHECK_SECONDS)) and not changed():
+                if await _wait_event(event, min(left, DISCONNECT_CHECK_SECONDS)) and not changed():
                     event.clear()
                     await asyncio.sleep(COMPARE_PAUSE_SECONDS)
             return True
@@ -68,7 +68,7 @@ class TableWatch:
             self._waiting.discard(event)
 
 
-async def _set(event: asyncio.Event, seconds: float) -> bool:
+async def _wait_event(event: asyncio.Event, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -78,19 +78,20 @@ async def _set(event: asyncio.Event, seconds: float) -> bool:
 
 
 def table_version(services: Iterable[Service], synced: bool, tenants: TenantRegistry) -> str:
-    """Name of what a routing table says, but for how much there is to do: equal names mean equal tables."""
+    """Return the version of a routing table, apart from its load: equal versions mean equal tables."""
     parts = [str(synced), str(_api_keys(tenants))]
     for service in services:
         parts.append(f"{service.name} {service.waiting_requests > 0} {service.table.key_names}")
         parts += sorted(
-            f"{one.discovered.uid} {one.name} {one.state} {one.revision} {one.key_names} {one.problem}"
-            for one in service.table
+            f"{engine.discovered.uid} {engine.name} {engine.state} {engine.revision} {engine.key_names}"
+            f" {engine.problem}"
+            for engine in service.table
         )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def routing_table(services: Iterable[Service], synced: bool, tenants: TenantRegistry) -> dict[str, Any]:
-    """Return the routing table of some services, and how it is about the gateway's API keys."""
+    """Return the routing table of some services, with the status of the gateway's API keys."""
     chosen = list(services)
     return {
         "synced": synced,
@@ -121,12 +122,12 @@ def routing_table(services: Iterable[Service], synced: bool, tenants: TenantRegi
 
 
 def _api_keys(tenants: TenantRegistry) -> dict[str, Any] | None:
-    """How many API keys are accepted, and what is wrong with the files; None where nobody needs one."""
+    """Return the number of API keys in force and the problem with their files; None if no key is needed."""
     return None if tenants.keyless else {"inForce": tenants.key_count, "problem": tenants.problem}
 
 
 def _stats(engine: EngineClient) -> dict[str, int] | None:
-    """What an engine said of its load last; None before it did."""
+    """Return the load that an engine reported last; None before its first report."""
     stats = engine.link.stats
     if stats is None:
         return None
@@ -140,7 +141,7 @@ def _stats(engine: EngineClient) -> dict[str, int] | None:
 
 
 def parse_wait(text: str | None) -> float:
-    """Return the seconds of the option `wait`; 0 without, or for what is no number of seconds."""
+    """Return the seconds of the option `wait`; 0 if it is missing or not a number."""
     try:
         seconds = float(text or 0)
     except ValueError:

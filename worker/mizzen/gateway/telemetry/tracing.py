@@ -1,13 +1,13 @@
-"""OpenTelemetry traces of requests, sent by OTLP over HTTP where an endpoint is set.
+"""OpenTelemetry traces of requests, exported by OTLP over HTTP if an endpoint is set.
 
-A request carries its times in its record; its spans are made from them when it has ended, so tracing costs
-the path of a token nothing, and nothing at all is imported or done while it is off.
+Spans are made from a request's record after it has ended, so tracing adds nothing to the path of a token.
+While tracing is off, nothing of OpenTelemetry is imported.
 
-    POST /v1/chat/completions      server span, the child of the client's `traceparent`
+    POST /v1/chat/completions      server span, child of the client's `traceparent`
       queue                        waiting for an engine
       tokenize                     template and tokenizer
       route                        choosing the engine
-      engine                       one an attempt, from sending to its last token: which engine, and why
+      engine                       one per attempt, until its last token: which engine, and why
         prefill                    until the first token: the engine's queue and the prompt
         decode                     from the first token to the last
 """
@@ -24,43 +24,43 @@ VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 class Tracing(Protocol):
-    """Makes the spans of requests."""
+    """Interface to what makes the spans of requests."""
 
     def begin(self, record: RequestRecord, headers: Mapping[bytes, bytes]) -> Any:
-        """Begin a request's root span and return it; sets the record's trace context where it is sampled."""
+        """Start a request's root span and return it; set the record's trace context if it is sampled."""
         ...
 
-    def end(self, record: RequestRecord, root: Any, path: str) -> None:
-        """Make a request's other spans, and end the root; `path` is one of the API's, or `other`."""
+    def end(self, record: RequestRecord, root_span: Any, path: str) -> None:
+        """Make a request's other spans, and end the root span; `path` is a path template, or `other`."""
         ...
 
     def close(self) -> None:
-        """Send what is left, in a bounded time."""
+        """Export the remaining spans, in a bounded time."""
         ...
 
 
 class TracingUnavailable(ValueError):
-    """Tracing is asked for and OpenTelemetry is not installed."""
+    """Tracing is configured but OpenTelemetry is not installed."""
 
 
 def traces_endpoint(endpoint: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the URL that spans are posted to, or nothing when tracing is off.
+    """Return the URL that spans are posted to, or "" if tracing is off.
 
-    `endpoint` is the collector's base URL, as in OTEL_EXPORTER_OTLP_ENDPOINT, which counts where it is empty.
+    `endpoint` is the collector's base URL; if empty, OTEL_EXPORTER_OTLP_ENDPOINT and its variants apply.
     """
     if endpoint:
         return endpoint.rstrip("/") + "/v1/traces"
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return ""
-    whole, base = (environment.get(name, "") for name in VARIABLES)
-    return whole or (base.rstrip("/") + "/v1/traces" if base else "")
+    traces_url, base = (environment.get(name, "") for name in VARIABLES)
+    return traces_url or (base.rstrip("/") + "/v1/traces" if base else "")
 
 
 def start_tracing(endpoint: str, service: str) -> Tracing | None:
-    """Return what traces requests, or None when no endpoint is set.
+    """Return the tracing of requests, or None if no endpoint is set.
 
     Raises:
-        TracingUnavailable: an endpoint is set, and the packages are missing.
+        TracingUnavailable: an endpoint is set but the packages are missing.
     """
     url = traces_endpoint(endpoint)
     if not url:

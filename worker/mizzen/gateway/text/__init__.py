@@ -1,1 +1,1 @@
-"""Chat templates, tokenizing, incremental detokenizing, stop strings."""
+"""Text side of a model: chat templates, tokenization, incremental detokenization, stop strings."""

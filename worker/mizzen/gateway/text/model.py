@@ -1,4 +1,4 @@
-"""A revision's text side: its tokenizer and chat template, and the registry of those in use."""
+"""Text side of a model revision (tokenizer and chat template), and the registry of loaded ones."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 LONG_CHARACTERS = 4096
-"""Longer texts are tokenized off the event loop."""
+"""Longer texts are tokenized in a thread."""
 HUGE_CHARACTERS = 1 << 19
-"""Longer ones by few at a time: while it is made, a token takes some hundred bytes."""
-HUGE_AT_ONCE = 2
+"""Even longer texts are tokenized a few at a time: during tokenization, a token takes some hundred bytes."""
+MAX_CONCURRENT_HUGE = 2
 VALUE_CHARACTERS = 16
-"""About what a value takes in a rendered text, beside what it holds."""
-KEPT = 4
-"""Text models that stay loaded, whether or not an engine still has them."""
+"""Estimated overhead of a value in rendered text, in characters."""
+MAX_LOADED = 4
+"""Number of text models that stay loaded even if no engine uses them."""
 
 
 class TooManyTokens(ValueError):
-    """A text has more tokens than are wanted, at least `least`."""
+    """The text has more tokens than allowed: at least `at_least`."""
 
-    def __init__(self, least: int) -> None:
-        super().__init__(f"the text has at least {least} tokens")
-        self.least = least
+    def __init__(self, at_least: int) -> None:
+        super().__init__(f"the text has at least {at_least} tokens")
+        self.at_least = at_least
 
 
 class NoChatTemplate(ValueError):
-    """The model has no chat template, so there is no prompt for a conversation."""
+    """The model has no chat template and therefore does not support conversations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class TextModel:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     pooling: Pooling | None = Pooling.LAST
-    """What the model's embeddings are by default; None where it is none that is served."""
-    turns: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(HUGE_AT_ONCE), compare=False, repr=False
+    """Default pooling of the model's embeddings; None if it is not a supported one."""
+    huge_slots: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_HUGE), compare=False, repr=False
     )
-    """Of huge texts."""
+    """Semaphore that limits concurrent tokenization of huge texts."""
 
     async def chat_prompt(
         self,
@@ -61,14 +61,14 @@ class TextModel:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
-        most: int = 0,
+        max_tokens: int = 0,
     ) -> Int32:
         """Return the token ids [n] of a conversation; `arguments` are variables of the template.
 
         Raises:
-            NoChatTemplate: the model has none.
-            TooManyTokens: there are more than `most` (not 0), which was clear before they were made.
-            TemplateError: the template refuses the messages.
+            NoChatTemplate: the model has no chat template.
+            TooManyTokens: there are certainly more than `max_tokens` (if not 0); raised before tokenization.
+            TemplateError: the template rejects the messages.
         """
 
         def work() -> Int32:
@@ -80,89 +80,96 @@ class TextModel:
                 continue_final_message=continue_final_message,
                 **(arguments or {}),
             )
-            return self._ids(text, add_special_tokens, most)
+            return self._encode(text, add_special_tokens, max_tokens)
 
-        return await self._run(lambda most: characters((messages, arguments or {}), most), work)
+        return await self._run(lambda limit: estimate_characters((messages, arguments or {}), limit), work)
 
-    async def text_prompt(self, text: str, add_special_tokens: bool = True, most: int = 0) -> Int32:
-        """Return the token ids [n] of a text; the tokenizer's own special tokens around it if asked for.
+    async def text_prompt(self, text: str, add_special_tokens: bool = True, max_tokens: int = 0) -> Int32:
+        """Return the token ids [n] of a text, with the tokenizer's own special tokens if requested.
 
         Raises:
-            TooManyTokens: as in `chat_prompt`.
+            TooManyTokens: as `chat_prompt`.
         """
-        return await self._run(lambda _: len(text), lambda: self._ids(text, add_special_tokens, most))
+        return await self._run(
+            lambda _: len(text), lambda: self._encode(text, add_special_tokens, max_tokens)
+        )
 
     async def _run(self, size: Callable[[int], int], work: Callable[[], Int32]) -> Int32:
-        """Do the work where its text's size allows; `size` counts characters, up to a number."""
+        """Run `work` where the text's size allows; `size` counts characters up to a limit."""
         if size(LONG_CHARACTERS) <= LONG_CHARACTERS:
             return work()
         if await asyncio.to_thread(size, HUGE_CHARACTERS) <= HUGE_CHARACTERS:
             return await asyncio.to_thread(work)
-        async with self.turns:
+        async with self.huge_slots:
             return await asyncio.to_thread(work)
 
-    def _ids(self, text: str, add_special_tokens: bool, most: int) -> Int32:
-        if most and len(text) > LONG_CHARACTERS and (each := self.tokenizer.characters_per_token):
-            least = -(-len(text) // each)
-            if least > most:
-                raise TooManyTokens(least)
+    def _encode(self, text: str, add_special_tokens: bool, max_tokens: int) -> Int32:
+        if (
+            max_tokens
+            and len(text) > LONG_CHARACTERS
+            and (characters_per_token := self.tokenizer.characters_per_token)
+        ):
+            at_least = -(-len(text) // characters_per_token)
+            if at_least > max_tokens:
+                raise TooManyTokens(at_least)
         return np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
 
 
-def characters(value: object, most: int = LONG_CHARACTERS) -> int:
-    """Return about how long the text of a JSON value is; nothing is counted beyond `most`."""
+def estimate_characters(value: object, limit: int = LONG_CHARACTERS) -> int:
+    """Return the approximate length of a JSON value as text; counting stops at `limit`."""
     waiting, total = [value], 0
-    while waiting and total <= most:
-        one = waiting.pop()
+    while waiting and total <= limit:
+        item = waiting.pop()
         total += VALUE_CHARACTERS
-        if isinstance(one, str):
-            total += len(one)
-        elif isinstance(one, Mapping):
-            total += sum(map(len, one))
-            waiting += one.values()
-        elif isinstance(one, list | tuple):
-            waiting += one
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            total += sum(map(len, item))
+            waiting += item.values()
+        elif isinstance(item, list | tuple):
+            waiting += item
     return total
 
 
-def build(name: str, files: Mapping[str, bytes]) -> TextModel:
+def build_text_model(name: str, files: Mapping[str, bytes]) -> TextModel:
     """Build a text model from its files.
 
     Raises:
-        TokenizerError, TemplateError: a file is missing or cannot be read.
+        TokenizerError, TemplateError: a file is missing or invalid.
     """
     return TextModel(name, Tokenizer.from_files(files), ChatTemplate.from_files(files), model_pooling(files))
 
 
 class TextModels:
-    """Text models by `tokenizer_hash`; the ones used last stay."""
+    """Text models by `tokenizer_hash`; the most recently used ones stay loaded."""
 
     def __init__(self) -> None:
         self._models: OrderedDict[str, TextModel] = OrderedDict()
         self._building = asyncio.Lock()
 
     def get(self, name: str) -> TextModel | None:
-        """Return a model that is loaded."""
+        """Return a loaded model, or None."""
         model = self._models.get(name)
         if model is not None:
             self._models.move_to_end(name)
         return model
 
-    async def build(self, name: str, files: Mapping[str, bytes]) -> TextModel:
-        """Return a model made of its files: once, and one after another, however many engines bring them.
+    async def get_or_build(self, name: str, files: Mapping[str, bytes]) -> TextModel:
+        """Return a model, built from its files if needed: once, and one at a time, even if several engines
+        send them.
 
         Raises:
-            TokenizerError, TemplateError: a file is missing or cannot be read.
+            TokenizerError, TemplateError: a file is missing or invalid.
         """
         async with self._building:
             model = self.get(name)
             if model is None:
-                model = await asyncio.to_thread(build, name, files)
+                model = await asyncio.to_thread(build_text_model, name, files)
                 self.add(model)
         return model
 
     def add(self, model: TextModel) -> None:
-        """Keep a model; engines hold theirs themselves, so the ones used least recently may go."""
+        """Add a model and drop the least recently used ones; engines keep references to theirs."""
         self._models[model.name] = model
-        while len(self._models) > KEPT:
+        while len(self._models) > MAX_LOADED:
             self._models.popitem(last=False)

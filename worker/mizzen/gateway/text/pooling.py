@@ -1,4 +1,4 @@
-"""How an embedding model makes one vector of its tokens' states, as sentence-transformers writes it down."""
+"""Pooling of an embedding model, from its sentence-transformers configuration."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ MODES = {
     "lasttoken": Pooling.LAST,
     "mean": Pooling.MEAN,
 }
-"""Flags of that file, and values of its later form `pooling_mode`."""
+"""Flags in that file, and values of `pooling_mode` in its later form."""
 
 
 def model_pooling(files: Mapping[str, bytes]) -> Pooling | None:
-    """Return the pooling that a model was made for, from its files by name.
+    """Return the pooling that a model was trained with, from its files by name.
 
-    It is the last token's where no file says so, and None where it is another than those served.
+    Without a pooling file it is the last token's; None means an unsupported pooling.
     """
     content = files.get(FILE)
     if content is None:
         return Pooling.LAST
     try:
-        noted = json.loads(content)
+        config = json.loads(content)
     except ValueError:
         return None
-    if not isinstance(noted, dict):
+    if not isinstance(config, dict):
         return None
-    mode = noted.get("pooling_mode")
-    flags = [name for name, on in noted.items() if on is True and name.startswith("pooling_mode")]
+    mode = config.get("pooling_mode")
+    flags = [name for name, on in config.items() if on is True and name.startswith("pooling_mode")]
     chosen = [mode] if mode else flags
     return MODES.get(str(chosen[0])) if len(chosen) == 1 else None

@@ -1,4 +1,4 @@
-"""The Jinja environment that chat templates run in, with Transformers' extras and bounds of our own."""
+"""Jinja environment of chat templates: Transformers' extensions, and limits on time and size."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_CHARACTERS = 32 * 1024 * 1024
-"""A longer text, rendered or in between, ends the rendering."""
+"""Maximum length of text, intermediate or rendered; more ends rendering with an error."""
 
 
-class Bounds(threading.local):
-    """The deadline of the rendering that runs in this thread (seconds of the monotonic clock)."""
+class RenderBounds(threading.local):
+    """Deadline of the rendering in this thread (seconds of the monotonic clock)."""
 
     deadline = float("inf")
 
     def check(self) -> None:
-        """Raise when the time is over."""
+        """Raise if the deadline has passed."""
         if time.monotonic() > self.deadline:
             raise jinja2.TemplateRuntimeError("the chat template took too long")
 
 
 class GenerationTag(Extension):
-    """Renders `{% generation %} … {% endgeneration %}`, a mark for training, as its content."""
+    """Render `{% generation %} … {% endgeneration %}`, a training marker, as its content."""
 
     tags = {"generation"}  # noqa: RUF012  (as in Jinja's base class)
 
@@ -43,19 +43,19 @@ class GenerationTag(Extension):
 
 
 class TemplateDict:
-    """`dict` in templates: makes dictionaries and gives no way to the class."""
+    """`dict` for templates, which creates dictionaries but does not expose the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        """Return a dictionary, as `dict`."""
+        """Return a dictionary, like `dict`."""
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """Return a dictionary of the given keys, as `dict.fromkeys`."""
+        """Return a dictionary with the given keys, like `dict.fromkeys`."""
         return dict.fromkeys(*args)
 
 
 class TemplateNamespace(Namespace):
-    """`namespace` in templates; a name with a leading underscore is refused."""
+    """`namespace` for templates, which rejects names with a leading underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         # `namespace(self=…)` works, as in Jinja
@@ -70,13 +70,13 @@ class TemplateNamespace(Namespace):
 
 
 def refuse_underscore(name: object) -> None:
-    """Raise for a name that could reach Python's internals."""
+    """Reject a name that could give access to Python's internals."""
     if isinstance(name, str) and name.startswith("_"):
         raise jinja2.exceptions.SecurityError(f"the namespace attribute {name!r} begins with an underscore")
 
 
 def raise_exception(message: object) -> NoReturn:
-    """Let a template refuse its messages."""
+    """Let a template reject its messages."""
     raise jinja2.TemplateError(str(message))
 
 
@@ -94,18 +94,18 @@ def tojson(
 
 
 def strftime_now(form: str) -> str:
-    """Return the local time in a format of `strftime`."""
+    """Return the local time in a `strftime` format."""
     return datetime.now().strftime(form)
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Sandboxed and immutable; loops and calls look at the deadline, growing values at a limit."""
+    """Immutable sandbox in which loops and calls check the deadline, and growing values a size limit."""
 
     intercepted_binops = frozenset(("+", "*", "**"))
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
-        self.bounds = Bounds()
+        self.bounds = RenderBounds()
         self.filters["tojson"] = tojson
         self.filters["_bounded"] = self._bounded
         self.globals.update(
@@ -128,30 +128,30 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super()._generate(source, name, filename, defer_init)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        """Call a function of the sandbox while there is time; any keyword may be passed on, as in Jinja."""
+        """Call a function of the sandbox before the deadline; any keyword can be passed, as in Jinja."""
         args[0].bounds.check()
         return ImmutableSandboxedEnvironment.call(*args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Apply `+`, `*` or `**` unless its result would be huge."""
+        """Apply `+`, `*` or `**` unless the result would be too large."""
         if operator == "**":
             too_large = isinstance(left, int) and isinstance(right, int) and right * left.bit_length() > 4096
         elif operator == "*":
-            too_large = times(left, right) > MAX_CHARACTERS
+            too_large = repeated_length(left, right) > MAX_CHARACTERS
         else:
-            too_large = length(left) + length(right) > MAX_CHARACTERS
+            too_large = sequence_length(left) + sequence_length(right) > MAX_CHARACTERS
         if too_large:
             raise jinja2.TemplateRuntimeError(f"the result of {operator} is too large")
         return super().call_binop(context, operator, left, right)
 
 
-def length(value: Any) -> int:
-    """Return the length of a sequence, 0 of anything else."""
+def sequence_length(value: Any) -> int:
+    """Return the length of a sequence, or 0 for other values."""
     return len(value) if isinstance(value, (str, list, tuple)) else 0
 
 
-def times(left: Any, right: Any) -> int:
-    """Return the length of a repeated sequence, 0 of another product."""
+def repeated_length(left: Any, right: Any) -> int:
+    """Return the length of a repeated sequence, or 0 for other products."""
     if isinstance(left, int):
         left, right = right, left
-    return length(left) * right if isinstance(right, int) else 0
+    return sequence_length(left) * right if isinstance(right, int) else 0

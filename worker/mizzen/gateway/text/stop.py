@@ -1,98 +1,99 @@
-"""Stop strings across token borders."""
+"""Stop strings that may span tokens."""
 
 from __future__ import annotations
 
 
 class StopStrings:
-    """Cuts one stream of text at the first stop string that completes.
+    """Cut a stream of text at the first stop string that is completed.
 
-    Of the text that came, only what may still become the start of a stop string is held back. Where several
-    stop strings complete with the same character, the longest counts. Each character is looked at once for
-    each stop string (Knuth, Morris and Pratt), however much is held back.
+    Only text that may still start a stop string is held back. If several stop strings are completed by the
+    same character, the longest one counts. Each character is examined once per stop string
+    (Knuth-Morris-Pratt), regardless of how much is held back.
     """
 
-    __slots__ = ("_held", "_stops", "found")
+    __slots__ = ("_pending", "_stops", "matched")
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         if not all(stops):
             raise ValueError("a stop string must not be empty")
-        self._stops = [_Stop(stop) for stop in stops]
-        self._held: list[str] = []
-        """What is held back, as it came."""
-        self.found: str | None = None
+        self._stops = [_StopMatcher(stop) for stop in stops]
+        self._pending: list[str] = []
+        """Text that is held back, in the pieces in which it arrived."""
+        self.matched: str | None = None
         """The stop string that ended the text."""
 
     def add(self, text: str) -> str:
-        """Take the next text and return what is certain to come before any stop string."""
-        if self.found is not None or not text:
+        """Add text and return the text that certainly precedes any stop string."""
+        if self.matched is not None or not text:
             return ""
-        held = max((stop.seen for stop in self._stops), default=0)
+        pending_length = max((stop.matched_length for stop in self._stops), default=0)
         ends = [
             (end, end - len(stop.text), stop) for stop in self._stops if (end := stop.add(text)) is not None
         ]
         if ends:
-            _, start, stop = min(ends, key=lambda one: one[:2])
-            self.found = stop.text
-            # Positions count from the beginning of `text`; what is held comes before it.
-            before, self._held = "".join(self._held), []
-            return (before + text)[: held + start]
-        keep = max((stop.seen for stop in self._stops), default=0)
-        if keep >= held + len(text):
-            self._held.append(text)
+            _, start, stop = min(ends, key=lambda end: end[:2])
+            self.matched = stop.text
+            # Positions count from the start of `text`; pending text precedes it.
+            before, self._pending = "".join(self._pending), []
+            return (before + text)[: pending_length + start]
+        keep = max((stop.matched_length for stop in self._stops), default=0)
+        if keep >= pending_length + len(text):
+            self._pending.append(text)
             return ""
-        whole = "".join(self._held) + text
-        cut = len(whole) - keep
-        self._held = [whole[cut:]] if keep else []
-        return whole[:cut]
+        pending_text = "".join(self._pending) + text
+        cut = len(pending_text) - keep
+        self._pending = [pending_text[cut:]] if keep else []
+        return pending_text[:cut]
 
     def flush(self) -> str:
-        """Return what was held back: nothing completes it. What comes next is a text of its own."""
-        held, self._held = "".join(self._held), []
+        """Return the text that was held back, since nothing completes it. The next text starts afresh."""
+        pending, self._pending = "".join(self._pending), []
         for stop in self._stops:
-            stop.seen = 0
-        return held
+            stop.matched_length = 0
+        return pending
 
 
-class _Stop:
-    """How much of one stop string the text ends with."""
+class _StopMatcher:
+    """Knuth-Morris-Pratt matcher of one stop string."""
 
-    __slots__ = ("_back", "seen", "text")
+    __slots__ = ("_failure", "matched_length", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.seen = 0
-        """Characters of the stop string that the text so far ends with."""
-        self._back = [0] * len(text)
-        """For each length less 1: the next shorter beginning that such a beginning ends with."""
+        self.matched_length = 0
+        """Number of characters of the stop string at the end of the text so far."""
+        self._failure = [0] * len(text)
+        """Failure function: for each prefix (by length - 1), the length of its longest proper prefix that
+        is also a suffix."""
         length = 0
         for at in range(1, len(text)):
             while length and text[at] != text[length]:
-                length = self._back[length - 1]
+                length = self._failure[length - 1]
             length += text[at] == text[length]
-            self._back[at] = length
+            self._failure[at] = length
 
     def add(self, text: str) -> int | None:
-        """Take the next text; return where in it the stop string first ends, or None."""
-        own, back, seen, first = self.text, self._back, self.seen, self.text[0]
+        """Add text; return the index after the first match in it, or None."""
+        own, failure, matched_length, first = self.text, self._failure, self.matched_length, self.text[0]
         at, last = 0, len(text)
         while at < last:
-            if not seen:  # most text holds nothing of it: that is found out quickly
+            if not matched_length:  # fast path: most text contains no part of the stop string
                 at = text.find(first, at)
                 if at < 0:
                     break
             character = text[at]
-            while seen and character != own[seen]:
-                seen = back[seen - 1]
-            seen += character == own[seen]
+            while matched_length and character != own[matched_length]:
+                matched_length = failure[matched_length - 1]
+            matched_length += character == own[matched_length]
             at += 1
-            if seen == len(own):
+            if matched_length == len(own):
                 return at
-        self.seen = seen
+        self.matched_length = matched_length
         return None
 
 
-def partial(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that begins `stop` without completing it."""
+def partial_match_length(text: str, stop: str) -> int:
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

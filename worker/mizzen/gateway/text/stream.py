@@ -1,4 +1,4 @@
-"""One answer's tokens to its text: detokenizing and stop strings together."""
+"""Convert a stream of tokens to text: detokenization and stop strings combined."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class TextStream:
     @property
     def stopped(self) -> bool:
         """Whether a stop string has ended the text."""
-        return self._stop is not None and self._stop.found is not None
+        return self._stop is not None and self._stop.matched is not None
 
     def add(self, ids: Sequence[int]) -> tuple[str, int]:
-        """Take the next tokens; return the text that is certain now, and how many tokens were used.
+        """Add tokens; return the text that is certain now, and the number of tokens used.
 
-        Fewer than given are used when a stop string completes: the rest lies behind the end.
+        If a stop string is completed, the tokens after it are not used.
         """
         if self._stop is None:
             return self._detokenizer.add(ids), len(ids)
         parts: list[str] = []
         for used, token in enumerate(ids, 1):
             parts.append(self._stop.add(self._detokenizer.add((token,))))
-            if self._stop.found is not None:
+            if self._stop.matched is not None:
                 return "".join(parts), used
         return "".join(parts), len(ids)
 
@@ -40,7 +40,7 @@ class TextStream:
         """Return the text that was held back; the stream has ended (a stop string may complete here)."""
         if self._stop is None:
             return self._detokenizer.flush()
-        if self._stop.found is not None:
+        if self._stop.matched is not None:
             return ""
         text = self._stop.add(self._detokenizer.flush())
-        return text if self._stop.found is not None else text + self._stop.flush()
+        return text if self._stop.matched is not None else text + self._stop.flush()

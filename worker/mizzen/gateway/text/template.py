@@ -1,4 +1,4 @@
-"""A model's chat template: messages to the text that the model was trained on."""
+"""A model's chat template, which renders messages to the text format that the model was trained on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from mizzen.gateway.text.sandbox import MAX_CHARACTERS, TemplateEnvironment
-from mizzen.gateway.text.tokenizer import is_template, read_files
+from mizzen.gateway.text.tokenizer import is_chat_template, read_files
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 RENDER_SECONDS = 5.0
@@ -21,11 +21,11 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class TemplateError(ValueError):
-    """A chat template cannot be read, or refuses the messages; the text says why."""
+    """A chat template is invalid or rejects the messages; the text says why."""
 
 
 class ChatTemplate:
-    """Renders messages as Transformers' `apply_chat_template` does. Safe to use from several threads."""
+    """Render messages like Transformers' `apply_chat_template`. Thread-safe."""
 
     def __init__(
         self,
@@ -33,42 +33,43 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         seconds: float = RENDER_SECONDS,
     ) -> None:
-        """Compile a template, or several by name ("default", and "tool_use" for requests with tools).
+        """Compile one template, or several by name ("default", and "tool_use" for requests with tools).
 
         Raises:
-            TemplateError: a template's syntax is wrong, or there is no default among several.
+            TemplateError: a template has a syntax error, or several have no default among them.
         """
         sources = {"default": template} if isinstance(template, str) else dict(template)
         if "default" not in sources:
-            raise TemplateError(f'no chat template is named "default", only {", ".join(sorted(sources))}')
+            raise TemplateError(f'no chat template is named "default", only: {", ".join(sorted(sources))}')
         self._environment = TemplateEnvironment()
         self._seconds = seconds
         self._special_tokens = dict(special_tokens or {})
         self.source = "\n".join(sources.values())
-        """The text of all templates."""
+        """Source of all templates."""
         self._templates = {name: self._compile(name, source) for name, source in sources.items()}
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplate | None:
-        """Build the template of a model from file contents by name; None when the model has none.
+        """Build a model's template from file contents by name; None if the model has none.
 
-        One in a file of its own replaces those of the tokenizer's configuration; others lie in a folder.
+        A separate template file takes precedence over the tokenizer's configuration; further templates are in
+        a folder.
 
         Raises:
-            TemplateError: a file is no JSON or UTF-8, or as the constructor.
+            TemplateError: a file is not JSON or UTF-8, or as the constructor.
         """
         config = read_json(files, "tokenizer_config.json")
-        templates = {} if FILE in files else templates_of(config.get("chat_template"))
+        templates = {} if FILE in files else named_templates(config.get("chat_template"))
         for name in files:
-            if name == FILE or is_template(name):
+            if name == FILE or is_chat_template(name):
                 templates["default" if name == FILE else PurePath(name).stem] = read_text(files, name)
         if not templates:
             return None
-        return cls(templates, special_tokens(read_json(files, "special_tokens_map.json"), config))
+        return cls(templates, special_token_map(read_json(files, "special_tokens_map.json"), config))
 
     @classmethod
     def load(cls, folder: str | Path) -> ChatTemplate | None:
-        """Build the template of a model's folder; None when the model has none.
+        """Build the template from a model's folder; None if the model has none.
 
         Raises:
             TemplateError: as `from_files`.
@@ -85,12 +86,13 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the prompt of a conversation of plain JSON values.
+        """Return the prompt for a conversation of plain JSON values.
 
-        With `continue_final_message` it ends with the last message's text, for the model to go on from there.
+        With `continue_final_message` the prompt ends with the last message's text, which the model then
+        continues.
 
         Raises:
-            TemplateError: there is no message, the template refuses them, or rendering exceeds a bound.
+            TemplateError: there are no messages, the template rejects them, or rendering exceeds a limit.
         """
         if not messages:
             raise TemplateError("messages must hold at least one message")
@@ -98,7 +100,7 @@ class ChatTemplate:
         values = {
             **self._special_tokens,
             **variables,
-            "messages": [plain(message) for message in messages],
+            "messages": [normalize_message(message) for message in messages],
             "tools": tools,
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
@@ -106,8 +108,8 @@ class ChatTemplate:
         bounds = self._environment.bounds
         bounds.deadline = time.monotonic() + self._seconds
         try:
-            text = self._join(self._templates[name], values)
-            return cut_behind_last(text, values["messages"][-1]) if continue_final_message else text
+            text = self._render_parts(self._templates[name], values)
+            return cut_after_last_message(text, values["messages"][-1]) if continue_final_message else text
         except jinja2.TemplateError as error:
             raise TemplateError(error.message or str(error)) from error
         except RecursionError:
@@ -117,7 +119,7 @@ class ChatTemplate:
         finally:
             bounds.deadline = float("inf")
 
-    def _join(self, template: jinja2.Template, values: dict[str, Any]) -> str:
+    def _render_parts(self, template: jinja2.Template, values: dict[str, Any]) -> str:
         parts: list[str] = []
         size = 0
         for part in template.generate(values):
@@ -134,24 +136,24 @@ class ChatTemplate:
             raise TemplateError(f"the {name} chat template, line {error.lineno}: {error.message}") from error
 
 
-def cut_behind_last(text: str, message: Mapping[str, Any]) -> str:
-    """Return a prompt up to the end of its last message's text, as Transformers does.
+def cut_after_last_message(text: str, message: Mapping[str, Any]) -> str:
+    """Return a prompt up to the end of its last message's text, like Transformers.
 
     Raises:
-        TemplateError: the message has no text, or the template does not show it.
+        TemplateError: the message has no text, or the template does not render it.
     """
     content = message.get("content")
     shown = content.strip() if isinstance(content, str) else ""
     at = text.rfind(shown) if shown else -1
     if at < 0:
-        raise TemplateError("continue_final_message: the last message has no text that the template shows")
+        raise TemplateError("continue_final_message: the template does not show the last message's text")
     if shown != content and content and text.startswith(content.lstrip(), at):
-        shown = content.lstrip()  # a template that keeps the trailing space
+        shown = content.lstrip()  # the template keeps the trailing space
     return text[: at + len(shown)]
 
 
-def plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without keys of None, its reasoning under the names that templates read."""
+def normalize_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without keys that are None, with its reasoning under the names that templates use."""
     result = {key: value for key, value in message.items() if value is not None}
     reasoning = next((result[key] for key in _REASONING if key in result), None)
     if reasoning is not None:
@@ -159,26 +161,28 @@ def plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def templates_of(found: object) -> dict[str, str]:
-    """Return the templates of a tokenizer's configuration by name: one, or a list of named ones.
+def named_templates(chat_template: object) -> dict[str, str]:
+    """Return the templates of a tokenizer's configuration by name: a single one, or a list of named ones.
 
     Raises:
-        TemplateError: it is something else.
+        TemplateError: `chat_template` has another type.
     """
-    if found is None:
+    if chat_template is None:
         return {}
-    entries: list[Any] = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    entries: list[Any] = (
+        chat_template if isinstance(chat_template, list) else [{"name": "default", "template": chat_template}]
+    )
     pairs: list[tuple[Any, Any]] = [
         (entry.get("name"), entry.get("template")) for entry in entries if isinstance(entry, dict)
     ]
     if len(pairs) < len(entries) or not all(isinstance(part, str) for pair in pairs for part in pair):
-        rule = "must be a text, or a list of objects with name and template"
+        rule = "must be text, or a list of objects with name and template"
         raise TemplateError(f"tokenizer_config.json: chat_template {rule}")
     return dict(pairs)
 
 
-def special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens by name; a later configuration goes before an earlier one."""
+def special_token_map(*configs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens by name; later configurations override earlier ones."""
     tokens: dict[str, str] = {}
     for config in configs:
         for name in SPECIAL_TOKENS:
@@ -190,7 +194,7 @@ def special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_text(files: Mapping[str, bytes], name: str) -> str:
-    """Return a file as text.
+    """Return the content of a text file.
 
     Raises:
         TemplateError: the file is not UTF-8.
@@ -202,17 +206,17 @@ def read_text(files: Mapping[str, bytes], name: str) -> str:
 
 
 def read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """Return a file's JSON object, an empty one when the file is missing.
+    """Return the JSON object in a file; an empty one if the file is missing.
 
     Raises:
-        TemplateError: the file is no JSON object.
+        TemplateError: the file is not a JSON object.
     """
     if name not in files:
         return {}
     try:
-        found = json.loads(read_text(files, name))
+        content = json.loads(read_text(files, name))
     except json.JSONDecodeError as error:
         raise TemplateError(f"{name} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise TemplateError(f"{name} holds no JSON object")
-    return found
+    if not isinstance(content, dict):
+        raise TemplateError(f"{name} is not a JSON object")
+    return content

@@ -1,1 +1,1 @@
-"""Tool calls: what a request may ask for, and how models write them."""
+"""Tool calls: schemas and checks of a request's tools, and parsers and grammars of each model family."""

@@ -1,4 +1,4 @@
-"""Reads one call as it comes: a JSON object with a name and arguments."""
+"""Incremental reader of one tool call written as a JSON object with a name and arguments."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mizzen.gateway.tools.json_scanner import ValueScanner, skip_whitespace
 
 NAME_KEY = "name"
 ARGUMENT_KEYS = ("arguments", "parameters")
-"""Families differ in the key; both are read in all of them."""
+"""Keys of the arguments; families differ, and all families accept both."""
 CALL_KEYS = (NAME_KEY, *ARGUMENT_KEYS, "type", "id", "call_id", "index")
-"""Keys of calls. An object that begins with another is none, and need not be held back to its end."""
+"""Keys that calls have. An object that starts with another key is content and is not held back any longer."""
 
 
-class _State(enum.Enum):
+class _CallState(enum.Enum):
     OPEN = 0
-    """Before the brace."""
+    """Before the opening brace."""
     KEY = 1
     """Before a key."""
     IN_KEY = 2
@@ -26,156 +26,157 @@ class _State(enum.Enum):
     """Before a value."""
     IN_VALUE = 5
     STREAMING = 6
-    """In the arguments, which are given on as they come."""
+    """In arguments that are returned as they arrive."""
     COMMA = 7
-    """Behind a value."""
+    """After a value."""
     END = 8
 
 
 class CallReader:
-    """Reads `{"name": …, "arguments": {…}}`, in any order and with the further keys that calls have.
+    """Read `{"name": …, "arguments": {…}}` with its keys in any order, and the further keys that calls have.
 
-    A call begins once the name is known to be one of the tools and the arguments are known to be an object;
-    until then, what is no call can still be taken as text. From then on nothing is taken back: arguments are
-    given on as they are written, and the call ends where their brackets do.
+    A call starts once its name is one of the tools and its arguments are known to be an object; until then,
+    the text can still become content. Afterwards nothing is taken back: arguments are returned as they are
+    written, and the call ends with their closing bracket.
     """
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._state = _State.OPEN
+        self._state = _CallState.OPEN
         self._scanner = ValueScanner()
-        self._part: list[str] = []
+        self._value_text: list[str] = []
         self._raw: list[str] = []
         self._key = ""
         self._arguments: str | None = None
-        self._given: list[str] = []
+        self._new_arguments: list[str] = []
         self.name: str | None = None
-        """The tool's name, once it is known."""
+        """Name of the tool, once known."""
         self.started = False
-        """Whether this is a call for certain."""
+        """Whether the text is certain to be a call."""
         self.failed = False
-        """Whether this is no call; `raw` holds what was read."""
+        """Whether the text is not a call; `raw` holds the text that was read."""
 
     @property
     def ended(self) -> bool:
-        """Whether the object has ended, or was none."""
-        return self._state is _State.END or self.failed
+        """Whether the object has ended or the text is not a call."""
+        return self._state is _CallState.END or self.failed
 
     @property
-    def whole(self) -> bool:
-        """Whether the arguments of a call that has begun are all there; the object need not have ended."""
-        return self._state is not _State.STREAMING
+    def arguments_complete(self) -> bool:
+        """Whether the arguments of a started call are complete; the object may not have ended."""
+        return self._state is not _CallState.STREAMING
 
     @property
     def raw(self) -> str:
-        """What was read, as long as no call has begun."""
+        """Text read so far, while no call has started."""
         return "".join(self._raw)
 
     def add(self, text: str) -> tuple[str, str]:
-        """Read on; return new text of the arguments, and what lies behind the object."""
+        """Read more text; return new text of the arguments, and the text after the object."""
         at = 0
         while at < len(text) and not self.ended:
             at = self._step(text, at)
         if not self.started:
             self._raw.append(text[:at])
-        given, self._given = "".join(self._given), []
-        return given, text[at:]
+        new_arguments, self._new_arguments = "".join(self._new_arguments), []
+        return new_arguments, text[at:]
 
     def _step(self, text: str, at: int) -> int:
-        """Read one part of the object from `text[at:]`; return the index behind it."""
+        """Read one part of the object at `text[at:]`; return the index after it."""
         state = self._state
-        if state is _State.STREAMING:
-            end = self._scanner.take(text, at)
-            self._given.append(text[at:end])
+        if state is _CallState.STREAMING:
+            end = self._scanner.scan(text, at)
+            self._new_arguments.append(text[at:end])
             if self._scanner.done:
-                self._state = _State.COMMA
+                self._state = _CallState.COMMA
             return end
-        if state in (_State.IN_KEY, _State.IN_VALUE):
-            end = self._scanner.take(text, at)
-            self._part.append(text[at:end])
+        if state in (_CallState.IN_KEY, _CallState.IN_VALUE):
+            end = self._scanner.scan(text, at)
+            self._value_text.append(text[at:end])
             if self._scanner.done:
-                self._end_part("".join(self._part))
+                self._end_value("".join(self._value_text))
             return end
         at = skip_whitespace(text, at)
-        return at if at == len(text) else self._between(text[at], at)
+        return at if at == len(text) else self._read_between(text[at], at)
 
-    def _between(self, character: str, at: int) -> int:
+    def _read_between(self, character: str, at: int) -> int:
         """Read a character between keys and values."""
         state = self._state
-        if state is _State.OPEN and character == "{":
-            self._state = _State.KEY
-        elif state is _State.KEY and character == '"':
-            return self._begin_part(_State.IN_KEY, at)
-        elif state is _State.COLON and character == ":":
-            self._state = _State.VALUE
-        elif state is _State.VALUE:
+        if state is _CallState.OPEN and character == "{":
+            self._state = _CallState.KEY
+        elif state is _CallState.KEY and character == '"':
+            return self._begin_value(_CallState.IN_KEY, at)
+        elif state is _CallState.COLON and character == ":":
+            self._state = _CallState.VALUE
+        elif state is _CallState.VALUE:
             streams = self._key in ARGUMENT_KEYS and self.name is not None and character == "{"
             if streams and not self.started:
                 self.started = True
-                return self._begin_part(_State.STREAMING, at)
-            return self._begin_part(_State.IN_VALUE, at)
-        elif state is _State.COMMA and character == ",":
-            self._state = _State.KEY
-        elif state in (_State.COMMA, _State.KEY) and character == "}":
-            self._end()
+                return self._begin_value(_CallState.STREAMING, at)
+            return self._begin_value(_CallState.IN_VALUE, at)
+        elif state is _CallState.COMMA and character == ",":
+            self._state = _CallState.KEY
+        elif state in (_CallState.COMMA, _CallState.KEY) and character == "}":
+            self._end_object()
             return at + 1
-        elif self.started:  # a call whose last brace is missing is a call all the same
-            self._state = _State.END
+        elif self.started:  # a call without its closing brace is still a call
+            self._state = _CallState.END
         else:
             self.failed = True
-        return at if self.ended or state is _State.VALUE else at + 1
+        return at if self.ended or state is _CallState.VALUE else at + 1
 
-    def _begin_part(self, state: _State, at: int) -> int:
-        self._state, self._scanner, self._part = state, ValueScanner(), []
+    def _begin_value(self, state: _CallState, at: int) -> int:
+        self._state, self._scanner, self._value_text = state, ValueScanner(), []
         return at
 
-    def _end_part(self, part: str) -> None:
-        if self._state is _State.IN_KEY:
-            self._key, self._state = self._decoded(part, str) or "", _State.COLON
+    def _end_value(self, value_text: str) -> None:
+        if self._state is _CallState.IN_KEY:
+            self._key, self._state = self._decode(value_text, str) or "", _CallState.COLON
             self.failed = self.failed or (not self.started and self._key not in CALL_KEYS)
             return
-        self._state = _State.COMMA
+        self._state = _CallState.COMMA
         if self._key == NAME_KEY and self.name is None:
-            name = self._decoded(part, str)
+            name = self._decode(value_text, str)
             self.name = name if name in self._names else None
             self.failed = self.failed or self.name is None
         elif self._key in ARGUMENT_KEYS and self._arguments is None and not self.started:
-            self._arguments = self._object(part)
+            self._arguments = self._parse_object(value_text)
             self.failed = self.failed or self._arguments is None
         if self.name is not None and self._arguments is not None and not self.started:
             self.started = True
-            self._given.append(self._arguments)
+            self._new_arguments.append(self._arguments)
 
-    def _end(self) -> None:
-        """Take the closing brace: a call without arguments has empty ones."""
-        self._state = _State.END
+    def _end_object(self) -> None:
+        """Handle the closing brace; a call without arguments gets empty ones."""
+        self._state = _CallState.END
         if self.started:
             return
         if self.name is None:
             self.failed = True
             return
         self.started = True
-        self._given.append("{}")
+        self._new_arguments.append("{}")
 
-    def _decoded(self, part: str, kind: type) -> str | None:
+    def _decode(self, value_text: str, kind: type) -> str | None:
         try:
-            value = json.loads(part, strict=False)
+            value = json.loads(value_text, strict=False)
         except (ValueError, RecursionError):
             self.failed = self.failed or not self.started
             return None
         return value if isinstance(value, kind) else None
 
-    def _object(self, part: str) -> str | None:
-        """Return arguments as the text of an object; some models write that text as a string, or null."""
-        if part.startswith("{"):
-            return part
-        if part == "null":
+    def _parse_object(self, value_text: str) -> str | None:
+        """Return arguments as the text of an object. Some models write that text as a JSON string, or
+        null."""
+        if value_text.startswith("{"):
+            return value_text
+        if value_text == "null":
             return "{}"
-        inner = self._decoded(part, str)
+        inner = self._decode(value_text, str)
         try:
             if inner is None or not isinstance(json.loads(inner), dict):
                 return None
-            inner.encode()  # half a character, which JSON can name, is no text that could be given on
+            inner.encode()  # fails on an unpaired surrogate, which JSON allows but UTF-8 does not
             return inner
         except (ValueError, RecursionError):
             return None

@@ -1,17 +1,17 @@
-"""Qwen's and Hermes' form: `<tool_call>` and `</tool_call>` around a JSON object."""
+"""Tool calls of Hermes and Qwen: a JSON object between `<tool_call>` and `</tool_call>`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from mizzen.gateway.tools.json_scanner import WHITESPACE
-from mizzen.gateway.tools.parser_base import MarkedParser
+from mizzen.gateway.tools.parser_base import MarkerParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-class HermesParser(MarkedParser):
-    """Reads calls between tags, with content before, between and behind them."""
+class HermesParser(MarkerParser):
+    """Parse calls between tags, with content before, between and after them."""
 
     markers = (BEGIN, END)
 
@@ -19,14 +19,14 @@ class HermesParser(MarkedParser):
         super().__init__(names, stop)
         self._closing = False
 
-    def _between(self, text: str) -> str:
-        if self._closing:  # one brace too many is common, and no content
+    def _parse_between_calls(self, text: str) -> str:
+        if self._closing:  # a surplus closing brace is common and not content
             text = text.lstrip(WHITESPACE + "}")
             self._closing = not text
-        marker, rest = self._until_marker(text)
+        marker, rest = self._content_until_marker(text)
         if marker == BEGIN:
-            self._read_object()
+            self._expect_object()
         return rest
 
-    def _ended(self, failed: bool) -> None:
+    def _call_ended(self, failed: bool) -> None:
         self._closing = not failed

@@ -1,4 +1,4 @@
-"""Finds where a JSON value ends while its text still comes."""
+"""Incremental scanner that finds the end of a JSON value."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _BRACKETS = re.compile(r'["{}\[\]]')
 
 
 class ValueScanner:
-    """Follows one JSON value, which begins with the first character that is given.
+    """Scan one JSON value, which starts with the first character passed in.
 
-    It counts brackets and knows strings; it does not judge what stands between them. Every character is
-    looked at once.
+    Only brackets and strings are tracked; the syntax between them is not checked. Each character is scanned
+    once.
     """
 
     __slots__ = ("_depth", "_escaped", "_scalar", "_started", "_string", "done")
@@ -25,8 +25,8 @@ class ValueScanner:
         self.done = False
         """Whether the value has ended."""
 
-    def take(self, text: str, at: int) -> int:
-        """Return the index behind the part of `text[at:]` that belongs to the value."""
+    def scan(self, text: str, at: int) -> int:
+        """Return the index after the part of `text[at:]` that belongs to the value."""
         while at < len(text) and not self.done:
             if self._escaped:
                 self._escaped = False
@@ -55,32 +55,32 @@ class ValueScanner:
         return at + 1
 
     def _in_string(self, text: str, at: int) -> int:
-        found = _IN_STRING.search(text, at)
-        if found is None:
+        delimiter = _IN_STRING.search(text, at)
+        if delimiter is None:
             return len(text)
-        if found[0] == "\\":
+        if delimiter[0] == "\\":
             self._escaped = True
         else:
             self._string = False
             self.done = self._depth == 0
-        return found.end()
+        return delimiter.end()
 
     def _in_brackets(self, text: str, at: int) -> int:
-        found = _BRACKETS.search(text, at)
-        if found is None:
+        delimiter = _BRACKETS.search(text, at)
+        if delimiter is None:
             return len(text)
-        if found[0] == '"':
+        if delimiter[0] == '"':
             self._string = True
-        elif found[0] in "{[":
+        elif delimiter[0] in "{[":
             self._depth += 1
         else:
             self._depth -= 1
             self.done = self._depth == 0
-        return found.end()
+        return delimiter.end()
 
 
 def skip_whitespace(text: str, at: int) -> int:
-    """Return the index of the first character from `at` on that is no white space."""
+    """Return the index of the first character from `at` on that is not white space."""
     while at < len(text) and text[at] in WHITESPACE:
         at += 1
     return at

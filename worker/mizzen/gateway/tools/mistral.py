@@ -1,4 +1,4 @@
-"""Mistral's forms behind `[TOOL_CALLS]`, and the bare list that a grammar forces from other models."""
+"""Tool calls of Mistral after `[TOOL_CALLS]`, and the plain list that a grammar forces from other models."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from collections.abc import Collection
 
 from mizzen.gateway.tools.json_scanner import ValueScanner, skip_whitespace
-from mizzen.gateway.tools.parser_base import MarkedParser
+from mizzen.gateway.tools.parser_base import MarkerParser
 
 MARKER, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MAX_HEAD = 256
-"""Characters of a call before its arguments."""
+"""Maximum number of characters of a call before its arguments."""
 _HEAD = re.compile(r"([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*", re.ASCII)
 _NAME_START = re.compile(r"[\w.-]", re.ASCII)
 
 
-class NamedReader:
-    """Reads `name{…}` and `name[CALL_ID]…[ARGS]{…}`; the interface is `CallReader`'s."""
+class NamedCallReader:
+    """Read `name{…}` and `name[CALL_ID]…[ARGS]{…}`; same interface as `CallReader`."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
@@ -28,17 +28,17 @@ class NamedReader:
 
     @property
     def ended(self) -> bool:
-        """Whether the arguments have ended, or there is no call."""
+        """Whether the arguments have ended or the text is not a call."""
         return self.failed or self._scanner.done
 
     @property
-    def whole(self) -> bool:
-        """Whether the arguments are all there."""
+    def arguments_complete(self) -> bool:
+        """Whether the arguments are complete."""
         return self._scanner.done
 
     @property
     def raw(self) -> str:
-        """What was read, as long as no call has begun."""
+        """Text read so far, while no call has started."""
         return self._head
 
     def add(self, text: str) -> tuple[str, str]:
@@ -54,7 +54,7 @@ class NamedReader:
                 self.failed = len(self._head) == MAX_HEAD
             if not self.started:
                 return "", text[at:]
-        end = self._scanner.take(text, at)
+        end = self._scanner.scan(text, at)
         return text[at:end], text[end:]
 
     def _begin(self) -> None:
@@ -64,40 +64,40 @@ class NamedReader:
         self.failed = not self.started
 
 
-class BareListParser(MarkedParser):
-    """Reads an answer that is a list of calls, or one call."""
+class BareListParser(MarkerParser):
+    """Parse output that is a list of calls, or one call."""
 
     def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
         super().__init__(names, stop)
         self._in_calls = not self.markers
         self._in_list = False
         self._opening = ""
-        """What has come behind a marker, or of a list, before its first call: content where none comes."""
+        """Text after a marker, or the start of a list, before its first call: content if no call follows."""
 
-    def _between(self, text: str) -> str:
+    def _parse_between_calls(self, text: str) -> str:
         if not self._in_calls:
-            marker, rest = self._until_marker(text)
+            marker, rest = self._content_until_marker(text)
             self._in_calls = marker == MARKER
             return rest
         at = skip_whitespace(text, 0)
         if at and (self._opening or (self.markers and not self._in_list)):
             self._opening += text[:at]
         elif at:
-            self._found.content(text[:at])
+            self._output.add_content(text[:at])
         if at:
             return text[at:]
         for marker in self.markers:
             if text.startswith(marker):
                 return text[len(marker) :]
         if any(marker.startswith(text) for marker in self.markers):
-            self._held = text
+            self._pending = text
             return ""
         return self._in_call_list(text)
 
     def _in_call_list(self, text: str) -> str:
         first = text[0]
         if first == "{":
-            self._read_object()
+            self._expect_object()
             return text
         if first == "[" and not self._in_list:
             self._in_list, self._opening = True, self._opening + first
@@ -106,23 +106,23 @@ class BareListParser(MarkedParser):
             self._in_calls = self._in_list = first == ","
             return text[1:]
         if self.markers and not self._in_list and _NAME_START.match(first):
-            self._reader = NamedReader(self._names)
+            self._reader = NamedCallReader(self._names)
             return text
-        self._content("")
+        self._add_content("")
         self._in_calls = self._in_list = False
         return text
 
-    def _ended(self, failed: bool) -> None:
+    def _call_ended(self, failed: bool) -> None:
         self._in_calls = self._in_list = self._in_list and not failed
         self._opening = ""
 
-    def _content(self, text: str) -> None:
-        """Add text that is no call, and before it what may have opened one."""
-        super()._content(self._opening + text)
+    def _add_content(self, text: str) -> None:
+        """Add text that is not a call, preceded by the text that might have opened one."""
+        super()._add_content(self._opening + text)
         self._opening = ""
 
 
 class MistralParser(BareListParser):
-    """Reads `[TOOL_CALLS]` and behind it a list of JSON objects, or calls that begin with their names."""
+    """Parse `[TOOL_CALLS]` followed by a list of JSON objects, or by calls that start with their names."""
 
     markers = (MARKER, CALL_ID, ARGUMENTS)

@@ -1,4 +1,4 @@
-"""An answer's text to content, reasoning and calls: both parsers in a row."""
+"""Split output text into content, reasoning and tool calls by running both parsers in sequence."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from mizzen.gateway.text.stop import StopStrings
 from mizzen.gateway.tools.parser_base import ToolParser
 
 
-class FormedOutput:
-    """An `OutputParser`: reasoning is split off first, and calls are looked for in the rest."""
+class ParsedOutput:
+    """An `OutputParser` that first splits off reasoning and then parses tool calls in the rest."""
 
     __slots__ = ("_count", "_only_calls", "_reasoning", "_stop", "_tools", "shown")
 
@@ -22,10 +22,10 @@ class FormedOutput:
         *,
         only_calls: bool = False,
     ) -> None:
-        """Take both parsers; `stop` is for answers without tools, whose parser has the strings itself.
+        """Combine both parsers; `stop` is only for output without tools, because tool parsers handle stop
+        strings.
 
-        With `only_calls` a grammar lets nothing else through: a call that is cut before its name is known is
-        no content.
+        With `only_calls`, a grammar allows only calls: a call that is cut off before its name is not content.
         """
         self._reasoning = reasoning
         self._tools = tools
@@ -38,31 +38,31 @@ class FormedOutput:
     @property
     def counts_tokens(self) -> bool:
         """See `OutputParser`."""
-        return self._reasoning is not None and self._reasoning.inside
+        return self._reasoning is not None and self._reasoning.in_reasoning
 
     @property
     def reasoning_tokens(self) -> int:
-        """See `OutputParser`; the tags count too."""
-        return self._count if self._reasoning is not None and self._reasoning.found else 0
+        """See `OutputParser`. The tags count too."""
+        return self._count if self._reasoning is not None and self._reasoning.has_reasoning else 0
 
     @property
     def finish_reason(self) -> str | None:
-        """See `OutputParser`. The name of an answer whose last call is not whole would be a lie."""
+        """See `OutputParser`. It is not `tool_calls` if the last call is incomplete."""
         tools = self._tools
-        return "tool_calls" if tools is not None and tools.calls and not tools.open else None
+        return "tool_calls" if tools is not None and tools.call_count and not tools.call_open else None
 
     @property
     def stopped(self) -> bool:
         """See `OutputParser`."""
         if self._tools is not None:
             return self._tools.stopped
-        return self._stop is not None and self._stop.found is not None
+        return self._stop is not None and self._stop.matched is not None
 
     def feed(self, text: str) -> OutputDelta:
         """See `OutputParser`."""
         reasoning = ""
         if self._reasoning is not None:
-            self._count += self._reasoning.inside
+            self._count += self._reasoning.in_reasoning
             reasoning, text = self._reasoning.feed(text)
         return self._delta(reasoning, text)
 
@@ -70,22 +70,25 @@ class FormedOutput:
         """See `OutputParser`."""
         reasoning, text = "", rest
         if self._reasoning is not None:
-            (thought, said), (held, left) = self._reasoning.feed(rest), self._reasoning.end()
-            reasoning, text = thought + held, said + left
+            (new_reasoning, new_content), (held_reasoning, held_content) = (
+                self._reasoning.feed(rest),
+                self._reasoning.end(),
+            )
+            reasoning, text = new_reasoning + held_reasoning, new_content + held_content
         delta = self._delta(reasoning, text)
         if self._tools is None:
-            held = "" if self._stop is None else self._stop.flush()
-            return OutputDelta(delta.content + held, delta.reasoning)
-        last = self._tools.end()
-        content = "" if self._only_calls else delta.content + last.content
-        return OutputDelta(content, delta.reasoning, delta.tool_calls + last.tool_calls)
+            held_reasoning = "" if self._stop is None else self._stop.flush()
+            return OutputDelta(delta.content + held_reasoning, delta.reasoning)
+        last_delta = self._tools.end()
+        content = "" if self._only_calls else delta.content + last_delta.content
+        return OutputDelta(content, delta.reasoning, delta.tool_calls + last_delta.tool_calls)
 
     def _delta(self, reasoning: str, text: str) -> OutputDelta:
         if self._tools is None:
             return OutputDelta(text if self._stop is None else self._stop.add(text), reasoning)
         if not text:
             return OutputDelta(reasoning=reasoning)
-        found = self._tools.feed(text)
+        parsed = self._tools.feed(text)
         if reasoning or self._only_calls:
-            return OutputDelta("" if self._only_calls else found.content, reasoning, found.tool_calls)
-        return found
+            return OutputDelta("" if self._only_calls else parsed.content, reasoning, parsed.tool_calls)
+        return parsed

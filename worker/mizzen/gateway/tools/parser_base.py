@@ -1,4 +1,4 @@
-"""What every family's parser does alike."""
+"""Common base of the tool call parsers of all families."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from mizzen.gateway.requests.output import OutputDelta, ToolCallDelta
-from mizzen.gateway.text.stop import StopStrings, partial
+from mizzen.gateway.text.stop import StopStrings, partial_match_length
 from mizzen.gateway.tools.call_reader import CallReader
 from mizzen.gateway.tools.json_scanner import WHITESPACE
 
@@ -18,34 +18,35 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 class ToolParser(Protocol):
-    """Turns one answer's text into content and calls. How the text is cut into pieces changes nothing."""
+    """Parse the text of one output into content and calls. The result is the same for any split of the
+    text."""
 
     def feed(self, text: str) -> OutputDelta:
-        """Take the next text and return what is certain now."""
+        """Parse more text and return the output that is certain now."""
         ...
 
     def end(self) -> OutputDelta:
-        """Return what was held back; the answer has ended."""
+        """Return the output that was held back; the text has ended."""
         ...
 
     @property
-    def calls(self) -> int:
-        """How many calls have begun."""
+    def call_count(self) -> int:
+        """Number of calls started so far."""
         ...
 
     @property
-    def open(self) -> bool:
-        """Whether the arguments of the call that was begun last are still to be written."""
+    def call_open(self) -> bool:
+        """Whether the arguments of the last call are incomplete."""
         ...
 
     @property
     def stopped(self) -> bool:
-        """Whether the content has come to a stop string; nothing is taken any more."""
+        """Whether the content has reached a stop string; further text is ignored."""
         ...
 
 
-class Reader(Protocol):
-    """Reads one call; see `CallReader`."""
+class ToolCallReader(Protocol):
+    """Reader of one call; see `CallReader`."""
 
     name: str | None
     started: bool
@@ -55,7 +56,7 @@ class Reader(Protocol):
     def ended(self) -> bool: ...  # noqa: D102
 
     @property
-    def whole(self) -> bool: ...  # noqa: D102
+    def arguments_complete(self) -> bool: ...  # noqa: D102
 
     @property
     def raw(self) -> str: ...  # noqa: D102
@@ -63,11 +64,12 @@ class Reader(Protocol):
     def add(self, text: str) -> tuple[str, str]: ...  # noqa: D102
 
 
-class Collector:
-    """Collects what a parser finds. White space beside a call belongs to the format and is no content.
+class OutputCollector:
+    """Collect a parser's content and calls. White space next to a call belongs to the syntax, not to the
+    content.
 
-    Content is looked through for stop strings as it comes, white space that may still belong to a call
-    included: an answer of blank lines without end must not outlast a stop string of blank lines.
+    Stop strings are searched as content arrives, including white space that may still belong to a call:
+    otherwise endless blank lines would never reach a stop string of blank lines.
     """
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
@@ -76,23 +78,23 @@ class Collector:
         self._space: list[str] = []
         self._calls: list[ToolCallDelta] = []
         self._count = 0
-        self._behind_call = False
+        self._after_call = False
 
     @property
-    def calls(self) -> int:
-        """How many calls have begun."""
+    def call_count(self) -> int:
+        """Number of calls started so far."""
         return self._count
 
     @property
     def stopped(self) -> bool:
-        """Whether the content has come to a stop string."""
-        return self._stop is not None and self._stop.found is not None
+        """Whether the content has reached a stop string."""
+        return self._stop is not None and self._stop.matched is not None
 
-    def content(self, text: str) -> None:
+    def add_content(self, text: str) -> None:
         """Add text, up to a stop string."""
-        if self._behind_call:
+        if self._after_call:
             text = text.lstrip(WHITESPACE)
-            self._behind_call = not text
+            self._after_call = not text
         self._add(text if self._stop is None else self._stop.add(text))
 
     def _add(self, text: str) -> None:
@@ -103,126 +105,130 @@ class Collector:
         if len(body) < len(text):
             self._space.append(text[len(body) :])
 
-    def start(self, name: str, arguments: str) -> None:
-        """Begin a call."""
-        self._release()
-        self._space, self._behind_call = [], True
+    def start_call(self, name: str, arguments: str) -> None:
+        """Start a call."""
+        self._release_pending()
+        self._space, self._after_call = [], True
         self._calls.append(ToolCallDelta(self._count, new_call_id(), name))
         self._count += 1
-        self.arguments(arguments)
+        self.add_arguments(arguments)
 
-    def arguments(self, text: str) -> None:
-        """Add to the arguments of the call that was begun last."""
+    def add_arguments(self, text: str) -> None:
+        """Add text to the arguments of the last call."""
         if text:
             self._calls.append(ToolCallDelta(self._count - 1, arguments=text))
 
     def end(self) -> None:
-        """Let white space at the end be content, unless a call is before it."""
-        self._release()
+        """Add pending white space to the content, unless a call precedes it."""
+        self._release_pending()
         self._content += self._space
         self._space = []
 
-    def _release(self) -> None:
-        """Let what might have begun a stop string be content."""
+    def _release_pending(self) -> None:
+        """Add text that might have started a stop string to the content."""
         if self._stop is not None:
             self._add(self._stop.flush())
 
-    def take(self) -> OutputDelta:
-        """Return what has come since the last time."""
+    def take_delta(self) -> OutputDelta:
+        """Return the output collected since the last call of this method."""
         delta = OutputDelta("".join(self._content), tool_calls=tuple(self._calls))
         self._content, self._calls = [], []
         return delta
 
 
 def new_call_id() -> str:
-    """Return an id in OpenAI's form."""
+    """Return a new call id in OpenAI's form."""
     return "call_" + "".join(secrets.choice(_ALPHABET) for _ in range(24))
 
 
-class MarkedParser(ABC):
-    """A family's parser: a reader within calls, and the family's own rules between them."""
+class MarkerParser(ABC):
+    """Base of a family's parser: a reader parses calls, and the family's own rules apply between them."""
 
     markers: tuple[str, ...] = ()
-    """Never a part of content."""
+    """Strings that never become content."""
 
     def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
         self._names = frozenset(names)
-        self._found = Collector(stop)
-        self._reader: Reader | None = None
-        self._held = ""
+        self._output = OutputCollector(stop)
+        self._reader: ToolCallReader | None = None
+        self._pending = ""
         self._any_marker = re.compile("|".join(map(re.escape, self.markers)) or r"(?!)")
 
     @property
-    def calls(self) -> int:
+    def call_count(self) -> int:
         """See `ToolParser`."""
-        return self._found.calls
+        return self._output.call_count
 
     @property
-    def open(self) -> bool:
+    def call_open(self) -> bool:
         """See `ToolParser`."""
-        return self._reader is not None and self._reader.started and not self._reader.whole
+        return self._reader is not None and self._reader.started and not self._reader.arguments_complete
 
     @property
     def stopped(self) -> bool:
         """See `ToolParser`."""
-        return self._found.stopped
+        return self._output.stopped
 
     def feed(self, text: str) -> OutputDelta:
         """See `ToolParser`."""
-        text, self._held = self._held + text, ""
+        text, self._pending = self._pending + text, ""
         while text and not self.stopped:
-            text = self._between(text) if self._reader is None else self._read(self._reader, text)
-        return self._found.take()
+            text = (
+                self._parse_between_calls(text)
+                if self._reader is None
+                else self._read_call(self._reader, text)
+            )
+        return self._output.take_delta()
 
     def end(self) -> OutputDelta:
         """See `ToolParser`."""
         if self._reader is None or not self._reader.started:
-            self._content(self._reader.raw if self._reader is not None else "")
-        self._found.content(self._held)
-        self._held = ""
-        self._found.end()
-        return self._found.take()
+            self._add_content(self._reader.raw if self._reader is not None else "")
+        self._output.add_content(self._pending)
+        self._pending = ""
+        self._output.end()
+        return self._output.take_delta()
 
     @abstractmethod
-    def _between(self, text: str) -> str:
-        """Take text that is in no call, all of it or a part; set the reader where a call may begin.
+    def _parse_between_calls(self, text: str) -> str:
+        """Consume text outside calls, all or part of it; set the reader where a call may start.
 
-        Returns the rest. What cannot be told yet is kept in `_held`, and then the rest is empty.
+        Return the rest. Text that is still ambiguous goes to `_pending`, and the rest is then empty.
         """
 
     @abstractmethod
-    def _ended(self, failed: bool) -> None:
-        """Note that the reader has read a call to its end, or that there was none."""
+    def _call_ended(self, failed: bool) -> None:
+        """Handle the end of a call, or the reader's finding that the text is not a call (`failed`)."""
 
-    def _read(self, reader: Reader, text: str) -> str:
+    def _read_call(self, reader: ToolCallReader, text: str) -> str:
         had_started = reader.started
-        given, rest = reader.add(text)
+        new_arguments, rest = reader.add(text)
         if reader.started and not had_started:
-            self._found.start(reader.name or "", given)
+            self._output.start_call(reader.name or "", new_arguments)
         else:
-            self._found.arguments(given)
+            self._output.add_arguments(new_arguments)
         if reader.ended:
             self._reader = None
             if reader.failed:
-                self._content(reader.raw)
-            self._ended(reader.failed)
+                self._add_content(reader.raw)
+            self._call_ended(reader.failed)
         return rest
 
-    def _content(self, text: str) -> None:
-        """Add text that a reader has given back."""
-        self._found.content(self._any_marker.sub("", text))
+    def _add_content(self, text: str) -> None:
+        """Add text that a reader has rejected."""
+        self._output.add_content(self._any_marker.sub("", text))
 
-    def _until_marker(self, text: str) -> tuple[str, str]:
-        """Take content up to the next marker; return the marker, if there is one, and the rest."""
-        found = self._any_marker.search(text)
-        if found is not None:
-            self._found.content(text[: found.start()])
-            return found[0], text[found.end() :]
-        cut = len(text) - max((partial(text, marker) for marker in self.markers), default=0)
-        self._found.content(text[:cut])
-        self._held = text[cut:]
+    def _content_until_marker(self, text: str) -> tuple[str, str]:
+        """Consume content up to the next marker; return the marker ("" if there is none) and the rest."""
+        marker_match = self._any_marker.search(text)
+        if marker_match is not None:
+            self._output.add_content(text[: marker_match.start()])
+            return marker_match[0], text[marker_match.end() :]
+        cut = len(text) - max((partial_match_length(text, marker) for marker in self.markers), default=0)
+        self._output.add_content(text[:cut])
+        self._pending = text[cut:]
         return "", ""
 
-    def _read_object(self) -> None:
-        """Expect a call as a JSON object."""
+    def _expect_object(self) -> None:
+        """Expect a call written as a JSON object."""
         self._reader = CallReader(self._names)

@@ -1,4 +1,4 @@
-"""The newer form of Qwen's models (Qwen3-Coder, 3.5 and on): tags for the function and each argument.
+"""Tool calls of Qwen3-Coder and Qwen from 3.5 on: tags for the function and for each argument.
 
     <tool_call>
     <function=weather>
@@ -8,7 +8,7 @@
     </function>
     </tool_call>
 
-Values stand as they are: whether `5` is a number or text, the tool's schema says.
+Values are not quoted: the tool's schema decides whether `5` is a number or text.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from typing import Any
 
 import msgspec
 
-from mizzen.gateway.text.stop import partial
+from mizzen.gateway.text.stop import partial_match_length
 from mizzen.gateway.tools.json_scanner import WHITESPACE
-from mizzen.gateway.tools.parser_base import MarkedParser
+from mizzen.gateway.tools.parser_base import MarkerParser
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 MAX_NAME = 256
-"""Characters of a name."""
-PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""Maximum length of a name in characters."""
+PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
-Schemas = Mapping[str, Any]
-"""JSON schemas of tools' arguments, by the tools' names."""
+ArgumentSchemas = Mapping[str, Any]
+"""JSON schemas of the tools' arguments by tool name."""
 
 
-class XmlReader:
-    """Reads one call, from behind `<function=`; the interface is `CallReader`'s.
+class XmlCallReader:
+    """Read one call, starting after `<function=`; same interface as `CallReader`.
 
-    A call begins with its name. Arguments of text are given on as they come, others at their ends.
+    A call starts with its name. String arguments are returned as they arrive, others once they are complete.
     """
 
-    def __init__(self, tools: Schemas) -> None:
+    def __init__(self, tools: ArgumentSchemas) -> None:
         self._tools = tools
-        self._step = self._name
-        self._held = self._raw = ""
-        self._parts: list[str] = []
-        self._given: list[str] = []
+        self._step = self._read_name
+        self._pending = self._raw = ""
+        self._value_parts: list[str] = []
+        self._new_arguments: list[str] = []
         self._count = 0
         self._schema: Any = None
         self.name: str | None = None
@@ -54,161 +54,163 @@ class XmlReader:
         self.ended = False
 
     @property
-    def whole(self) -> bool:
-        """Whether the arguments are all there."""
+    def arguments_complete(self) -> bool:
+        """Whether the arguments are complete."""
         return self.ended
 
     @property
     def raw(self) -> str:
-        """What was read, as long as no call has begun."""
-        return self._raw or self._held
+        """Text read so far, while no call has started."""
+        return self._raw or self._pending
 
     def add(self, text: str) -> tuple[str, str]:
         """See `CallReader.add`."""
-        text, self._held = self._held + text, ""
+        text, self._pending = self._pending + text, ""
         more = True
         while more and not self.ended:
             text, more = self._step(text)
         if not self.ended:
-            self._held, text = text, ""
-        given, self._given = "".join(self._given), []
-        return given, text
+            self._pending, text = text, ""
+        new_arguments, self._new_arguments = "".join(self._new_arguments), []
+        return new_arguments, text
 
-    # Each step takes text and returns the rest, and whether to go on: not where more text must come first.
+    # Each step consumes text and returns the rest, and whether to continue: False if it needs more text.
 
-    def _name(self, text: str) -> tuple[str, bool]:
+    def _read_name(self, text: str) -> tuple[str, bool]:
         end = text.find(">", 0, MAX_NAME)
         if end < 0 and len(text) < MAX_NAME:
             return text, False
         if end >= 0 and text[:end] in self._tools:
-            self.name, self.started, self._step = text[:end], True, self._between
+            self.name, self.started, self._step = text[:end], True, self._read_between
             return text[end + 1 :], True
         cut = end + 1 if end >= 0 else MAX_NAME
         self.failed = self.ended = True
         self._raw = text[:cut]
         return text[cut:], False
 
-    def _between(self, text: str) -> tuple[str, bool]:
+    def _read_between(self, text: str) -> tuple[str, bool]:
         text = text.lstrip(WHITESPACE)
         if text.startswith(PARAMETER):
-            self._step = self._key
+            self._step = self._read_key
             return text[len(PARAMETER) :], True
         if text.startswith(FUNCTION_END):
-            return self._end(text[len(FUNCTION_END) :])
+            return self._end_call(text[len(FUNCTION_END) :])
         if PARAMETER.startswith(text) or FUNCTION_END.startswith(text):
             return text, False
-        return self._end(text)  # a call whose end is missing is a call all the same
+        return self._end_call(text)  # a call without its closing tag is still a call
 
-    def _key(self, text: str) -> tuple[str, bool]:
+    def _read_key(self, text: str) -> tuple[str, bool]:
         end = text.find(">", 0, MAX_NAME)
         if end < 0:
-            return self._end(text) if len(text) >= MAX_NAME else (text, False)
+            return self._end_call(text) if len(text) >= MAX_NAME else (text, False)
         key, rest = text[:end], text[end + 1 :]
-        self._given.append(("{" if self._count == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        self._new_arguments.append(
+            ("{" if self._count == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": "
+        )
         self._count += 1
-        self._schema = properties(self._tools.get(self.name or "")).get(key)
-        self._step = self._first
+        self._schema = property_schemas(self._tools.get(self.name or "")).get(key)
+        self._step = self._begin_value
         return rest, True
 
-    def _first(self, text: str) -> tuple[str, bool]:
-        """Leave out the line break before a value."""
+    def _begin_value(self, text: str) -> tuple[str, bool]:
+        """Skip the line break before a value."""
         if not text:
             return text, False
-        is_text = not choices(self._schema) and types(self._schema) <= {"string"}
-        self._given += ['"'] if is_text else []
-        self._step = self._text if is_text else self._value
+        is_text = not allowed_values(self._schema) and schema_types(self._schema) <= {"string"}
+        self._new_arguments += ['"'] if is_text else []
+        self._step = self._read_text if is_text else self._read_value
         return text.removeprefix("\n"), True
 
-    def _text(self, text: str) -> tuple[str, bool]:
-        body, rest = until_end(text)
-        self._given.append(json.dumps(body, ensure_ascii=False)[1:-1])
+    def _read_text(self, text: str) -> tuple[str, bool]:
+        body, rest = split_at_end_tag(text)
+        self._new_arguments.append(json.dumps(body, ensure_ascii=False)[1:-1])
         if rest is None:
             return text[len(body) :], False
-        self._given.append('"')
-        self._step = self._between
+        self._new_arguments.append('"')
+        self._step = self._read_between
         return rest, True
 
-    def _value(self, text: str) -> tuple[str, bool]:
-        body, rest = until_end(text)
-        self._parts.append(body)
+    def _read_value(self, text: str) -> tuple[str, bool]:
+        body, rest = split_at_end_tag(text)
+        self._value_parts.append(body)
         if rest is None:
             return text[len(body) :], False
-        whole, self._parts = "".join(self._parts), []
-        self._given.append(as_json(whole, self._schema))
-        self._step = self._between
+        value, self._value_parts = "".join(self._value_parts), []
+        self._new_arguments.append(value_as_json(value, self._schema))
+        self._step = self._read_between
         return rest, True
 
-    def _end(self, rest: str) -> tuple[str, bool]:
-        self._given.append("}" if self._count else "{}")
+    def _end_call(self, rest: str) -> tuple[str, bool]:
+        self._new_arguments.append("}" if self._count else "{}")
         self.ended = True
         return rest, False
 
 
-class XmlParser(MarkedParser):
-    """Reads calls between tags, with content before, between and behind them."""
+class XmlParser(MarkerParser):
+    """Parse calls between tags, with content before, between and after them."""
 
     markers = (CALL, CALL_END, FUNCTION, FUNCTION_END)
 
-    def __init__(self, tools: Schemas, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
         super().__init__(tools, stop)
         self._tools = tools
 
-    def _between(self, text: str) -> str:
-        marker, rest = self._until_marker(text)
+    def _parse_between_calls(self, text: str) -> str:
+        marker, rest = self._content_until_marker(text)
         if marker == FUNCTION:
-            self._reader = XmlReader(self._tools)
+            self._reader = XmlCallReader(self._tools)
         return rest
 
-    def _ended(self, failed: bool) -> None:
-        """Nothing is to be noted: each call has its own tags."""
+    def _call_ended(self, failed: bool) -> None:
+        """Do nothing: each call has its own tags."""
 
 
-def until_end(text: str) -> tuple[str, str | None]:
-    """Return a value up to the line break before its closing tag, and what is behind the tag.
+def split_at_end_tag(text: str) -> tuple[str, str | None]:
+    """Return a value up to the line break before its closing tag, and the text after the tag.
 
-    Without the tag, the value is what certainly belongs to it, and there is nothing behind it.
+    Without a closing tag, return the text that certainly belongs to the value, and None.
     """
     at = text.find(PARAMETER_END)
     if at >= 0:
         return text[:at].removesuffix("\n"), text[at + len(PARAMETER_END) :]
-    keep = max(partial(text, "\n" + PARAMETER_END), partial(text, PARAMETER_END))
+    keep = max(partial_match_length(text, "\n" + PARAMETER_END), partial_match_length(text, PARAMETER_END))
     return text[: len(text) - keep], None
 
 
-def properties(schema: Any) -> Mapping[str, Any]:
+def property_schemas(schema: Any) -> Mapping[str, Any]:
     """Return the schemas of an object's properties."""
-    found = schema.get("properties") if isinstance(schema, dict) else None
-    return found if isinstance(found, dict) else {}
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else {}
 
 
-def types(schema: Any) -> set[str]:
-    """Return the types that a schema names, those of its alternatives included; none when it names none."""
+def schema_types(schema: Any) -> set[str]:
+    """Return the types that a schema names, including its alternatives; empty if it names none."""
     if not isinstance(schema, dict):
         return set()
-    given = schema.get("type")
-    if given is not None:
-        return {given} if isinstance(given, str) else {one for one in given if isinstance(one, str)}
+    names = schema.get("type")
+    if names is not None:
+        return {names} if isinstance(names, str) else {name for name in names if isinstance(name, str)}
     alternatives = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(alternatives, list):
-        return {one for alternative in alternatives for one in types(alternative)}
+        return {name for alternative in alternatives for name in schema_types(alternative)}
     return {"value"} if "$ref" in schema else set()
 
 
-def choices(schema: Any) -> list[Any]:
-    """Return the values that a schema allows, where it lists them."""
+def allowed_values(schema: Any) -> list[Any]:
+    """Return the values that a schema lists with `enum` or `const`, if any."""
     if not isinstance(schema, dict):
         return []
-    found = schema.get("enum")
-    return found if isinstance(found, list) else [schema["const"]] if "const" in schema else []
+    values = schema.get("enum")
+    return values if isinstance(values, list) else [schema["const"]] if "const" in schema else []
 
 
-def as_json(text: str, schema: Any) -> str:
-    """Return a value's text as JSON: as it stands where that is JSON of another type than text."""
-    body, allowed = text.strip(WHITESPACE), types(schema)
-    listed = choices(schema)
+def value_as_json(text: str, schema: Any) -> str:
+    """Return a value as JSON: unchanged if it is JSON of a type other than string, else as a JSON string."""
+    body, allowed = text.strip(WHITESPACE), schema_types(schema)
+    listed = allowed_values(schema)
     if body in listed:
         return json.dumps(body, ensure_ascii=False)
-    body = PYTHON.get(body, body)
+    body = PYTHON_LITERALS.get(body, body)
     if listed or "string" not in allowed or (body == "null" and "null" in allowed):
         try:
             msgspec.json.decode(body)

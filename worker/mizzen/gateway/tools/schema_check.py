@@ -1,4 +1,4 @@
-"""Finds what is wrong with a JSON schema on its face; the engine that compiles it knows the rest."""
+"""Check that a JSON schema is well-formed; the engine that compiles it checks the rest."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Any
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 MAX_DEPTH = 128
-"""Levels of objects and lists within one another."""
+"""Maximum nesting depth of objects and lists."""
 
-DiscoveredEngine = tuple[str, str] | None
-"""Path below the schema, and what is wrong there."""
+SchemaFault = tuple[str, str] | None
+"""Path below the schema, and the fault there; None for a schema without a fault."""
 
 
-def too_deep(value: object) -> bool:
-    """Tell whether a JSON value is nested beyond what may be passed on."""
+def is_too_deep(value: object) -> bool:
+    """Return whether a JSON value is nested more deeply than may be forwarded."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [inner for one in level for inner in _inner(one)]
+        level = [inner for parent in level for inner in _children(parent)]
         if not level:
             return False
     return True
 
 
-def _inner(value: object) -> Iterable[object]:
+def _children(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
-def schema_error(schema: object) -> DiscoveredEngine:
-    """Return the first thing that is wrong with a schema: where, and what; None when nothing is.
+def find_schema_fault(schema: object) -> SchemaFault:
+    """Return the path and description of the first fault of a schema; None if there is none.
 
-    The schema must not be `too_deep`.
+    The schema must not be `is_too_deep`.
     """
     if isinstance(schema, bool):
         return None
@@ -40,102 +40,106 @@ def schema_error(schema: object) -> DiscoveredEngine:
         return "", "must be a JSON schema: an object or a boolean"
     for key, value in schema.items():
         check = _CHECKS.get(key)
-        found = check(value) if check is not None else None
-        if found is not None:
-            path, reason = found
+        fault = check(value) if check is not None else None
+        if fault is not None:
+            path, reason = fault
             return f".{key}{path}", reason
     return None
 
 
-def _type(value: object) -> DiscoveredEngine:
-    given = value if isinstance(value, list) else [value]
-    if given and all(one in TYPES for one in given if isinstance(one, str)) and _texts(given):
+def _check_type(value: object) -> SchemaFault:
+    names = value if isinstance(value, list) else [value]
+    if names and all(name in TYPES for name in names if isinstance(name, str)) and _all_strings(names):
         return None
     return "", f"must be one of {', '.join(TYPES)}, or a list of them"
 
 
-def _texts(values: list[Any]) -> bool:
-    return all(isinstance(one, str) for one in values)
+def _all_strings(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
-def _named(value: object) -> DiscoveredEngine:
-    """Check an object of schemas."""
+def _check_named_schemas(value: object) -> SchemaFault:
+    """Check an object whose values are schemas."""
     if not isinstance(value, dict):
         return "", "must be an object whose values are schemas"
     for name, schema in value.items():
-        found = schema_error(schema)
-        if found is not None:
-            return f".{name}{found[0]}", found[1]
+        fault = find_schema_fault(schema)
+        if fault is not None:
+            return f".{name}{fault[0]}", fault[1]
     return None
 
 
-def _listed(value: object) -> DiscoveredEngine:
+def _check_schema_list(value: object) -> SchemaFault:
     """Check a list of schemas."""
     if not isinstance(value, list) or not value:
-        return "", "must be a list of schemas, with one at least"
+        return "", "must be a list of at least one schema"
     for index, schema in enumerate(value):
-        found = schema_error(schema)
-        if found is not None:
-            return f"[{index}]{found[0]}", found[1]
+        fault = find_schema_fault(schema)
+        if fault is not None:
+            return f"[{index}]{fault[0]}", fault[1]
     return None
 
 
-def _items(value: object) -> DiscoveredEngine:
-    return _listed(value) if isinstance(value, list) else schema_error(value)
+def _check_items(value: object) -> SchemaFault:
+    return _check_schema_list(value) if isinstance(value, list) else find_schema_fault(value)
 
 
-def _required(value: object) -> DiscoveredEngine:
-    if isinstance(value, list) and _texts(value):
+def _check_required(value: object) -> SchemaFault:
+    if isinstance(value, list) and _all_strings(value):
         return None
     return "", "must be a list of property names"
 
 
-def _alternatives(value: object) -> DiscoveredEngine:
-    return None if isinstance(value, list) and value else ("", "must be a list of values, with one at least")
+def _check_enum(value: object) -> SchemaFault:
+    return None if isinstance(value, list) and value else ("", "must be a list of at least one value")
 
 
-def _text(value: object) -> DiscoveredEngine:
+def _check_string(value: object) -> SchemaFault:
     return None if isinstance(value, str) else ("", "must be text")
 
 
-def _number(value: object) -> DiscoveredEngine:
+def _check_number(value: object) -> SchemaFault:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return None
     return "", "must be a number"
 
 
-def _count(value: object) -> DiscoveredEngine:
+def _check_count(value: object) -> SchemaFault:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 and value % 1 == 0:
         return None
     return "", "must be a whole number, 0 or more"
 
 
-def _flag(value: object) -> DiscoveredEngine:
+def _check_flag(value: object) -> SchemaFault:
     return None if isinstance(value, bool) else ("", "must be true or false")
 
 
-_CHECKS: dict[str, Callable[[object], DiscoveredEngine]] = {
-    "type": _type,
-    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _named),
-    **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), _listed),
+_CHECKS: dict[str, Callable[[object], SchemaFault]] = {
+    "type": _check_type,
+    **dict.fromkeys(
+        ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _check_named_schemas
+    ),
+    **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), _check_schema_list),
     **dict.fromkeys(
         (
             *("additionalProperties", "unevaluatedProperties", "unevaluatedItems", "additionalItems"),
             *("not", "if", "then", "else", "contains", "propertyNames"),
         ),
-        schema_error,
+        find_schema_fault,
     ),
-    "items": _items,
-    "required": _required,
-    "enum": _alternatives,
-    **dict.fromkeys(("$ref", "pattern", "format", "title", "description", "$schema", "$id"), _text),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), _number),
+    "items": _check_items,
+    "required": _check_required,
+    "enum": _check_enum,
+    **dict.fromkeys(("$ref", "pattern", "format", "title", "description", "$schema", "$id"), _check_string),
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), _check_number
+    ),
     **dict.fromkeys(
         (
             *("minLength", "maxLength", "minItems", "maxItems"),
             *("minProperties", "maxProperties", "minContains", "maxContains"),
         ),
-        _count,
+        _check_count,
     ),
-    "uniqueItems": _flag,
+    "uniqueItems": _check_flag,
 }

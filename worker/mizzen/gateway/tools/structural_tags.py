@@ -1,6 +1,6 @@
-"""Parts of xgrammar's structural tags: what an engine lets a model write.
+"""Building blocks of xgrammar's structural tags, which describe the output that an engine allows.
 
-Special tokens have no text there: they are named by their ids.
+Special tokens are named by their ids there, because they have no text.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Format = dict[str, Any]
 ANY_OBJECT: Format = {"type": "object", "additionalProperties": True}
 NO_ARGUMENTS: Format = {"type": "object", "properties": {}, "additionalProperties": False}
 COMPACT = 0
-"""White space characters between the parts of a JSON text. The engine knows 0; xgrammar begins with 1."""
+"""Maximum white space characters between JSON elements. The engine accepts 0; xgrammar itself starts at 1."""
 
 
-def grammar(format: Format) -> Grammar:
-    """Return a format as what an answer must conform to.
+def structural_tag_grammar(format: Format) -> Grammar:
+    """Return a format as a grammar.
 
     Raises:
-        ApiError: 400, a schema in it is nested too deeply.
+        ApiError: 400 if a schema in it is nested too deeply.
     """
     try:
         text = msgspec.json.encode({"type": "structural_tag", "format": format}).decode()
@@ -46,48 +46,48 @@ def text(value: str) -> Format:
 
 
 def sequence(*elements: Format) -> Format:
-    """Return the format of one thing after another."""
+    """Return the format of elements in this order."""
     return {"type": "sequence", "elements": list(elements)}
 
 
 def either(*elements: Format) -> Format:
-    """Return the format of one of several things."""
+    """Return the format of any one of several elements."""
     return {"type": "or", "elements": list(elements)}
 
 
 def optional(content: Format) -> Format:
-    """Return the format of something that may be left out."""
+    """Return the format of optional content."""
     return {"type": "optional", "content": content}
 
 
 def any_text(*excludes: str) -> Format:
-    """Return the format of free text without certain words."""
+    """Return the format of free text that does not contain certain strings."""
     return {"type": "any_text", "excludes": list(excludes)}
 
 
 def tag(begin: str | Format, content: Format, end: str | Format) -> Format:
-    """Return the format of something between two marks."""
+    """Return the format of content between two markers."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def separated(tags: Sequence[Format], separator: str, many: bool) -> Format:
-    """Return the format of one of several tags, or of several."""
+def separated(tags: Sequence[Format], separator: str, allow_parallel: bool) -> Format:
+    """Return the format of one of several tags, or of several with a separator between them."""
     return {
         "type": "tags_with_separator",
         "tags": list(tags),
         "separator": separator,
         "at_least_one": True,
-        "stop_after_first": not many,
+        "stop_after_first": not allow_parallel,
     }
 
 
-def mark(tokenizer: Tokenizer, value: str) -> str | Format:
-    """Return a mark of a tag: its text, or its token where it is a special one."""
+def tag_marker(tokenizer: Tokenizer, value: str) -> str | Format:
+    """Return a marker of a tag: its text, or its token if it is a special token."""
     token = tokenizer.special_token_id(value)
     return value if token is None else {"type": "token", "token": token}
 
 
-def marked(tokenizer: Tokenizer, value: str) -> Format:
-    """Return the format of a mark that stands alone."""
-    found = mark(tokenizer, value)
-    return text(found) if isinstance(found, str) else found
+def marker_format(tokenizer: Tokenizer, value: str) -> Format:
+    """Return the format of a marker on its own."""
+    marker = tag_marker(tokenizer, value)
+    return text(marker) if isinstance(marker, str) else marker

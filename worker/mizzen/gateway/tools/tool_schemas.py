@@ -1,4 +1,4 @@
-"""Tools in requests and in messages."""
+"""JSON schemas of tools, tool choices and tool calls in requests and messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A function that a model may call."""
+    """Function that the model may call."""
 
     name: str
     description: str | None = None
@@ -19,7 +19,7 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Tool(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool that a model may call."""
+    """Tool that the model may call."""
 
     type: Literal["function"]
     function: Function
@@ -32,20 +32,20 @@ class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NamedTool(msgspec.Struct, forbid_unknown_fields=True, tag="function"):
-    """The tool that must be called."""
+    """Tool that must be called."""
 
     function: NamedFunction
 
 
 class AllowedSet(msgspec.Struct, forbid_unknown_fields=True):
-    """A subset of the tools."""
+    """Subset of the tools."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool]
 
 
 class AllowedTools(msgspec.Struct, forbid_unknown_fields=True, tag="allowed_tools"):
-    """The subset of the tools that may be called."""
+    """Subset of the tools that may be called."""
 
     allowed_tools: AllowedSet
 
@@ -54,7 +54,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """A called function with its arguments."""
+    """Called function with its arguments."""
 
     name: str
     arguments: Annotated[
@@ -63,7 +63,7 @@ class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ToolCall(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A call in an assistant's message or in an answer."""
+    """Tool call in a message of the assistant, or in a response."""
 
     function: CalledFunction
     id: str | None = None

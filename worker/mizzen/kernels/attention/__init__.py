@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""Attention kernels: split-KV decode, QK norm with RoPE, page indices."""

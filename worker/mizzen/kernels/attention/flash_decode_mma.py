@@ -1,14 +1,15 @@
-"""Decode attention over paged KV on tensor cores, from cache to registers without a stop in shared memory.
+"""Split-KV decode attention over paged KV on tensor cores (CUDA), from cache to registers without shared
+memory.
 
-It does what `mizzen.kernels.attention.flash_decode_triton` does (from the raw projection to attended values, the context split over
-programs, the last of which merges), for heads of 64 or 128, at most eight of which share a KV head, with
-keys and values in bfloat16 or 8-bit floats (e4m3).
+It computes the same as `mizzen.kernels.attention.flash_decode_triton` (from the raw QKV projection to
+attention output, with the context split over programs, the last of which merges), for head dims of 64 or 128,
+GQA groups of up to eight, and KV in bfloat16 or 8-bit floats (e4m3).
 
-A warp takes 16 tokens at a time. Scores are keys times queries, so that tokens lie along the 16 rows of a
-tensor core's tile and query heads along its 8 columns; the attended sum is values (transposed) times
-probabilities. A lane holds 16 contiguous bytes of a token wherever a fragment asks for scattered numbers: the
-order of a product's inner dimension, and of the sum's rows, is free as long as both sides agree. Values of
-two tokens are interleaved in registers, which is also where 8-bit floats become float16.
+A warp processes 16 tokens at a time. Scores are keys times queries, so tokens lie along the 16 rows of an MMA
+tile and query heads along its 8 columns; the output is values (transposed) times probabilities. Where a
+fragment needs scattered elements, a lane holds 16 contiguous bytes of a token instead: the order of an MMA's
+inner dimension, and of the output's rows, is free as long as both operands agree. Values of two tokens are
+interleaved in registers, where 8-bit floats also become float16.
 """
 
 from __future__ import annotations
@@ -17,42 +18,54 @@ from collections.abc import Iterable
 
 import torch
 
-from mizzen.kernels.attention.flash_decode_triton import LOG2E, LayerKV, QKVPrep, DecodeTiling, Workspace
-from mizzen.kernels.launch import hopper
-from mizzen.kernels.nvrtc import KernelSpec, load_kernel, launch, can_compile, read_source
+from mizzen.kernels.attention.flash_decode_triton import (
+    LOG2E,
+    DecodeTiling,
+    LayerKV,
+    QKVPrep,
+    SplitWorkspace,
+)
+from mizzen.kernels.launch import is_hopper_or_later
+from mizzen.kernels.nvrtc import KernelSpec, can_compile, launch, load_kernel, read_source
 
-SIZES = {torch.bfloat16: (64, 128), torch.float8_e4m3fn: (128,)}
-"""Heads that the kernel serves, by the precision of the cache."""
-GROUPS = 8
-"""Most query heads that share a KV head."""
-WARPS = (4, 8)
-"""Of a block, see `cut_of`."""
-MOST = 64
-"""Most programs that share a row's context."""
-PROGRAMS = 1024
-"""Split programs of a kernel at most, for which a workspace has to have room."""
-RESIDENT = {(128, torch.bfloat16): 3, (64, torch.bfloat16): 4, (128, torch.float8_e4m3fn): 4}
-"""Blocks of four warps that a multiprocessor is to hold at once, by a head's size and the cache's precision.
+HEAD_DIMS = {torch.bfloat16: (64, 128), torch.float8_e4m3fn: (128,)}
+"""Head dims that the kernel supports, by the dtype of the cache."""
+MAX_GQA_GROUP_SIZE = 8
+"""Maximum number of query heads that share a KV head."""
+WARP_COUNTS = (4, 8)
+"""Numbers of warps per block, see `select_splits`."""
+MAX_SPLITS = 64
+"""Maximum number of splits of one row's context."""
+MAX_PROGRAMS = 1024
+"""Maximum number of programs of a split batch; a workspace must have room for their partial results."""
+BLOCKS_PER_SM = {(128, torch.bfloat16): 3, (64, torch.bfloat16): 4, (128, torch.float8_e4m3fn): 4}
+"""Blocks of four warps that an SM shall hold at once, by head dim and dtype of the cache.
 
-Left to itself the compiler takes more registers for 8-bit caches, and fewer for heads of 64: both are slower.
+Without this bound the compiler uses more registers for 8-bit caches, and fewer for head dim 64: both are
+slower.
 """
-SOURCE = read_source("attention/flash_decode_mma")
+SOURCE = read_source("bf16") + read_source("attention/flash_decode_mma")
 
 
-def serves(cache: torch.Tensor, group: int) -> bool:
-    """Tell whether the kernel runs over a layer's keys [slot_mapping, kv_heads, size] with `group` queries each.
+def supports(cache: torch.Tensor, group: int) -> bool:
+    """Return whether the kernel runs over a layer's keys [KV slots, kv_heads, head_dim] with `group` queries
+    per KV head.
 
-    False where device, precision or shape are others, or (with a warning) where kernels cannot be compiled.
-    Queries and outputs are bfloat16.
+    False for other devices, dtypes or shapes, and, with a warning, if kernels cannot be compiled. Queries and
+    outputs are bfloat16.
     """
     kv_heads, size = cache.shape[1:]
-    if not hopper(cache.device) or size not in SIZES.get(cache.dtype, ()) or group > GROUPS:
+    if (
+        not is_hopper_or_later(cache.device)
+        or size not in HEAD_DIMS.get(cache.dtype, ())
+        or group > MAX_GQA_GROUP_SIZE
+    ):
         return False
-    defines = definitions(size, group, kv_heads, 16, None, 4, cache.dtype, norm=True, projected=True)
-    return can_compile(SOURCE, "paged", defines, cache.device, "attention runs by Triton")
+    defines = compile_definitions(size, group, kv_heads, 16, None, 4, cache.dtype, norm=True, fused_qkv=True)
+    return can_compile(SOURCE, "flash_decode_mma", defines, cache.device, "attention runs by Triton")
 
 
-def definitions(
+def compile_definitions(
     size: int,
     group: int,
     kv_heads: int,
@@ -62,65 +75,74 @@ def definitions(
     cache: torch.dtype,
     *,
     norm: bool,
-    projected: bool,
-    uneven: bool = False,
+    fused_qkv: bool,
+    planned_splits: bool = False,
 ) -> tuple[tuple[str, int], ...]:
-    """Return what the kernel is compiled with."""
-    shape = (("SIZE", size), ("GROUP", group), ("KV", kv_heads), ("PAGE", page), ("WINDOW", window or 0))
-    how = (("WARPS", warps), ("MOST", MOST), ("NORM", int(norm)), ("PROJECTED", int(projected)))
-    resident = RESIDENT[size, cache] if warps == 4 else 1
-    numbers = (("FP8", int(cache == torch.float8_e4m3fn)), ("RESIDENT", resident))
-    return (*shape, *how, *numbers, ("UNEVEN", int(uneven)))
+    """Return the preprocessor definitions of the kernel."""
+    shape = (
+        ("HEAD_DIM", size),
+        ("GQA_GROUP", group),
+        ("KV_HEADS", kv_heads),
+        ("PAGE_SIZE", page),
+        ("WINDOW", window or 0),
+    )
+    how = (("WARPS", warps), ("MAX_SPLITS", MAX_SPLITS), ("NORM", int(norm)), ("FUSED_QKV", int(fused_qkv)))
+    blocks_per_sm = BLOCKS_PER_SM[size, cache] if warps == 4 else 1
+    numbers = (("FP8", int(cache == torch.float8_e4m3fn)), ("BLOCKS_PER_SM", blocks_per_sm))
+    return (*shape, *how, *numbers, ("PLANNED_SPLITS", int(planned_splits)))
 
 
 def kernel_specs(
     cache: torch.Tensor, group: int, page: int, windows: Iterable[int | None], *, norm: bool
 ) -> set[KernelSpec]:
-    """Return what attention over caches like this [slot_mapping, kv_heads, size] may be compiled from.
+    """Return the specs of the kernels that attention over a cache like this [KV slots, kv_heads, head_dim]
+    may use.
 
-    From raw projections, with norms or without, and from ready queries; cut plainly and by lengths.
+    They cover raw projections (with norms if `norm`) and ready queries, with equal and with length-aware
+    splits.
     """
     kv_heads, size = cache.shape[1:]
     return {
-        (SOURCE, "paged", definitions(
-            size, group, kv_heads, page, window, warps, cache.dtype, norm=normed, projected=raw, uneven=uneven
+        (SOURCE, "flash_decode_mma", compile_definitions(
+            size, group, kv_heads, page, window, warps, cache.dtype,
+            norm=normed, fused_qkv=raw, planned_splits=planned_splits,
         ))
         for window in windows
-        for warps in WARPS
-        for uneven in (False, True)
+        for warps in WARP_COUNTS
+        for planned_splits in (False, True)
         for raw, normed in ((True, norm), (False, False))
     }  # fmt: skip
 
 
 def select_tiling(rows: int, cache: torch.Tensor) -> DecodeTiling:
-    """Choose how to cut a batch over a layer's keys [slot_mapping, kv_heads, size]."""
+    """Return the tiling of a batch over a layer's keys [KV slots, kv_heads, head_dim]."""
     kv_heads, size = cache.shape[1:]
-    processors = torch.cuda.get_device_properties(cache.device).multi_processor_count
-    splits, warps = cut_of(rows * kv_heads, processors, RESIDENT[size, cache.dtype])
+    sm_count = torch.cuda.get_device_properties(cache.device).multi_processor_count
+    splits, warps = select_splits(rows * kv_heads, sm_count, BLOCKS_PER_SM[size, cache.dtype])
     return DecodeTiling(splits=splits, block=16, warps=warps, stages=0)
 
 
-def cut_of(pairs: int, processors: int, resident: int) -> tuple[int, int]:
-    """Choose parts and warps for so many pairs of a row and a KV head, as was measured fastest.
+def select_splits(pairs: int, sm_count: int, blocks_per_sm: int) -> tuple[int, int]:
+    """Return the splits and warps that were measured fastest for `pairs` pairs of a row and a KV head.
 
-    Multiprocessors share the memory's rate, so what counts is that all have as much to read, and enough of it
-    on the way. Of blocks with eight warps each holds one: up to a pair for each. Then one round of smaller
-    blocks, `resident` on each, which must not begin while a product still has multiprocessors of its own
-    (`wide` lets them begin late). Beyond, parts only cost.
+    SMs share the memory bandwidth, so all of them should have equal work and enough loads in flight. An SM
+    holds one block of eight warps: used for up to one pair per SM. Beyond that, one wave of smaller blocks,
+    `blocks_per_sm` on each SM; they must not start while the previous GEMM still leaves SMs idle (`swap_ab`
+    triggers PDL late for that). With more pairs than fit in one wave, splitting only costs.
     """
-    room = resident * processors
-    if pairs <= processors:
-        splits, warps = min(MOST, processors // pairs), 8
+    room = blocks_per_sm * sm_count
+    if pairs <= sm_count:
+        splits, warps = min(MAX_SPLITS, sm_count // pairs), 8
     elif pairs <= room:
         splits, warps = room // pairs, 4
     else:
-        splits, warps = 1, 8 if pairs <= 4 * processors else 4
-    return max(1, min(splits, PROGRAMS // pairs)), warps
+        splits, warps = 1, 8 if pairs <= 4 * sm_count else 4
+    return max(1, min(splits, MAX_PROGRAMS // pairs)), warps
 
 
 def attend(
     q: torch.Tensor,
-    projections: QKVPrep | None,
+    qkv_prep: QKVPrep | None,
     cache: LayerKV,
     out: torch.Tensor,
     window: int | None,
@@ -128,25 +150,25 @@ def attend(
     workspace: SplitWorkspace,
     items: torch.Tensor | None = None,
 ) -> None:
-    """Attend one query token a row; see `mizzen.kernels.attention.flash_decode_triton.attend`.
+    """Attend with one query token per row; see `mizzen.kernels.attention.flash_decode_triton.attend`.
 
-    Of the tiling, splits and warps count; the cache's scales must be 1. With `items`, a plan of
-    `mizzen.kernels.attention.split_plan`, its parts take the place of the tiling's splits.
+    Only `splits` and `warps` of the tiling are used; the cache's scales must be 1. With `items`, a plan of
+    `mizzen.kernels.attention.split_plan`, the plan's splits replace the tiling's.
     """
     rows, heads, size = out.shape
     kv_heads = cache.keys.shape[1]
-    norm = projections is not None and projections.norms is not None
+    norm = qkv_prep is not None and qkv_prep.norms is not None
     q_scales = k_scales = cos = sin = slot_mapping = q
     epsilon = 0.0
-    if projections is not None:
-        cos, sin, slot_mapping, epsilon = projections.cos, projections.sin, projections.slot_mapping, projections.epsilon
-        if projections.norms is not None:
-            q_scales, k_scales = projections.norms
-    defines = definitions(
+    if qkv_prep is not None:
+        cos, sin, slot_mapping, epsilon = qkv_prep.cos, qkv_prep.sin, qkv_prep.slot_mapping, qkv_prep.epsilon
+        if qkv_prep.norms is not None:
+            q_scales, k_scales = qkv_prep.norms
+    defines = compile_definitions(
         size, heads // kv_heads, kv_heads, cache.page_size, window, tiling.warps, cache.keys.dtype,
-        norm=norm, projected=projections is not None, uneven=items is not None,
+        norm=norm, fused_qkv=qkv_prep is not None, planned_splits=items is not None,
     )  # fmt: skip
-    function = load_kernel(SOURCE, "paged", defines, q.device.index or 0)
+    function = load_kernel(SOURCE, "flash_decode_mma", defines, q.device.index or 0)
     arguments = (
         q, q_scales, k_scales, cos, sin, slot_mapping, cache.slots, cache.lengths, cache.table, cache.keys,
         cache.values, out, workspace.sums, workspace.stats, workspace.counters, cache.table.shape[1],

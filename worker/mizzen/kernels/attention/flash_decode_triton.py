@@ -1,9 +1,10 @@
-"""Decode attention over paged KV, split along the context (Flash-Decoding), with all that surrounds it.
+"""Split-KV decode attention over paged KV (Flash-Decoding) in Triton, fused with QK norm, RoPE and the KV
+write.
 
-One kernel takes the raw projections of a batch of decodes: it normalises and rotates queries and keys, stores
-the new keys and values, attends, and merges the parts of a row that several programs computed: the last of
-them to end does that. Keys and values of earlier steps do not depend on the kernel ahead, so a program asks
-for its first block of them before it waits (programmatic dependent launch).
+One kernel takes the raw projections of a decode batch: it normalises and rotates queries and keys, stores the
+new keys and values, attends, and merges the partial results of a row that several programs computed; the last
+program to finish merges. Keys and values of earlier steps do not depend on the previous kernel, so a program
+loads its first block of them before it waits (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from mizzen.kernels.launch import pdl_launch_options
 
 LOG2E = 1.4426950408889634
 ROWS = 16
-"""Rows of a tensor core's tile: queries that share a KV head are padded to so many."""
-FINITE = {torch.float8_e4m3fn: 448.0}
-"""The largest number of a format that has no infinity."""
+"""Rows of an MMA tile, to which the queries of a GQA group are padded."""
+FP8_MAX = {torch.float8_e4m3fn: 448.0}
+"""Largest number of each format without infinity."""
 _NONE = tl.constexpr(-1.0e30)
 
 
@@ -28,7 +29,7 @@ _NONE = tl.constexpr(-1.0e30)
 def _block(
     keys, values, table, position, last, stride, column, column_all, PAGE: tl.constexpr, HALF: tl.constexpr
 ):
-    """Load the keys' halves and the values at positions below `last`; zeros elsewhere."""
+    """Load the halves of the keys and the values at positions below `last`; zeros elsewhere."""
     inside = position < last
     page = tl.load(table + position // PAGE, inside, 0).to(tl.int64)
     cell = (page * PAGE + position % PAGE) * stride
@@ -43,7 +44,7 @@ def _block(
 def _attend(
     left, right, value, q_left, q_right, position, first, last, top, total, acc, scale, MATH: tl.constexpr
 ):
-    """Add a block of keys and values to running sums."""
+    """Add a block of keys and values to the running softmax sums."""
     scores = tl.dot(q_left, tl.trans(left.to(MATH)), input_precision="ieee")
     scores = tl.dot(q_right, tl.trans(right.to(MATH)), scores, input_precision="ieee") * scale
     seen = (position < last) & (position >= first)
@@ -61,21 +62,21 @@ def _split_kernel(
     q, k_new, v_new, q_weight, k_weight, cos, sin, slot_mapping, slots, lengths, table, keys, values, out,
     sums, stats, counters, columns, q_stride, epsilon, scale, k_scale, v_scale, limit,
     KV: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, NORM: tl.constexpr, PROJECTED: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr, NORM: tl.constexpr, FUSED_QKV: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     SIZE: tl.constexpr = 2 * HALF
-    # 8-bit floats become float16 in one instruction, bfloat16 in several.
+    # 8-bit floats convert to float16 in one instruction, to bfloat16 in several.
     MATH: tl.constexpr = tl.float16 if keys.dtype.element_ty.is_fp8() else out.dtype.element_ty
     split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        if not PROJECTED:
-            tl.extra.cuda.gdc_wait()  # the kernel ahead stored the newest keys and values
+        if not FUSED_QKV:
+            tl.extra.cuda.gdc_wait()  # the previous kernel stored the newest keys and values
     length = tl.load(lengths + row)
     pages = table + tl.load(slots + row).to(tl.int64) * columns
-    # The newest token's keys and values are at hand where the projections are.
-    last = length - 1 if PROJECTED else length
+    # With a raw projection, the newest token's keys and values come from there, not from the cache.
+    last = length - 1 if FUSED_QKV else length
     first = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
     stride = KV * SIZE
     keys_at, values_at = keys + head * SIZE, values + head * SIZE
@@ -86,7 +87,7 @@ def _split_kernel(
         left, right, value = _block(
             keys_at, values_at, pages, position, last, stride, column, column_all, PAGE, HALF
         )
-    if PDL and PROJECTED:
+    if PDL and FUSED_QKV:
         tl.extra.cuda.gdc_wait()
 
     index = tl.arange(0, ROWS)
@@ -98,7 +99,7 @@ def _split_kernel(
     top = tl.full((ROWS,), _NONE, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, SIZE), tl.float32)
-    if PROJECTED:
+    if FUSED_QKV:
         k_at = k_new + row * q_stride + head * SIZE + column
         k_left, k_right = tl.load(k_at).to(tl.float32), tl.load(k_at + HALF).to(tl.float32)
         v_all = tl.load(v_new + row * q_stride + head * SIZE + column_all).to(tl.float32)
@@ -140,14 +141,14 @@ def _split_kernel(
     if STAGES == 0:
         while start < last:
             start += SPLITS * BLOCK
-            behind = position + SPLITS * BLOCK
+            next_position = position + SPLITS * BLOCK
             next_left, next_right, next_value = _block(
-                keys_at, values_at, pages, behind, last, stride, column, column_all, PAGE, HALF
+                keys_at, values_at, pages, next_position, last, stride, column, column_all, PAGE, HALF
             )
             top, total, acc = _attend(
                 left, right, value, q_left, q_right, position, first, last, top, total, acc, scale, MATH
             )
-            left, right, value, position = next_left, next_right, next_value, behind
+            left, right, value, position = next_left, next_right, next_value, next_position
     else:
         for begin in tl.range(start, last, SPLITS * BLOCK, num_stages=STAGES):
             position = begin + tl.arange(0, BLOCK)
@@ -192,29 +193,34 @@ def _split_kernel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTiling:
-    """How the work is cut."""
+    """Tiling of a decode batch."""
 
     splits: int
-    """Programs that share a row's context; a power of two."""
+    """Number of programs that share a row's context, a power of two."""
     block: int
-    """Tokens that a program takes at a time."""
+    """Tokens that a program processes at a time."""
     warps: int
     stages: int
-    """0 loads a block ahead into registers, before the kernel ahead ends; more are Triton's own pipeline."""
+    """Depth of Triton's software pipeline; 0 instead prefetches one block into registers before the PDL
+    wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitWorkspace:
-    """What the programs of a row leave for the last of them; kernels of one stream may share it."""
+    """Partial results of a row's programs, for the last of them to merge; kernels of one stream may share
+    it."""
 
     sums: torch.Tensor
     stats: torch.Tensor
     counters: torch.Tensor
-    """int32, zeros between kernels."""
+    """Finished programs by row and KV head, int32; zeros between kernels."""
 
     @classmethod
-    def allocate(cls, programs: int, rows: int, group: int, size: int, device: torch.device) -> SplitWorkspace:
-        """Allocate for so many split programs, so many pairs of a row and a KV head, and heads of `size`."""
+    def allocate(
+        cls, programs: int, rows: int, group: int, size: int, device: torch.device
+    ) -> SplitWorkspace:
+        """Allocate for `programs` split programs, `rows` pairs of a row and a KV head, and heads of `size`
+        elements."""
         padded = triton.next_power_of_2(group)
         return cls(
             sums=torch.empty(programs * padded * size, dtype=torch.float32, device=device),
@@ -225,75 +231,76 @@ class SplitWorkspace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QKVPrep:
-    """What a kernel needs to make queries, keys and values out of a projection [rows, (heads + 2 kv) * d]."""
+    """Inputs for making queries, keys and values from a projection [rows, (heads + 2 * kv_heads) *
+    head_dim]."""
 
     norms: tuple[torch.Tensor, torch.Tensor] | None
-    """RMSNorm weights [d] of queries and of keys."""
+    """RMSNorm weights [head_dim] of queries and keys; None for a model without QK norm."""
     epsilon: float
     cos: torch.Tensor
-    """float32 [rows, 1, d / 2]; `sin` alike."""
+    """Cosines of the RoPE angles, float32 [rows, 1, head_dim / 2]; `sin` alike."""
     sin: torch.Tensor
     slot_mapping: torch.Tensor
-    """int64 [rows], where the new keys and values go."""
+    """KV slots of the new keys and values, int64 [rows]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKV:
-    """One layer's KV and how a batch finds its own."""
+    """One layer's paged KV, and the slots and lengths of a batch that reads it."""
 
     keys: torch.Tensor
-    """[slot_mapping, kv_heads, d]; `values` alike."""
+    """Key cache [KV slots, kv_heads, head_dim]; `values` alike."""
     values: torch.Tensor
     slots: torch.Tensor
-    """int32 [rows]."""
+    """Slot of each row, int32 [rows]."""
     lengths: torch.Tensor
-    """int32 [rows], the query's own token included."""
+    """Tokens that each row reads, the query's own included, int32 [rows]."""
     table: torch.Tensor
-    """int32 [slots, columns]."""
+    """Page table, int32 [slots, columns]."""
     page_size: int
     scales: tuple[float, float] = (1.0, 1.0)
-    """What stored keys and stored values are multiplied by."""
+    """Factors that stored keys and stored values are multiplied by."""
 
 
 def attend(
     q: torch.Tensor,
-    projections: QKVPrep | None,
+    qkv_prep: QKVPrep | None,
     cache: LayerKV,
     out: torch.Tensor,
     window: int | None,
     tiling: DecodeTiling,
     workspace: SplitWorkspace,
 ) -> None:
-    """Attend one query token a row.
+    """Attend with one query token per row.
 
     Args:
-        q: Raw projections [rows, (heads + 2 * kv_heads) * d] when `projections` is given, whose keys and
-            values are stored; otherwise ready queries [rows, heads, d], with all keys and values cached.
-        projections: How queries, keys and values come out of `q`.
-        cache: The layer's KV.
-        out: [rows, heads, d], contiguous.
-        window: Tokens that a token sees, itself included.
-        tiling: How the work is cut.
-        workspace: Room for `tiling`, used by one kernel at a time.
+        q: Raw projections [rows, (heads + 2 * kv_heads) * d] if `qkv_prep` is given, whose keys and values
+            are stored; otherwise ready queries [rows, heads, d], with all keys and values cached.
+        qkv_prep: Norms and angles for making queries, keys and values from `q`.
+        cache: Layer's KV.
+        out: Output [rows, heads, d], contiguous.
+        window: Tokens that a token attends to, itself included; None for all.
+        tiling: Tiling of the batch.
+        workspace: Workspace large enough for `tiling`, used by one kernel at a time.
     """
     rows, heads, size = out.shape
     kv_heads = cache.keys.shape[1]
     group, half = heads // kv_heads, size // 2
     k_new = v_new = q_weight = k_weight = cos = sin = q
     slot_mapping, epsilon, norm = cache.slots, 0.0, False
-    if projections is not None:
+    if qkv_prep is not None:
         k_new, v_new = q[:, heads * size :], q[:, (heads + kv_heads) * size :]
-        cos, sin, slot_mapping, epsilon = projections.cos, projections.sin, projections.slot_mapping, projections.epsilon
-        if projections.norms is not None:
-            norm, (q_weight, k_weight) = True, projections.norms
+        cos, sin, slot_mapping, epsilon = qkv_prep.cos, qkv_prep.sin, qkv_prep.slot_mapping, qkv_prep.epsilon
+        if qkv_prep.norms is not None:
+            norm, (q_weight, k_weight) = True, qkv_prep.norms
     k_scale, v_scale = cache.scales
     _split_kernel[(tiling.splits, kv_heads, rows)](
         q, k_new, v_new, q_weight, k_weight, cos, sin, slot_mapping, cache.slots, cache.lengths, cache.table,
         cache.keys, cache.values, out, workspace.sums, workspace.stats, workspace.counters,
         cache.table.shape[1], q.stride(0), epsilon, k_scale * LOG2E / size**0.5, k_scale, v_scale,
-        FINITE.get(cache.keys.dtype, 0.0),
+        FP8_MAX.get(cache.keys.dtype, 0.0),
         KV=kv_heads, GROUP=group, PADDED=triton.next_power_of_2(group), HALF=half, PAGE=cache.page_size,
-        WINDOW=window or 0, NORM=norm, PROJECTED=projections is not None, SPLITS=tiling.splits,
+        WINDOW=window or 0, NORM=norm, FUSED_QKV=qkv_prep is not None, SPLITS=tiling.splits,
         BLOCK=tiling.block, ROWS=ROWS, STAGES=tiling.stages, num_warps=tiling.warps,
         **pdl_launch_options(q),
     )  # fmt: skip

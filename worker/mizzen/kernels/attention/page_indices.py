@@ -1,4 +1,4 @@
-"""Lists of pages one row after the other, as kernels take them that know no page table."""
+"""Page indices of a batch as ragged lists (CSR layout), for kernels that do not read a page table."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ BLOCK = 1024
 class PageIndices:
     """The pages of a batch's rows, int32."""
 
-    starts: torch.Tensor
-    """[rows + 1], where each row's pages begin in `pages`; the last is where they end."""
-    last: torch.Tensor
-    """[rows], tokens in each row's last page."""
-    pages: torch.Tensor
-    """[at least starts[-1]]."""
+    indptr: torch.Tensor
+    """First index of each row in `indices`, and the end of the last row, [rows + 1]."""
+    last_page_len: torch.Tensor
+    """Tokens in each row's last page, [rows]."""
+    indices: torch.Tensor
+    """Pages of all rows, [at least indptr[-1]]."""
 
     @classmethod
     def allocate(cls, rows: int, pages: int, device: torch.device) -> PageIndices:
-        """Allocate lists for so many rows and pages in all."""
-        starts, last, listed = (
+        """Allocate lists for `rows` rows and `pages` pages in total."""
+        indptr, last_page_len, indices = (
             torch.empty(size, dtype=torch.int32, device=device) for size in (rows + 1, rows, pages)
         )
-        return cls(starts=starts, last=last, pages=listed)
+        return cls(indptr=indptr, last_page_len=last_page_len, indices=indices)
 
     def head(self, rows: int) -> PageIndices:
-        """Return lists of the first rows, in the same memory."""
-        return PageIndices(starts=self.starts[: rows + 1], last=self.last[:rows], pages=self.pages)
+        """Return the lists of the first rows, in the same memory."""
+        return PageIndices(
+            indptr=self.indptr[: rows + 1], last_page_len=self.last_page_len[:rows], indices=self.indices
+        )
 
 
 @triton.jit
@@ -58,19 +60,19 @@ def _list_pages_kernel(
 
 
 def build_page_indices(
-    slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, page_size: int, into: PageIndices
+    slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, page_size: int, out: PageIndices
 ) -> None:
-    """List the pages that hold the first `lengths` (1 at least) tokens of rows.
+    """List the pages that hold the first `lengths` (at least 1) tokens of rows.
 
     Args:
-        slots: int32 [rows], rows of the page table.
-        lengths: int32 [rows].
-        table: int32 [slots, columns].
-        page_size: tokens in a page.
-        into: of as many rows, with room for the pages.
+        slots: Rows of the page table, int32 [rows].
+        lengths: Tokens per row, int32 [rows].
+        table: Page table, int32 [slots, columns].
+        page_size: Tokens per page.
+        out: Lists of the same number of rows, with room for the pages.
     """
     rows, columns = len(slots), table.shape[1]
     _list_pages_kernel[(rows, triton.cdiv(columns, BLOCK))](
-        slots, lengths, table, into.starts, into.last, into.pages, columns, rows,
+        slots, lengths, table, out.indptr, out.last_page_len, out.indices, columns, rows,
         PAGE=page_size, ROWS=triton.next_power_of_2(rows), BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What happens to queries, keys and values between their projection and attention, in one kernel."""
+"""QK norm, RoPE and the KV cache write, fused into one kernel between projection and attention."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _prepare_heads_kernel(
     right = tl.load(source + HALF, inside, 0.0).to(tl.float32)
     is_q, is_k = head < Q, (head >= Q) & (head < Q + KV)
 
-    # Values are neither normalised nor rotated, and are stored as they come.
+    # Values are neither normalised nor rotated; they are stored unchanged.
     cell = tl.load(slot_mapping + token)
     v_into = values + (cell * KV + head - Q - KV) * size + column
     is_v = inside & (head >= Q + KV)
@@ -65,20 +65,20 @@ def qk_norm_rope(
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """Normalise and rotate queries and keys; store keys and values; return the queries.
+    """Normalise and rotate queries and keys, store keys and values, and return the queries.
 
     Args:
-        qkv: [tokens, (heads + 2 * kv_heads) * head_dim], contiguous.
-        norms: RMSNorm weights [head_dim] of queries and of keys, or None.
-        epsilon: of the norms.
-        cos: [tokens, 1, head_dim / 2], in half-split layout; `sin` alike.
-        sin: see `cos`.
-        slot_mapping: int64 [tokens], where keys and values go.
-        keys: one layer's cache, [slot_mapping, kv_heads, head_dim], contiguous; `values` alike.
-        values: see `keys`.
+        qkv: Projection [tokens, (heads + 2 * kv_heads) * head_dim], contiguous.
+        norms: RMSNorm weights [head_dim] of queries and keys, or None.
+        epsilon: Epsilon of the norms.
+        cos: Cosines [tokens, 1, head_dim / 2], in half-split layout.
+        sin: Sines, of the same shape.
+        slot_mapping: KV slots of the tokens, int64 [tokens].
+        keys: Key cache of one layer, [KV slots, kv_heads, head_dim], contiguous.
+        values: Value cache of the layer, of the same shape.
 
     Returns:
-        [tokens, heads, head_dim].
+        The queries, [tokens, heads, head_dim].
     """
     tokens, (_, kv_heads, size) = len(qkv), keys.shape
     heads = qkv.shape[1] // size - 2 * kv_heads

@@ -1,16 +1,17 @@
-"""Cuts the contexts of a batch of decodes by their lengths, on the device, for `mizzen.kernels.attention.flash_decode_mma`.
+"""Length-aware splits of a decode batch, planned on the device for
+`mizzen.kernels.attention.flash_decode_mma`.
 
-A plain cut has as many parts of every row, so that one long row beside many short ones is what a step waits
-for. Here a row of more than twice the tokens that its blocks should have is cut into parts of that many; all
-others stay as the plain cut has them.
+Equal splits give every row the same number of splits, so one long row among many short ones delays the step.
+Here a row with more than twice the tokens that its blocks should have is split into splits of that many
+tokens; all other rows keep the equal splits.
 
-The plan is a list, int32 [items, 4], one item for each block of a KV head, in the order in which blocks
-begin; those of long rows stand first, for one that began last would end alone (Graham 1969):
+The plan is a list, int32 [items, 4], with one item for each block of a KV head, in the order in which blocks
+start; long rows come first, because a long block that starts last would end alone (Graham 1969):
 
-    row       -1 where the item is not used: those stand behind all others
-    part      which one of the row
-    parts     how many the row has; those of a row stand together
-    place     number of the row's first partial result; rows of one part have none
+    row       -1 if the item is unused; unused items come last
+    split     index of the split in its row
+    splits    number of splits of the row; those of a row are adjacent
+    first_partial     number of the row's first partial result; rows with one split have none
 """
 
 from __future__ import annotations
@@ -25,134 +26,144 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from mizzen.core.request import Int32, Int64
-from mizzen.kernels.attention.flash_decode_mma import MOST, cut_of
+from mizzen.kernels.attention.flash_decode_mma import MAX_SPLITS, select_splits
 
-MIN_PART = 256
-"""Tokens of a part at least, where a row has more than in a plain cut."""
-ENDLESS = 2**31 - 1
-"""The window of a layer that has none."""
-ROWS = 1024
-"""Rows that the kernel is compiled for at least: one compilation serves almost all batches."""
+MIN_SPLIT_TOKENS = 256
+"""Minimum number of tokens per split of a long row."""
+NO_WINDOW = 2**31 - 1
+"""Window of a layer without a sliding window."""
+MIN_COMPILED_ROWS = 1024
+"""Minimum number of rows that the kernel is compiled for: one compilation serves almost all batches."""
 BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How a batch of so many rows may be cut.
+class SplitSchedule:
+    """Bounds of the length-aware splits of a batch with `rows` rows.
 
-    A row is long where its tokens are more than `2 * parts * share`; it gets ceil(tokens / share) parts, and
-    `MOST` at most. As `share` is `total / shares` or more, all long rows together have less than `shares`
-    parts and one for each of them, which `rows * parts` has already: `items` suffice, whatever the lengths.
+    A row is long if it has more than `2 * splits * t` tokens, where t is `tokens_per_split`; it gets
+    ceil(tokens / t) splits, at most `MAX_SPLITS`. As t is at least `total / concurrent_blocks`, all long rows
+    together have fewer than `concurrent_blocks` splits plus one for each long row, and `rows * splits`
+    already counts the latter: `items` are enough for any lengths.
 
-    Of rows of equal length that fill the batch none is long: `2 * parts * rows` is `shares` or more, for
-    `cut_of` rounds a quotient of at least 1 down, or has one part where there are more pairs of a row and a
-    KV head than blocks that run at once. (Where it takes `MOST` parts, no row can have more.)
+    If rows of equal length fill the batch, none is long: `2 * splits * rows` is at least `concurrent_blocks`,
+    because `select_splits` rounds a quotient of at least 1 down, or uses one split if there are more pairs of
+    a row and a KV head than concurrent blocks. (If it uses `MAX_SPLITS`, no row can have more.)
     """
 
     rows: int
-    parts: int
-    """Of a row that is not long."""
+    splits: int
+    """Number of splits of a row that is not long."""
     warps: int
-    shares: int
-    """Blocks that run at once for each KV head."""
+    concurrent_blocks: int
+    """Blocks per KV head that run at once."""
 
     @property
     def items(self) -> int:
-        """Items of a plan."""
-        return self.rows * self.parts + self.shares
+        """Return the number of items of a plan."""
+        return self.rows * self.splits + self.concurrent_blocks
 
 
 @functools.cache
-def make_schedule(rows: int, kv_heads: int, processors: int, resident: int) -> Cut:
-    """Return how rows are cut on so many multiprocessors, each of which holds `resident` small blocks."""
-    parts, warps = cut_of(rows * kv_heads, processors, resident)
-    slots = processors * (resident if warps == 4 else 1)
-    return Cut(rows, parts, warps, max(1, slots // kv_heads))
+def make_schedule(rows: int, kv_heads: int, sm_count: int, blocks_per_sm: int) -> SplitSchedule:
+    """Return the schedule for `sm_count` SMs that hold `blocks_per_sm` small blocks each."""
+    splits, warps = select_splits(rows * kv_heads, sm_count, blocks_per_sm)
+    slots = sm_count * (blocks_per_sm if warps == 4 else 1)
+    return SplitSchedule(rows, splits, warps, max(1, slots // kv_heads))
 
 
-def max_partial_results(kv_heads: int, processors: int, resident: int) -> int:
-    """Return how many partial results the plans of any batch have at most, those of all KV heads.
+def max_partial_results(kv_heads: int, sm_count: int, blocks_per_sm: int) -> int:
+    """Return the maximum number of partial results of any batch's plan, over all KV heads.
 
-    Where the plain cut has several parts, its blocks run all at once, and long rows add `shares` at most.
-    Otherwise long rows alone have some, of more than two shares each: rounding adds half of that at most.
+    If equal splits use several splits, their blocks run all at once, and long rows add at most
+    `concurrent_blocks`. Otherwise only long rows have partial results. Each has more than twice
+    `tokens_per_split` tokens, so rounding up adds at most half.
     """
-    return 2 * max(processors * resident, kv_heads)
+    return 2 * max(sm_count * blocks_per_sm, kv_heads)
 
 
-def share_of(total: int, shares: int) -> int:
-    """Return how many tokens a part of a long row has, with so many in the whole batch."""
-    return max(-(-total // shares), MIN_PART)
+def tokens_per_split(total: int, concurrent_blocks: int) -> int:
+    """Return how many tokens a split of a long row has if the batch has `total` tokens."""
+    return max(-(-total // concurrent_blocks), MIN_SPLIT_TOKENS)
 
 
-def pays(lengths: Int32, window: int | None, cut: Cut) -> bool:
-    """Tell whether a batch has long rows."""
-    seen = window or ENDLESS
+def is_faster(lengths: Int32, window: int | None, schedule: SplitSchedule) -> bool:
+    """Return whether a batch has long rows, so that length-aware splits are faster."""
+    seen = window or NO_WINDOW
     longest = min(int(lengths.max()), seen)
-    if longest <= 2 * cut.parts * MIN_PART:
+    if longest <= 2 * schedule.splits * MIN_SPLIT_TOKENS:
         return False
-    return longest > 2 * cut.parts * share_of(int(np.minimum(lengths, seen).sum()), cut.shares)
+    total = int(np.minimum(lengths, seen).sum())
+    return longest > 2 * schedule.splits * tokens_per_split(total, schedule.concurrent_blocks)
 
 
-def parts_of(lengths: Int32, window: int | None, cut: Cut) -> tuple[Int64, NDArray[np.bool_]]:
-    """Return how many parts each row gets, and which rows are long."""
-    seen = np.minimum(lengths, window or ENDLESS).astype(np.int64)
-    share = share_of(int(seen.sum()), cut.shares)
-    long = seen > 2 * cut.parts * share
-    return np.where(long, np.minimum(-(-seen // share), MOST), cut.parts), long
+def splits_by_row(
+    lengths: Int32, window: int | None, schedule: SplitSchedule
+) -> tuple[Int64, NDArray[np.bool_]]:
+    """Return the number of splits of each row, and which rows are long."""
+    seen = np.minimum(lengths, window or NO_WINDOW).astype(np.int64)
+    split_tokens = tokens_per_split(int(seen.sum()), schedule.concurrent_blocks)
+    long = seen > 2 * schedule.splits * split_tokens
+    return np.where(long, np.minimum(-(-seen // split_tokens), MAX_SPLITS), schedule.splits), long
 
 
-def planned(lengths: Int32, window: int | None, cut: Cut) -> Int32:
-    """Return the plan, as the kernel makes it."""
-    items = np.full((cut.items, 4), -1, np.int32)
-    parts, long = parts_of(lengths, window, cut)
-    ahead, behind = np.where(long, parts, 0), np.where(long, 0, parts)
-    begin = np.where(long, ahead.cumsum(), ahead.sum() + behind.cumsum()) - parts
-    split = np.where(parts > 1, parts, 0)
-    place = split.cumsum() - split
-    for row, count in enumerate(parts.tolist()):
-        for part in range(count):
-            items[begin[row] + part] = row, part, count, place[row]
+def plan_reference(lengths: Int32, window: int | None, schedule: SplitSchedule) -> Int32:
+    """Return the plan that the kernel makes, computed on the host."""
+    items = np.full((schedule.items, 4), -1, np.int32)
+    splits, long = splits_by_row(lengths, window, schedule)
+    long_splits, short_splits = np.where(long, splits, 0), np.where(long, 0, splits)
+    begin = np.where(long, long_splits.cumsum(), long_splits.sum() + short_splits.cumsum()) - splits
+    partials = np.where(splits > 1, splits, 0)
+    first_partial = partials.cumsum() - partials
+    for row, count in enumerate(splits.tolist()):
+        for split in range(count):
+            items[begin[row] + split] = row, split, count, first_partial[row]
     return items
 
 
-@triton.jit(do_not_specialize=["rows", "count", "plain", "shares", "window"])
+@triton.jit(do_not_specialize=["rows", "count", "equal_splits", "concurrent_blocks", "window"])
 def _plan_kernel(
-    lengths, items, rows, count, plain, shares, window,
-    MOST: tl.constexpr, MIN_PART: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    lengths, items, rows, count, equal_splits, concurrent_blocks, window,
+    MAX_SPLITS: tl.constexpr, MIN_SPLIT_TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, ROWS)
     inside = row < rows
     seen = tl.minimum(tl.load(lengths + row, inside, 0), window).to(tl.int64)
-    share = tl.maximum((tl.sum(seen, 0) + shares - 1) // shares, MIN_PART)
-    long = seen > 2 * plain * share
-    parts = tl.where(long, tl.minimum((seen + share - 1) // share, MOST), plain)
-    parts = tl.where(inside, parts, 0).to(tl.int32)
-    ahead, behind = tl.where(long, parts, 0), tl.where(long, 0, parts)
-    begin = tl.where(long, tl.cumsum(ahead, 0), tl.sum(ahead, 0) + tl.cumsum(behind, 0)) - parts
-    split = tl.where(parts > 1, parts, 0)
-    place = tl.cumsum(split, 0) - split
-    for part in range(tl.max(parts, 0)):
-        index = begin + part
-        real = (part < parts) & (index < count)
+    split_tokens = tl.maximum(
+        (tl.sum(seen, 0) + concurrent_blocks - 1) // concurrent_blocks, MIN_SPLIT_TOKENS
+    )
+    long = seen > 2 * equal_splits * split_tokens
+    splits = tl.where(long, tl.minimum((seen + split_tokens - 1) // split_tokens, MAX_SPLITS), equal_splits)
+    splits = tl.where(inside, splits, 0).to(tl.int32)
+    long_splits, short_splits = tl.where(long, splits, 0), tl.where(long, 0, splits)
+    begin = (
+        tl.where(long, tl.cumsum(long_splits, 0), tl.sum(long_splits, 0) + tl.cumsum(short_splits, 0))
+        - splits
+    )
+    partials = tl.where(splits > 1, splits, 0)
+    first_partial = tl.cumsum(partials, 0) - partials
+    for split in range(tl.max(splits, 0)):
+        index = begin + split
+        real = (split < splits) & (index < count)
         at = items + 4 * index
         tl.store(at, row, real)
-        tl.store(at + 1, part, real)
-        tl.store(at + 2, parts, real)
-        tl.store(at + 3, place, real)
-    for start in range(tl.sum(parts, 0), count, BLOCK):
+        tl.store(at + 1, split, real)
+        tl.store(at + 2, splits, real)
+        tl.store(at + 3, first_partial, real)
+    for start in range(tl.sum(splits, 0), count, BLOCK):
         index = start + tl.arange(0, BLOCK)
         tl.store(items + 4 * index, -1, index < count)
 
 
-def plan(lengths: torch.Tensor, window: int | None, cut: Cut) -> torch.Tensor:
-    """Make the plan of lengths (int32 [rows]) that only the device knows; may be captured in a graph.
+def plan_splits(lengths: torch.Tensor, window: int | None, schedule: SplitSchedule) -> torch.Tensor:
+    """Make the plan of lengths (int32 [rows]) that are known only on the device; may be captured in a graph.
 
-    It is launched without overlap, so that what follows finds it there before it waits for anything.
+    It is launched without PDL overlap, so the next kernel finds the plan before it waits for anything.
     """
-    items = torch.empty((cut.items, 4), dtype=torch.int32, device=lengths.device)
+    items = torch.empty((schedule.items, 4), dtype=torch.int32, device=lengths.device)
     _plan_kernel[(1,)](
-        lengths, items, cut.rows, cut.items, cut.parts, cut.shares, window or ENDLESS,
-        MOST=MOST, MIN_PART=MIN_PART, ROWS=max(ROWS, triton.next_power_of_2(cut.rows)), BLOCK=BLOCK,
-        num_warps=8,
+        lengths, items, schedule.rows, schedule.items, schedule.splits, schedule.concurrent_blocks,
+        window or NO_WINDOW, MAX_SPLITS=MAX_SPLITS, MIN_SPLIT_TOKENS=MIN_SPLIT_TOKENS,
+        ROWS=max(MIN_COMPILED_ROWS, triton.next_power_of_2(schedule.rows)), BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
     return items

@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""Communication kernels over peer memory."""

@@ -1,8 +1,8 @@
-"""All-reduce over peer memory, fused with the residual addition and the norm that follow it.
+"""All-reduce over peer memory, fused with the residual addition and RMSNorm that follow it.
 
-One block a row sends the row, adds up what the ranks sent, adds the residual stream, and normalises: what
-takes an all-reduce and another kernel otherwise, with two barriers between the GPUs in the former. See
-reduce.cu for how ranks reach one another. NVRTC compiles the kernel for each length of a row.
+One block per row sends the row, adds up the rows of all ranks, adds the residual stream and normalises.
+Unfused, this takes an all-reduce with two barriers between the GPUs, and another kernel. See
+allreduce_rmsnorm.cu for the methods of exchange. NVRTC compiles the kernel for each row length.
 """
 
 from __future__ import annotations
@@ -12,80 +12,89 @@ from typing import Literal
 
 import torch
 
-from mizzen.kernels.nvrtc import CompileError, load_kernel, launch, read_source
+from mizzen.kernels.nvrtc import CompileError, launch, load_kernel, read_source
 
-SOURCE = read_source("comm/peer") + read_source("comm/allreduce_rmsnorm")
+SOURCE = read_source("bf16") + read_source("comm/peer") + read_source("comm/allreduce_rmsnorm")
 VECTOR = 8
-"""Numbers of bfloat16 in what a thread moves at once."""
-MOST_THREADS = 1024
-LARGEST = 8192
-"""Longest rows, in numbers."""
-Way = Literal["read", "push", "shared"]
-"""How rows go between ranks; see reduce.cu."""
-NUMBERS: dict[Way, int] = {"read": 0, "push": 1, "shared": 2}
+"""bfloat16 elements that a thread moves at once."""
+MAX_THREADS = 1024
+MAX_COLUMNS = 8192
+"""Longest supported row, in elements."""
+ReduceMethod = Literal["read", "push", "two_shot"]
+"""Method of exchanging rows between ranks; see allreduce_rmsnorm.cu."""
+METHOD_CODES: dict[ReduceMethod, int] = {"read": 0, "push": 1, "two_shot": 2}
 
 
 def threads_of(columns: int) -> int:
-    """Return the threads of a block: one a vector, as far as they go."""
+    """Return the threads per block: one per 16-byte vector, up to `MAX_THREADS`."""
     vectors = columns // VECTOR
-    return min(MOST_THREADS, -(-vectors // 32) * 32)
+    return min(MAX_THREADS, -(-vectors // 32) * 32)
 
 
-def definitions(columns: int, ranks: int, room: int, way: Way) -> tuple[tuple[str, int], ...]:
-    """Return what the kernel is compiled with."""
+def compile_definitions(
+    columns: int, ranks: int, max_rows: int, method: ReduceMethod
+) -> tuple[tuple[str, int], ...]:
+    """Return the preprocessor definitions of the kernel."""
     sizes = (("VECTORS", columns // VECTOR), ("THREADS", threads_of(columns)), ("RANKS", ranks))
-    return (*sizes, ("ROOM", room), ("WAY", NUMBERS[way]))
+    return (*sizes, ("MAX_ROWS", max_rows), ("METHOD", METHOD_CODES[method]))
 
 
-def region_bytes(columns: int, ranks: int, room: int, way: Way) -> int:
-    """Return the peer memory that rows of this length need, for `room` rows."""
+def region_bytes(columns: int, ranks: int, max_rows: int, method: ReduceMethod) -> int:
+    """Return the peer memory that `max_rows` rows of `columns` elements need."""
     row = 2 * columns
-    if way == "push":
-        return 2 * ranks * room * row * 2
-    areas = 2 if way == "shared" else 1
-    return 2 * areas * room * row + 4 * room * ranks
+    if method == "push":
+        return 2 * ranks * max_rows * row * 2
+    areas = 2 if method == "two_shot" else 1
+    return 2 * areas * max_rows * row + 4 * max_rows * ranks
 
 
-def serves(x: torch.Tensor) -> bool:
-    """Tell whether there is a kernel for rows like those of x [rows, columns]."""
+def supports(x: torch.Tensor) -> bool:
+    """Return whether the kernel supports rows like those of x [rows, columns]."""
     columns = x.shape[-1]
-    fits = x.dim() == 2 and not columns % VECTOR and columns <= LARGEST
+    fits = x.dim() == 2 and not columns % VECTOR and columns <= MAX_COLUMNS
     return fits and x.dtype == torch.bfloat16 and x.is_contiguous()
 
 
 class AllReduceRMSNorm:
-    """The kernel for rows of one length, over regions of the ranks' memory that begin with zeros."""
+    """The fused kernel for rows of one length, over zero-initialised regions of the ranks' memory."""
 
     def __init__(
-        self, regions: Sequence[int], columns: int, rank: int, room: int, device: torch.device, way: Way
+        self,
+        regions: Sequence[int],
+        columns: int,
+        rank: int,
+        max_rows: int,
+        device: torch.device,
+        method: ReduceMethod,
     ) -> None:
-        """Compile it.
+        """Compile the kernel.
 
         Args:
             regions: Address of each rank's region, of `region_bytes`.
-            columns: Numbers in a row.
-            rank: This one.
-            room: Rows at most.
-            device: Of this rank.
-            way: How rows go.
+            columns: Elements per row.
+            rank: This rank.
+            max_rows: Maximum number of rows.
+            device: Device of this rank.
+            method: Method of exchanging rows.
 
         Raises:
-            CompileError: it cannot be compiled here.
+            CompileError: the kernel cannot be compiled on this machine.
         """
-        self.room = room
+        self.max_rows = max_rows
         self.rank = rank
         self.threads = threads_of(columns)
         self.peers = torch.tensor(regions, dtype=torch.int64, device=device)
-        self.calls = torch.zeros(room, dtype=torch.int32, device=device)
+        self.calls = torch.zeros(max_rows, dtype=torch.int32, device=device)
         if device.index is None:
             raise CompileError("a device without a number")
-        sizes = definitions(columns, len(regions), room, way)
-        self.function = load_kernel(SOURCE, "reduce", sizes, device.index)
+        sizes = compile_definitions(columns, len(regions), max_rows, method)
+        self.function = load_kernel(SOURCE, "allreduce_rmsnorm", sizes, device.index)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
-        """Add the sum over ranks of x to `residual` in place; return that normalised, [rows, columns]."""
+        """Add the sum over ranks of x to `residual` in place; return the normalised result, [rows,
+        columns]."""
         out = torch.empty_like(x)
         launch(
             self.function,

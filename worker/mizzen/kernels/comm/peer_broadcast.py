@@ -1,6 +1,7 @@
-"""Rank 0's last tokens to all ranks, rows of a table that is split over ranks, and word that a write is done.
+"""Small exchanges over peer memory: token broadcast, lookup in a sharded table, and a barrier for writes to
+rank 0.
 
-One kernel each over peer memory, without a barrier between the GPUs; see share.cu. NVRTC compiles them.
+Each is one kernel without a barrier of all GPUs; see peer_broadcast.cu. NVRTC compiles them.
 """
 
 from __future__ import annotations
@@ -9,109 +10,115 @@ from collections.abc import Sequence
 
 import torch
 
-from mizzen.kernels.nvrtc import CompileError, load_kernel, launch, read_source
+from mizzen.kernels.nvrtc import CompileError, launch, load_kernel, read_source
 
 SOURCE = read_source("comm/peer") + read_source("comm/peer_broadcast")
 TOKEN_THREADS = 256
 VECTOR_BYTES = 16
-MOST_THREADS = 512
-MEETING_THREADS = 32
-"""One a rank, at most."""
+MAX_THREADS = 512
+BARRIER_THREADS = 32
+"""Threads of the write barrier, one per rank."""
 
 
-def definitions(vectors: int, ranks: int, room: int) -> tuple[tuple[str, int], ...]:
-    """Return what the kernels are compiled with; `vectors` is a row's length in 16 bytes."""
-    threads = min(MOST_THREADS, -(-vectors // 32) * 32)
-    return (("VECTORS", vectors), ("THREADS", threads), ("RANKS", ranks), ("ROOM", room))
+def compile_definitions(vectors: int, ranks: int, max_rows: int) -> tuple[tuple[str, int], ...]:
+    """Return the preprocessor definitions of the kernels; `vectors` is a row's length in units of 16
+    bytes."""
+    threads = min(MAX_THREADS, -(-vectors // 32) * 32)
+    return (("VECTORS", vectors), ("THREADS", threads), ("RANKS", ranks), ("MAX_ROWS", max_rows))
 
 
-class _Shared:
-    """What all kernels have: the ranks' regions of memory, which begin with zeros, and counted calls."""
+class _PeerKernel:
+    """State of a peer kernel: zero-initialised regions of the ranks' memory, and counters of calls."""
 
     def __init__(
-        self, regions: Sequence[int], rank: int, room: int, calls: int, device: torch.device
+        self, regions: Sequence[int], rank: int, max_rows: int, calls: int, device: torch.device
     ) -> None:
         if device.index is None:
             raise CompileError("a device without a number")
         self.region: torch.Tensor | None = None
-        """This rank's, kept as long as the kernel."""
-        self.room = room
+        """This rank's region, which must live as long as the kernel."""
+        self.max_rows = max_rows
         self.rank = rank
         self.peers = torch.tensor(regions, dtype=torch.int64, device=device)
         self.calls = torch.zeros(calls, dtype=torch.int32, device=device)
 
 
-class TokenBroadcast(_Shared):
-    """Rank 0's int64 numbers to all, in place."""
+class TokenBroadcast(_PeerKernel):
+    """Copies rank 0's int64 values to all ranks, in place."""
 
-    def __init__(self, regions: Sequence[int], rank: int, room: int, device: torch.device) -> None:
-        """Compile it, for `room` numbers at most.
+    def __init__(self, regions: Sequence[int], rank: int, max_rows: int, device: torch.device) -> None:
+        """Compile the kernel for up to `max_rows` values.
 
         Raises:
-            CompileError: it cannot be compiled here.
+            CompileError: the kernel cannot be compiled on this machine.
         """
-        super().__init__(regions, rank, room, 1, device)
-        self.function = load_kernel(SOURCE, "tokens", definitions(1, len(regions), room), device.index)
+        super().__init__(regions, rank, max_rows, 1, device)
+        self.function = load_kernel(
+            SOURCE, "broadcast_tokens", compile_definitions(1, len(regions), max_rows), device.index
+        )
 
     @staticmethod
-    def region_bytes(room: int) -> int:
-        """Return the peer memory that it needs."""
-        return 2 * room * VECTOR_BYTES
+    def region_bytes(max_rows: int) -> int:
+        """Return the size of a rank's region."""
+        return 2 * max_rows * VECTOR_BYTES
 
     def __call__(self, values: torch.Tensor) -> None:
         """Overwrite `values` (contiguous) with rank 0's."""
         launch(self.function, 1, TOKEN_THREADS, (self.peers, self.calls, values, len(values), self.rank))
 
 
-class Lookup(_Shared):
-    """Rows of a table of which each rank holds some."""
+class RowLookup(_PeerKernel):
+    """Looks up rows of a table that is sharded over the ranks."""
 
     def __init__(
-        self, regions: Sequence[int], rank: int, room: int, row_bytes: int, device: torch.device
+        self, regions: Sequence[int], rank: int, max_rows: int, row_bytes: int, device: torch.device
     ) -> None:
-        """Compile it, for rows of so many bytes, `room` at a time at most.
+        """Compile the kernel for rows of `row_bytes`, up to `max_rows` at a time.
 
         Raises:
-            CompileError: it cannot be compiled here.
+            CompileError: the kernel cannot be compiled on this machine.
         """
-        super().__init__(regions, rank, room, room, device)
-        sizes = definitions(row_bytes // VECTOR_BYTES, len(regions), room)
+        super().__init__(regions, rank, max_rows, max_rows, device)
+        sizes = compile_definitions(row_bytes // VECTOR_BYTES, len(regions), max_rows)
         self.threads = dict(sizes)["THREADS"]
-        self.function = load_kernel(SOURCE, "lookup", sizes, device.index)
+        self.function = load_kernel(SOURCE, "lookup_rows", sizes, device.index)
 
     @staticmethod
-    def region_bytes(room: int, row_bytes: int) -> int:
-        """Return the peer memory that it needs."""
-        return 2 * room * row_bytes * 2
+    def region_bytes(max_rows: int, row_bytes: int) -> int:
+        """Return the size of a rank's region."""
+        return 2 * max_rows * row_bytes * 2
 
-    def __call__(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor:
-        """Look up ids (int64 [rows]) in `table`, whose first rows are those of the ids `held` of `total`."""
+    def __call__(self, ids: torch.Tensor, table: torch.Tensor, shard: slice, total: int) -> torch.Tensor:
+        """Look up ids (int64 [rows]); the first rows of `table` are those of the ids `shard`, out of `total`
+        ids."""
         out = torch.empty((len(ids), table.shape[1]), dtype=table.dtype, device=table.device)
-        count = held.stop - held.start
-        numbers = (held.start, count, total, self.rank)
+        count = shard.stop - shard.start
+        numbers = (shard.start, count, total, self.rank)
         launch(self.function, len(ids), self.threads, (self.peers, self.calls, ids, table, out, *numbers))
         return out
 
 
-class Meeting(_Shared):
-    """Lets rank 0 wait until the others' writes to its memory are there."""
+class WriteBarrier(_PeerKernel):
+    """Makes rank 0 wait until the other ranks' earlier writes to its memory are visible."""
 
     def __init__(self, regions: Sequence[int], rank: int, device: torch.device) -> None:
-        """Compile it.
+        """Compile the kernel.
 
         Raises:
-            CompileError: it cannot be compiled here.
+            CompileError: there are too many ranks, or the kernel cannot be compiled on this machine.
         """
-        if len(regions) > MEETING_THREADS:
-            raise CompileError(f"{len(regions)} ranks, more than {MEETING_THREADS}")
+        if len(regions) > BARRIER_THREADS:
+            raise CompileError(f"{len(regions)} ranks, more than {BARRIER_THREADS}")
         super().__init__(regions, rank, 1, 1, device)
-        self.function = load_kernel(SOURCE, "meet", definitions(1, len(regions), 1), device.index)
+        self.function = load_kernel(
+            SOURCE, "wait_for_writes", compile_definitions(1, len(regions), 1), device.index
+        )
 
     @staticmethod
     def region_bytes(ranks: int) -> int:
-        """Return the peer memory that it needs."""
+        """Return the size of a rank's region."""
         return 4 * ranks
 
     def __call__(self) -> None:
-        """Tell rank 0 that what this rank wrote is there; on rank 0, wait for that of all."""
-        launch(self.function, 1, MEETING_THREADS, (self.peers, self.calls, self.rank))
+        """Signal rank 0 that this rank's writes are complete; on rank 0, wait for all other ranks."""
+        launch(self.function, 1, BARRIER_THREADS, (self.peers, self.calls, self.rank))

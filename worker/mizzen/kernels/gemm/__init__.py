@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""GEMM kernels for small batches, and fused gate-up SwiGLU."""

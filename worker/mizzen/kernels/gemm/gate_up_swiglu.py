@@ -1,8 +1,8 @@
-"""The gated product of many rows, silu(gates) * others, of the weights that make both, in one kernel.
+"""Fused gate-up GEMM with SwiGLU for large M, for prefills.
 
-A library writes gates and others to memory, where a kernel for SiLU reads them: 805 MB for 8,192 rows and
-24,576 outputs, a twentieth of the product's time. Here a thread's sums hold both of a pair. The technique is
-that of CUTLASS' persistent kernels for Hopper; see `gated.cu`.
+A library writes gate and up to memory, where a SiLU kernel reads them again: 805 MB for 8,192 rows and 24,576
+outputs, a twentieth of the GEMM's time. Here one thread accumulates both elements of a pair. The technique is
+that of CUTLASS' persistent Hopper kernels; see `gate_up_swiglu.cu`.
 """
 
 from __future__ import annotations
@@ -11,88 +11,95 @@ import functools
 
 import torch
 
-from mizzen.kernels.gemm.hopper import ALIGNMENT, COLUMNS, kernel_source, make_tensor_map, make_weight_map
-from mizzen.kernels.nvrtc import KernelSpec, load_kernel, launch
+from mizzen.kernels.gemm.hopper import (
+    ALIGNMENT,
+    STAGE_COLUMNS,
+    kernel_source,
+    make_tensor_map,
+    make_weight_map,
+)
+from mizzen.kernels.nvrtc import KernelSpec, launch, load_kernel
 
-HEIGHT = 128
-"""Weight rows of a block."""
+TILE_ROWS = 128
+"""Weight rows per block."""
 BATCH = 256
-"""Rows of x of a block."""
-SHARE = 2
-"""Blocks of a cluster, which fetch x together."""
+"""Rows of x per block."""
+CLUSTER_SIZE = 2
+"""Blocks of a cluster, which load x together."""
 STAGES = 4
-GROUP = 8
-"""Pairs of tiles that all rows of x are multiplied with before the next ones."""
+TILE_GROUP = 8
+"""Pairs of tiles that are multiplied with all rows of x before the next pairs."""
 DEFINITIONS = (
     ("BATCH", BATCH),
-    ("GATE", 1),
-    ("GROUP", GROUP),
-    ("ROWS", HEIGHT),
-    ("SHARE", SHARE),
+    ("SWIGLU", 1),
+    ("TILE_GROUP", TILE_GROUP),
+    ("TILE_ROWS", TILE_ROWS),
+    ("CLUSTER_SIZE", CLUSTER_SIZE),
     ("STAGES", STAGES),
 )
-STAGING = 2 * 64 * (HEIGHT // 2 + 8) * 2
-"""Bytes through which outputs go."""
-SHARED = STAGES * (HEIGHT + BATCH) * COLUMNS * 2 + STAGING + ALIGNMENT
-FEWEST = 1024
-"""Rows of x from which it was measured."""
-FULLEST = 0.95
-"""Of all clusters in all their rounds, what part has to have an item for the kernel to be faster than the
-library and a kernel for SiLU: then it was, by 2 to 4 % with an 8B's weights, by more with smaller ones."""
+STAGING_BYTES = 2 * 64 * (TILE_ROWS // 2 + 8) * 2
+"""Shared memory through which outputs pass."""
+SHARED_BYTES = STAGES * (TILE_ROWS + BATCH) * STAGE_COLUMNS * 2 + STAGING_BYTES + ALIGNMENT
+MIN_ROWS = 1024
+"""Smallest number of rows of x that was measured."""
+MIN_OCCUPANCY = 0.95
+"""Share of cluster slots, over all waves, that must have an item for the kernel to be faster than the library
+and a SiLU kernel: by 2 to 4 % with the weights of an 8B model, by more with smaller ones."""
 
 
-def kernel() -> KernelSpec:
-    """Return what the product of any shape is compiled from."""
-    return kernel_source("gate_up_swiglu", BATCH), "gated", DEFINITIONS
+def kernel_spec() -> KernelSpec:
+    """Return the spec of the kernel, which is the same for all shapes."""
+    return kernel_source("gate_up_swiglu", BATCH), "gate_up_swiglu", DEFINITIONS
 
 
-def serves(weight: torch.Tensor) -> bool:
-    """Tell whether weights [rows, columns] can be multiplied."""
+def supports(weight: torch.Tensor) -> bool:
+    """Return whether the kernel supports weights [rows, columns]."""
     rows, columns = weight.shape
-    whole = rows % 16 == 0 and columns % COLUMNS == 0
-    return weight.dtype == torch.bfloat16 and whole and columns > STAGES * COLUMNS
+    divisible = rows % 16 == 0 and columns % STAGE_COLUMNS == 0
+    return weight.dtype == torch.bfloat16 and divisible and columns > STAGES * STAGE_COLUMNS
 
 
 @functools.cache
-def clusters(device: torch.device) -> int:
-    """Return how many clusters run at a time."""
-    return torch.cuda.get_device_properties(device).multi_processor_count // SHARE
+def concurrent_clusters(device: torch.device) -> int:
+    """Return how many clusters run at once on a device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count // CLUSTER_SIZE
 
 
-def pieces(rows: int, count: int) -> tuple[int, int]:
-    """Return the pairs of tiles of so many weight rows, and the blocks of so many rows of x."""
-    return -(-rows // (HEIGHT * SHARE)), -(-count // BATCH)
+def count_tiles(rows: int, count: int) -> tuple[int, int]:
+    """Return the pairs of tiles of `rows` weight rows, and the blocks of `count` rows of x."""
+    return -(-rows // (TILE_ROWS * CLUSTER_SIZE)), -(-count // BATCH)
 
 
-def pays(rows: int, count: int, at_once: int) -> bool:
-    """Tell whether weights of so many rows should be multiplied by `count` rows of x.
+def is_faster(rows: int, count: int, clusters: int) -> bool:
+    """Return whether the kernel is faster than the library for `rows` weight rows and `count` rows of x.
 
-    `at_once` is how many clusters run at a time.
+    `clusters` is the number of clusters that run at once.
     """
-    pairs, blocks = pieces(rows, count)
+    pairs, blocks = count_tiles(rows, count)
     items = pairs * blocks
-    rounds = -(-items // at_once)
-    return count >= FEWEST and items >= FULLEST * rounds * at_once
+    waves = -(-items // clusters)
+    return count >= MIN_ROWS and items >= MIN_OCCUPANCY * waves * clusters
 
 
-def gated(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return silu(gates) * others [tokens, rows / 2] of x [tokens, columns], bfloat16, all contiguous.
+def gate_up_swiglu(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return silu(gate) * up, [tokens, rows / 2], of x [tokens, columns]; bfloat16, all contiguous.
 
-    `weight` [rows, columns] has the gates' rows first, then those of what they multiply; `serves` tells of
-    which shapes it can be.
+    `weight` [rows, columns] holds the gate rows followed by the up rows; its shape must satisfy `supports`.
     """
     (rows, columns), size = weight.shape, weight.shape[0] // 2
     if out is None:
         out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
-    function = load_kernel(*kernel(), x.device.index or 0)
-    inputs = make_tensor_map(x.data_ptr(), (columns, len(x)), (columns,), (COLUMNS, BATCH // SHARE))
-    pairs, blocks = pieces(rows, len(x))
+    function = load_kernel(*kernel_spec(), x.device.index or 0)
+    box = (STAGE_COLUMNS, BATCH // CLUSTER_SIZE)
+    input_map = make_tensor_map(x.data_ptr(), (columns, len(x)), (columns,), box)
+    weight_map = make_weight_map(weight, TILE_ROWS, swiglu=True)
+    pairs, blocks = count_tiles(rows, len(x))
     launch(
         function,
-        (SHARE * min(clusters(x.device), pairs * blocks), 1, 1),
+        (CLUSTER_SIZE * min(concurrent_clusters(x.device), pairs * blocks), 1, 1),
         384,
-        (make_weight_map(weight, HEIGHT, gate=True), inputs, out, size, len(x), columns // COLUMNS, pairs, blocks),
-        cluster=(SHARE, 1, 1),
-        shared=SHARED,
+        (weight_map, input_map, out, size, len(x), columns // STAGE_COLUMNS, pairs, blocks),
+        cluster=(CLUSTER_SIZE, 1, 1),
+        shared_bytes=SHARED_BYTES,
     )
     return out

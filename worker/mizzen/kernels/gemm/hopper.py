@@ -1,4 +1,4 @@
-"""What kernels share that multiply on Hopper's tensor cores by groups of warps, fed by its copy engine."""
+"""Hopper building blocks of the wgmma GEMMs: instruction sources, pipeline sizes and TMA descriptors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import torch
 
 from mizzen.kernels.nvrtc import check_status, read_source
 
-COLUMNS = 64
-"""Columns of a stage."""
-SHARED_BYTES = 227 * 1024
-"""Shared memory of a block at most."""
+STAGE_COLUMNS = 64
+"""Columns of a pipeline stage."""
+MAX_SHARED_BYTES = 227 * 1024
+"""Maximum shared memory of a block."""
 ALIGNMENT = 1024
-"""Bytes to which a stage is aligned."""
+"""Alignment of a pipeline stage in bytes."""
 
 
-def wgmma(name: str, batch: int) -> str:
-    """Return the C++ of the tensor cores' instruction for 64 rows times `batch`, which adds or sets."""
+def wgmma_source(name: str, batch: int) -> str:
+    """Return a C++ function `name` that runs wgmma for 64 weight rows times `batch` columns.
+
+    The function adds to its accumulators, or overwrites them if `add` is 0.
+    """
     count = batch // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
@@ -33,21 +36,23 @@ def wgmma(name: str, batch: int) -> str:
 
 @functools.cache
 def kernel_source(name: str, batch: int) -> str:
-    """Return the whole source of a kernel whose blocks multiply so many rows of x at a time."""
-    half = wgmma("wgmma_half", batch // 2) if batch % 16 == 0 else ""
-    instructions = "typedef unsigned long long u64;\n" + wgmma("wgmma", batch) + half
-    return instructions + read_source("gemm/hopper") + read_source(f"gemm/{name}")
+    """Return the complete source of kernel `name` whose blocks multiply `batch` rows of x at a time."""
+    half = wgmma_source("wgmma_half", batch // 2) if batch % 16 == 0 else ""
+    instructions = "typedef unsigned long long u64;\n" + wgmma_source("wgmma", batch) + half
+    return instructions + read_source("bf16") + read_source("gemm/hopper") + read_source(f"gemm/{name}")
 
 
 @functools.lru_cache(8192)
-def make_tensor_map(address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
-    """Describe bfloat16 numbers to the copy engine.
+def make_tensor_map(
+    address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+) -> Any:
+    """Make the TMA descriptor (CUtensorMap) of a bfloat16 tensor.
 
     Args:
-        address: Where they are.
-        dims: Sizes, the innermost first.
-        strides: In elements, without the innermost, which is 1.
-        box: Sizes of what is fetched at a time.
+        address: Device address of the tensor.
+        dims: Sizes, innermost first.
+        strides: Strides in elements, without the innermost, which is 1.
+        box: Sizes of one TMA load.
     """
     from cuda.bindings import driver
 
@@ -65,18 +70,18 @@ def make_tensor_map(address: int, dims: tuple[int, ...], strides: tuple[int, ...
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         ),
-        "describing a tensor to the copy engine",
+        "making a TMA descriptor",
     )
 
 
-def make_weight_map(weight: torch.Tensor, height: int, *, gate: bool) -> Any:
-    """Describe weights [rows, columns], of which `height` rows are fetched at a time.
+def make_weight_map(weight: torch.Tensor, tile_rows: int, *, swiglu: bool) -> Any:
+    """Make the TMA descriptor of weights [rows, columns] that are loaded `tile_rows` rows at a time.
 
-    With `gate` these are eight gates and the eight rows beside them in turn.
+    With `swiglu`, every load alternates eight gate rows with their eight up rows.
     """
     rows, columns = weight.shape
-    if not gate:
-        return make_tensor_map(weight.data_ptr(), (columns, rows), (columns,), (COLUMNS, height))
+    if not swiglu:
+        return make_tensor_map(weight.data_ptr(), (columns, rows), (columns,), (STAGE_COLUMNS, tile_rows))
     half = rows // 2
     dims, strides = (columns, 8, 2, half // 8), (columns, half * columns, 8 * columns)
-    return make_tensor_map(weight.data_ptr(), dims, strides, (COLUMNS, 8, 2, height // 16))
+    return make_tensor_map(weight.data_ptr(), dims, strides, (STAGE_COLUMNS, 8, 2, tile_rows // 16))

@@ -1,9 +1,9 @@
-"""Products of 2 to 32 rows with a weight matrix on tensor cores, for small batches of decodes.
+"""Small-M GEMM: 2 to 32 rows times a weight matrix by tensor-core MMA, for small decode batches.
 
-A block computes a few outputs of all rows; its warps share the length of the inner dimension. Weights go
-from memory straight to the registers that a tensor core reads them from (the inner dimension is permuted
-alike in both operands, so that a thread's part of it is contiguous), and the first of them are asked for
-before the kernel waits for the one ahead of it, as in `mizzen.kernels.gemm.gemv`.
+A block computes a few outputs for all rows; its warps split the inner dimension. Weights go from memory
+straight to the registers of the MMA fragments: the inner dimension is permuted alike in both operands, so
+that each thread's elements are contiguous. The first weight loads are issued before the kernel waits for the
+previous one, as in `mizzen.kernels.gemm.gemv`.
 """
 
 from __future__ import annotations
@@ -12,78 +12,85 @@ from dataclasses import dataclass
 
 import torch
 
-from mizzen.kernels.nvrtc import load_kernel, launch, read_source
+from mizzen.kernels.nvrtc import launch, load_kernel, read_source
 
 THREADS = 256
 WARPS = THREADS // 32
 SEGMENT = 32
 """Columns that four threads load at once, 16 bytes each."""
-PART = 8
-"""Rows of x in half of a tensor core's tile."""
-PARTS = (1, 2, 4)
-"""Halves that the kernel is compiled for."""
-WIDEST = ((8 << 20, 16), (256 << 20, 4))
-"""(weights at most, rows of x): for how many rows the kernel beats cuBLAS and `mizzen.kernels.gemm.swap_ab`."""
-MEASURED = {(51200, 5120): 16}
-"""The same by (rows, columns) of the weight where it is not as by size: `wide` does not serve this one."""
+GROUP_ROWS = 8
+"""Rows of x in half of an MMA tile."""
+ROW_GROUPS = (1, 2, 4)
+"""Numbers of row groups that the kernel is compiled for."""
+MAX_BATCH_BY_SIZE = ((8 << 20, 16), (256 << 20, 4))
+"""(weights at most, rows of x): up to how many rows the kernel beats cuBLAS and
+`mizzen.kernels.gemm.swap_ab`."""
+MAX_BATCH_BY_SHAPE = {(51200, 5120): 16}
+"""Exceptions to `MAX_BATCH_BY_SIZE` by (rows, columns) of the weight; swap-AB does not serve this shape."""
 SOURCE = read_source("gemm/small_m")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How a product is cut into blocks."""
+class SmallMTileConfig:
+    """Tiling of a small-M GEMM."""
 
     tiles: int
-    """Tiles of 8 weight rows in a block."""
+    """Tiles of 8 weight rows per block."""
     loads: int
-    """Loads of a row that a thread has in flight."""
+    """Loads of a weight row that a thread keeps in flight."""
 
 
-def cut_of(rows: int, columns: int) -> Cut:
-    """Choose how to cut, by what was measured: short rows whole in flight, long ones in several rounds."""
-    share = -(-columns // (SEGMENT * WARPS))
-    if share <= 4:
-        return Cut(4, share)
-    if share <= 12:
-        return Cut(2, share)
+def select_tile_config(rows: int, columns: int) -> SmallMTileConfig:
+    """Return the tiling that was measured fastest: short rows fully in flight, long rows in several
+    rounds."""
+    loads = -(-columns // (SEGMENT * WARPS))
+    if loads <= 4:
+        return SmallMTileConfig(4, loads)
+    if loads <= 12:
+        return SmallMTileConfig(2, loads)
     if rows > 4096:
-        return Cut(4, 2)
-    return Cut(4, 4) if share <= 16 else Cut(2, 8)
+        return SmallMTileConfig(4, 2)
+    return SmallMTileConfig(4, 4) if loads <= 16 else SmallMTileConfig(2, 8)
 
 
-def widest(weight: torch.Tensor) -> int:
-    """Return for how many rows of x the kernel was measured to be the fastest; 1 where for none.
+def max_batch(weight: torch.Tensor) -> int:
+    """Return the largest number of rows of x for which the kernel was measured to be fastest; 1 if for none.
 
-    Every block fetches all of x: with more rows, that comes to more than the weights.
+    Every block loads all of x: with more rows, that exceeds the weights.
     """
     if weight.shape[1] % SEGMENT:
         return 1
-    rule = next((rows for elements, rows in WIDEST if weight.numel() <= elements), 1)
-    return MEASURED.get((weight.shape[0], weight.shape[1]), rule)
+    by_size = next((rows for elements, rows in MAX_BATCH_BY_SIZE if weight.numel() <= elements), 1)
+    return MAX_BATCH_BY_SHAPE.get((weight.shape[0], weight.shape[1]), by_size)
 
 
-def skinny(
+def small_m_gemm(
     weight: torch.Tensor,
     x: torch.Tensor,
     out: torch.Tensor | None = None,
     *,
-    gate: bool = False,
-    cut: Cut | None = None,
+    swiglu: bool = False,
+    config: SmallMTileConfig | None = None,
 ) -> torch.Tensor:
     """Return x [1 to 32, columns] times the transpose of weight [rows, columns]: [len(x), rows], bfloat16.
 
-    With `gate`, weight's rows are gates and then what they multiply, and the result is
-    silu(gates) * others [len(x), rows / 2]. All are contiguous; columns are a multiple of 32.
+    With `swiglu`, the weight holds gate rows followed by up rows, and the result is silu(gate) * up,
+    [len(x), rows / 2]. All tensors are contiguous; columns are a multiple of 32.
     """
     rows, columns = weight.shape
-    rows //= 1 + gate
+    rows //= 1 + swiglu
     if out is None:
         out = torch.empty((len(x), rows), dtype=x.dtype, device=x.device)
-    parts = next(parts for parts in PARTS if len(x) <= PART * parts)
-    cut = cut or cut_of(rows, columns)
-    sizes = (("COLUMNS", columns), ("PARTS", parts), ("TILES", cut.tiles), ("LOADS", cut.loads))
-    defines = (*sizes, ("GATE", int(gate)))
-    function = load_kernel(SOURCE, "skinny", defines, x.device.index or 0)
-    width = cut.tiles * 8 // (1 + gate)
-    launch(function, -(-rows // width), THREADS, (weight, x, out, rows, len(x)))
+    row_groups = next(groups for groups in ROW_GROUPS if len(x) <= GROUP_ROWS * groups)
+    config = config or select_tile_config(rows, columns)
+    sizes = (
+        ("COLUMNS", columns),
+        ("ROW_GROUPS", row_groups),
+        ("TILES", config.tiles),
+        ("LOADS", config.loads),
+    )
+    defines = (*sizes, ("SWIGLU", int(swiglu)))
+    function = load_kernel(SOURCE, "small_m", defines, x.device.index or 0)
+    block_outputs = config.tiles * 8 // (1 + swiglu)
+    launch(function, -(-rows // block_outputs), THREADS, (weight, x, out, rows, len(x)))
     return out

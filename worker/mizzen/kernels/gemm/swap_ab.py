@@ -1,10 +1,9 @@
-"""Products of up to 256 rows with a weight matrix, for batches of decodes.
+"""Swap-AB GEMM for M <= 256, for decode batches.
 
-Weights stand where a tensor core has its own 64 rows and the batch where it takes 8 to 256 columns, so that
-small batches waste little and large ones share each weight that was fetched once. The copy engine brings both
-operands to shared memory, weights before the kernel waits for the one ahead of it; parts of the inner
-dimension are summed inside a cluster of blocks, in one order. The technique is that of CUTLASS' kernels for
-Hopper (warp-specialised, with multicast); see `wide.cu`.
+Weight rows are the wgmma M dimension (64 per warpgroup) and the batch is N (8 to 256), so small batches waste
+little and large ones share each weight that is loaded once. TMA loads both operands; weight loads start
+before `griddepcontrol.wait`. Split-K partial sums are reduced inside a cluster of blocks, in a fixed order.
+The technique is that of CUTLASS' warp-specialised Hopper kernels with multicast; see `swap_ab.cu`.
 """
 
 from __future__ import annotations
@@ -17,196 +16,218 @@ import torch
 
 from mizzen.kernels.gemm.hopper import (
     ALIGNMENT,
-    COLUMNS,
-    SHARED_BYTES,
+    MAX_SHARED_BYTES,
+    STAGE_COLUMNS,
     kernel_source,
     make_tensor_map,
     make_weight_map,
 )
-from mizzen.kernels.gemm.tile_configs import CUTS, WIDEST
-from mizzen.kernels.nvrtc import KernelSpec, load_kernel, launch
+from mizzen.kernels.gemm.tile_configs import MAX_BATCHES, TILE_CONFIGS
+from mizzen.kernels.nvrtc import KernelSpec, launch, load_kernel
 
-BATCHES = tuple(range(16, 257, 16))
+BATCH_SIZES = tuple(range(16, 257, 16))
 """Rows of x that the kernel is compiled for."""
-MEASURED = (16, 32, 48, 64, 96, 128, 192, 256)
-"""Those of them at which all shapes were measured; others are cut as the next of these, or as `CUTS` says."""
-MULTIPROCESSORS = 132
-LARGEST_CLUSTER = 8
-"""Blocks of a cluster that every GPU with clusters can run together."""
-LONGEST_BY_RULE = 16 << 10
-"""Columns up to which a shape that was not measured is taken for faster than cuBLAS."""
-LARGEST = 64 << 10
-"""Outputs at most: for more, which are those of output heads, cuBLAS is as fast."""
+MEASURED_BATCH_SIZES = (16, 32, 48, 64, 96, 128, 192, 256)
+"""Batch sizes at which all shapes were measured; others use the tile config of the next measured size, unless
+`TILE_CONFIGS` lists them."""
+SM_COUNT = 132
+MAX_CLUSTER_SIZE = 8
+"""Blocks of a cluster that every GPU with clusters can run."""
+MAX_UNMEASURED_COLUMNS = 16 << 10
+"""Columns up to which an unmeasured shape is assumed to be faster than cuBLAS."""
+MAX_OUTPUTS = 64 << 10
+"""Maximum number of outputs; for more, as in output heads, cuBLAS is as fast."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How a product is cut into blocks."""
+class TileConfig:
+    """Tiling of a swap-AB GEMM."""
 
     rows: int
-    """Weight rows of a block: 64, 128 or 192."""
-    split: int
-    """Parts of the inner dimension."""
-    share: int
-    """Blocks that fetch x together."""
-    blocks: int = 1
-    """Blocks that fit on a multiprocessor: of two, one may be the next kernel's, with its first weights."""
+    """Weight rows per block: 64, 128 or 192."""
+    split_k: int
+    """Number of k-splits."""
+    multicast: int
+    """Blocks that load x together by TMA multicast."""
+    blocks_per_sm: int = 1
+    """Blocks that fit on an SM: with two, one may belong to the next kernel and prefetch its weights."""
 
     def stages(self, batch: int, steps: int) -> int:
-        """Return the depth of the pipeline; 0 where not even two stages fit."""
-        stage = (self.rows + batch) * COLUMNS * 2
-        fit = (SHARED_BYTES // self.blocks - ALIGNMENT - 512) // stage
-        return 0 if fit < 2 else min(fit, steps, 16)
+        """Return the pipeline depth; 0 if not even two stages fit."""
+        stage_bytes = (self.rows + batch) * STAGE_COLUMNS * 2
+        fitting = (MAX_SHARED_BYTES // self.blocks_per_sm - ALIGNMENT - 512) // stage_bytes
+        return 0 if fitting < 2 else min(fitting, steps, 16)
 
     def shared_bytes(self, batch: int, steps: int) -> int:
-        """Return the shared memory of a block."""
-        pipeline = self.stages(batch, steps) * (self.rows + batch) * COLUMNS * 2
-        staging = -(-batch // 8 // self.split) * 8 * (self.rows + 8) * 2
-        sums = self.rows * batch * 4 if self.split > 1 else 0
+        """Return the dynamic shared memory of a block."""
+        pipeline = self.stages(batch, steps) * (self.rows + batch) * STAGE_COLUMNS * 2
+        staging = -(-batch // 8 // self.split_k) * 8 * (self.rows + 8) * 2
+        sums = self.rows * batch * 4 if self.split_k > 1 else 0
         return max(pipeline, sums + staging) + ALIGNMENT
 
-    def serves(self, rows: int, columns: int, batch: int) -> bool:
-        """Tell whether a product can be cut so."""
-        steps = columns // COLUMNS // self.split
+    def supports(self, rows: int, columns: int, batch: int) -> bool:
+        """Return whether a GEMM of weights [rows, columns] with `batch` rows of x can be tiled like this."""
+        steps = columns // STAGE_COLUMNS // self.split_k
         return (
-            columns % COLUMNS == 0
+            columns % STAGE_COLUMNS == 0
             and rows % 8 == 0
-            and batch % (8 * self.share) == 0
-            and self.split * self.share <= LARGEST_CLUSTER
+            and batch % (8 * self.multicast) == 0
+            and self.split_k * self.multicast <= MAX_CLUSTER_SIZE
             and self.stages(batch, steps) >= 2
-            and self.shared_bytes(batch, steps) <= SHARED_BYTES // self.blocks
+            and self.shared_bytes(batch, steps) <= MAX_SHARED_BYTES // self.blocks_per_sm
         )
 
 
-def cut_of(rows: int, columns: int, count: int) -> Cut | None:
-    """Choose how to cut a product of `count` rows; None where nothing serves it."""
-    found = fitting(rows, columns, count)
-    return None if found is None else found[1]
+def select_tile_config(rows: int, columns: int, count: int) -> TileConfig | None:
+    """Return the tile config for `count` rows of x; None if no config supports the shape."""
+    padded = pad_batch(rows, columns, count)
+    return None if padded is None else padded[1]
 
 
 @functools.cache
-def fitting(rows: int, columns: int, count: int, cut: Cut | None = None) -> tuple[int, Cut] | None:
-    """Return how many rows a product of `count` is compiled for, and its cut (this one, or that chosen).
+def pad_batch(
+    rows: int, columns: int, count: int, config: TileConfig | None = None
+) -> tuple[int, TileConfig] | None:
+    """Return the compiled batch size for `count` rows of x, and its tile config (`config` if given).
 
-    As few as a cut serves, for those that are not there are multiplied, too. None where none does.
+    It is the smallest size with a supported config, because padding rows are multiplied as well. None if no
+    size has one.
     """
-    for batch in BATCHES:
+    for batch in BATCH_SIZES:
         if batch >= count:
-            chosen = cut or chosen_cut(rows, columns, batch)
-            if chosen.serves(rows, columns, batch):
-                return batch, chosen
+            candidate = config or tile_config_for(rows, columns, batch)
+            if candidate.supports(rows, columns, batch):
+                return batch, candidate
     return None
 
 
-def chosen_cut(rows: int, columns: int, batch: int) -> Cut:
-    """Choose a cut by what was measured, else by rule."""
-    cuts = CUTS.get((rows, columns), {})
-    near = next(size for size in MEASURED if batch <= size)
-    return Cut(*(cuts.get(batch) or cuts.get(near) or choose(rows, columns, batch)))
+def tile_config_for(rows: int, columns: int, batch: int) -> TileConfig:
+    """Return the measured tile config of a shape, or the default one."""
+    configs = TILE_CONFIGS.get((rows, columns), {})
+    next_measured = next(size for size in MEASURED_BATCH_SIZES if batch <= size)
+    return TileConfig(
+        *(configs.get(batch) or configs.get(next_measured) or default_tile_config(rows, columns, batch))
+    )
 
 
-def choose(rows: int, columns: int, batch: int) -> tuple[int, int, int, int]:
-    """Return weight rows of a block, parts of the inner dimension, blocks that share x, blocks at a time.
+def default_tile_config(rows: int, columns: int, batch: int) -> tuple[int, int, int, int]:
+    """Return the fields of the `TileConfig` for an unmeasured shape.
 
-    Of shapes that were not measured: blocks for about all multiprocessors in one go; of long inner dimensions
-    rather many parts than blocks of few weight rows, each of which fetches all of x.
+    The rule aims at one wave of blocks over about all SMs. For long inner dimensions it prefers more k-splits
+    to blocks of few weight rows, because each block loads all of x.
     """
 
     def tiles(height: int) -> int:
         return -(-rows // height)
 
-    if tiles(64) > MULTIPROCESSORS:
-        height = 128 if tiles(128) <= MULTIPROCESSORS else 192
+    if tiles(64) > SM_COUNT:
+        height = 128 if tiles(128) <= SM_COUNT else 192
         return height, 1, 2 if batch > 128 else 1, 1
-    if rows <= columns >= 4096 and (columns < 8192 or batch > 64) and tiles(192) * 4 <= MULTIPROCESSORS:
+    if rows <= columns >= 4096 and (columns < 8192 or batch > 64) and tiles(192) * 4 <= SM_COUNT:
         return 192, 4, 1, 1
-    most = MULTIPROCESSORS if columns >= 4096 else MULTIPROCESSORS // 2
-    split = max(split for split in (1, 2, 4) if split == 1 or tiles(64) * split <= most)
-    return (64, split, 1, 2) if batch <= 64 else (64, split, 4 if split == 1 else 1, 1)
+    max_blocks = SM_COUNT if columns >= 4096 else SM_COUNT // 2
+    split_k = max(split for split in (1, 2, 4) if split == 1 or tiles(64) * split <= max_blocks)
+    return (64, split_k, 1, 2) if batch <= 64 else (64, split_k, 4 if split_k == 1 else 1, 1)
 
 
-def widest(weight: torch.Tensor, *, gate: bool = False) -> int:
-    """Return for how many rows of x the kernel was measured to be no slower than cuBLAS; 0 where for none.
+def max_batch(weight: torch.Tensor, *, swiglu: bool = False) -> int:
+    """Return the largest batch for which the kernel was measured to be no slower than cuBLAS; 0 if for none.
 
-    Measured inside whole steps, behind and ahead of other kernels.
+    Measured inside whole steps, between the previous and the next kernels.
     """
     rows, columns = weight.shape
-    if columns % COLUMNS or (gate and rows % 16) or rows > LARGEST:
+    if columns % STAGE_COLUMNS or (swiglu and rows % 16) or rows > MAX_OUTPUTS:
         return 0
-    rule = 256 if gate else 192 if columns >= 3072 else 64
-    if columns > LONGEST_BY_RULE:
-        rule = max(CUTS.get((rows, columns), {}), default=0)
-    most = WIDEST.get((rows, columns), rule)
-    return most if all(cut_of(rows, columns, batch) for batch in BATCHES if batch <= most) else 0
+    by_rule = 256 if swiglu else 192 if columns >= 3072 else 64
+    if columns > MAX_UNMEASURED_COLUMNS:
+        by_rule = max(TILE_CONFIGS.get((rows, columns), {}), default=0)
+    largest = MAX_BATCHES.get((rows, columns), by_rule)
+    supported = all(select_tile_config(rows, columns, batch) for batch in BATCH_SIZES if batch <= largest)
+    return largest if supported else 0
 
 
-def definitions(
-    batch: int, cut: Cut, stages: int, *, gate: bool, late: bool = False
+def compile_definitions(
+    batch: int, config: TileConfig, stages: int, *, swiglu: bool, defer_pdl: bool = False
 ) -> tuple[tuple[str, int], ...]:
-    """Return what the source is compiled with."""
+    """Return the preprocessor definitions of the source."""
     return (
         ("BATCH", batch),
-        ("ROWS", cut.rows),
-        ("SPLIT", cut.split),
-        ("SHARE", cut.share),
+        ("TILE_ROWS", config.rows),
+        ("SPLIT_K", config.split_k),
+        ("MULTICAST", config.multicast),
         ("STAGES", stages),
-        ("GATE", int(gate)),
-        ("LATE", int(late)),
+        ("SWIGLU", int(swiglu)),
+        ("DEFER_PDL", int(defer_pdl)),
         ("ROTATE", 1),
     )
 
 
-def kernel(columns: int, batch: int, cut: Cut, *, gate: bool, late: bool) -> KernelSpec:
-    """Return what a product is compiled from."""
-    stages = cut.stages(batch, columns // COLUMNS // cut.split)
-    return kernel_source("swap_ab", batch), "wide", definitions(batch, cut, stages, gate=gate, late=late)
+def kernel_spec(columns: int, batch: int, config: TileConfig, *, swiglu: bool, defer_pdl: bool) -> KernelSpec:
+    """Return the spec of the kernel for a compiled batch size and tile config."""
+    stages = config.stages(batch, columns // STAGE_COLUMNS // config.split_k)
+    defines = compile_definitions(batch, config, stages, swiglu=swiglu, defer_pdl=defer_pdl)
+    return kernel_source("swap_ab", batch), "swap_ab", defines
 
 
 def kernel_specs(
-    rows: int, columns: int, counts: Iterable[int], *, gate: bool = False, late: bool = False
+    rows: int, columns: int, batch_sizes: Iterable[int], *, swiglu: bool = False, defer_pdl: bool = False
 ) -> set[KernelSpec]:
-    """Return what products of so many rows with weights [rows, columns] are compiled from."""
-    found = {fitting(rows, columns, count) for count in counts}
-    return {kernel(columns, *fit, gate=gate, late=late) for fit in found if fit is not None}
+    """Return the specs of the kernels for weights [rows, columns] and these batch sizes."""
+    padded = {pad_batch(rows, columns, size) for size in batch_sizes}
+    return {
+        kernel_spec(columns, *batch_and_config, swiglu=swiglu, defer_pdl=defer_pdl)
+        for batch_and_config in padded
+        if batch_and_config is not None
+    }
 
 
-def wide(
+def swap_ab_gemm(
     weight: torch.Tensor,
     x: torch.Tensor,
     out: torch.Tensor | None = None,
     *,
-    gate: bool = False,
-    late: bool = False,
-    cut: Cut | None = None,
+    swiglu: bool = False,
+    defer_pdl: bool = False,
+    config: TileConfig | None = None,
 ) -> torch.Tensor:
     """Return x [1 to 256, columns] times the transpose of weight [rows, columns]: [len(x), rows], bfloat16.
 
-    With `gate`, weight's rows are gates and then what they multiply, and the result is
-    silu(gates) * others [len(x), rows / 2]. With `late`, the kernel behind begins when the sums are there
-    instead of at once: blocks of attention that begin early crowd on the multiprocessors that this one
-    leaves free, and stay there. All are contiguous.
+    All tensors are contiguous.
+
+    Args:
+        weight: bfloat16; with `swiglu`, gate rows followed by up rows.
+        x: Batch.
+        out: Tensor for the result.
+        swiglu: Return silu(gate) * up, [len(x), rows / 2].
+        defer_pdl: Trigger PDL only after accumulation. Attention blocks that start earlier would crowd on the
+            SMs
+            that this kernel leaves idle, and stay there.
+        config: Tiling; the measured or default one if None.
 
     Raises:
-        ValueError: no cut, or not this one, serves the shape.
+        ValueError: no tile config, or not this one, supports the shape.
     """
     rows, columns = weight.shape
-    fit = fitting(rows, columns, len(x), cut)
-    if fit is None:
-        raise ValueError(f"no cut of {rows} x {columns} weights for {len(x)} rows: {cut}")
-    batch, cut = fit
-    outputs = rows // (1 + gate)
+    batch_and_config = pad_batch(rows, columns, len(x), config)
+    if batch_and_config is None:
+        raise ValueError(f"no tile config supports {rows} x {columns} weights and {len(x)} rows: {config}")
+    batch, config = batch_and_config
+    outputs = rows // (1 + swiglu)
     if out is None:
         out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
-    function = load_kernel(*kernel(columns, batch, cut, gate=gate, late=late), x.device.index or 0)
-    inputs = make_tensor_map(x.data_ptr(), (columns, len(x)), (columns,), (COLUMNS, batch // cut.share))
-    tiles = -(-rows // cut.rows)
-    tiles = -(-tiles // cut.share) * cut.share
+    spec = kernel_spec(columns, batch, config, swiglu=swiglu, defer_pdl=defer_pdl)
+    function = load_kernel(*spec, x.device.index or 0)
+    box = (STAGE_COLUMNS, batch // config.multicast)
+    input_map = make_tensor_map(x.data_ptr(), (columns, len(x)), (columns,), box)
+    weight_map = make_weight_map(weight, config.rows, swiglu=swiglu)
+    tiles = -(-rows // config.rows)
+    tiles = -(-tiles // config.multicast) * config.multicast
     launch(
         function,
-        (tiles, cut.split, 1),
-        128 * (1 if cut.rows == 64 else 2) + 128,
-        (make_weight_map(weight, cut.rows, gate=gate), inputs, out, outputs, len(x), columns // COLUMNS),
-        cluster=(cut.share, cut.split, 1),
-        shared=cut.shared_bytes(batch, columns // COLUMNS // cut.split),
+        (tiles, config.split_k, 1),
+        128 * (1 if config.rows == 64 else 2) + 128,
+        (weight_map, input_map, out, outputs, len(x), columns // STAGE_COLUMNS),
+        cluster=(config.multicast, config.split_k, 1),
+        shared_bytes=config.shared_bytes(batch, columns // STAGE_COLUMNS // config.split_k),
     )
     return out

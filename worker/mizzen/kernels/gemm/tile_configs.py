@@ -1,15 +1,15 @@
-"""How products of `mizzen.kernels.gemm.swap_ab` were measured to be cut best, by shape and batch, on an H200.
+"""Measured tile configs of `mizzen.kernels.gemm.swap_ab` by shape and batch, on an H200.
 
-Of the decoders that are served most, whole and split over 2 and 4 GPUs. A shape or batch that is missing is
-cut by rule.
+The shapes are those of the most used decoders, unsharded and sharded over 2 and 4 GPUs. Shapes and batches
+that are missing use the default tile config.
 """
 
 from __future__ import annotations
 
-Numbers = tuple[int, int, int, int]
-"""Weight rows of a block, parts of the inner dimension, blocks that share x, blocks at a time."""
+TileNumbers = tuple[int, int, int, int]
+"""Weight rows per block, k-splits, blocks that load x by multicast, blocks per SM."""
 
-CUTS: dict[tuple[int, int], dict[int, Numbers]] = {
+TILE_CONFIGS: dict[tuple[int, int], dict[int, TileNumbers]] = {
     (1024, 2048): {128: (64, 4, 2, 1), 192: (64, 4, 2, 1), 256: (64, 4, 2, 1)},
     (1024, 3072): {128: (64, 4, 2, 1), 192: (64, 4, 2, 1), 256: (64, 4, 2, 1)},
     (1536, 4096): {
@@ -145,9 +145,9 @@ CUTS: dict[tuple[int, int], dict[int, Numbers]] = {
     (28672, 4096): {16: (128, 1, 1, 2), 32: (128, 1, 1, 2), 48: (128, 1, 1, 2), 64: (128, 1, 1, 2)},
     (51200, 5120): {16: (192, 1, 1, 2), 32: (192, 1, 4, 2), 48: (192, 1, 1, 2), 64: (192, 1, 1, 2)},
 }
-"""By (rows, columns) of the weight and the batch that the kernel is compiled for."""
+"""Tile config by (rows, columns) of the weight and the batch size that the kernel is compiled for."""
 
-WIDEST: dict[tuple[int, int], int] = {
+MAX_BATCHES: dict[tuple[int, int], int] = {
     (2048, 2048): 128,
     (2560, 5120): 128,
     (3072, 2048): 128,
@@ -165,4 +165,5 @@ WIDEST: dict[tuple[int, int], int] = {
     (28672, 4096): 64,
     (51200, 5120): 0,
 }
-"""Largest batch at which the kernel is no slower than cuBLAS, by (rows, columns), where not as by rule."""
+"""Largest batch at which the kernel is no slower than cuBLAS, by (rows, columns), where it differs from the
+rule."""

@@ -1,4 +1,4 @@
-"""Masks of allowed tokens, applied in one pass over bits: logits of allowed tokens are not touched."""
+"""Masks disallowed tokens in one pass over bitmasks; logits of allowed tokens are not touched."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _mask_kernel(logits, rows, slots, bits, vocab, words, BLOCK: tl.constexpr):
 
 
 def mask_tokens(logits: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, bits: torch.Tensor) -> None:
-    """Make tokens impossible in rows of logits (float32 [rows, vocab], contiguous), in place.
+    """Set the logits of disallowed tokens to -inf, in place.
 
     Args:
-        logits: float32 [all rows, vocab], contiguous.
-        rows: int64 [n].
-        slots: int64 [n], rows of `bits`.
-        bits: int32 [any, ceil(vocab / 32)], contiguous; bit t % 32 of word t // 32 allows token t.
+        logits: Logits, float32 [all rows, vocab], contiguous.
+        rows: Rows to mask, int64 [n].
+        slots: Rows of `bits`, int64 [n].
+        bits: Masks, int32 [any, ceil(vocab / 32)], contiguous; bit t % 32 of word t // 32 allows token t.
     """
     vocab = logits.shape[1]
     _mask_kernel[(len(rows), triton.cdiv(vocab, BLOCK))](

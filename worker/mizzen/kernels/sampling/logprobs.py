@@ -1,9 +1,10 @@
-"""Log probabilities of rows of logits in two kernels: of what was drawn, of the most probable tokens, by id.
+"""Log probabilities of rows of logits in two kernels: of sampled tokens, of the most probable tokens, and by
+token id.
 
-The vocabulary is read once, in blocks. Each yields its highest logit, the sum of its weights, and the highest
-logit of each of its runs of `RUN` tokens. The most probable k tokens of a row stand in its k runs with the
-highest logits, equal ones in the vocabulary's order: before each token of any other run come k tokens, one of
-each of these. So one program a row picks k can_compile, and then k tokens out of them alone.
+The vocabulary is read once, in blocks. Each block yields its highest logit, the sum of its weights, and the
+highest logit of each of its runs of `RUN` tokens. The k most probable tokens of a row lie in its k runs with
+the highest logits (ties in vocabulary order): any token of another run has k tokens before it, one in each of
+these runs. So one program per row selects k runs, and then k tokens from these runs only.
 """
 
 from __future__ import annotations
@@ -12,88 +13,89 @@ import torch
 import triton
 import triton.language as tl
 
-from mizzen.kernels.sampling.sample import Processing
-from mizzen.kernels.sampling.penalties import penalized
+from mizzen.kernels.sampling.penalties import apply_penalties
+from mizzen.kernels.sampling.sample import LogitsProcessing
 
 BLOCK = 4096
 RUN = 64
-MOST = 32
-"""Tokens that can be picked, a power of two above `mizzen.core.sampling_params.MAX_LOGPROBS`."""
+MAX_TOP = 32
+"""Maximum number of selected tokens, a power of two above `mizzen.core.sampling_params.MAX_LOGPROBS`."""
 
 _FLOOR = tl.constexpr(-9999.0)
-"""As `mizzen.engine.sampling.logprobs.FLOOR`."""
-_LAST = tl.constexpr(0x7FFFFFFF)
-_GONE = tl.constexpr(-(1 << 63))
-"""Below every key."""
+"""Equals `mizzen.engine.sampling.logprobs.FLOOR`."""
+_MAX_INT32 = tl.constexpr(0x7FFFFFFF)
+_REMOVED = tl.constexpr(-(1 << 63))
+"""A key below every other."""
 _COLUMNS = tl.constexpr(5)
-"""Of `wanted`: out, source, row, slot, top."""
+"""Columns of `wanted`: out, source, row, slot, top."""
 
 
 @triton.jit
 def _key(value, index):
-    """Return int64 that orders by logit (float32), and equal ones by index (int32), the lowest highest."""
-    bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)  # one zero, not two
-    rising = bits ^ ((bits >> 31) & _LAST)
-    return (rising.to(tl.int64) << 32) | (index ^ _LAST).to(tl.int64)
+    """Return an int64 key that orders by logit (float32), and ties by index (int32), the lowest index
+    first."""
+    bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)  # +0 and -0 have the same key
+    rising = bits ^ ((bits >> 31) & _MAX_INT32)
+    return (rising.to(tl.int64) << 32) | (index ^ _MAX_INT32).to(tl.int64)
 
 
 @triton.jit
 def _index_of(key):
-    return key.to(tl.int32) ^ _LAST
+    return key.to(tl.int32) ^ _MAX_INT32
 
 
 @triton.jit
 def _value_of(key):
     rising = (key >> 32).to(tl.int32)
-    return (rising ^ ((rising >> 31) & _LAST)).to(tl.float32, bitcast=True)
+    return (rising ^ ((rising >> 31) & _MAX_INT32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _told(value, total):
-    """Return the bits of log probabilities; what cannot be drawn, and what is no number, has the least."""
+def _encode_logprob(value, total):
+    """Return the bits of log probabilities; impossible tokens and NaN get the floor."""
     value -= total
     return tl.where(value > _FLOOR, value, _FLOOR).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def _final(
-    logits, source, slot, token, index, inside, vocab, places, penalties, counts, PENALTIES: tl.constexpr
+    logits, source, slot, token, index, inside, vocab, count_rows, penalties, counts, PENALTIES: tl.constexpr
 ):  # fmt: skip
-    """Return the float32 logits that a row drew `token` from; -inf where it is not `inside`."""
+    """Return the float32 logits from which a row's `token` was sampled; -inf where not `inside`."""
     value = tl.load(logits + source * vocab + index, inside, float("-inf")).to(tl.float32)
     if PENALTIES:
-        place = tl.load(places + slot)
-        place = tl.where(place < -1, -2 - place, place)  # these rows were drawn again
-        if place >= 0:
+        count_row = tl.load(count_rows + slot)
+        count_row = tl.where(count_row < -1, -2 - count_row, count_row)  # these rows were resampled
+        if count_row >= 0:
             table = tl.load(counts).to(tl.pointer_type(tl.int32))
-            seen = tl.load(table + place * vocab + index, inside, 0)
-            seen -= (inside & (index == token)).to(tl.int32)  # which its draw has counted
-            of = penalties + 3 * slot
-            value = penalized(value, seen, tl.load(of), tl.load(of + 1), tl.load(of + 2))
+            seen = tl.load(table + count_row * vocab + index, inside, 0)
+            seen -= (inside & (index == token)).to(tl.int32)  # sampling has already counted it
+            penalty = penalties + 3 * slot
+            value = apply_penalties(value, seen, tl.load(penalty), tl.load(penalty + 1), tl.load(penalty + 2))
     return value
 
 
 @triton.jit
 def _scan_kernel(
-    logits, wanted, tokens, highest, sums, can_compile, places, penalties, counts, vocab,
+    logits, wanted, tokens, highest, sums, run_maxima, count_rows, penalties, counts, vocab,
     PENALTIES: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     number, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    ask = wanted + number * _COLUMNS
-    source = tl.load(ask + 1).to(tl.int64)
+    request = wanted + number * _COLUMNS
+    source = tl.load(request + 1).to(tl.int64)
     if source >= 0:
-        token, slot = tl.load(tokens + tl.load(ask + 2)), tl.load(ask + 3).to(tl.int64)
+        token, slot = tl.load(tokens + tl.load(request + 2)), tl.load(request + 3).to(tl.int64)
         index = block * BLOCK + tl.arange(0, BLOCK)
         value = _final(
-            logits, source, slot, token, index, index < vocab, vocab, places, penalties, counts, PENALTIES
+            logits, source, slot, token, index, index < vocab, vocab, count_rows, penalties, counts, PENALTIES
         )
         top = tl.max(value, 0)
         out = number * tl.num_programs(1) + block
         tl.store(highest + out, top)
-        # A block of -inf alone weighs nothing.
+        # If all logits of a block are -inf, its weights are zero.
         tl.store(sums + out, tl.sum(tl.exp(value - tl.where(top == float("-inf"), 0.0, top)), 0))
         best = tl.max(tl.reshape(value, [BLOCK // RUN, RUN]), 1)
-        tl.store(runs + out * (BLOCK // RUN) + tl.arange(0, BLOCK // RUN), best)
+        tl.store(run_maxima + out * (BLOCK // RUN) + tl.arange(0, BLOCK // RUN), best)
 
 
 @triton.jit
@@ -106,60 +108,60 @@ def _total(highest, sums, blocks, BLOCKS: tl.constexpr):
     return top + tl.log(tl.sum(tl.load(sums + block, inside, 0.0) * tl.exp(tops - top), 0))
 
 
-@triton.jit(do_not_specialize=["width", "named"])
+@triton.jit(do_not_specialize=["width", "ids_per_row"])
 def _select_kernel(
-    logits, wanted, tokens, by_id, out, highest, sums, can_compile, places, penalties, counts, vocab, blocks, width,
-    named, PENALTIES: tl.constexpr, BLOCKS: tl.constexpr, RUNS: tl.constexpr, BLOCK: tl.constexpr,
-    RUN: tl.constexpr, MOST: tl.constexpr,
+    logits, wanted, tokens, by_id, out, highest, sums, run_maxima, count_rows, penalties, counts, vocab,
+    blocks, width, ids_per_row, PENALTIES: tl.constexpr, BLOCKS: tl.constexpr, RUNS: tl.constexpr,
+    BLOCK: tl.constexpr, RUN: tl.constexpr, MAX_TOP: tl.constexpr,
 ):  # fmt: skip
     number = tl.program_id(0).to(tl.int64)
-    ask = wanted + number * _COLUMNS
-    source = tl.load(ask + 1).to(tl.int64)
+    request = wanted + number * _COLUMNS
+    source = tl.load(request + 1).to(tl.int64)
     if source >= 0:
-        token, slot = tl.load(tokens + tl.load(ask + 2)), tl.load(ask + 3).to(tl.int64)
-        place, top = tl.load(ask).to(tl.int64), tl.minimum(tl.load(ask + 4), vocab)
-        ids, values = out + place * 2 * width, out + (place * 2 + 1) * width
+        token, slot = tl.load(tokens + tl.load(request + 2)), tl.load(request + 3).to(tl.int64)
+        out_row, top = tl.load(request).to(tl.int64), tl.minimum(tl.load(request + 4), vocab)
+        ids, values = out + out_row * 2 * width, out + (out_row * 2 + 1) * width
         total = _total(highest + number * blocks, sums + number * blocks, blocks, BLOCKS)
         drawn = _final(
-            logits, source, slot, token, token, token < vocab, vocab, places, penalties, counts, PENALTIES
+            logits, source, slot, token, token, token < vocab, vocab, count_rows, penalties, counts, PENALTIES
         )
         tl.store(ids, token.to(tl.int32))
-        tl.store(values, _told(drawn, total))
+        tl.store(values, _encode_logprob(drawn, total))
 
-        rank = tl.arange(0, MOST)
+        rank = tl.arange(0, MAX_TOP)
         index, count = tl.arange(0, RUNS), blocks * (BLOCK // RUN)
-        highs = tl.load(runs + number * count + index, index < count, float("-inf"))
-        keys = tl.where(index < count, _key(highs, index), _GONE)
-        picked = tl.zeros([MOST], tl.int32)
+        run_tops = tl.load(run_maxima + number * count + index, index < count, float("-inf"))
+        keys = tl.where(index < count, _key(run_tops, index), _REMOVED)
+        picked = tl.zeros([MAX_TOP], tl.int32)
         for k in range(top):
             best = tl.max(keys, 0)
             picked = tl.where(rank == k, _index_of(best), picked)
-            keys = tl.where(keys == best, _GONE, keys)
+            keys = tl.where(keys == best, _REMOVED, keys)
 
-        index = tl.reshape(picked[:, None] * RUN + tl.arange(0, RUN)[None, :], [MOST * RUN])
-        inside = (index < vocab) & (tl.arange(0, MOST * RUN) < top * RUN)
+        index = tl.reshape(picked[:, None] * RUN + tl.arange(0, RUN)[None, :], [MAX_TOP * RUN])
+        inside = (index < vocab) & (tl.arange(0, MAX_TOP * RUN) < top * RUN)
         value = _final(
-            logits, source, slot, token, index, inside, vocab, places, penalties, counts, PENALTIES
+            logits, source, slot, token, index, inside, vocab, count_rows, penalties, counts, PENALTIES
         )
-        keys = tl.where(inside, _key(value, index), _GONE)
-        chosen = tl.zeros([MOST], tl.int64)
+        keys = tl.where(inside, _key(value, index), _REMOVED)
+        chosen = tl.zeros([MAX_TOP], tl.int64)
         for k in range(top):
             best = tl.max(keys, 0)
             chosen = tl.where(rank == k, best, chosen)
-            keys = tl.where(keys == best, _GONE, keys)
+            keys = tl.where(keys == best, _REMOVED, keys)
         tl.store(ids + 1 + rank, _index_of(chosen), rank < top)
-        tl.store(values + 1 + rank, _told(_value_of(chosen), total), rank < top)
+        tl.store(values + 1 + rank, _encode_logprob(_value_of(chosen), total), rank < top)
 
-        for begin in range(0, named, MOST):
+        for begin in range(0, ids_per_row, MAX_TOP):
             column = begin + rank
-            asked = column < named
-            name = tl.load(by_id + place * named + column, asked, 0).to(tl.int32)
+            inside_ids = column < ids_per_row
+            name = tl.load(by_id + out_row * ids_per_row + column, inside_ids, 0).to(tl.int32)
             logit = _final(
-                logits, source, slot, token, name, asked, vocab, places, penalties, counts, PENALTIES
+                logits, source, slot, token, name, inside_ids, vocab, count_rows, penalties, counts, PENALTIES
             )
-            at = width - named + column
-            tl.store(ids + at, name, asked)
-            tl.store(values + at, _told(logit, total), asked)
+            at = width - ids_per_row + column
+            tl.store(ids + at, name, inside_ids)
+            tl.store(values + at, _encode_logprob(logit, total), inside_ids)
 
 
 def write_logprobs(
@@ -168,36 +170,36 @@ def write_logprobs(
     tokens: torch.Tensor,
     out: torch.Tensor,
     by_id: torch.Tensor | None = None,
-    processing: Processing | None = None,
+    processing: LogitsProcessing | None = None,
 ) -> None:
-    """Write log probabilities of rows into a table; equal ones are ranked by id.
+    """Write log probabilities of rows into a table; ties are ranked by id.
 
     Args:
-        logits: [any, vocab], contiguous.
-        wanted: int32 [n, 5], contiguous: the row of `out`, of `logits` (-1: nothing is wanted) and of
-            `tokens`, the slot, and how many of the most probable tokens, at most `MOST`.
-        tokens: int64 [any], what was drawn.
-        out: int32 [any, 2, m], contiguous: ids and the bits of float32 log probabilities; the token's own,
-            the most probable ones', as far as they are wanted, and in the last columns those by id.
-        by_id: int64 [rows of `out`, any], contiguous.
-        processing: Slots that have a place are penalised; what they drew is counted already.
+        logits: Logits [any, vocab], contiguous.
+        wanted: int32 [n, 5], contiguous: row of `out`, row of `logits` (-1 to skip), row of `tokens`, slot,
+            and number of most probable tokens (at most `MAX_TOP`).
+        tokens: Sampled tokens, int64 [any].
+        out: int32 [any, 2, m], contiguous: ids and the bits of float32 log probabilities; first the sampled
+            token, then the most probable ones, and in the last columns those by id.
+        by_id: Token ids, int64 [rows of `out`, any], contiguous.
+        processing: Penalties of slots; their sampled tokens are already counted.
     """
     count, vocab = len(wanted), logits.shape[1]
     blocks = triton.cdiv(vocab, BLOCK)
     highest = torch.empty((count, blocks), dtype=torch.float32, device=logits.device)
-    sums = torch.empty_like(highest)  # each aligned, so that all counts run the same kernels
-    runs = torch.empty((count, blocks * (BLOCK // RUN)), dtype=torch.float32, device=logits.device)
+    sums = torch.empty_like(highest)  # aligned separately, so that all batch sizes run the same kernels
+    run_maxima = torch.empty((count, blocks * (BLOCK // RUN)), dtype=torch.float32, device=logits.device)
     if processing is None:
         penalties = (logits,) * 3
     else:
-        penalties = (processing.places, processing.values, processing.counts)
-    named = (tokens, 0) if by_id is None else (by_id, by_id.shape[1])
+        penalties = (processing.count_rows, processing.values, processing.counts)
+    ids, ids_per_row = (tokens, 0) if by_id is None else (by_id, by_id.shape[1])
     flags = {"PENALTIES": processing is not None, "BLOCK": BLOCK, "RUN": RUN, "num_warps": 8}
     _scan_kernel[(count, blocks)](
-        logits, wanted, tokens, highest, sums, can_compile, *penalties, vocab, **flags
+        logits, wanted, tokens, highest, sums, run_maxima, *penalties, vocab, **flags
     )  # fmt: skip
     _select_kernel[(count,)](
-        logits, wanted, tokens, named[0], out, highest, sums, can_compile, *penalties, vocab, blocks, out.shape[2],
-        named[1], BLOCKS=triton.next_power_of_2(blocks), RUNS=triton.next_power_of_2(runs.shape[1]),
-        MOST=MOST, **flags,
+        logits, wanted, tokens, ids, out, highest, sums, run_maxima, *penalties, vocab, blocks,
+        out.shape[2], ids_per_row, BLOCKS=triton.next_power_of_2(blocks),
+        RUNS=triton.next_power_of_2(run_maxima.shape[1]), MAX_TOP=MAX_TOP, **flags,
     )  # fmt: skip

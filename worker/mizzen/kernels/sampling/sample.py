@@ -1,9 +1,10 @@
-"""Draws tokens from logits in two passes: greedy rows and rows at a temperature, without filters.
+"""Samples tokens from logits in two passes: greedy rows and rows with a temperature, without top-k, top-p or
+min-p.
 
-The numbers are those of `mizzen.engine.sampling.sampler`: the first token, in the vocabulary's order, at which the sum
-of weights exceeds a random share of their total. Weights are summed by blocks of the vocabulary, each in
-float32, and over blocks and within the chosen one in float64; the order of sums depends on the vocabulary
-alone, so that a row's token is the same in any batch.
+The tokens are those of `mizzen.engine.sampling.sampler`: the first token, in vocabulary order, at which the
+running sum of weights exceeds a random fraction of their total. Weights are summed in float32 within blocks
+of the vocabulary, and in float64 over blocks and within the chosen block. The order of sums depends only on
+the vocabulary, so a row's token is the same in any batch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mizzen.kernels.sampling.penalties import penalized
+from mizzen.kernels.sampling.penalties import apply_penalties
 
 BLOCK = 4096
 
@@ -26,7 +27,7 @@ _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def _mix(x):
-    """SplitMix64's finaliser, as `mizzen.engine.sampling.rng.mix`."""
+    """Finaliser of SplitMix64; equals `mizzen.engine.sampling.rng.mix`."""
     x = (x ^ (x >> 30)) * tl.full((), _MIX_1, tl.uint64)
     x = (x ^ (x >> 27)) * tl.full((), _MIX_2, tl.uint64)
     return x ^ (x >> 31)
@@ -34,7 +35,7 @@ def _mix(x):
 
 @triton.jit
 def _uniform(seed, position):
-    """float64 in [0, 1), as `mizzen.engine.sampling.rng.uniform`."""
+    """Return float64 in [0, 1); equals `mizzen.engine.sampling.rng.uniform`."""
     golden = tl.full((), _GOLDEN, tl.uint64)
     bits = _mix(_mix(seed.to(tl.uint64) + golden) + position.to(tl.uint64) * golden)
     return (bits >> 12).to(tl.int64).to(tl.float64) * 2.220446049250313e-16
@@ -42,21 +43,21 @@ def _uniform(seed, position):
 
 @triton.jit
 def _scaled(
-    logits, row, slot, vocab, index, temperature, places, penalties, counts, bits, words,
+    logits, row, slot, vocab, index, temperature, count_rows, penalties, counts, bits, words,
     PENALTIES: tl.constexpr, MASKS: tl.constexpr,
 ):  # fmt: skip
-    """Return float32 logits over the temperature, processed first as `Processing` says."""
+    """Return float32 logits over the temperature, with penalties and masks applied first."""
     inside = index < vocab
     value = tl.load(logits + row * vocab + index, inside, float("-inf")).to(tl.float32)
     if PENALTIES:
-        place = tl.load(places + slot)
-        if MASKS:  # these rows are drawn here alone
-            place = -2 - place
-        if place >= 0:
+        count_row = tl.load(count_rows + slot)
+        if MASKS:  # these rows are sampled only here
+            count_row = -2 - count_row
+        if count_row >= 0:
             table = tl.load(counts).to(tl.pointer_type(tl.int32))
-            seen = tl.load(table + place * vocab + index, inside, 0)
-            of = penalties + 3 * slot
-            value = penalized(value, seen, tl.load(of), tl.load(of + 1), tl.load(of + 2))
+            seen = tl.load(table + count_row * vocab + index, inside, 0)
+            penalty = penalties + 3 * slot
+            value = apply_penalties(value, seen, tl.load(penalty), tl.load(penalty + 1), tl.load(penalty + 2))
     if MASKS:
         word = tl.load(bits + slot * words + index // 32, inside, 0)
         value = tl.where(((word >> (index % 32)) & 1) == 1, value, float("-inf"))
@@ -65,7 +66,7 @@ def _scaled(
 
 @triton.jit
 def _block_kernel(
-    logits, rows, slots, temperatures, highest, best, sums, places, penalties, counts, bits, words, vocab,
+    logits, rows, slots, temperatures, highest, best, sums, count_rows, penalties, counts, bits, words, vocab,
     PENALTIES: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     number, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -77,20 +78,32 @@ def _block_kernel(
     temperature = tl.where(temperature > 0, temperature, 1.0)
     index = block * BLOCK + tl.arange(0, BLOCK)
     value = _scaled(
-        logits, row, slot, vocab, index, temperature, places, penalties, counts, bits, words, PENALTIES, MASKS
+        logits,
+        row,
+        slot,
+        vocab,
+        index,
+        temperature,
+        count_rows,
+        penalties,
+        counts,
+        bits,
+        words,
+        PENALTIES,
+        MASKS,
     )
     top = tl.max(value, 0)
     out = number * tl.num_programs(1) + block
     tl.store(highest + out, top)
     tl.store(best + out, tl.min(tl.where(value == top, index, vocab - 1), 0))
-    # A block of -inf alone weighs nothing.
+    # If all logits of a block are -inf, its weights are zero.
     weights = tl.exp(value - tl.where(top == float("-inf"), 0.0, top))
     tl.store(sums + out, tl.sum(tl.where(index < vocab, weights, 0.0), 0))
 
 
 @triton.jit
-def _draw_kernel(
-    logits, rows, slots, positions, temperatures, seeds, highest, best, sums, tokens, last_tokens, places,
+def _sample_kernel(
+    logits, rows, slots, positions, temperatures, seeds, highest, best, sums, tokens, last_tokens, count_rows,
     penalties, counts, bits, words, vocab, blocks, scratch, ADVANCE: tl.constexpr, PENALTIES: tl.constexpr,
     MASKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
@@ -110,23 +123,23 @@ def _draw_kernel(
         parts = tl.where(inside, parts, 0.0).to(tl.float64)
         until = tl.cumsum(parts, 0)
         total = tl.sum(tl.where(index == blocks - 1, until, 0.0), 0)
-        drawn = position.to(tl.int64)
+        sampled_position = position.to(tl.int64)
         if ADVANCE:
-            drawn += 1
-        share = _uniform(tl.load(seeds + slot), drawn) * total
-        # The last block with any weight takes what rounding leaves over.
+            sampled_position += 1
+        target = _uniform(tl.load(seeds + slot), sampled_position) * total
+        # The last block with any weight absorbs rounding errors.
         last = tl.max(tl.where(parts > 0, index, 0), 0)
-        block = tl.minimum(tl.min(tl.where(inside & (until > share), index, BLOCKS), 0), last)
+        block = tl.minimum(tl.min(tl.where(inside & (until > target), index, BLOCKS), 0), last)
         before = tl.sum(tl.where(index == block, until - parts, 0.0), 0)
-        place = block * BLOCK + tl.arange(0, BLOCK)
+        token_index = block * BLOCK + tl.arange(0, BLOCK)
         value = _scaled(
             logits,
             row,
             slot,
             vocab,
-            place,
+            token_index,
             temperature,
-            places,
+            count_rows,
             penalties,
             counts,
             bits,
@@ -135,10 +148,10 @@ def _draw_kernel(
             MASKS,
         )
         weights = tl.exp(value - top).to(tl.float64)
-        weights = tl.where(place < vocab, weights, 0.0)
-        reached = before + tl.cumsum(weights, 0) > share
-        last = tl.max(tl.where(weights > 0, place, 0), 0)
-        token = tl.minimum(tl.min(tl.where(reached & (weights > 0), place, vocab), 0), last)
+        weights = tl.where(token_index < vocab, weights, 0.0)
+        reached = before + tl.cumsum(weights, 0) > target
+        last = tl.max(tl.where(weights > 0, token_index, 0), 0)
+        token = tl.minimum(tl.min(tl.where(reached & (weights > 0), token_index, vocab), 0), last)
     else:
         choices = tl.load(best + number * blocks + index, inside, 0)
         token = tl.min(tl.where(inside & (tops == top), choices, vocab - 1), 0)
@@ -149,39 +162,40 @@ def _draw_kernel(
     if ADVANCE:
         tl.store(positions + row, tl.where(slot == scratch, position, position + 1))
     if PENALTIES:
-        kept = tl.load(places + slot)
+        count_row = tl.load(count_rows + slot)
         if MASKS:
-            kept = -2 - kept
-        if kept >= 0:
-            cell = tl.load(counts).to(tl.pointer_type(tl.int32)) + kept * vocab + token
+            count_row = -2 - count_row
+        if count_row >= 0:
+            cell = tl.load(counts).to(tl.pointer_type(tl.int32)) + count_row * vocab + token
             tl.store(cell, tl.load(cell) + 1)
 
 
-class Processing(Protocol):
-    """Which slots' logits are penalised, and how; see `mizzen.engine.sampling.graph_penalties.GraphPenalties`."""
+class LogitsProcessing(Protocol):
+    """Penalties of slots; implemented by `mizzen.engine.sampling.graph_penalties.GraphPenalties`."""
 
     @property
-    def places(self) -> torch.Tensor:
-        """int64 [slots]: the row of counts of a slot that is drawn with all others; -1 for none.
+    def count_rows(self) -> torch.Tensor:
+        """Row of token counts by slot, int64 [slots]; -1 for slots without penalties.
 
-        -2 - row for a slot that is drawn again, by `sample_masked` or `mizzen.kernels.sampling.top_k_top_p.sample_top_k_top_p`.
+        -2 - row for slots that are resampled, by `sample_masked` or
+        `mizzen.kernels.sampling.top_k_top_p.sample_top_k_top_p`.
         """
         ...
 
     @property
     def values(self) -> torch.Tensor:
-        """float32 [slots, 3]: frequency, presence, repetition."""
+        """Frequency, presence and repetition penalty by slot, float32 [slots, 3]."""
         ...
 
     @property
     def counts(self) -> torch.Tensor:
-        """int64 [1]: the address of the counts, int32 [rows, vocab]."""
+        """Address of the token counts (int32 [rows, vocab]), int64 [1]."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Draw:
-    """The operands of one draw; where a row or a slot has none, whatever is at hand."""
+class _SampleLaunch:
+    """Operands of one launch; absent optional operands are replaced by arbitrary tensors."""
 
     logits: torch.Tensor
     slots: torch.Tensor
@@ -194,20 +208,29 @@ class _Draw:
     advance: bool = False
     rows: torch.Tensor | None = None
     bits: torch.Tensor | None = None
-    processing: Processing | None = None
+    processing: LogitsProcessing | None = None
 
     def __call__(self) -> torch.Tensor:
-        """Enqueue it; return the tokens."""
-        logits, wish, bits = self.logits, self.processing, self.bits
+        """Enqueue the kernels and return the tokens."""
+        logits, processing, bits = self.logits, self.processing, self.bits
         count, vocab = len(logits) if self.rows is None else len(self.rows), logits.shape[1]
         blocks = triton.cdiv(vocab, BLOCK)
         highest = torch.empty((count, blocks), dtype=torch.float32, device=logits.device)
-        sums = torch.empty_like(highest)  # each aligned, so that all counts run the same kernels
+        sums = torch.empty_like(highest)  # aligned separately, so that all batch sizes run the same kernels
         best = torch.empty((count, blocks), dtype=torch.int32, device=logits.device)
         rows = logits if self.rows is None else self.rows
-        penalties = (logits,) * 3 if wish is None else (wish.places, wish.values, wish.counts)
+        penalties = (
+            (logits,) * 3
+            if processing is None
+            else (processing.count_rows, processing.values, processing.counts)
+        )
         masks = (logits, 0) if bits is None else (bits, bits.shape[1])
-        flags = {"PENALTIES": wish is not None, "MASKS": bits is not None, "BLOCK": BLOCK, "num_warps": 8}
+        flags = {
+            "PENALTIES": processing is not None,
+            "MASKS": bits is not None,
+            "BLOCK": BLOCK,
+            "num_warps": 8,
+        }
         _block_kernel[(count, blocks)](
             logits,
             rows,
@@ -221,7 +244,7 @@ class _Draw:
             vocab,
             **flags,
         )
-        _draw_kernel[(count,)](
+        _sample_kernel[(count,)](
             logits, rows, self.slots, self.positions, self.temperatures, self.seeds, highest, best, sums,
             self.tokens, self.tokens if self.last_tokens is None else self.last_tokens, *penalties, *masks,
             vocab, blocks, self.scratch, ADVANCE=self.advance, BLOCKS=triton.next_power_of_2(blocks), **flags,
@@ -236,13 +259,13 @@ def sample_tokens(
     temperatures: torch.Tensor,
     seeds: torch.Tensor,
 ) -> torch.Tensor:
-    """Draw one token a row: logits [rows, vocab] (contiguous) → int64 [rows].
+    """Sample one token per row of logits [rows, vocab] (contiguous); return int64 [rows].
 
     `slots` [rows] index `temperatures` (float32; 0 is greedy) and `seeds` (int64); `positions` [rows] are the
-    sequence positions of the tokens to be drawn.
+    sequence positions of the sampled tokens.
     """
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    return _Draw(
+    return _SampleLaunch(
         logits=logits,
         slots=slots,
         positions=positions,
@@ -261,14 +284,14 @@ def sample_and_advance(
     tokens: torch.Tensor,
     last_tokens: torch.Tensor,
     scratch: int,
-    processing: Processing | None = None,
+    processing: LogitsProcessing | None = None,
 ) -> None:
-    """Draw the token behind each row's position into `tokens` (int64 [rows]) and `last_tokens` (by slot).
+    """Sample the token after each row's position into `tokens` (int64 [rows]) and `last_tokens` (by slot).
 
-    Advances the positions, but not those of the slot `scratch`: its rows are padding. With `processing`,
-    slots that have a place are penalised first, and what they draw is counted.
+    Positions are advanced, except for the slot `scratch`, whose rows are padding. With `processing`,
+    penalties are applied first for slots that have a row of counts, and their sampled tokens are counted.
     """
-    _Draw(
+    _SampleLaunch(
         logits=logits,
         slots=slots,
         positions=positions,
@@ -292,23 +315,23 @@ def sample_masked(
     tokens: torch.Tensor,
     last_tokens: torch.Tensor,
     bits: torch.Tensor,
-    processing: Processing,
+    processing: LogitsProcessing,
 ) -> None:
-    """Draw some rows of a batch again, into `tokens` and `last_tokens`, from what masks allow.
+    """Resample some rows of a batch from the tokens that masks allow, into `tokens` and `last_tokens`.
 
     Args:
-        logits: The model's, [all rows, vocab], contiguous.
-        rows: int64 [n], which rows.
-        slots: [all rows].
-        positions: [all rows], the sequence positions of the tokens to be drawn.
-        temperatures: float32, by slot.
-        seeds: int64, by slot.
-        tokens: int64 [all rows].
-        last_tokens: int64, by slot.
-        bits: int32 [any, ceil(vocab / 32)], by slot: bit t % 32 of word t // 32 allows token t.
-        processing: Slots whose place is below -1 are penalised before, and what they draw is counted.
+        logits: Logits of the model, [all rows, vocab], contiguous.
+        rows: Rows to resample, int64 [n].
+        slots: Slots, [all rows].
+        positions: Sequence positions of the sampled tokens, [all rows].
+        temperatures: Temperatures by slot, float32.
+        seeds: Seeds by slot, int64.
+        tokens: Sampled tokens, int64 [all rows].
+        last_tokens: Last tokens by slot, int64.
+        bits: Masks by slot, int32 [any, ceil(vocab / 32)]: bit t % 32 of word t // 32 allows token t.
+        processing: Penalties; applied and counted for slots whose row of counts is below -1.
     """
-    _Draw(
+    _SampleLaunch(
         logits=logits,
         rows=rows,
         slots=slots,

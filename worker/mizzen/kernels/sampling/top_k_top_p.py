@@ -1,8 +1,7 @@
-"""Draws rows that ask for a part of the vocabulary (top k, top p, min p) in one kernel, without sorting.
+"""Samples rows with top-k, top-p or min-p in one kernel, without sorting the vocabulary.
 
-The tokens are those of `mizzen.engine.sampling.sampler.draw`, its plain twin. Penalties and a grammar's mask are
-applied where the row is drawn, so that such rows need no copy of their logits. See filters.cu; NVRTC compiles
-it.
+The tokens are those of its plain twin `mizzen.engine.sampling.sampler.draw`. The kernel applies penalties and
+grammar masks itself, so such rows need no copy of their logits. See top_k_top_p.cu; NVRTC compiles it.
 """
 
 from __future__ import annotations
@@ -12,74 +11,79 @@ from typing import Protocol
 
 import torch
 
-from mizzen.kernels.launch import hopper
-from mizzen.kernels.nvrtc import load_kernel, launch, can_compile, read_source
-from mizzen.kernels.sampling.sample import Processing
+from mizzen.kernels.launch import is_hopper_or_later
+from mizzen.kernels.nvrtc import can_compile, launch, load_kernel, read_source
+from mizzen.kernels.sampling.sample import LogitsProcessing
 
 SOURCE = read_source("sampling/top_k_top_p")
-PARTS = 8
+BLOCKS = 8
 """Blocks that share a row."""
 THREADS = 512
-EACH = 4
-"""Tokens that a thread has at once, those of a `float4`."""
-LARGEST = 400_000
-"""Tokens of a vocabulary at most: a block keeps its part's weights in shared memory."""
-LOGITS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+TOKENS_PER_LOAD = 4
+"""Tokens that a thread loads at once, those of a `float4`."""
+MAX_VOCAB = 400_000
+"""Largest supported vocabulary: a block keeps the weights of its tokens in shared memory."""
+LOGITS_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
-class Parameters(Protocol):
-    """How slots draw, each [slots] on the device; see `mizzen.engine.execution.slot_state.SamplingTensors`."""
+class TopKTopPParams(Protocol):
+    """Sampling parameters by slot, each [slots] on the device."""
 
     @property
     def temperature(self) -> torch.Tensor:
-        """float32, above 0."""
+        """Temperatures, float32, above 0."""
         ...
 
     @property
     def seed(self) -> torch.Tensor:
-        """int64."""
+        """Seeds, int64."""
         ...
 
     @property
     def top_k(self) -> torch.Tensor:
-        """int64; 0 keeps all."""
+        """Top-k, int64; 0 keeps all tokens."""
         ...
 
     @property
     def top_p(self) -> torch.Tensor:
-        """float32; 1 keeps all."""
+        """Top-p, float32; 1 keeps all tokens."""
         ...
 
     @property
     def min_p(self) -> torch.Tensor:
-        """float32; 0 keeps all."""
+        """Min-p, float32; 0 keeps all tokens."""
         ...
 
 
-def definitions(vocab: int, dtype: torch.dtype) -> tuple[tuple[str, int], ...]:
-    """Return what the kernel is compiled with."""
-    share = -(-vocab // (PARTS * EACH)) * EACH
-    shape = (("LOGITS", LOGITS[dtype]), ("VOCAB", vocab), ("WORDS", -(-vocab // 32)))
-    return (*shape, ("PARTS", PARTS), ("SHARE", share), ("THREADS", THREADS), ("EACH", EACH))
+def compile_definitions(vocab: int, dtype: torch.dtype) -> tuple[tuple[str, int], ...]:
+    """Return the preprocessor definitions of the kernel."""
+    block_tokens = -(-vocab // (BLOCKS * TOKENS_PER_LOAD)) * TOKENS_PER_LOAD
+    shape = (("LOGITS", LOGITS_CODES[dtype]), ("VOCAB", vocab), ("WORDS", -(-vocab // 32)))
+    return (
+        *shape,
+        ("BLOCKS", BLOCKS),
+        ("BLOCK_TOKENS", block_tokens),
+        ("THREADS", THREADS),
+        ("TOKENS_PER_LOAD", TOKENS_PER_LOAD),
+    )
 
 
 def shared_bytes(defines: tuple[tuple[str, int], ...]) -> int:
-    """Return the shared memory of a block: its part's weights."""
-    return 4 * dict(defines)["SHARE"]
+    """Return the shared memory of a block, which holds the weights of its tokens."""
+    return 4 * dict(defines)["BLOCK_TOKENS"]
 
 
 @functools.cache
-def serves(vocab: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Tell whether the kernel draws from logits [rows, vocab].
+def supports(vocab: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether the kernel samples from logits [rows, vocab].
 
-    False where device, precision or vocabulary are others, or (with a warning) where kernels cannot be
-    compiled.
+    False for other devices, dtypes or vocabularies, and, with a warning, if the kernel cannot be compiled.
     """
-    if not hopper(device) or dtype not in LOGITS or vocab > LARGEST:
+    if not is_hopper_or_later(device) or dtype not in LOGITS_CODES or vocab > MAX_VOCAB:
         return False
-    defines = definitions(vocab, dtype)
-    otherwise = "top k, top p and min p sort the vocabulary"
-    return can_compile(SOURCE, "filters", defines, device, otherwise, shared=shared_bytes(defines))
+    defines = compile_definitions(vocab, dtype)
+    fallback = "top-k, top-p and min-p sort the vocabulary"
+    return can_compile(SOURCE, "top_k_top_p", defines, device, fallback, shared_bytes=shared_bytes(defines))
 
 
 def sample_top_k_top_p(
@@ -87,33 +91,41 @@ def sample_top_k_top_p(
     rows: torch.Tensor,
     slots: torch.Tensor,
     positions: torch.Tensor,
-    parameters: Parameters,
+    parameters: TopKTopPParams,
     tokens: torch.Tensor,
     last_tokens: torch.Tensor | None = None,
     bits: torch.Tensor | None = None,
-    processing: Processing | None = None,
+    processing: LogitsProcessing | None = None,
 ) -> None:
-    """Draw some rows of a batch, into `tokens` and, where it is given, `last_tokens`.
+    """Sample some rows of a batch into `tokens` and, if given, `last_tokens`.
 
     Args:
-        logits: [all rows, vocab], contiguous, of a kind that `serves` knows.
-        rows: int64 [n], which rows; their temperatures are above 0.
-        slots: int32 [all rows].
-        positions: int32 [all rows], the sequence positions of the tokens to be drawn.
-        parameters: By slot.
-        tokens: int64 [all rows].
-        last_tokens: int64, by slot.
-        bits: int32 [any, ceil(vocab / 32)], contiguous, by slot: bit t % 32 of word t // 32 allows token t.
-        processing: Slots whose place is below -1 are penalised before, and what they draw is counted.
+        logits: Logits [all rows, vocab], contiguous; their dtype and size must satisfy `supports`.
+        rows: Rows to sample, int64 [n]; their temperatures are above 0.
+        slots: Slots, int32 [all rows].
+        positions: Sequence positions of the sampled tokens, int32 [all rows].
+        parameters: Sampling parameters by slot.
+        tokens: Sampled tokens, int64 [all rows].
+        last_tokens: Last tokens by slot, int64.
+        bits: Masks by slot, int32 [any, ceil(vocab / 32)], contiguous: bit t % 32 of word t // 32 allows
+            token t.
+        processing: Penalties; applied and counted for slots whose row of counts is below -1.
     """
-    defines = definitions(logits.shape[1], logits.dtype)
-    function = load_kernel(SOURCE, "filters", defines, logits.device.index or 0)
+    defines = compile_definitions(logits.shape[1], logits.dtype)
+    function = load_kernel(SOURCE, "top_k_top_p", defines, logits.device.index or 0)
     penalties: tuple[torch.Tensor | None, ...] = (None,) * 3
     if processing is not None:
-        penalties = (processing.places, processing.values, processing.counts)
+        penalties = (processing.count_rows, processing.values, processing.counts)
     arguments = (
         logits, rows, slots, positions, parameters.temperature, parameters.seed, parameters.top_k,
         parameters.top_p, parameters.min_p, tokens, last_tokens, *penalties, bits,
     )  # fmt: skip
-    shared = shared_bytes(defines)
-    launch(function, (PARTS, len(rows), 1), THREADS, arguments, cluster=(PARTS, 1, 1), shared=shared)
+    shared_memory = shared_bytes(defines)
+    launch(
+        function,
+        (BLOCKS, len(rows), 1),
+        THREADS,
+        arguments,
+        cluster=(BLOCKS, 1, 1),
+        shared_bytes=shared_memory,
+    )

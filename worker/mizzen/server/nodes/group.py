@@ -18,25 +18,25 @@ from mizzen import __version__
 from mizzen.common.options import flag
 from mizzen.engine.config import EngineOptions
 from mizzen.server.config import EngineConfig
-from mizzen.server.exit_reason import End
+from mizzen.server.exit_reason import ExitReason
 from mizzen.server.metric_catalogue import Phase
-from mizzen.server.ranks.heartbeat import Pulse
+from mizzen.server.ranks.heartbeat import RankHeartbeat
 from mizzen.wire.endpoint import UnsafeEndpoint
 from mizzen.wire.ranks.node_messages import RankReport
 
-BLAME_SECONDS = 1.5
+ROOT_CAUSE_SECONDS = 1.5
 """A rank that fails may do so because another one is gone: whose supervisor tells within this time."""
-OWN = frozenset({"model", "threads", "profile", "profile_steps", "check_integrity"})
+PER_NODE_OPTIONS = frozenset({"model", "threads", "profile", "profile_steps", "check_integrity"})
 """Options in which nodes may differ."""
-WEAK = "rank_failed"
+CONSEQUENTIAL_KIND = "rank_failed"
 """A failure that another one may be the reason of."""
 
 
-class Others(Protocol):
+class NodeGroup(Protocol):
     """The other nodes of a group."""
 
     @property
-    def began(self) -> bool:
+    def started(self) -> bool:
         """Whether the ranks are to be started; stays so."""
         ...
 
@@ -51,7 +51,7 @@ class Others(Protocol):
         ...
 
     @property
-    def asked(self) -> bool:
+    def exit_requested(self) -> bool:
         """Whether another node was asked to end."""
         ...
 
@@ -60,34 +60,36 @@ class Others(Protocol):
         """How far ranks of other nodes are that this one answers for."""
         ...
 
-    def turn(self, ranks: Sequence[RankReport], own: End | None, asked: bool, now: float) -> None:
+    def exchange_reports(
+        self, ranks: Sequence[RankReport], own_exit: ExitReason | None, exit_requested: bool, now: float
+    ) -> None:
         """Hear the others, and tell them how this node is."""
         ...
 
-    def verdict(self, own: End | None, now: float) -> End | None:
+    def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
         """Return how this node ends, if it does; `own` is what it would end with were it alone."""
         ...
 
-    def pulses(self, now: float) -> list[Pulse]:
+    def read_heartbeats(self, now: float) -> list[RankHeartbeat]:
         """Return how far other nodes' ranks are, in order of ranks."""
         ...
 
-    def waits_for(self) -> str:
+    def describe_wait(self) -> str:
         """Say what the start waits for; empty once it began."""
         ...
 
-    def close(self, end: End) -> None:
+    def close(self, end: ExitReason) -> None:
         """Tell the others how it ended, and leave."""
         ...
 
 
-def endpoint(address: str, port: int) -> str:
+def tcp_endpoint(address: str, port: int) -> str:
     """Return the ZMQ endpoint of a host and port."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
 @contextlib.contextmanager
-def naming_port(port: int) -> Iterator[None]:
+def explain_port_errors(port: int) -> Iterator[None]:
     """Say of an endpoint that cannot be used which option chooses another."""
     try:
         yield
@@ -97,26 +99,28 @@ def naming_port(port: int) -> Iterator[None]:
         raise type(error)(f"{error} (--ranks-port {port} takes that port and the next two)") from error
 
 
-def settings(config: EngineConfig) -> dict[str, str]:
+def shared_settings(config: EngineConfig) -> dict[str, str]:
     """Return what must be the same on all nodes."""
-    names = [one.name for one in dataclasses.fields(EngineOptions) if one.name not in OWN]
+    names = [
+        option.name for option in dataclasses.fields(EngineOptions) if option.name not in PER_NODE_OPTIONS
+    ]
     return {
         "the release": __version__,
-        "the model's files": _files(Path(config.model)),
+        "the model's files": _hash_model_files(Path(config.model)),
         "--revision": config.revision,
         **{flag(name): str(getattr(config, name)) for name in names},
     }
 
 
-def _files(folder: Path) -> str:
+def _hash_model_files(folder: Path) -> str:
     """Return a hash of the model's configuration and of the sizes of its weights."""
-    told = hashlib.sha256((folder / "config.json").read_bytes())
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
-        told.update(f"{path.name} {path.stat().st_size}\n".encode())
-    return told.hexdigest()[:12]
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    return digest.hexdigest()[:12]
 
 
-def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+def describe_differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     """Return in what they differ, in words."""
     names = [name for name in (*ours, *(set(theirs) - set(ours))) if ours.get(name) != theirs.get(name)]
     return [

@@ -5,37 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mizzen.server.config import EngineConfig
-from mizzen.server.ranks.heartbeat import Pulse, PulseReader
-from mizzen.server.ranks.links import Links
-from mizzen.server.ranks.stall_detector import RankWatch
+from mizzen.server.ranks.heartbeat import HeartbeatReader, RankHeartbeat
+from mizzen.server.ranks.links import RankLinks
+from mizzen.server.ranks.stall_detector import StallDetector
 from mizzen.server.status_block import StatusReader
 from mizzen.wire.ranks.node_messages import RankReport
 
 
-class GroupWatch:
+class GroupMonitor:
     """Looks after the ranks of a group from outside."""
 
-    def __init__(self, config: EngineConfig, links: Links) -> None:
+    def __init__(self, config: EngineConfig, links: RankLinks) -> None:
         """Take the configuration's deadlines; a step on cpu may take as long as the watchdog allows."""
         ranks, seconds = config.rank_deadline_seconds, config.watchdog_seconds
         steps = min(ranks, seconds) if config.device == "cuda" else seconds
-        self._pulses = PulseReader(links.pulses, links.size)
-        self._watch = RankWatch(config.tensor, ranks, steps)
+        self._heartbeats = HeartbeatReader(links.heartbeats, links.local_ranks)
+        self._detector = StallDetector(config.tensor, ranks, steps)
 
-    def read(self) -> list[Pulse]:
+    def read_own(self) -> list[RankHeartbeat]:
         """Return how far this node's ranks are."""
-        return self._pulses.read()
+        return self._heartbeats.read()
 
-    def look(self, elsewhere: list[Pulse], now: float) -> str | None:
+    def find_fault(self, remote: list[RankHeartbeat], now: float) -> str | None:
         """Return which rank of all nodes holds up the others, and how, if one does."""
-        return self._watch.look([*self.read(), *elsewhere], now)
+        return self._detector.find_fault([*self.read_own(), *remote], now)
 
-    def reports(self, readers: Sequence[StatusReader], now: float) -> list[RankReport]:
+    def build_reports(self, readers: Sequence[StatusReader], now: float) -> list[RankReport]:
         """Return how far this node's ranks are, for node 0."""
-        found: list[RankReport] = []
-        for reader, pulse in zip(readers, self.read(), strict=True):
+        reports: list[RankReport] = []
+        for reader, heartbeat in zip(readers, self.read_own(), strict=True):
             snapshot = reader.read()
-            idle = now - pulse.alive if pulse.alive else -1.0
-            rank = (int(snapshot["phase"]), snapshot.text, idle, pulse.launched, pulse.done, pulse.process)
-            found.append(RankReport(*rank))
-        return found
+            idle = now - heartbeat.alive if heartbeat.alive else -1.0
+            rank = (
+                int(snapshot["phase"]),
+                snapshot.text,
+                idle,
+                heartbeat.launched,
+                heartbeat.done,
+                heartbeat.process,
+            )
+            reports.append(RankReport(*rank))
+        return reports

@@ -8,18 +8,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mizzen.server.config import EngineConfig
-from mizzen.server.exit_reason import MISCONFIGURED, WRONG_CONFIGURATION, End
+from mizzen.server.exit_reason import CONFIGURATION_EXIT_CODE, MISCONFIGURED, ExitReason
 from mizzen.server.metric_catalogue import Phase
-from mizzen.server.nodes.group import BLAME_SECONDS, WEAK, differences, endpoint, naming_port, settings
-from mizzen.server.ranks.heartbeat import Pulse
+from mizzen.server.nodes.group import (
+    CONSEQUENTIAL_KIND,
+    ROOT_CAUSE_SECONDS,
+    describe_differences,
+    explain_port_errors,
+    shared_settings,
+    tcp_endpoint,
+)
+from mizzen.server.ranks.heartbeat import RankHeartbeat
 from mizzen.wire.curve_keys import KeyFolder
-from mizzen.wire.ranks.node_messages import PROTOCOL, Join, NodeServer, RankReport, NodeRefused, NodeReport, GroupState
+from mizzen.wire.ranks.node_messages import (
+    PROTOCOL,
+    GroupState,
+    Join,
+    NodeRefused,
+    NodeReport,
+    NodeServer,
+    RankReport,
+)
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 1.0
 """From a node that said nothing for this long, nothing follows about its ranks."""
-LOOK_SECONDS = 2.0
+KEY_REFRESH_SECONDS = 2.0
 
 
 @dataclass
@@ -28,51 +43,51 @@ class _Member:
 
     name: bytes
     life: str
-    heard: float
+    received_at: float
     report: NodeReport | None = None
-    at: float = 0.0
+    reported_at: float = 0.0
     """When the report came."""
     rival: tuple[str, float] = ("", 0.0)
     """The life of another one that says it is this node, and since when."""
 
 
 @dataclass
-class Leader:
+class LeaderNode:
     """Node 0's view of the others."""
 
     config: EngineConfig
     keys: KeyFolder | None
     group: str = field(default_factory=lambda: secrets.token_hex(8))
-    began: bool = False
+    started: bool = False
 
     def __post_init__(self) -> None:
         """Listen."""
-        self._pair = self.keys.ring.own[0] if self.keys else None
+        self._key_pair = self.keys.ring.own[0] if self.keys else None
         self._server = self._listen()
-        self._looked = 0.0
-        self._settings = settings(self.config)
+        self._keys_checked_at = 0.0
+        self._settings = shared_settings(self.config)
         self._members: dict[int, _Member] = {}
         self._refusals: dict[int, str] = {}
-        self._weak_since: float | None = None
+        self._failure_since: float | None = None
 
     def _listen(self) -> NodeServer:
-        with naming_port(self.config.ranks_port):
-            return NodeServer(endpoint(self.config.ranks_address, self.config.ranks_port), self._pair)
+        with explain_port_errors(self.config.ranks_port):
+            return NodeServer(tcp_endpoint(self.config.ranks_address, self.config.ranks_port), self._key_pair)
 
     @property
     def key(self) -> str:
         """Public key of the group's connections; empty without keys."""
-        return self._pair.public.decode() if self._pair else ""
+        return self._key_pair.public.decode() if self._key_pair else ""
 
     @property
-    def asked(self) -> bool:
+    def exit_requested(self) -> bool:
         """Whether a node was asked to end."""
         return any(member.report is not None and member.report.asked for member in self._members.values())
 
     @property
     def phases(self) -> list[Phase]:
         """How far all other ranks are; nowhere before they have said."""
-        if not self.began:
+        if not self.started:
             return [Phase.SPAWN]
         reports = [member.report for member in self._members.values()]
         return [
@@ -81,138 +96,152 @@ class Leader:
             for rank in (report.ranks if report else [None])
         ]
 
-    def turn(self, ranks: Sequence[RankReport], own: End | None, asked: bool, now: float) -> None:
+    def exchange_reports(
+        self, ranks: Sequence[RankReport], own_exit: ExitReason | None, exit_requested: bool, now: float
+    ) -> None:
         """Hear the others, let them in, and tell them to wait or to run."""
         for name, message in self._server.receive():
             if isinstance(message, Join):
-                self._join(name, message, now)
+                self._handle_join(name, message, now)
             else:
-                self._hear(name, message, now)
-        if not self.began:
-            self._look(now)
-            late = [
-                n for n, one in self._members.items() if now - one.heard > self.config.rank_deadline_seconds
+                self._handle_report(name, message, now)
+        if not self.started:
+            self._refresh_keys(now)
+            silent_nodes = [
+                n
+                for n, member in self._members.items()
+                if now - member.received_at > self.config.rank_deadline_seconds
             ]
-            for node in late:
+            for node in silent_nodes:
                 del self._members[node]
-            self.began = len(self._members) == self.config.nodes - 1
-            if self.began:
+            self.started = len(self._members) == self.config.nodes - 1
+            if self.started:
                 log.info("all nodes are there", extra={"fields": {"nodes": self.config.nodes}})
-        self._tell("run" if self.began else "wait", "")
+        self._broadcast("run" if self.started else "wait", "")
 
-    def verdict(self, own: End | None, now: float) -> End | None:
+    def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
         """Return what ended first: a rank that was killed goes before those that then fail."""
-        if own is not None and own.kind != WEAK:
-            return own
-        if not self.began:
-            return own
+        if own_exit is not None and own_exit.kind != CONSEQUENTIAL_KIND:
+            return own_exit
+        if not self.started:
+            return own_exit
         members = sorted(self._members.items())
-        told = [(node, one.report) for node, one in members if one.report is not None and one.report.kind]
-        for node, report in told:
-            if report.kind != WEAK:
-                code = WRONG_CONFIGURATION if report.kind == MISCONFIGURED else 1
-                return End(code, report.kind, f"node {node}: {report.reason}")
+        failures = [
+            (node, member.report)
+            for node, member in members
+            if member.report is not None and member.report.kind
+        ]
+        for node, report in failures:
+            if report.kind != CONSEQUENTIAL_KIND:
+                code = CONFIGURATION_EXIT_CODE if report.kind == MISCONFIGURED else 1
+                return ExitReason(code, report.kind, f"node {node}: {report.reason}")
         for node, member in members:
-            silent = now - member.heard
-            if silent > self.config.rank_deadline_seconds:
-                words = f"node {node} has said nothing for {silent:.1f} s: it is gone, stopped or cut off"
-                return End(1, "node_lost", words)
-        reasons = [own.reason] if own is not None else []
-        reasons += [f"node {node}: {report.reason}" for node, report in told]
+            silence = now - member.received_at
+            if silence > self.config.rank_deadline_seconds:
+                reason = f"node {node} has said nothing for {silence:.1f} s: it is gone, stopped or cut off"
+                return ExitReason(1, "node_lost", reason)
+        reasons = [own_exit.reason] if own_exit is not None else []
+        reasons += [f"node {node}: {report.reason}" for node, report in failures]
         if not reasons:
             return None
-        since = self._weak_since = self._weak_since if self._weak_since is not None else now
-        if now - since < BLAME_SECONDS or any(now - member.heard > QUIET_SECONDS for _, member in members):
+        since = self._failure_since = self._failure_since if self._failure_since is not None else now
+        if now - since < ROOT_CAUSE_SECONDS or any(
+            now - member.received_at > QUIET_SECONDS for _, member in members
+        ):
             return None
-        return End(1, WEAK, "; ".join(reasons))
+        return ExitReason(1, CONSEQUENTIAL_KIND, "; ".join(reasons))
 
-    def pulses(self, now: float) -> list[Pulse]:
+    def read_heartbeats(self, now: float) -> list[RankHeartbeat]:
         """Return how far the ranks of nodes 1 and up are, by this machine's clock."""
-        found: list[Pulse] = []
+        heartbeats: list[RankHeartbeat] = []
         for _, member in sorted(self._members.items()):
             if member.report is None or not member.report.ranks:
-                found += [Pulse(0.0, 0, 0, 0, serves=False)] * self.config.local_ranks
+                heartbeats += [RankHeartbeat(0.0, 0, 0, 0, serving=False)] * self.config.local_ranks
                 continue
-            quiet = now - member.at > QUIET_SECONDS
+            is_quiet = now - member.reported_at > QUIET_SECONDS
             for rank in member.report.ranks:
-                alive = 0.0 if rank.idle < 0 else now if quiet else member.at - rank.idle
-                serves = rank.phase >= Phase.SERVING
-                found.append(Pulse(alive, rank.launched, rank.done, rank.process, serves))
-        return found
+                alive = 0.0 if rank.idle < 0 else now if is_quiet else member.reported_at - rank.idle
+                serving = rank.phase >= Phase.SERVING
+                heartbeats.append(RankHeartbeat(alive, rank.launched, rank.done, rank.process, serving))
+        return heartbeats
 
-    def waits_for(self) -> str:
+    def describe_wait(self) -> str:
         """Name the nodes that are not there yet."""
-        if self.began:
+        if self.started:
             return ""
         missing = [node for node in range(1, self.config.nodes) if node not in self._members]
         refused = [self._refusals[node] for node in missing if node in self._refusals]
         return "; ".join([f"waits for nodes {', '.join(map(str, missing))} of {self.config.nodes}", *refused])
 
-    def close(self, end: End) -> None:
+    def close(self, end: ExitReason) -> None:
         """Tell the others how the group ended."""
-        self._tell("failed" if end.code else "done", end.reason)
+        self._broadcast("failed" if end.code else "done", end.reason)
         self._server.close()
 
-    def _join(self, name: bytes, join: Join, now: float) -> None:
-        reason, code = self._objection(join)
+    def _handle_join(self, name: bytes, join: Join, now: float) -> None:
+        reason, code = self._rejection(join)
         if reason:
             if self._refusals.get(join.node) != reason:
                 log.warning("a node is turned away", extra={"fields": {"node": join.node, "reason": reason}})
             self._refusals[join.node] = reason
             self._server.send(name, NodeRefused(code, reason))
             return
-        known = self._members.get(join.node)
-        if known is not None and known.life != join.life and self._lives(known, join, now):
+        member = self._members.get(join.node)
+        if member is not None and member.life != join.life and self._is_alive(member, join, now):
             return  # it asks again
-        if known is None or known.life != join.life:
+        if member is None or member.life != join.life:
             log.info("a node has come", extra={"fields": {"node": join.node}})
             self._members[join.node] = _Member(name, join.life, now)
         else:
-            known.heard = now
+            member.received_at = now
 
-    def _lives(self, known: _Member, join: Join, now: float) -> bool:
+    def _is_alive(self, member: _Member, join: Join, now: float) -> bool:
         """Tell whether a node is there whose place another one asks for: a pod that was restarted has it.
 
         One that is still heard some time after the other came is there, and no echo of what has ended.
         """
-        if known.rival[0] != join.life:
-            known.rival = (join.life, now)
-        return now - known.heard <= QUIET_SECONDS
+        if member.rival[0] != join.life:
+            member.rival = (join.life, now)
+        return now - member.received_at <= QUIET_SECONDS
 
-    def _objection(self, join: Join) -> tuple[str, int]:
+    def _rejection(self, join: Join) -> tuple[str, int]:
         if join.protocol != PROTOCOL:
             return f"node {join.node} is of another release: start all nodes of one image", 2
         if not 0 < join.node < self.config.nodes:
             return f"--node-rank {join.node} is not between 1 and {self.config.nodes - 1}, as --nodes says", 2
-        differ = differences(self._settings, join.settings)
-        if differ:
-            return f"node {join.node} differs from node 0 in {', '.join(differ)}: start both alike", 2
-        known = self._members.get(join.node)
-        if self.began and (known is None or known.life != join.life):
+        differing = describe_differences(self._settings, join.settings)
+        if differing:
+            return f"node {join.node} differs from node 0 in {', '.join(differing)}: start both alike", 2
+        member = self._members.get(join.node)
+        if self.started and (member is None or member.life != join.life):
             return f"the group runs with another node {join.node}: all of its nodes have to start anew", 1
-        if known is not None and known.rival[0] == join.life and known.heard > known.rival[1] + QUIET_SECONDS:
+        if (
+            member is not None
+            and member.rival[0] == join.life
+            and member.received_at > member.rival[1] + QUIET_SECONDS
+        ):
             return f"another node {join.node} is there already: give each its own --node-rank", 1
         return "", 0
 
-    def _hear(self, name: bytes, report: NodeReport, now: float) -> None:
+    def _handle_report(self, name: bytes, report: NodeReport, now: float) -> None:
         for member in self._members.values():
             if (member.name, member.life) == (name, report.life):
-                member.heard, member.at, member.report = now, now, report
+                member.received_at, member.reported_at, member.report = now, now, report
                 return
         self._server.send(name, NodeRefused(1, "node 0 has started anew: all of the group's nodes have to"))
 
-    def _look(self, now: float) -> None:
+    def _refresh_keys(self, now: float) -> None:
         """Use the newest keys as long as nothing has begun with others: they may change while one waits."""
-        if self.keys is None or now - self._looked < LOOK_SECONDS:
+        if self.keys is None or now - self._keys_checked_at < KEY_REFRESH_SECONDS:
             return
-        self._looked = now
-        if self.keys.refresh() and self.keys.ring.own[0] != self._pair:
-            self._pair = self.keys.ring.own[0]
+        self._keys_checked_at = now
+        if self.keys.refresh() and self.keys.ring.own[0] != self._key_pair:
+            self._key_pair = self.keys.ring.own[0]
             self._server.close()
             self._server = self._listen()
             self._members.clear()
 
-    def _tell(self, state: str, reason: str) -> None:
-        word = GroupState(self.group, state, reason, self.key)
+    def _broadcast(self, state: str, reason: str) -> None:
+        message = GroupState(self.group, state, reason, self.key)
         for member in self._members.values():
-            self._server.send(member.name, word)
+            self._server.send(member.name, message)

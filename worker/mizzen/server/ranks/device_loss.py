@@ -6,7 +6,7 @@ among the words that count.
 
 from __future__ import annotations
 
-LOST = (
+LOST_DEVICE_ERRORS = (
     "uncorrectable ecc error",
     "uncorrectable nvlink error",
     "hardware stack error",
@@ -22,7 +22,7 @@ LOST = (
 Unknown, and what PyTorch and NVML say of the same."""
 
 
-def device_lost(words: str) -> bool:
+def is_device_lost(message: str) -> bool:
     """Tell whether the words of a failure are those of a device that is gone or broken."""
-    said = words.lower()
-    return any(one in said for one in LOST)
+    lowered = message.lower()
+    return any(error in lowered for error in LOST_DEVICE_ERRORS)

@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 from mizzen.common.json_log import set_up_logging
 from mizzen.engine.config import EngineOptions
 from mizzen.server.metric_catalogue import Phase
-from mizzen.server.ranks.heartbeat import PulseWriter
-from mizzen.server.ranks.links import Links
-from mizzen.server.ranks.parent_death import die_with_parent
+from mizzen.server.ranks.heartbeat import HeartbeatWriter
+from mizzen.server.ranks.links import RankLinks
+from mizzen.server.ranks.parent_death import set_parent_death_signal
 from mizzen.server.ranks.phases import PhaseStatus
 from mizzen.server.status_block import StatusWriter
 from mizzen.wire.curve_keys import find_pair
@@ -33,40 +33,46 @@ from mizzen.wire.ranks.plan_tcp import PlanClient
 log = logging.getLogger(__name__)
 
 
-def follow(rank: int, links: Links, options: EngineOptions, keys: str, status: PhaseStatus) -> None:
+def run_follower(rank: int, links: RankLinks, options: EngineOptions, keys: str, status: PhaseStatus) -> None:
     """Load a rank and run it until the end of plans.
 
     Raises:
         Exception: loading or a step failed.
     """
     from mizzen.engine.loading.loader import load_follower
-    from mizzen.engine.loading.placement import rank_placement, pin_to_near_cpus
+    from mizzen.engine.loading.placement import pin_to_near_cpus, rank_placement
     from mizzen.parallel.process_group import RankGroup
 
-    place = rank_placement(options, rank, links.rendezvous, links.address)
-    pin_to_near_cpus(place)
-    plans = plans_of(rank, links, keys)
-    pulse = PulseWriter(links.pulses, rank - links.first)
-    pulse.start()
-    follower = load_follower(options, lambda: RankGroup(place), status.report, status.progress)
+    placement = rank_placement(options, rank, links.rendezvous, links.address)
+    pin_to_near_cpus(placement)
+    plans = open_plan_receiver(rank, links, keys)
+    heartbeat = HeartbeatWriter(links.heartbeats, rank - links.first_rank)
+    heartbeat.start()
+    follower = load_follower(
+        options, lambda: RankGroup(placement), status.begin_phase, status.report_progress
+    )
     gc.collect()
     gc.freeze()  # a collection over all of torch would hold up a step
-    pulse.serves()
-    status.phase(Phase.SERVING)
-    follower.run_plans(plans, pulse)
-    pulse.close()
+    heartbeat.mark_serving()
+    status.enter_phase(Phase.SERVING)
+    follower.run_plans(plans, heartbeat)
+    heartbeat.close()
     follower.close()
-    status.phase(Phase.ENDED)
+    status.enter_phase(Phase.ENDED)
 
 
-def plans_of(rank: int, links: Links, keys: str) -> RingReader | PlanClient:
+def open_plan_receiver(rank: int, links: RankLinks, keys: str) -> RingReader | PlanClient:
     """Return a rank's end of the plan channel: through memory in rank 0's pod, else over TCP."""
-    if not links.first:
+    if not links.first_rank:
         return RingReader(links.ring, rank - 1)
-    return PlanClient(links.plans, find_pair(Path(keys), "engine", links.key) if links.key else None, rank)
+    return PlanClient(
+        links.plan_endpoint,
+        find_pair(Path(keys), "engine", links.public_key) if links.public_key else None,
+        rank,
+    )
 
 
-def options_of(values: dict[str, Any]) -> EngineOptions:
+def select_engine_options(values: dict[str, Any]) -> EngineOptions:
     """Return the engine's options among those of a process."""
     return EngineOptions(**{f.name: values[f.name] for f in fields(EngineOptions) if f.name in values})
 
@@ -76,19 +82,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="a rank; started by rank 0 or by the supervisor")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--links", type=Links.from_json, required=True)
+    parser.add_argument("--links", type=RankLinks.from_json, required=True)
     parser.add_argument("--config", type=json.loads, required=True)
     for name in ("status-fd", "control-fd"):
         parser.add_argument(f"--{name}", type=int, help="as for rank 0; not used")
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # whoever plans gets them too, and decides
-    die_with_parent(args.parent)
+    set_parent_death_signal(args.parent)
     set_up_logging(process=f"rank{args.rank}")
-    status = PhaseStatus(StatusWriter(args.links.status, args.rank - args.links.first))
-    status.phase(Phase.IMPORT)
+    status = PhaseStatus(StatusWriter(args.links.status, args.rank - args.links.first_rank))
+    status.enter_phase(Phase.IMPORT)
     try:
-        follow(args.rank, args.links, options_of(args.config), args.config.get("keys") or "", status)
+        run_follower(
+            args.rank, args.links, select_engine_options(args.config), args.config.get("keys") or "", status
+        )
     except BaseException as error:
         status.fail(f"{type(error).__name__}: {error}")
         log.exception("rank failed", extra={"fields": {"reason": str(error)}})
@@ -96,11 +104,11 @@ def main() -> int:
     return 0
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End the process without taking the interpreter apart, which takes seconds with torch in it."""
     logging.shutdown()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

@@ -15,25 +15,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ALIVE_SECONDS = 0.25
+HEARTBEAT_SECONDS = 0.25
 _ALIVE, _LAUNCHED, _DONE, _PROCESS, _SERVES = range(5)
-_LINE = 8
+_ROW_NUMBERS = 8
 """Numbers of 8 bytes a rank: a line of the processor's cache."""
 
 
-def create_pulses(ranks: int) -> int:
+def create_heartbeats(ranks: int) -> int:
     """Return a descriptor of zeroed memory for all ranks; the caller closes it."""
-    descriptor = os.memfd_create("mizzen-pulses")
-    os.ftruncate(descriptor, 8 * _LINE * ranks)
+    descriptor = os.memfd_create("mizzen-heartbeats")
+    os.ftruncate(descriptor, 8 * _ROW_NUMBERS * ranks)
     return descriptor
 
 
-class PulseWriter:
+class HeartbeatWriter:
     """A rank's end."""
 
     def __init__(self, descriptor: int, rank: int) -> None:
         memory = mmap.mmap(descriptor, 0)
-        self._numbers = np.frombuffer(memory, np.float64)[rank * _LINE : (rank + 1) * _LINE]
+        self._numbers = np.frombuffer(memory, np.float64)[rank * _ROW_NUMBERS : (rank + 1) * _ROW_NUMBERS]
         self._numbers[_PROCESS] = os.getpid()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -41,14 +41,14 @@ class PulseWriter:
     def start(self) -> None:
         """Show from now on that the process runs; called once all is imported."""
         self._numbers[_ALIVE] = time.monotonic()
-        self._thread = threading.Thread(target=self._live, name="mizzen-pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="mizzen-heartbeat", daemon=True)
         self._thread.start()
 
-    def serves(self) -> None:
+    def mark_serving(self) -> None:
         """Show that the start is over: from now on the rank has to keep up."""
         self._numbers[_SERVES] = 1.0
 
-    def beat(self) -> None:
+    def ping(self) -> None:
         """Do nothing: the thread tells."""
 
     def launched(self, step: int) -> None:
@@ -66,13 +66,13 @@ class PulseWriter:
             self._thread.join()
         self._numbers[_ALIVE] = 0.0
 
-    def _live(self) -> None:
-        while not self._stop.wait(ALIVE_SECONDS):
+    def _run(self) -> None:
+        while not self._stop.wait(HEARTBEAT_SECONDS):
             self._numbers[_ALIVE] = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class RankHeartbeat:
     """How far a rank is."""
 
     alive: float
@@ -80,20 +80,22 @@ class Pulse:
     launched: int
     done: int
     process: int
-    serves: bool = True
+    serving: bool = True
     """Its start is over."""
 
 
-class PulseReader:
+class HeartbeatReader:
     """The watcher's end."""
 
     def __init__(self, descriptor: int, ranks: int) -> None:
         memory = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
-        self._numbers = np.frombuffer(memory, np.float64).reshape(ranks, _LINE)
+        self._numbers = np.frombuffer(memory, np.float64).reshape(ranks, _ROW_NUMBERS)
 
-    def read(self) -> list[Pulse]:
+    def read(self) -> list[RankHeartbeat]:
         """Return how far each rank is."""
         return [
-            Pulse(row[_ALIVE], int(row[_LAUNCHED]), int(row[_DONE]), int(row[_PROCESS]), bool(row[_SERVES]))
+            RankHeartbeat(
+                row[_ALIVE], int(row[_LAUNCHED]), int(row[_DONE]), int(row[_PROCESS]), bool(row[_SERVES])
+            )
             for row in self._numbers.tolist()
         ]

@@ -13,20 +13,20 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.tp_worker import FollowerRanks
 from mizzen.engine.loading.placement import rank_placement
 from mizzen.parallel.process_group import RankGroup, RanksFailed
-from mizzen.server.failed_rank import culprit
+from mizzen.server.failed_rank import find_failed_rank
 from mizzen.server.metric_catalogue import Phase
-from mizzen.server.ranks.heartbeat import PulseReader, PulseWriter
-from mizzen.server.ranks.launch_guard import LaunchGuard, end_in_time
-from mizzen.server.ranks.links import create_links
-from mizzen.server.ranks.parent_death import Starter
-from mizzen.server.ranks.stall_detector import RankWatch
+from mizzen.server.ranks.heartbeat import HeartbeatReader, HeartbeatWriter
+from mizzen.server.ranks.launch_guard import LaunchGuard, arm_exit_alarm
+from mizzen.server.ranks.links import create_rank_links
+from mizzen.server.ranks.parent_death import SpawnThread
+from mizzen.server.ranks.stall_detector import StallDetector
 from mizzen.server.status_block import StatusReader
 from mizzen.wire.ranks.plan_ring import RingWriter
 
-LOOK_SECONDS = 0.05
+CHECK_SECONDS = 0.05
 RANK_SECONDS = 8.0
 STEP_SECONDS = 120.0
-END_SECONDS = 10.0
+EXIT_SECONDS = 10.0
 KILL_SECONDS = 5.0
 
 
@@ -39,65 +39,73 @@ class LocalRanks:
             raise ValueError(f"--nodes {options.nodes} is for `mizzen engine`: leave it at 1 here")
         size = options.tensor
         self._options = options
-        self._links = create_links(options)
+        self._links = create_rank_links(options)
         self._readers = [StatusReader(self._links.status, rank) for rank in range(size)]
-        self._pulse = PulseWriter(self._links.pulses, 0)
-        self._pulses = PulseReader(self._links.pulses, size)
-        self._watch = RankWatch(size, RANK_SECONDS, STEP_SECONDS, itself=0)
-        self._looked = 0.0
+        self._heartbeat = HeartbeatWriter(self._links.heartbeats, 0)
+        self._heartbeats = HeartbeatReader(self._links.heartbeats, size)
+        self._detector = StallDetector(size, RANK_SECONDS, STEP_SECONDS, own_rank=0)
+        self._checked_at = 0.0
         self._fault: str | None = None
         # The thread that makes this object may end long before the ranks do.
-        self._starter = Starter(lambda: [self._spawn(rank) for rank in range(1, size)])
-        self._processes = self._starter.made
-        self._guard = LaunchGuard(lambda: self._look(time.monotonic()))
+        self._spawn_thread = SpawnThread(lambda: [self._spawn(rank) for rank in range(1, size)])
+        self._processes = self._spawn_thread.result
+        self._guard = LaunchGuard(lambda: self._find_fault(time.monotonic()))
 
-    def lead(self) -> FollowerRanks:
+    def connect_followers(self) -> FollowerRanks:
         """Return how rank 0 reaches the others."""
-        self._pulse.start()
-        self._pulse.serves()
+        self._heartbeat.start()
+        self._heartbeat.mark_serving()
         plans = RingWriter(self._links.ring)
-        return FollowerRanks(join_group=self._join, plans=plans, heartbeat=self._pulse, raise_if_rank_failed=self.check, launch_guard=self._guard)
+        return FollowerRanks(
+            join_group=self._join_group,
+            plans=plans,
+            heartbeat=self._heartbeat,
+            raise_if_rank_failed=self.raise_if_failed,
+            launch_guard=self._guard,
+        )
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Look after the other ranks, a few times a second at most.
 
         Raises:
             RanksFailed: one ended or is stuck; all of them were ended.
         """
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._checked_at < CHECK_SECONDS:
             return
-        self._looked = now
-        if fault := self._look(now):
+        self._checked_at = now
+        if fault := self._find_fault(now):
             raise RanksFailed(fault)
 
     def close(self) -> None:
         """Let them end, which they do at the end of plans; those that do not are killed."""
         self._guard.close()
-        self._pulse.close()
-        deadline = time.monotonic() + END_SECONDS
+        self._heartbeat.close()
+        deadline = time.monotonic() + EXIT_SECONDS
         for process in self._processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 pass
         self._kill()
-        self._starter.close()
-        self._links.close_met()
+        self._spawn_thread.close()
+        self._links.close_in_rank()
 
-    def _look(self, now: float) -> str | None:
+    def _find_fault(self, now: float) -> str | None:
         """Return what is wrong with the other ranks, if anything is; they were ended then."""
         # The first fault is the reason of all that follow, such as that the others were ended.
         if self._fault is None:
-            self._fault = self._ended() or self._watch.look(self._pulses.read(), now)
+            self._fault = self._describe_exited_rank() or self._detector.find_fault(
+                self._heartbeats.read(), now
+            )
             if self._fault:
                 self._kill()
                 if self._options.device == "cuda":
-                    end_in_time()
+                    arm_exit_alarm()
         return self._fault
 
-    def _join(self) -> RankGroup:
-        return RankGroup(rank_placement(self._options, 0, self._links.rendezvous), self.check)
+    def _join_group(self) -> RankGroup:
+        return RankGroup(rank_placement(self._options, 0, self._links.rendezvous), self.raise_if_failed)
 
     def _spawn(self, rank: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "mizzen.server.ranks.follower", "--rank", str(rank)]
@@ -105,14 +113,16 @@ class LocalRanks:
         command += ["--config", json.dumps(dataclasses.asdict(self._options))]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=self._links.descriptors)
 
-    def _ended(self) -> str | None:
+    def _describe_exited_rank(self) -> str | None:
         codes = {
-            rank: code for rank, one in enumerate(self._processes, 1) if (code := one.poll()) is not None
+            rank: code
+            for rank, process in enumerate(self._processes, 1)
+            if (code := process.poll()) is not None
         }
         if not codes:
             return None
         statuses = {rank: self._readers[rank].read() for rank in range(1, len(self._readers))}
-        rank = culprit(codes, statuses)
+        rank = find_failed_rank(codes, statuses)
         if statuses[rank]["phase"] == Phase.FAILED:
             return f"rank {rank} failed: {statuses[rank].text}"
         process = self._processes[rank - 1]

@@ -21,13 +21,13 @@ from typing import NoReturn, Protocol, TypeVar
 
 from mizzen.common.json_log import set_up_logging
 from mizzen.server.config import EngineConfig
-from mizzen.server.engine_api import Engine
+from mizzen.server.engine_api import EngineProtocol
 from mizzen.server.metric_catalogue import Phase
-from mizzen.server.model_files import read_files, tokenizer_hash
-from mizzen.server.ranks.heartbeat import PulseWriter
-from mizzen.server.ranks.links import Links
-from mizzen.server.ranks.parent_death import die_with_parent
-from mizzen.server.ranks.plan_channel import open_plans
+from mizzen.server.model_files import read_model_files, tokenizer_hash
+from mizzen.server.ranks.heartbeat import HeartbeatWriter
+from mizzen.server.ranks.links import RankLinks
+from mizzen.server.ranks.parent_death import set_parent_death_signal
+from mizzen.server.ranks.plan_channel import open_plan_channel
 from mizzen.server.ranks.rank_status import RankStatus
 from mizzen.server.serving_loop import ServingLoop, SupervisorGone
 from mizzen.server.status_block import StatusWriter
@@ -39,26 +39,26 @@ from mizzen.wire.server.engine_server import WireServer
 
 log = logging.getLogger(__name__)
 
-C = TypeVar("C", bound=EngineConfig)
+ConfigT = TypeVar("ConfigT", bound=EngineConfig)
 
 
-class Startup(Protocol):
+class StartupReporter(Protocol):
     """Told by what loads an engine how far it is."""
 
-    def report(self, name: str) -> None:
+    def begin_phase(self, name: str) -> None:
         """A phase begins: config, weights, kv, graphs or warmup."""
         ...
 
-    def progress(self, done: int, total: int) -> None:
+    def report_progress(self, done: int, total: int) -> None:
         """So much of the phase is done, in bytes or pieces."""
         ...
 
 
-Load = Callable[[C, Startup], Engine]
+EngineLoader = Callable[[ConfigT, StartupReporter], EngineProtocol]
 """Loads the engine of a configuration."""
 
 
-class Traceable(Engine, Protocol):
+class TraceableEngine(EngineProtocol, Protocol):
     """An engine whose steps can be traced."""
 
     def profile(self) -> None:
@@ -71,7 +71,7 @@ def engine_name(config: EngineConfig) -> str:
     return config.engine_id or f"{socket.gethostname()}-{os.getppid()}"
 
 
-def welcome(config: EngineConfig, engine: Engine, files: dict[str, bytes]) -> Welcome:
+def build_welcome(config: EngineConfig, engine: EngineProtocol, files: dict[str, bytes]) -> Welcome:
     """Return how the engine introduces itself."""
     info = engine.info
     return Welcome(
@@ -92,7 +92,7 @@ def welcome(config: EngineConfig, engine: Engine, files: dict[str, bytes]) -> We
     )
 
 
-def wire_keys(config: EngineConfig) -> KeyFolder | None:
+def open_wire_keys(config: EngineConfig) -> KeyFolder | None:
     """Return the keys of the configuration, once the endpoint is known to be safe with them.
 
     Raises:
@@ -103,11 +103,11 @@ def wire_keys(config: EngineConfig) -> KeyFolder | None:
     return keys
 
 
-def serve(
-    config: C,
+def serve_engine(
+    config: ConfigT,
     status: RankStatus,
     control: int,
-    load: Load[C],
+    load: EngineLoader[ConfigT],
     limits: WireLimits | None = None,
 ) -> None:
     """Load an engine and serve it until the supervisor ends it.
@@ -116,19 +116,19 @@ def serve(
         Exception: loading or a step failed; gateways were told, and the reason is in the status block.
     """
     wire: WireServer | None = None
-    engine: Engine | None = None
+    engine: EngineProtocol | None = None
     try:
-        status.phase(Phase.CONFIG)
-        keys, files = wire_keys(config), read_files(Path(config.model))
+        status.enter_phase(Phase.CONFIG)
+        keys, files = open_wire_keys(config), read_model_files(Path(config.model))
         engine = load(config, status)
-        greeting = welcome(config, engine, files)
+        greeting = build_welcome(config, engine, files)
         waiting = config.max_waiting_requests
         wire = WireServer(config.wire_bind, keys, greeting, files, max_waiting=waiting, limits=limits)
-        status.memory(engine.info)
-        status.serving(wire.endpoint)
+        status.set_memory(engine.info)
+        status.enter_serving(wire.endpoint)
         log.info("serving", extra={"fields": {"wire": wire.endpoint, "model": greeting.model}})
         ServingLoop(engine, wire, status, control, config.drain_timeout_seconds).run()
-        status.phase(Phase.ENDED)
+        status.enter_phase(Phase.ENDED)
     except BaseException as error:
         status.fail(f"{type(error).__name__}: {error}")  # first of all: the rest may hang
         if wire:
@@ -141,7 +141,7 @@ def serve(
             engine.close()
 
 
-def main(config_type: type[C], importer: Callable[[Links | None], Load[C]]) -> int:
+def main(config_type: type[ConfigT], importer: Callable[[RankLinks | None], EngineLoader[ConfigT]]) -> int:
     """Run a rank process; the command line is the supervisor's, not a person's.
 
     `importer` imports what is heavy and returns the function that loads the engine; it is told what ties the
@@ -151,16 +151,18 @@ def main(config_type: type[C], importer: Callable[[Links | None], Load[C]]) -> i
     for name in ("rank", "status-fd", "control-fd", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--config", type=json.loads, required=True)
-    parser.add_argument("--links", type=Links.from_json)
+    parser.add_argument("--links", type=RankLinks.from_json)
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the supervisor gets them too, and decides
-    die_with_parent(args.parent)
+    set_parent_death_signal(args.parent)
     set_up_logging(process=f"rank{args.rank}")
     status = RankStatus(StatusWriter(args.status_fd, args.rank))
-    status.phase(Phase.IMPORT)
+    status.enter_phase(Phase.IMPORT)
     try:
-        serve(config_type(**args.config), status, args.control_fd, _frozen(importer(args.links)))
+        serve_engine(
+            config_type(**args.config), status, args.control_fd, _freeze_after_load(importer(args.links))
+        )
     except SupervisorGone:
         return 1
     except Exception as error:
@@ -169,10 +171,10 @@ def main(config_type: type[C], importer: Callable[[Links | None], Load[C]]) -> i
     return 0
 
 
-def _frozen(load: Load[C]) -> Load[C]:
+def _freeze_after_load(load: EngineLoader[ConfigT]) -> EngineLoader[ConfigT]:
     """Keep what is loaded out of garbage collections: one over all of torch would hold up a step."""
 
-    def load_and_freeze(config: C, startup: Startup) -> Engine:
+    def load_and_freeze(config: ConfigT, startup: StartupReporter) -> EngineProtocol:
         engine = load(config, startup)
         gc.collect()
         gc.freeze()
@@ -181,45 +183,45 @@ def _frozen(load: Load[C]) -> Load[C]:
     return load_and_freeze
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End the process without taking the interpreter apart, which takes seconds with torch in it."""
     logging.shutdown()
     os._exit(code)
 
 
-def _traceable(config: EngineConfig, engine: Traceable) -> Engine:
+def _trace_on_signal(config: EngineConfig, engine: TraceableEngine) -> EngineProtocol:
     """Let SIGUSR2, which the supervisor passes on, take a trace, where there is a folder for it."""
     if config.profile:
         signal.signal(signal.SIGUSR2, lambda number, frame: engine.profile())
     return engine
 
 
-def import_engine(links: Links | None) -> Load[EngineConfig]:
+def import_engine(links: RankLinks | None) -> EngineLoader[EngineConfig]:
     """Import the real engine; only this imports torch."""
     from mizzen.engine.loading.loader import load_engine
 
     if links is None:
-        return lambda config, startup: _traceable(
-            config, load_engine(config, startup.report, startup.progress)
+        return lambda config, startup: _trace_on_signal(
+            config, load_engine(config, startup.begin_phase, startup.report_progress)
         )
     from mizzen.engine.execution.tp_worker import FollowerRanks
-    from mizzen.engine.loading.placement import rank_placement, pin_to_near_cpus
+    from mizzen.engine.loading.placement import pin_to_near_cpus, rank_placement
     from mizzen.parallel.process_group import RankGroup
 
-    def load(config: EngineConfig, startup: Startup) -> Engine:
-        place = rank_placement(config, 0, links.rendezvous, links.address)
-        pin_to_near_cpus(place)
-        pulse = PulseWriter(links.pulses, 0)
-        pulse.start()
-        plans = open_plans(config, links)
-        lead = FollowerRanks(join_group=lambda: RankGroup(place), plans=plans, heartbeat=pulse)
-        engine = load_engine(config, startup.report, startup.progress, followers=lead)
-        plans.wait(place.timeout_seconds)
-        pulse.serves()
-        return _traceable(config, engine)
+    def load(config: EngineConfig, startup: StartupReporter) -> EngineProtocol:
+        placement = rank_placement(config, 0, links.rendezvous, links.address)
+        pin_to_near_cpus(placement)
+        heartbeat = HeartbeatWriter(links.heartbeats, 0)
+        heartbeat.start()
+        plans = open_plan_channel(config, links)
+        followers = FollowerRanks(join_group=lambda: RankGroup(placement), plans=plans, heartbeat=heartbeat)
+        engine = load_engine(config, startup.begin_phase, startup.report_progress, followers=followers)
+        plans.wait_for_ranks(placement.timeout_seconds)
+        heartbeat.mark_serving()
+        return _trace_on_signal(config, engine)
 
     return load
 
 
 if __name__ == "__main__":
-    leave(main(EngineConfig, import_engine))
+    exit_process(main(EngineConfig, import_engine))

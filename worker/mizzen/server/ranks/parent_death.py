@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 _PR_SET_PDEATHSIG = 1
-Made = TypeVar("Made")
+ResultT = TypeVar("ResultT")
 
 
-def die_with_parent(parent: int) -> None:
+def set_parent_death_signal(parent: int) -> None:
     """Have the kernel kill this process when the one of id `parent` dies, even while it cannot run Python.
 
     To the kernel, the parent is the thread that started this process: see `Starter`.
@@ -32,29 +32,29 @@ def die_with_parent(parent: int) -> None:
         raise ProcessLookupError(f"the supervisor (process {parent}) is gone")
 
 
-class Starter(Generic[Made]):
+class SpawnThread(Generic[ResultT]):
     """A thread that starts processes and outlives them, whatever becomes of the thread that wants them."""
 
-    def __init__(self, start: Callable[[], Made]) -> None:
+    def __init__(self, start: Callable[[], ResultT]) -> None:
         """Call `start` in the thread.
 
         Raises:
             Exception: `start` did, and the thread has ended.
         """
-        self._made: Future[Made] = Future()
-        self._over = threading.Event()
+        self._future: Future[ResultT] = Future()
+        self._closed = threading.Event()
         threading.Thread(target=self._run, args=(start,), name="mizzen-starter", daemon=True).start()
-        self.made = self._made.result()
+        self.result = self._future.result()
         """What `start` returned."""
 
     def close(self) -> None:
         """End the thread, and with it what still runs."""
-        self._over.set()
+        self._closed.set()
 
-    def _run(self, start: Callable[[], Made]) -> None:
+    def _run(self, start: Callable[[], ResultT]) -> None:
         try:
-            self._made.set_result(start())
+            self._future.set_result(start())
         except BaseException as error:
-            self._made.set_exception(error)
+            self._future.set_exception(error)
             return
-        self._over.wait()
+        self._closed.wait()

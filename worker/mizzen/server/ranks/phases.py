@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterable
 
-from mizzen.server.exit_reason import WRONG_CONFIGURATION
+from mizzen.server.exit_reason import CONFIGURATION_EXIT_CODE
 from mizzen.server.metric_catalogue import INDEX, STARTUP_PHASES, Phase
 from mizzen.server.status_block import Snapshot, StatusWriter
 from mizzen.wire.ranks.group_socket import CannotListen
@@ -24,9 +24,9 @@ class PhaseStatus:
         self._writer = writer
         self._values = writer.values
         self._phase = Phase.SPAWN
-        self._failed_in = Phase.SPAWN
+        self._failed_phase = Phase.SPAWN
 
-    def phase(self, phase: Phase) -> None:
+    def enter_phase(self, phase: Phase) -> None:
         """Enter a phase; the time in a start-up phase is its metric, and is logged."""
         now, values = time.monotonic(), self._values
         if self._phase in STARTUP_PHASES:
@@ -41,11 +41,11 @@ class PhaseStatus:
         values[INDEX["phase_since"]] = values[INDEX["heartbeat"]] = now
         self._writer.publish()
 
-    def report(self, name: str) -> None:
+    def begin_phase(self, name: str) -> None:
         """Enter a phase by the name that whoever loads an engine calls it."""
-        self.phase(Phase[name.upper()])
+        self.enter_phase(Phase[name.upper()])
 
-    def progress(self, done: int, total: int) -> None:
+    def report_progress(self, done: int, total: int) -> None:
         """Show how much of the phase is done, in bytes or pieces."""
         now, values = time.monotonic(), self._values
         values[INDEX["phase_done"]], values[INDEX["phase_total"]] = done, total
@@ -57,8 +57,8 @@ class PhaseStatus:
     def fail(self, reason: str) -> None:
         """Leave the reason of the end to whoever watches."""
         self._writer.set_text(reason)
-        self._failed_in = self._phase
-        self.phase(Phase.FAILED)
+        self._failed_phase = self._phase
+        self.enter_phase(Phase.FAILED)
 
     def exit_code(self, error: BaseException) -> int:
         """Return what a rank ends with once it has failed by an error.
@@ -67,10 +67,10 @@ class PhaseStatus:
         later, or a port that is taken, may be free at the next start.
         """
         wrong = isinstance(error, ValueError) and not isinstance(error, CannotListen)
-        return WRONG_CONFIGURATION if wrong and self._failed_in == Phase.CONFIG else 1
+        return CONFIGURATION_EXIT_CODE if wrong and self._failed_phase == Phase.CONFIG else 1
 
 
-def share_done(ranks: Iterable[Snapshot], phase: Phase) -> float | None:
+def phase_progress(ranks: Iterable[Snapshot], phase: Phase) -> float | None:
     """Return how much of a phase is done, 0 to 1, by the rank that is least far; None: nobody counts."""
     here = [rank for rank in ranks if rank["phase"] == phase and rank["phase_total"]]
     return min((rank["phase_done"] / rank["phase_total"] for rank in here), default=None)

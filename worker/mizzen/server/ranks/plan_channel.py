@@ -6,21 +6,21 @@ from pathlib import Path
 
 from mizzen.core.step_plan import StepPlan
 from mizzen.server.config import EngineConfig
-from mizzen.server.nodes.group import naming_port
-from mizzen.server.ranks.links import Links
+from mizzen.server.nodes.group import explain_port_errors
+from mizzen.server.ranks.links import RankLinks
 from mizzen.wire.curve_keys import find_pair
 from mizzen.wire.ranks.plan_ring import RingWriter
 from mizzen.wire.ranks.plan_tcp import PlanServer
 
 
-class Plans:
+class PlanChannel:
     """Hands plans to all other ranks. Used from one thread."""
 
     def __init__(self, ring: RingWriter | None, server: PlanServer | None) -> None:
         self._ring = ring
         self._server = server
 
-    def wait(self, seconds: float) -> None:
+    def wait_for_ranks(self, seconds: float) -> None:
         """Wait until ranks of other pods are there.
 
         Raises:
@@ -50,7 +50,7 @@ class Plans:
             self._server.close()
 
 
-def open_plans(config: EngineConfig, links: Links) -> Plans:
+def open_plan_channel(config: EngineConfig, links: RankLinks) -> PlanChannel:
     """Open the channel to the ranks of a configuration.
 
     Raises:
@@ -58,8 +58,10 @@ def open_plans(config: EngineConfig, links: Links) -> Plans:
     """
     local = config.local_ranks
     ring = RingWriter(links.ring) if local > 1 else None
-    if not links.plans:
-        return Plans(ring, None)
-    keys = find_pair(Path(config.keys), "engine", links.key) if config.keys and links.key else None
-    with naming_port(config.ranks_port):
-        return Plans(ring, PlanServer(links.plans, keys, range(local, config.tensor)))
+    if not links.plan_endpoint:
+        return PlanChannel(ring, None)
+    keys = (
+        find_pair(Path(config.keys), "engine", links.public_key) if config.keys and links.public_key else None
+    )
+    with explain_port_errors(config.ranks_port):
+        return PlanChannel(ring, PlanServer(links.plan_endpoint, keys, range(local, config.tensor)))

@@ -10,8 +10,8 @@ import subprocess
 import sys
 
 from mizzen.server.config import EngineConfig
-from mizzen.server.ranks.links import Links
-from mizzen.server.serving_loop import Command
+from mizzen.server.ranks.links import RankLinks
+from mizzen.server.serving_loop import ControlCommand
 
 KILL_SECONDS = 5.0
 
@@ -20,13 +20,13 @@ class RankProcess:
     """One rank: its process and the write end of its control pipe."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], control: int) -> None:
-        self.number = number
+        self.rank = number
         self.process = process
         self.code: int | None = None
         """Exit code, or minus the signal that killed it; None while it runs."""
         self._control = control
 
-    def tell(self, command: Command) -> None:
+    def send_command(self, command: ControlCommand) -> None:
         """Write a command; one that ended hears nothing."""
         try:
             os.write(self._control, command.value)
@@ -48,18 +48,18 @@ class RankProcess:
                 pass  # in an uninterruptible call; it goes when that returns
         os.close(self._control)
 
-    def obituary(self) -> str:
+    def describe_exit(self) -> str:
         """Say how an ended rank ended."""
-        who = f"rank {self.number} (process {self.process.pid})"
+        subject = f"rank {self.rank} (process {self.process.pid})"
         if self.code is None or self.code >= 0:
-            return f"{who} ended with exit code {self.code} without being asked to"
+            return f"{subject} ended with exit code {self.code} without being asked to"
         name = signal.Signals(-self.code).name
         hint = "; out of memory, or killed from outside" if -self.code == signal.SIGKILL else ""
-        return f"{who} was killed by signal {-self.code} ({name}{hint})"
+        return f"{subject} was killed by signal {-self.code} ({name}{hint})"
 
 
-def spawn(
-    module: str, rank: int, config: EngineConfig, block: int, links: Links | None = None
+def spawn_rank(
+    module: str, rank: int, config: EngineConfig, block: int, links: RankLinks | None = None
 ) -> RankProcess:
     """Start a rank that inherits the status block's descriptor, a control pipe and what ties it to others."""
     read, write = os.pipe()
@@ -77,7 +77,7 @@ def spawn(
     return RankProcess(rank, process, write)
 
 
-def kill_all(ranks: list[RankProcess]) -> None:
+def kill_ranks(ranks: list[RankProcess]) -> None:
     """End ranks at once; none waits for another one, whose device may hold it up."""
     for rank in ranks:
         rank.signal(signal.SIGKILL)
@@ -85,7 +85,7 @@ def kill_all(ranks: list[RankProcess]) -> None:
         rank.kill()
 
 
-def reap(ranks: list[RankProcess]) -> None:
+def reap_ranks(ranks: list[RankProcess]) -> None:
     """Note which ranks have ended; as process 1, also collect orphans that the kernel gave to it."""
     for rank in ranks:
         if rank.code is None:
@@ -94,12 +94,12 @@ def reap(ranks: list[RankProcess]) -> None:
         _reap_orphans({rank.process.pid for rank in ranks})
 
 
-def _reap_orphans(ours: set[int]) -> None:
+def _reap_orphans(own_pids: set[int]) -> None:
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if ended is None or ended.si_pid in ours:  # a rank's exit code is for its Popen, at the next turn
+        if ended is None or ended.si_pid in own_pids:  # a rank's exit code is for its Popen, at the next turn
             return
         os.waitpid(ended.si_pid, 0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mizzen.core.outputs import GrammarCounts, Load
 from mizzen.core.request import Finished, FinishReason
-from mizzen.server.engine_api import EngineInfo
+from mizzen.server.engine_api import EngineInfoProtocol
 from mizzen.server.metric_catalogue import (
     BETWEEN_TOKENS_SECONDS,
     FIRST_TOKEN_SECONDS,
@@ -36,7 +36,7 @@ _REQUEST_BUCKETS, _REQUEST_SUM = INDEX["request_seconds_0"], INDEX["request_seco
 _REASONS = {int(reason): INDEX[f"finished_{reason.name}"] for reason in FinishReason}
 
 
-RATE_SECONDS = 1.0
+THROUGHPUT_SECONDS = 1.0
 """The rate of tokens is of the last time as long as this."""
 
 
@@ -47,17 +47,17 @@ class RankStatus(PhaseStatus):
         super().__init__(writer)
         self._rate_at, self._rate_tokens = 0.0, 0.0
 
-    def serving(self, endpoint: str) -> None:
+    def enter_serving(self, endpoint: str) -> None:
         """Start-up is over; gateways may connect to an endpoint."""
         self._writer.set_text(endpoint)
-        self.phase(Phase.SERVING)
+        self.enter_phase(Phase.SERVING)
 
-    def memory(self, info: EngineInfo) -> None:
+    def set_memory(self, info: EngineInfoProtocol) -> None:
         """Say what the engine's memory is for."""
         for name in MEMORY:
             self._values[INDEX[name]] = getattr(info, name)
 
-    def step(self, seconds: float, tokens: int) -> None:
+    def count_step(self, seconds: float, tokens: int) -> None:
         """Count a step that took some seconds and gave some tokens."""
         values = self._values
         values[_STEPS] += 1
@@ -65,25 +65,25 @@ class RankStatus(PhaseStatus):
         values[_STEP_BUCKETS + bisect_left(STEP_SECONDS, seconds)] += 1
         values[_STEP_SUM] += seconds
 
-    def first_tokens(self, waits: NDArray[np.float64]) -> None:
+    def count_first_tokens(self, waits: NDArray[np.float64]) -> None:
         """Count requests that got their first token, by the seconds [n] since their arrival."""
         values = self._values
         for seconds in waits.tolist():
             values[_FIRST_BUCKETS + bisect_left(FIRST_TOKEN_SECONDS, seconds)] += 1
             values[_FIRST_SUM] += seconds
 
-    def later_tokens(self, seconds: float, requests: int) -> None:
+    def count_later_tokens(self, seconds: float, requests: int) -> None:
         """Count requests that got tokens some seconds after their last ones."""
         values = self._values
         values[_GAP_BUCKETS + bisect_left(BETWEEN_TOKENS_SECONDS, seconds)] += requests
         values[_GAP_SUM] += seconds * requests
 
-    def finished(self, ends: Sequence[Finished], seconds: Sequence[float]) -> None:
+    def count_finished(self, ends: Sequence[Finished], seconds: Sequence[float]) -> None:
         """Count ends of requests, and the seconds since the arrival of each."""
         values = self._values
-        for end, lasted in zip(ends, seconds, strict=True):
-            values[_REQUEST_BUCKETS + bisect_left(REQUEST_SECONDS, lasted)] += 1
-            values[_REQUEST_SUM] += lasted
+        for end, duration in zip(ends, seconds, strict=True):
+            values[_REQUEST_BUCKETS + bisect_left(REQUEST_SECONDS, duration)] += 1
+            values[_REQUEST_SUM] += duration
             values[_REASONS[int(end.reason)]] += 1
             values[_PROMPT_TOKENS] += end.prompt_tokens
             values[_CACHED_TOKENS] += end.cached_tokens
@@ -91,7 +91,7 @@ class RankStatus(PhaseStatus):
     def publish(self, load: Load, out: Outbox, integrity: int, grammars: GrammarCounts, now: float) -> None:
         """Show everything to the supervisor, with the time of this turn of the loop."""
         counters = out.counters
-        if now - self._rate_at >= RATE_SECONDS:
+        if now - self._rate_at >= THROUGHPUT_SECONDS:
             tokens = self._values[_OUTPUT_TOKENS]
             self._set("throughput", (tokens - self._rate_tokens) / (now - self._rate_at))
             self._rate_at, self._rate_tokens = now, tokens

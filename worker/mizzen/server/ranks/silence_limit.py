@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-TIMES = 20.0
+SLOWEST_FACTOR = 20.0
 """A step that takes so many times the longest of its kind hangs."""
 MIN_STEPS = 16
 """Before anything is said."""
 MIN_SIZE_STEPS = 2
 """Of each size up to the present one; sizes are powers of two."""
-FORGET = 0.999
+DECAY = 0.999
 """What is left of the longest time with every step."""
 
 
-class StepPatience:
+class SilenceLimit:
     """Watches steps; `seconds` is the time without a step after which the engine hangs."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class StepPatience:
         self._steps = 0
         self._sizes: Counter[int] = Counter()
 
-    def step(self, seconds: float, rows: int, firsts: int, live: int) -> None:
+    def record_step(self, seconds: float, rows: int, first_tokens: int, live: int) -> None:
         """Note a step.
 
         Args:
@@ -38,16 +38,16 @@ class StepPatience:
             firsts: how many of them got their first ones.
             live: requests in the engine, waiting ones too.
         """
-        if firsts or not rows or rows < live:  # it held a prompt, or the next one may
+        if first_tokens or not rows or rows < live:  # it held a prompt, or the next one may
             self.seconds = 0.0
             return
         size = rows.bit_length()
         self._steps += 1
         self._sizes[size] += 1
-        self._longest = max(seconds, FORGET * self._longest)
-        known = all(self._sizes[smaller] >= MIN_SIZE_STEPS for smaller in range(1, size + 1))
-        self.seconds = TIMES * self._longest if known and self._steps >= MIN_STEPS else 0.0
+        self._longest = max(seconds, DECAY * self._longest)
+        sizes_seen = all(self._sizes[smaller] >= MIN_SIZE_STEPS for smaller in range(1, size + 1))
+        self.seconds = SLOWEST_FACTOR * self._longest if sizes_seen and self._steps >= MIN_STEPS else 0.0
 
-    def arrived(self) -> None:
+    def reset(self) -> None:
         """Note that what comes next is not known."""
         self.seconds = 0.0

@@ -15,11 +15,18 @@ from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.engine import Engine
 from mizzen.engine.info import EngineInfo
-from mizzen.engine.simulated.engine import ScriptContext, Script, StepDuration, fixed, hashed, make_simulated_runner
+from mizzen.engine.simulated.engine import (
+    Script,
+    ScriptContext,
+    StepDuration,
+    fixed,
+    hashed,
+    make_simulated_runner,
+)
 from mizzen.server.model_files import ModelFolderError
-from mizzen.server.ranks.leader import Load, Startup, leave, main
-from mizzen.server.ranks.links import Links
-from mizzen.server.simulate import SimulateConfig
+from mizzen.server.ranks.leader import EngineLoader, StartupReporter, exit_process, main
+from mizzen.server.ranks.links import RankLinks
+from mizzen.server.simulate_config import SimulateConfig
 
 KV_CACHE_TOKENS = 1 << 18
 CONTEXT_LENGTH = 1 << 15
@@ -28,24 +35,24 @@ START_PARTS = 10
 """Weights come in so many parts."""
 
 
-def read_sizes(folder: Path) -> tuple[int, int, tuple[int, ...]]:
+def read_model_sizes(folder: Path) -> tuple[int, int, tuple[int, ...]]:
     """Return the vocabulary's size, the context length and the end tokens of a model folder.
 
     Raises:
         ModelFolderError: neither config.json nor tokenizer.json tells the size of the vocabulary.
     """
-    model, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
-    vocab = model.get("vocab_size") or _tokenizer(folder).get_vocab_size()
-    ends = generation.get("eos_token_id", model.get("eos_token_id"))
-    end_tokens = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+    model, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
+    vocab = model.get("vocab_size") or _load_tokenizer(folder).get_vocab_size()
+    end_ids = generation.get("eos_token_id", model.get("eos_token_id"))
+    end_tokens = () if end_ids is None else (end_ids,) if isinstance(end_ids, int) else tuple(end_ids)
     return vocab, model.get("max_position_embeddings") or CONTEXT_LENGTH, end_tokens
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_bytes()) if path.is_file() else {}
 
 
-def _tokenizer(folder: Path) -> Any:
+def _load_tokenizer(folder: Path) -> Any:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelFolderError(f"{path} is missing")
@@ -54,10 +61,10 @@ def _tokenizer(folder: Path) -> Any:
     return Tokenizer.from_file(str(path))
 
 
-def make_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int, ...]) -> Script:
+def build_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int, ...]) -> Script:
     """Return what the simulated model says: the configured reply, or hashes of what came before, no end."""
     if config.reply:
-        tokenizer = _tokenizer(Path(config.model))
+        tokenizer = _load_tokenizer(Path(config.model))
         ids = tokenizer.encode(config.reply, add_special_tokens=False).ids
         return fixed(ids, end_tokens[0] if end_tokens else ids[-1])
     choose = hashed(vocab_size)
@@ -71,7 +78,7 @@ def make_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int, 
     return endless
 
 
-class Faults:
+class FaultInjector:
     """Fails a step once so many tokens were given; called with every plan, in the device's thread."""
 
     def __init__(self, config: SimulateConfig) -> None:
@@ -94,22 +101,22 @@ class Faults:
         return 0.0
 
 
-def load_simulated(config: SimulateConfig, startup: Startup) -> Engine:
+def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
     """Make a simulated engine, in the time and with the failure that its configuration asks for.
 
     Raises:
         RuntimeError: the start is to fail.
         ValueError: the model folder or an option is wrong.
     """
-    startup.report("config")
-    vocab_size, context_length, end_tokens = read_sizes(Path(config.model))
-    startup.report("weights")
+    reporter.begin_phase("config")
+    vocab_size, context_length, end_tokens = read_model_sizes(Path(config.model))
+    reporter.begin_phase("weights")
     for part in range(START_PARTS):
-        startup.progress(part, START_PARTS)
+        reporter.report_progress(part, START_PARTS)
         time.sleep(config.start_seconds / START_PARTS)
     if config.fail_start:
         raise RuntimeError(config.fail_start)
-    startup.report("kv")
+    reporter.begin_phase("kv")
     scheduling = SchedulerConfig(
         pages_total=max(1, (config.kv_cache_tokens or KV_CACHE_TOKENS) // config.page_size),
         context_length=config.context_length or context_length,
@@ -130,12 +137,13 @@ def load_simulated(config: SimulateConfig, startup: Startup) -> Engine:
         pages=scheduling.pages_total,
         page_size=config.page_size,
         context_length=scheduling.capacity_tokens,
-        script=make_script(config, vocab_size, end_tokens),
+        script=build_script(config, vocab_size, end_tokens),
         vocab_size=vocab_size,
         duration=StepDuration(
-            step_seconds=config.step_milliseconds / 1e3, seconds_per_prefill_token=config.prefill_token_microseconds / 1e6
+            step_seconds=config.step_milliseconds / 1e3,
+            seconds_per_prefill_token=config.prefill_token_microseconds / 1e6,
         ),
-        delay=Faults(config),
+        delay=FaultInjector(config),
     )
     info = EngineInfo(
         context_length=scheduling.capacity_tokens,
@@ -151,10 +159,10 @@ def load_simulated(config: SimulateConfig, startup: Startup) -> Engine:
     return Engine(info, Scheduler(scheduling), runner)
 
 
-def import_simulated(links: Links | None) -> Load[SimulateConfig]:
+def import_simulated(links: RankLinks | None) -> EngineLoader[SimulateConfig]:
     """Return `load_simulated`; nothing heavy is to be imported, and there is one rank alone."""
     return load_simulated
 
 
 if __name__ == "__main__":
-    leave(main(SimulateConfig, import_simulated))
+    exit_process(main(SimulateConfig, import_simulated))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mizzen.server.clock_gaps import Awake
-from mizzen.server.ranks.heartbeat import Pulse
+from mizzen.server.clock_gaps import ClockGapMeter
+from mizzen.server.ranks.heartbeat import RankHeartbeat
 
-START_SECONDS = 60.0
+STARTUP_SECONDS = 60.0
 """How long a rank that loads may not run: drivers and compilers hold all threads of a process."""
 
 
-class RankWatch:
+class StallDetector:
     """Finds the rank that holds up the others, from one look to the next.
 
     A rank that does not run, that launches no step while others do, or whose step does not end for `seconds`
@@ -17,71 +17,86 @@ class RankWatch:
     nobody looks does not count.
     """
 
-    def __init__(self, ranks: int, seconds: float, step_seconds: float, *, itself: int | None = None) -> None:
+    def __init__(
+        self, ranks: int, seconds: float, step_seconds: float, *, own_rank: int | None = None
+    ) -> None:
         """Take the deadline of ranks, that of steps, and which rank is the process that looks, if one is."""
         self._seconds = seconds
         self._step_seconds = step_seconds
-        self._itself = itself
+        self._own_rank = own_rank
         """It runs, and what its thread is at is the program's affair."""
-        self._awake = Awake()
-        self._alive = [0.0] * ranks
+        self._clock_gaps = ClockGapMeter()
+        self._alive_at = [0.0] * ranks
         """When they last ran, as far as can be blamed on them."""
-        self._behind: list[tuple[int, float] | None] = [None] * ranks
+        self._lagging: list[tuple[int, float] | None] = [None] * ranks
         """Of ranks behind others: the step they are at, and since when."""
-        self._running: list[tuple[int, float] | None] = [None] * ranks
+        self._unfinished: list[tuple[int, float] | None] = [None] * ranks
         """Of ranks with steps in flight: the last that is complete, and since when."""
 
-    def look(self, pulses: list[Pulse], now: float) -> str | None:
+    def find_fault(self, heartbeats: list[RankHeartbeat], now: float) -> str | None:
         """Return what is wrong, if anything is."""
-        self._forgive(self._awake.slept(now), pulses, now)
-        if any(pulse.serves and not pulse.alive for pulse in pulses):
+        self._exclude_gap(self._clock_gaps.measure(now), heartbeats, now)
+        if any(heartbeat.serving and not heartbeat.alive for heartbeat in heartbeats):
             return None  # some rank ends
-        serve = all(pulse.serves for pulse in pulses)
-        limit = self._seconds if serve else max(self._seconds, START_SECONDS)
-        faults = [self._stopped(rank, pulse, limit, now) for rank, pulse in enumerate(pulses)]
-        if serve:
-            ahead = max(pulse.launched for pulse in pulses)
-            for rank, pulse in enumerate(pulses):
-                faults += [self._late(rank, pulse, ahead, now), self._hangs(rank, pulse, now)]
+        all_serving = all(heartbeat.serving for heartbeat in heartbeats)
+        limit = self._seconds if all_serving else max(self._seconds, STARTUP_SECONDS)
+        faults = [self._check_alive(rank, heartbeat, limit, now) for rank, heartbeat in enumerate(heartbeats)]
+        if all_serving:
+            newest_step = max(heartbeat.launched for heartbeat in heartbeats)
+            for rank, heartbeat in enumerate(heartbeats):
+                faults += [
+                    self._check_lag(rank, heartbeat, newest_step, now),
+                    self._check_step(rank, heartbeat, now),
+                ]
         return next((fault for fault in faults if fault), None)
 
-    def _forgive(self, seconds: float, pulses: list[Pulse], now: float) -> None:
+    def _exclude_gap(self, seconds: float, heartbeats: list[RankHeartbeat], now: float) -> None:
         """Count so many seconds as if they had not been."""
-        heard = [max(at, pulse.alive) for at, pulse in zip(self._alive, pulses, strict=True)]
-        self._alive = [min(now, at + seconds) for at in heard]
-        for noted in (self._behind, self._running):
-            noted[:] = [(one[0], one[1] + seconds) if one else None for one in noted]
+        alive_at = [
+            max(at, heartbeat.alive) for at, heartbeat in zip(self._alive_at, heartbeats, strict=True)
+        ]
+        self._alive_at = [min(now, at + seconds) for at in alive_at]
+        for marks in (self._lagging, self._unfinished):
+            marks[:] = [(entry[0], entry[1] + seconds) if entry else None for entry in marks]
 
-    def _stopped(self, rank: int, pulse: Pulse, limit: float, now: float) -> str | None:
-        idle = now - self._alive[rank]
-        if not pulse.alive or rank == self._itself or idle <= limit:
+    def _check_alive(self, rank: int, heartbeat: RankHeartbeat, limit: float, now: float) -> str | None:
+        idle_seconds = now - self._alive_at[rank]
+        if not heartbeat.alive or rank == self._own_rank or idle_seconds <= limit:
             return None
-        return f"{_name(rank, pulse)} has not run for {idle:.1f} s: it is stopped or starved"
+        return f"{_rank_name(rank, heartbeat)} has not run for {idle_seconds:.1f} s: it is stopped or starved"
 
-    def _late(self, rank: int, pulse: Pulse, ahead: int, now: float) -> str | None:
-        since = self._since(self._behind, rank, pulse.launched, pulse.launched < ahead, now)
-        if rank == self._itself or now - since <= self._seconds:
+    def _check_lag(self, rank: int, heartbeat: RankHeartbeat, newest_step: int, now: float) -> str | None:
+        since = self._stuck_since(
+            self._lagging, rank, heartbeat.launched, heartbeat.launched < newest_step, now
+        )
+        if rank == self._own_rank or now - since <= self._seconds:
             return None
-        return f"{_name(rank, pulse)} is at step {pulse.launched} for {now - since:.1f} s, others at {ahead}"
+        return f"{_rank_name(rank, heartbeat)} is at step {heartbeat.launched} for {now - since:.1f} s, others at {newest_step}"
 
-    def _hangs(self, rank: int, pulse: Pulse, now: float) -> str | None:
-        since = self._since(self._running, rank, pulse.done, pulse.done < pulse.launched, now)
+    def _check_step(self, rank: int, heartbeat: RankHeartbeat, now: float) -> str | None:
+        since = self._stuck_since(
+            self._unfinished, rank, heartbeat.done, heartbeat.done < heartbeat.launched, now
+        )
         if now - since <= self._step_seconds:
             return None
-        step = pulse.done + 1
-        return f"{_name(rank, pulse)} has run step {step} for {now - since:.1f} s: a collective hangs"
+        step = heartbeat.done + 1
+        return (
+            f"{_rank_name(rank, heartbeat)} has run step {step} for {now - since:.1f} s: a collective hangs"
+        )
 
     @staticmethod
-    def _since(noted: list[tuple[int, float] | None], rank: int, step: int, waits: bool, now: float) -> float:
+    def _stuck_since(
+        marks: list[tuple[int, float] | None], rank: int, step: int, is_stuck: bool, now: float
+    ) -> float:
         """Return since when a rank has been at a step where it should not stay; now where it may."""
-        known = noted[rank]
-        if not waits:
-            noted[rank] = None
+        entry = marks[rank]
+        if not is_stuck:
+            marks[rank] = None
             return now
-        if known is None or known[0] != step:
-            noted[rank] = known = (step, now)
-        return known[1]
+        if entry is None or entry[0] != step:
+            marks[rank] = entry = (step, now)
+        return entry[1]
 
 
-def _name(rank: int, pulse: Pulse) -> str:
-    return f"rank {rank} (process {pulse.process})"
+def _rank_name(rank: int, heartbeat: RankHeartbeat) -> str:
+    return f"rank {rank} (process {heartbeat.process})"

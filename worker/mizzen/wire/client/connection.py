@@ -1,4 +1,4 @@
-"""One DEALER socket from the gateway to an engine, from its connect until the connection is lost."""
+"""One connection from a gateway to an engine: a DEALER socket, from connect until the connection is lost."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mizzen.wire.socket_readiness import SocketReadiness
 SEND_FRAMES = 1000
 RECEIVE_FRAMES = 4000
 FRAMES_A_TURN = 32
-"""Frames handled before other tasks get their turn."""
+"""Number of frames handled before the event loop runs other tasks."""
 NEVER_MILLISECONDS = 3_600_000
 EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
 EVENTS |= zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.CLOSED
 
 
 class EngineConnection:
-    """A connection that is made once; what is queued in its socket ends with it."""
+    """A single connection; frames queued in its socket are dropped with it."""
 
     def __init__(
         self,
@@ -41,18 +41,17 @@ class EngineConnection:
         take: Callable[[Message], None],
         on_silence: Callable[[bool], None],
     ) -> None:
-        """Prepare; `run` connects.
+        """Create the connection; `run` connects.
 
         Args:
-            endpoint: what the engine is called in errors.
-            context: makes the socket.
-            offer: where to connect to, and by which keys.
-            timeout_seconds: an engine that says nothing for so long is silent.
-            take: gets each message; a `MalformedFrame` or `StreamLost` that it raises ends the connection.
-            on_silence: told that the engine has become silent, and that it speaks again.
+            endpoint: name of the engine in errors. context: ZMQ context of the socket. offer: endpoint and
+            keys to connect with. timeout_seconds: time without a message after which the engine is silent.
+            take: called with each message; a `MalformedFrame` or `StreamLost` that it raises ends the
+            connection.
+            on_silence: called with True when the engine becomes silent, and with False when it sends again.
         """
         self.patience = timeout_seconds
-        """Seconds of silence that end the connection."""
+        """Seconds of silence after which the connection is given up."""
         self._endpoint = endpoint
         self._context = context
         self._offer = offer
@@ -67,14 +66,14 @@ class EngineConnection:
 
     @property
     def quiet_seconds(self) -> float:
-        """For how many seconds the engine has said nothing."""
+        """Seconds since the last message of the engine."""
         return time.monotonic() - self._heard
 
     async def run(self, hello: Message) -> None:
-        """Connect, greet, and hand on what comes.
+        """Connect, send `hello`, and pass received messages on.
 
         Raises:
-            StreamLost: always, in the end.
+            StreamLost: always, when the connection ends.
         """
         socket = self._open()
         monitor = socket.get_monitor_socket(int(EVENTS))
@@ -109,14 +108,14 @@ class EngineConnection:
         try:
             self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            raise EngineOverloaded(f"{self._endpoint} does not take frames") from None
+            raise EngineOverloaded(f"{self._endpoint} does not accept frames") from None
         except zmq.ZMQError as error:
             raise StreamLost("connection", f"{self._endpoint}: {error}") from error
         if self._readiness is not None:
             self._readiness.sent()
 
     def _open(self) -> zmq.Socket[bytes]:
-        # A plain socket: `Readiness` tells when frames are there, and only its monitor is awaited.
+        # A plain socket: `SocketReadiness` signals frames, and only the monitor is awaited.
         plain: Any = zmq.Socket
         socket: Any = self._context.socket(zmq.DEALER, plain)
         socket.linger = 0
@@ -124,8 +123,8 @@ class EngineConnection:
         socket.rcvhwm = RECEIVE_FRAMES
         socket.maxmsgsize = MAX_FRAME_BYTES
         socket.ipv6 = "[" in self._offer.endpoint
-        # Whoever wants another connection makes one, with a socket of its own. (With ZMQ_IMMEDIATE instead,
-        # libzmq throws away what was received and not yet read when the connection ends.)
+        # A new connection gets a new socket, so this one never reconnects. (With ZMQ_IMMEDIATE instead,
+        # libzmq discards received and unread frames when the connection ends.)
         socket.reconnect_ivl = NEVER_MILLISECONDS
         enable_heartbeats(socket, max(0.2, self._timeout / 5), self._timeout)
         if self._offer.keys:
@@ -138,12 +137,12 @@ class EngineConnection:
         if event == zmq.Event.HANDSHAKE_SUCCEEDED:
             return
         if event in (zmq.Event.CLOSED, zmq.Event.DISCONNECTED):
-            raise StreamLost("connection", f"{self._endpoint} does not take connections")
-        raise StreamLost("handshake", f"{self._endpoint} refuses this gateway's keys, or speaks no ZMTP")
+            raise StreamLost("connection", f"{self._endpoint} does not accept connections")
+        raise StreamLost("handshake", f"{self._endpoint} rejects this gateway's keys, or does not speak ZMTP")
 
     async def _watch_connection(self, socket: zmq.Socket[bytes], monitor: Any) -> None:
         await recv_monitor_message(monitor)
-        # The news of the end overtakes what came before it: a drained engine says its last and closes.
+        # The disconnect event overtakes earlier frames: a drained engine sends its last frames and closes.
         unread = True
         while unread:
             unread = self._read(socket) == FRAMES_A_TURN
@@ -155,7 +154,7 @@ class EngineConnection:
             await asyncio.sleep(self._timeout / 4)
             if self.quiet_seconds <= self._timeout:
                 continue
-            await asyncio.sleep(0.1)  # this loop itself may have been late: let it read what has arrived
+            await asyncio.sleep(0.1)  # this loop itself may have been blocked: let it read pending frames
             if self.quiet_seconds > self.patience:
                 raise StreamLost("silent", f"{self._endpoint} was silent for {self.quiet_seconds:.1f} s")
             if self.quiet_seconds > self._timeout and not self._silent:
@@ -170,7 +169,7 @@ class EngineConnection:
             self._readiness = None
 
     def _read(self, socket: zmq.Socket[bytes]) -> int:
-        """Handle the frames that are here, `FRAMES_A_TURN` at most, and return how many there were."""
+        """Handle up to `FRAMES_A_TURN` available frames; return their number."""
         for count in range(FRAMES_A_TURN):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)

@@ -1,8 +1,8 @@
-"""The gateway's side of the wire: one DEALER socket an engine, on asyncio.
+"""The gateway's side of the wire protocol: a reconnecting client of one engine, on asyncio.
 
-A connection lives from its handshake until it is lost: closed, silent for too long, forgotten by the engine,
-or speaking nonsense. What was known and asked of the engine ends with it, and the next connection starts with
-a socket of its own, so that nothing queued for the former one can reach the engine late.
+A connection lasts from its handshake until it is lost: closed, silent for too long, dropped by the engine, or
+malformed. All state of the engine and all its requests end with it. The next connection uses a new socket, so
+that nothing queued for the former one can reach the engine late.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_BACKOFF_SECONDS = 2.0
 _HELLO_REFUSED: Mapping[int, str] = {RefusalCode.INVALID: "protocol", RefusalCode.QUEUE_FULL: "full"}
-"""What a refused Hello says of its engine."""
+"""Cause of the lost connection, by the code with which an engine rejects `Hello`."""
 
 
 class EngineLink:
-    """A connection to one engine that is made again whenever it is lost. All on one event loop."""
+    """A client of one engine that reconnects whenever the connection is lost. Used on one event loop."""
 
     def __init__(
         self,
@@ -68,30 +68,33 @@ class EngineLink:
         on_change: Callable[[], None] = lambda: None,
         on_blocks: Callable[[Blocks], None] = lambda blocks: None,
     ) -> None:
-        """Prepare; `run` connects.
+        """Create the client; `run` connects.
 
-        An engine that says nothing for `timeout_seconds` is `silent`; after `lost_seconds` the connection is
-        given up. In between, it may be in a long step: what runs there is not lost by that.
-
-        `offers` are tried in turn where `endpoint` and `keys` alone are not all that may work: one at least.
-
-        `on_change` is called when the engine has come, gone, or says something else of itself or its load.
+        Args:
+            endpoint: ZMQ endpoint of the engine. gateway: name that this gateway sends to the engine.
+            context: ZMQ context of the sockets. keys: CURVE keys; None for a local endpoint. offers: returns
+            at least one alternative of endpoint and keys, tried in turn during a key rotation.
+            timeout_seconds: time without a message after which the engine is `silent`; it may be in a long
+            step.
+            lost_seconds: time without a message after which the connection is given up.
+            on_change: called when the engine connects, disconnects, or reports another state or load.
+            on_blocks: called with each change of the engine's prefix cache.
 
         Raises:
-            UnsafeEndpoint: reachable from other machines, and no keys.
+            UnsafeEndpoint: the endpoint is reachable from other machines and there are no keys.
             ValueError: the endpoint is malformed.
         """
         require_safe(endpoint, keys)
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
-        """What the engine said of itself; None while there is no connection."""
+        """Description that the engine sent; None while disconnected."""
         self.stats: Stats | None = None
         self.problem = ""
-        """Why there is no connection, once that is known."""
+        """Reason why the engine is disconnected or silent; empty if unknown."""
         self.other_protocol = False
-        """Whether `problem` is that the engine speaks another protocol."""
+        """Whether the engine cannot be used because it speaks another protocol version."""
         self.silent = False
-        """Whether it is connected and has said nothing for longer than it should."""
+        """Whether the engine is connected and its next message is overdue."""
         self.malformed = 0
         self._gateway = gateway
         self._context = context
@@ -99,7 +102,7 @@ class EngineLink:
         self._tried = 0
         self._told = ""
         self.offer = KeyOffer(endpoint, keys)
-        """What the connection was made with, or tried last."""
+        """Endpoint and keys of the connection, or of the last attempt."""
         self._timeout = timeout_seconds
         self._lost = max(timeout_seconds, lost_seconds)
         self._on_change = on_change
@@ -111,38 +114,38 @@ class EngineLink:
 
     @property
     def draining(self) -> bool:
-        """Whether the engine says that it takes nothing new."""
+        """Whether the engine has announced that it accepts no new requests."""
         said = self.stats or self.welcome
         return said is not None and said.draining
 
     @property
     def quiet_seconds(self) -> float:
-        """For how many seconds the engine has said nothing."""
+        """Seconds since the last message of the engine; 0 while disconnected."""
         return 0.0 if self._connection is None else self._connection.quiet_seconds
 
     def ping(self) -> None:
-        """Ask for something small, so that an engine that lives is heard."""
+        """Request a small part of a file, so that a live engine answers."""
         files = self.welcome.files if self.welcome else {}
         if files:
             name = min(files, key=lambda one: files[one] % FILE_PART_BYTES)
             try:
                 self._send(FetchFile(name, files[name] // FILE_PART_BYTES * FILE_PART_BYTES))
             except (EngineOverloaded, StreamLost):
-                return  # silence is what is looked for
+                return  # then the engine stays silent, which the caller detects
 
     def give_up(self, lost: StreamLost) -> None:
-        """Abort all requests and replies whose handles are in use, and fail the handles."""
+        """Abort all requests whose handles are in use, and fail them with `lost`."""
         for handle in self._handles.all():
             self._handles.abort(handle)
             handle.fail(lost)
 
     @property
     def open_streams(self) -> int:
-        """Requests whose handles are in use."""
+        """Number of requests whose handles are in use."""
         return len(self._handles)
 
     async def run(self) -> None:
-        """Connect, and connect again whenever the connection is lost; until cancelled."""
+        """Connect, and reconnect whenever the connection is lost, until cancelled."""
         wait = FIRST_BACKOFF_SECONDS
         try:
             while True:
@@ -153,13 +156,13 @@ class EngineLink:
                     self.malformed += lost.cause == "malformed"
                     self._tell(lost)
                     self._reset(lost)
-                except Exception as error:  # a fault of ours must not end the link for good
+                except Exception as error:  # a defect of ours must not end the client permanently
                     log.exception("engine connection failed", extra={"fields": {"endpoint": self.endpoint}})
                     self._reset(StreamLost("internal", f"{type(error).__name__}: {error}"))
                 if time.monotonic() - began > 4 * MAX_BACKOFF_SECONDS:
                     wait = FIRST_BACKOFF_SECONDS
                 if self._tried % len(self._offers()):
-                    continue  # the others first: one of them may be what the engine knows
+                    continue  # try the other offers first: the engine may know one of them
                 await asyncio.sleep(wait * (0.75 + 0.5 * random.random()))
                 wait = min(2 * wait, MAX_BACKOFF_SECONDS)
         finally:
@@ -171,7 +174,7 @@ class EngineLink:
             self._told = str(lost)
             log.warning("engine connection lost", extra={"fields": fields})
         elif self._tried % len(self._offers()) == 0 and self._told != str(lost):
-            self._told = str(lost)  # one that is not there yet is nothing to warn of
+            self._told = str(lost)  # an engine that is not up yet does not deserve a warning
             level = logging.INFO if lost.cause == "connection" else logging.WARNING
             log.log(level, "engine does not answer", extra={"fields": fields})
 
@@ -188,12 +191,12 @@ class EngineLink:
     ) -> EngineStream:
         """Send a request (`prompt`: int32 token ids) without waiting.
 
-        The last `generated` tokens of the prompt are output already, which another engine gave: limits,
-        penalties and grammar count them, and `Sampling.max_tokens` stays the request's own.
+        The last `generated` tokens of the prompt are output of another engine: limits, penalties and grammar
+        count them, and `Sampling.max_tokens` keeps the value of the original request.
 
         Raises:
             EngineOverloaded: the engine's queue of frames is full.
-            StreamLost: there is no connection.
+            StreamLost: the engine is disconnected.
         """
         rid = self._handles.free()
         stream = EngineStream(
@@ -219,13 +222,13 @@ class EngineLink:
     ) -> tuple[NDArray[np.float32], int, int]:
         """Return the embedding (float32 [hidden size]) of a prompt (int32 token ids).
 
-        `pooling` is "last" or "mean"; `normalize` scales the vector to length 1. The other two numbers are
-        the prompt's tokens, and how many of them came from the prefix cache. Cancelling aborts the request.
+        `pooling` is "last" or "mean"; `normalize` scales the vector to length 1. The other two values are the
+        numbers of prompt tokens and of those from the prefix cache. Cancelling aborts the request.
 
         Raises:
-            EngineRefused: the engine does not take the request.
+            EngineRefused: the engine rejects the request.
             EngineOverloaded: the engine's queue of frames is full.
-            StreamLost: there is no connection, it was lost, or the engine failed.
+            StreamLost: the engine is disconnected, the connection was lost, or the engine failed.
         """
         rid = self._handles.free()
         reply = EmbedReply(rid)
@@ -240,11 +243,11 @@ class EngineLink:
         return vector, embedding.prompt_tokens, embedding.cached_tokens
 
     async def fetch_files(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the named files of the engine, those that it has.
+        """Return the contents of the named files that the engine has.
 
         Raises:
             StreamLost: the connection was lost, or the engine did not answer in time.
-            MalformedFrame: the engine's parts do not make the file that it announced.
+            MalformedFrame: the parts do not match the size that the engine announced.
         """
         welcome = self.welcome
         if welcome is None:
@@ -257,11 +260,11 @@ class EngineLink:
         """Run one connection.
 
         Raises:
-            StreamLost: always, in the end.
+            StreamLost: always, when the connection ends.
         """
         ways = self._offers()
         self.offer = ways[self._tried % len(ways)]
-        self._tried += 1  # the next time another one, unless this one works
+        self._tried += 1  # next time use another offer, unless this one works
         self._connection = EngineConnection(
             self.endpoint,
             self._context,
@@ -285,7 +288,7 @@ class EngineLink:
             raise StreamLost("connection", f"not connected to {self.endpoint}")
         self._connection.send(message)
 
-    # ── what the engine says ──────────────────────────────────────────────────────────────────────────────
+    # ── messages from the engine ──────────────────────────────────────────────────────────────────────────
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Outputs):
@@ -330,7 +333,7 @@ class EngineLink:
 
     def _blocks(self, message: Blocks) -> None:
         if len(message.stored) % 8 or len(message.evicted) % 8:
-            raise MalformedFrame("a column of Blocks is no array of 64-bit names")
+            raise MalformedFrame("a column of Blocks is not an array of 64-bit hashes")
         if not message.reset and message.sequence != self._blocks_next:
             raise StreamLost("gap", f"cache events {self._blocks_next} of {self.endpoint} are missing")
         self._blocks_next = message.sequence + 1

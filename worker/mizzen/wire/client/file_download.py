@@ -1,4 +1,4 @@
-"""The files of an engine (its tokenizer and configuration), part by part over the wire."""
+"""Downloads an engine's files (tokenizer and configuration) in parts over the wire."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ MAX_FILES_BYTES = 512 * 1024 * 1024
 
 
 class FileDownloads:
-    """What is fetched over one link at present."""
+    """The downloads in progress from one engine."""
 
     def __init__(self, endpoint: str, send: Callable[[FetchFile], None], timeout_seconds: float) -> None:
-        """Ask by `send`; a part may take so long."""
+        """Send requests with `send`; each part must arrive within `timeout_seconds`."""
         self._endpoint = endpoint
         self._send = send
         self._timeout = timeout_seconds
         self._parts: dict[tuple[str, int], asyncio.Future[File]] = {}
 
     async def fetch(self, sizes: Mapping[str, int]) -> dict[str, bytes]:
-        """Return the contents of files whose sizes in bytes the engine announced.
+        """Return the contents of files, by name. `sizes` are the sizes in bytes that the engine announced.
 
         Raises:
             StreamLost: the connection was lost, or the engine did not answer in time.
-            MalformedFrame: the engine's parts do not make the file that it announced.
+            MalformedFrame: the parts do not match the announced size.
         """
         if sum(sizes.values()) > MAX_FILES_BYTES or any(size < 0 for size in sizes.values()):
             raise MalformedFrame(f"the engine announces files of {sum(sizes.values())} bytes")
         return {name: await self._file(name, size) for name, size in sizes.items()}
 
     def take(self, part: File) -> None:
-        """Take a part from the link; one that nobody awaits is passed over."""
+        """Process a received part; an unexpected one is ignored."""
         future = self._parts.get((part.name, part.offset))
         if future is not None and not future.done():
             future.set_result(part)
 
     def fail(self, lost: StreamLost) -> None:
-        """End all that is under way."""
+        """Fail all downloads in progress."""
         for future in self._parts.values():
             if not future.done():
                 future.set_exception(lost)

@@ -1,4 +1,4 @@
-"""The gateway's end of all requests of one engine, by the handles that the wire names them with."""
+"""The live requests of one engine, by their handles on the wire."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ABORT_AGAIN_SECONDS = 0.1
 
 
 class RequestHandles:
-    """Requests whose ends are not known yet. A handle stays taken until the engine has answered."""
+    """Requests that have not finished. A handle stays in use until the engine has answered."""
 
     def __init__(self, send: Callable[[Abort], None]) -> None:
-        """Tell the engine of aborted requests by `send`."""
+        """Send aborts with `send`."""
         self._send = send
         self._used: dict[int, Handle] = {}
         self._rid = random.randrange(2**20)
@@ -31,7 +31,7 @@ class RequestHandles:
         return self._used.get(handle.rid) is handle
 
     def all(self) -> tuple[Handle, ...]:
-        """All requests, in the order in which they were sent."""
+        """Return all requests, in the order in which they were sent."""
         return tuple(self._used.values())
 
     def free(self) -> int:
@@ -42,23 +42,23 @@ class RequestHandles:
         return self._rid
 
     def add(self, handle: Handle) -> None:
-        """Take a request that was sent."""
+        """Register a request that was sent."""
         self._used[handle.rid] = handle
 
     def abort(self, handle: Handle) -> None:
-        """Tell the engine; the handle stays taken until it answers."""
+        """Send an abort; the handle stays in use until the engine answers."""
         try:
             self._send(Abort(handle.rid))
         except EngineOverloaded:
             asyncio.get_running_loop().call_later(ABORT_AGAIN_SECONDS, self._abort_again, handle)
         except StreamLost:
-            pass  # the engine aborts what a lost connection has left
+            pass  # the engine aborts the requests of a lost connection
 
     def outputs(self, message: Outputs) -> None:
-        """Hand out what a step has brought.
+        """Distribute the outputs of a step to their requests.
 
         Raises:
-            MalformedFrame: its columns do not fit together.
+            MalformedFrame: the lengths of the columns are inconsistent.
         """
         rids, offsets, counts, tokens = unpack_columns(message)
         for report in message.logprobs:
@@ -80,25 +80,25 @@ class RequestHandles:
                 handle.finish(finish)
 
     def embedding(self, message: Embedding) -> None:
-        """Hand out an embedding.
+        """Pass an embedding to its request.
 
         Raises:
-            MalformedFrame: it is no float32 vector.
+            MalformedFrame: the embedding is not a float32 vector.
         """
         if not message.vector or len(message.vector) % 4:
-            raise MalformedFrame(f"an embedding of {len(message.vector)} bytes is no float32 vector")
+            raise MalformedFrame(f"an embedding of {len(message.vector)} bytes is not a float32 vector")
         reply = self._used.pop(message.rid, None)
         if isinstance(reply, EmbedReply):
             reply.set_embedding(message)
 
     def refused(self, rid: int, message: Refused) -> None:
-        """End a request that the engine does not take."""
+        """Fail a request that the engine rejected."""
         handle = self._used.pop(rid, None)
         if handle is not None:
             handle.fail(EngineRefused(message.code, message.message, message.retry_after_seconds))
 
     def lost(self, lost: StreamLost) -> None:
-        """End all requests; what was asked of the engine is gone."""
+        """Fail all requests, because the connection was lost."""
         used, self._used = self._used, {}
         for handle in used.values():
             handle.fail(lost)

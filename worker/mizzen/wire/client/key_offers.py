@@ -1,4 +1,4 @@
-"""What a gateway may try with an engine while keys are rotated: ports and keys, the newest first."""
+"""Combinations of port and keys that a gateway may try during a key rotation, the newest first."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from mizzen.wire.endpoint import generation_endpoint
 
 @dataclass(frozen=True, slots=True)
 class KeyOffer:
-    """One way to connect to an engine."""
+    """One combination of endpoint and keys to connect to an engine with."""
 
     endpoint: str
     keys: WireKeys | None = None
 
     @property
     def name(self) -> str:
-        """What its keys are called where they must not be told; empty without keys."""
+        """Short name of the keys, for places that must not show them; empty without keys."""
         return key_pair_name(self.keys.peer, self.keys.public) if self.keys else ""
 
 
 def key_offers(endpoint: str, ring: KeyRing | None) -> tuple[KeyOffer, ...]:
-    """Return the ways to connect to an engine, the newest keys of both sides first.
+    """Return the combinations to connect to an engine with, the newest keys of both sides first.
 
     Raises:
-        ValueError: the endpoint is malformed, or its port has no next one.
+        ValueError: the endpoint is malformed, or its port is the last one.
     """
     if ring is None:
         return (KeyOffer(endpoint),)
     return tuple(
-        KeyOffer(generation_endpoint(endpoint, ring.generation + index), WireKeys(pair.public, pair.secret, peer))
+        KeyOffer(
+            generation_endpoint(endpoint, ring.generation + index), WireKeys(pair.public, pair.secret, peer)
+        )
         for index, peer in reversed(tuple(enumerate(ring.peers)))
         for pair in reversed(ring.own)
     )
 
 
 def offer_names(ring: KeyRing | None) -> list[str]:
-    """Return the names of all keys with which connections may be made."""
+    """Return the names of all key pairs that connections may use."""
     return sorted(offer.name for offer in key_offers("inproc://any", ring)) if ring else []

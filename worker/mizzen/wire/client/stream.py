@@ -1,4 +1,4 @@
-"""The gateway's end of one request in one engine."""
+"""The gateway's end of one request in one engine: a stream of tokens, or an embedding."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from mizzen.core.request import Int32
 from mizzen.wire.messages import Embedding, Finish, Logprobs
 
 MAX_UNREAD_TOKENS = 65_536
-"""A reader that falls behind further is given up."""
+"""Maximum number of unread tokens; a reader that falls behind further is dropped."""
 
 
 class StreamLost(Exception):
-    """What a request has become in its engine will not be known. `cause` is one word, for metrics."""
+    """The connection to a request's engine was lost, so its outcome is unknown. `cause` is a word for
+    metrics."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -25,11 +26,11 @@ class StreamLost(Exception):
 
 
 class EngineOverloaded(Exception):
-    """The engine does not take frames at the moment; nothing was sent."""
+    """The engine does not accept frames at the moment; nothing was sent."""
 
 
 class EngineRefused(Exception):
-    """The engine did not take the request. `code` is a `mizzen.wire.messages.RefusalCode`."""
+    """The engine rejected the request. `code` is a `mizzen.wire.messages.RefusalCode`."""
 
     def __init__(self, code: int, message: str, retry_after_seconds: float) -> None:
         super().__init__(message)
@@ -38,22 +39,22 @@ class EngineRefused(Exception):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """Log probabilities (natural logarithms) of one token and of others in its place.
+    """Log probabilities (natural logarithms) of one token and of alternatives at its position.
 
-    They are those of the processed logits (biases, penalties and grammar applied) at temperature 1, of a
-    prompt those of the model's own. A token that cannot be drawn has -9999.
+    Output tokens: of the processed logits (biases, penalties and grammar applied) at temperature 1. Prompt
+    tokens: of the model's logits. A token that cannot be sampled has -9999.
     """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
-    """The most probable tokens, the most probable first."""
+    """The most probable tokens with their log probabilities, in descending order."""
     asked: tuple[float, ...]
-    """Those of `Sampling.logprob_token_ids`, in their order."""
+    """Log probabilities of `Sampling.logprob_token_ids`, in the same order."""
 
 
 class EngineStream:
-    """Tokens of one request as they come. One reader; everything happens on one event loop."""
+    """The stream of tokens of one request. One reader; used on one event loop."""
 
     __slots__ = (
         "_abort", "_aborted", "_asked", "_ended", "_error", "_finish", "_given", "_logprobs", "_reported",
@@ -69,26 +70,27 @@ class EngineStream:
         logprobs: int | None = None,
         prompt_logprobs: bool = False,
     ) -> None:
-        """Take the request's handle and what it asks for.
+        """Create the stream of a request.
 
         Args:
-            rid: the handle.
-            abort: tells the engine.
-            generated: tokens of its prompt that are output already.
-            logprobs: how many tokens by id are reported beside each token; None: no log probabilities.
-            prompt_logprobs: whether those of the prompt are reported.
+            rid: handle of the request.
+            abort: sends an abort to the engine.
+            generated: number of prompt tokens that are output already.
+            logprobs: number of tokens requested by id per position; None without log probabilities.
+            prompt_logprobs: whether log probabilities of the prompt are requested.
         """
         self.rid = rid
         self.received = generated
-        """Output tokens that there are without a gap: those of the prompt, and those that have arrived."""
+        """Number of contiguous output tokens: those of the prompt, and those received."""
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if prompt_logprobs else None
-        """Of the prompt's tokens from the second on, where asked for: complete before the first token."""
+        """Log probabilities of the prompt from its second token on, if requested: complete before the first
+        token."""
         self._asked = logprobs
         self._logprobs: list[TokenLogprobs] = []
         self._reported = generated
-        """Output tokens whose log probabilities have arrived."""
+        """Number of output tokens whose log probabilities were received."""
         self._given = 0
-        """Tokens that `next` returned since the last `take_logprobs`."""
+        """Number of tokens that `next` returned since the last `drain_logprobs`."""
         self._abort = abort
         self._aborted = False
         self._ended = False
@@ -98,10 +100,11 @@ class EngineStream:
         self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> tuple[list[int], Finish | None]:
-        """Return the tokens that arrived since the last call (waiting for some), and the end if it is known.
+        """Wait for tokens; return those received since the last call, and the `Finish` if the request is
+        finished.
 
         Raises:
-            EngineRefused: the engine does not take the request.
+            EngineRefused: the engine rejects the request.
             StreamLost: the connection was lost, the engine restarted, or a frame is missing.
         """
         while not self._tokens and self._finish is None:
@@ -117,20 +120,21 @@ class EngineStream:
         return tokens, self._finish
 
     def drain_logprobs(self) -> list[TokenLogprobs]:
-        """Return one entry for each token that `next` returned since the last call; none if not asked for."""
+        """Return one entry for each token that `next` returned since the last call; empty if not
+        requested."""
         taken, self._logprobs = self._logprobs[: self._given], self._logprobs[self._given :]
         self._given = 0
         return taken
 
     def abort(self) -> None:
-        """Stop the request in the engine; tokens that still come are dropped. The end may be awaited."""
+        """Abort the request in the engine and drop further tokens; `wait_finish` waits for the end."""
         if not self._ended and not self._aborted:
             self._aborted = True
             self._tokens.clear()
             self._abort(self)
 
     async def wait_finish(self, seconds: float) -> Finish | None:
-        """Return how an aborted request ended; None when that does not come to be known in time."""
+        """Return the `Finish` of an aborted request, or None if it does not arrive within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 while self._finish is None:
@@ -140,10 +144,10 @@ class EngineStream:
         return self._finish
 
     def add_logprobs(self, message: Logprobs) -> None:
-        """Take log probabilities from the link, ahead of their tokens.
+        """Add received log probabilities, which precede their tokens.
 
         Raises:
-            ValueError: its columns have no such width.
+            ValueError: the columns do not have the announced width.
         """
         if self._ended or self._aborted:
             return
@@ -156,17 +160,19 @@ class EngineStream:
             self._logprobs += entries
 
     def add_tokens(self, offset: int, tokens: list[int]) -> None:
-        """Take tokens from the link; a gap fails the stream."""
+        """Add received tokens; a gap fails the stream."""
         if self._ended or self._aborted:
             return
         if offset != self.received:
             self.abort()
-            self.fail(StreamLost("gap", f"token {self.received} was expected from the engine, {offset} came"))
+            self.fail(StreamLost("gap", f"expected token {self.received} from the engine, received {offset}"))
             return
         self.received += len(tokens)
         if self._asked is not None and self._reported != self.received:
             self.abort()
-            self.fail(StreamLost("gap", f"{self.received} tokens came, {self._reported} log probabilities"))
+            self.fail(
+                StreamLost("gap", f"received {self.received} tokens and {self._reported} log probabilities")
+            )
             return
         self._tokens += tokens
         if len(self._tokens) > MAX_UNREAD_TOKENS:
@@ -176,12 +182,12 @@ class EngineStream:
         self._wake()
 
     def finish(self, finish: Finish) -> None:
-        """Take the end from the link; one that counts other tokens than came fails the stream."""
+        """Finish the stream; a number of tokens that differs from those received fails it."""
         if self._ended:
             return
         if not self._aborted and finish.output_tokens != self.received and not finish.message:
             self.fail(
-                StreamLost("gap", f"the engine counts {finish.output_tokens} tokens, {self.received} came")
+                StreamLost("gap", f"the engine sent {finish.output_tokens} tokens, received {self.received}")
             )
             return
         self._ended = True
@@ -197,7 +203,7 @@ class EngineStream:
             self._wake()
 
     def forget(self) -> None:
-        """Drop what it ended with: an error that was raised refers to all who heard of it."""
+        """Drop the error of the stream: a raised error keeps references to the frames that it passed."""
         if self._error is not None:
             self._error = StreamLost("closed", "the request was given up")
 
@@ -207,7 +213,7 @@ class EngineStream:
 
 
 class EmbedReply:
-    """The gateway's end of one request for an embedding."""
+    """The gateway's end of one embedding request."""
 
     __slots__ = ("answer", "rid")
 
@@ -216,36 +222,36 @@ class EmbedReply:
         self.answer: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
 
     def set_embedding(self, embedding: Embedding) -> None:
-        """Take the answer from the link."""
+        """Set the received embedding."""
         if not self.answer.done():
             self.answer.set_result(embedding)
 
     def add_logprobs(self, message: Logprobs) -> None:
-        """Pass over what is not meant for embeddings."""
+        """Ignore a message that does not apply to embeddings."""
 
     def add_tokens(self, offset: int, tokens: list[int]) -> None:
-        """Pass over what is not meant for embeddings."""
+        """Ignore a message that does not apply to embeddings."""
 
     def finish(self, finish: Finish) -> None:
-        """Take an end without an embedding from the link: aborted, or failed."""
+        """Fail a request that finished without an embedding: aborted, or failed in the engine."""
         self.fail(StreamLost("end", finish.message or "the engine ended the request without an embedding"))
 
     def fail(self, error: Exception) -> None:
-        """End with an error."""
+        """Fail the request with an error."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
 
 def unpack_logprobs(message: Logprobs, asked: int) -> list[TokenLogprobs]:
-    """Return a message's entries; the last `asked` of each are those asked for by id.
+    """Return the entries of a message; the last `asked` of each are those requested by id.
 
     Raises:
-        ValueError: the columns do not have that width.
+        ValueError: the columns do not have the announced width.
     """
     width = message.width
     ids, values = np.frombuffer(message.ids, "<i4"), np.frombuffer(message.values, "<f4")
     if width < 1 + asked or len(ids) % width or len(ids) != len(values):
-        raise ValueError(f"{len(ids)} ids and {len(values)} values are no rows of {width}")
+        raise ValueError(f"{len(ids)} ids and {len(values)} values do not form rows of {width}")
     return logprob_entries(ids.reshape(-1, width), values.reshape(-1, width), asked)
 
 

@@ -58,7 +58,13 @@ class GroupMember:
     """A connecting end. Used from one thread."""
 
     def __init__(
-        self, endpoint: str, keys: KeyPair | None, name: bytes, *, linger_seconds: float, options: SocketOptions
+        self,
+        endpoint: str,
+        keys: KeyPair | None,
+        name: bytes,
+        *,
+        linger_seconds: float,
+        options: SocketOptions,
     ) -> None:
         """Connect as `name` to a listener that may not listen, and whose name may not resolve, yet.
 

@@ -1,8 +1,8 @@
 """Messages between the supervisors of a group's nodes, over TCP.
 
-Node 0 listens, the others connect (`mizzen.wire.ranks.group_socket`). Each side reports its state several times a
-second; a silent node is considered lost. Each process has a random `life`, so that a restarted process is not
-mistaken for its predecessor.
+Node 0 listens, the others connect (`mizzen.wire.ranks.group_socket`). Each side reports its state several
+times a second; a silent node is considered lost. Each process has a random `life`, so that a restarted
+process is not mistaken for its predecessor.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class NodeServer(GroupListener):
         super().__init__(endpoint, keys, linger_seconds=LINGER_SECONDS, options=options)
 
     def receive(self) -> Iterator[tuple[bytes, ToLeader]]:
-        """Yield received messages with the name of their connection; frames that are not messages are dropped."""
+        """Yield received messages with the name of their connection; frames that are not messages are
+        dropped."""
         for _ in range(FRAMES):
             if not self._socket.poll(0):
                 return

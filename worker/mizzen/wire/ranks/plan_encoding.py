@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mizzen.core.request import Int32, Pooling
 from mizzen.core.sampling_params import SamplingParams
-from mizzen.core.step_plan import SlotOptions, PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.core.step_plan import PageWrites, PrefillChunk, SlotOptions, SlotStart, StepPlan
 
 MAGIC = 0x4D5A504C414E3032  # "MZPLAN02"
 NONE = -1

@@ -4,8 +4,8 @@
     data      frames in a ring: a head (number, length, checksum) and a plan's bytes, padded to 8
 
 A frame is not overwritten before every reader has read it. The end is a frame of its own. The checksum covers
-head and bytes, so that no memory ordering is required: a reader that sees the counter before the frame finds an
-older frame, or a part of it, with another number, and reads again.
+head and bytes, so that no memory ordering is required: a reader that sees the counter before the frame finds
+an older frame, or a part of it, with another number, and reads again.
 """
 
 from __future__ import annotations

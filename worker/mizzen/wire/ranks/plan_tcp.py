@@ -1,8 +1,8 @@
 """The plan channel between pods: numbered frames over TCP from rank 0 to the other ranks.
 
-Rank 0 listens; every other rank connects (`mizzen.wire.ranks.group_socket`), sends its name, and receives numbered
-frames. ZMQ drops frames of a full queue and reconnects after a lost connection. The numbers reveal a loss, which
-breaks the channel instead of skipping plans.
+Rank 0 listens; every other rank connects (`mizzen.wire.ranks.group_socket`), sends its name, and receives
+numbered frames. ZMQ drops frames of a full queue and reconnects after a lost connection. The numbers reveal a
+loss, which breaks the channel instead of skipping plans.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The allow-list of CURVE clients: a ZAP handler (RFC 27) that knows some public keys."""
+"""The allow-list of CURVE clients: a ZAP handler (RFC 27) that accepts a set of public keys."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _VERSION = b"1.0"
 
 
 class AllowList:
-    """Answers the authentication requests of one ZMQ context; ends when the context is destroyed.
+    """Answers the authentication requests of one ZMQ context until the context is destroyed.
 
-    A thread of its own, asleep but for handshakes, so that a handshake never waits for a step.
+    Runs in its own thread, which sleeps between handshakes, so that a handshake never waits for a step.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], public_keys: Iterable[bytes]) -> None:
@@ -26,13 +26,13 @@ class AllowList:
         self.allow(public_keys)
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
-        self._socket.bind(_ENDPOINT)  # before the first server socket binds, so that none goes unjudged
+        self._socket.bind(_ENDPOINT)  # before the first server socket binds, so that every client is checked
         self._thread = threading.Thread(target=self._run, name="wire-allow", daemon=True)
         self._thread.start()
 
     def allow(self, public_keys: Iterable[bytes]) -> None:
-        """Know these keys (Z85) from now on, and no others; connections that are up stay."""
-        self._keys = tuple(z85.decode(key) for key in public_keys)  # as a whole: the thread reads it once
+        """Accept only these public keys (Z85) from now on; existing connections stay."""
+        self._keys = tuple(z85.decode(key) for key in public_keys)  # replaced atomically, for the thread
 
     def _run(self) -> None:
         try:
@@ -41,7 +41,7 @@ class AllowList:
         except zmq.ContextTerminated:
             pass
         finally:
-            self._socket.close()  # whatever happened: the context's end waits for it
+            self._socket.close()  # in any case: terminating the context waits for it
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
         number = request[1] if len(request) > 1 else b""

@@ -1,10 +1,9 @@
-"""The engine's side of the wire: a ROUTER socket that the engine's own loop polls between steps.
+"""The engine's side of the wire protocol: a ROUTER socket that the serving loop polls between steps.
 
-No event loop touches a frame. `receive` takes what has arrived, up to a bound, and returns requests and
-aborts; `out.send` turns a step's output into one frame a peer. Every queue is bounded: ZMQ's by high-water
-marks (a peer that falls behind is forgotten and its requests aborted), parts of files, which are large, by
-`Uploads`, the engine's waiting requests by `max_waiting`, of which one half is kept for the peers, in equal
-shares.
+No event loop is involved. `receive` reads a bounded number of frames and returns requests and aborts;
+`out.send` turns a step's output into one frame per peer. Every queue is bounded: ZMQ's by high-water marks (a
+peer that falls behind is dropped and its requests are aborted), file parts by `FileUploads`, and waiting
+requests by `max_waiting`, half of which is reserved for the peers in equal shares.
 """
 
 from __future__ import annotations
@@ -37,23 +36,23 @@ from mizzen.wire.server.file_upload import FileUploads
 from mizzen.wire.server.listeners import KeyedListeners
 from mizzen.wire.server.outbox import Outbox
 from mizzen.wire.server.peers import Peer, ProtocolMismatchLog
-from mizzen.wire.server.request_validation import MessageValidator, InvalidRequest
+from mizzen.wire.server.request_validation import InvalidRequest, MessageValidator
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Arrivals:
-    """What `receive` found: requests to submit, then request ids to abort."""
+    """Result of `receive`: requests to submit, then request ids to abort."""
 
     requests: list[Request] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
 
 
 KEYS_SECONDS = 1.0
-"""How often a folder of keys is looked at for changes."""
+"""Interval at which a key folder is checked for changes."""
 UPLOAD_SECONDS = 0.01
-"""How soon it is looked again whether a gateway takes the next part of a file."""
+"""Interval at which a gateway's connection is checked for room for the next file part."""
 
 
 class WireServer:
@@ -72,11 +71,20 @@ class WireServer:
         max_waiting: int,
         limits: WireLimits | None = None,
     ) -> None:
-        """Bind. Keys of a folder are followed: while there are two generations, both are accepted.
+        """Bind the endpoint. Changes of a key folder are followed; during a rotation both generations are
+        accepted.
+
+        Args:
+            endpoint: ZMQ endpoint of even key generations.
+            keys: CURVE keys, or a folder with keys; None for a local endpoint.
+            welcome: description of the engine, sent to each gateway.
+            files: contents of the files that gateways may fetch, by name.
+            max_waiting: maximum number of requests that wait in the engine.
+            limits: limits of the socket.
 
         Raises:
-            UnsafeEndpoint: reachable from other machines, and no keys.
-            ValueError: the endpoint is malformed, or cannot be bound.
+            UnsafeEndpoint: the endpoint is reachable from other machines and there are no keys.
+            ValueError: the endpoint is malformed or cannot be bound.
         """
         require_safe(endpoint, keys)
         self._limits = limits or WireLimits()
@@ -96,14 +104,14 @@ class WireServer:
         self._uploads = FileUploads(files, self.out, self._limits)
         self._strangers = ProtocolMismatchLog(self._limits.peers)
         self.endpoint = self._bind(ring)
-        """Where gateways connect; with the port that was chosen when `*` was asked for."""
+        """Endpoint for gateways; contains the chosen port if the port was `*`."""
 
     def _make_socket(self) -> zmq.Socket[bytes]:
         socket, limits = self._context.socket(zmq.ROUTER), self._limits
         socket.router_mandatory = True
         socket.sndhwm = limits.send_frames
         socket.rcvhwm = limits.receive_frames
-        # Twice the longest request: a prompt, and its sampling, of which a grammar takes most.
+        # Twice the longest request: a prompt, and its sampling parameters, mostly a grammar.
         socket.maxmsgsize = 2 * (MAX_GRAMMAR_BYTES + 4 * self._welcome.context_length)
         socket.ipv6 = "[" in self._given
         enable_heartbeats(socket, limits.heartbeat_seconds, limits.heartbeat_timeout_seconds)
@@ -121,7 +129,7 @@ class WireServer:
         return endpoint
 
     def _follow_keys(self, now: float) -> None:
-        """Take changes of the folder of keys, and what could not be done at once."""
+        """Apply changes of the key folder, and retry changes that could not be applied before."""
         self._keys_at = now
         if not isinstance(self._keys, KeyFolder):
             return
@@ -132,7 +140,7 @@ class WireServer:
         self._open_doors(ring)
 
     def _open_doors(self, ring: KeyRing) -> None:
-        """Listen with the keys of every generation, and no more with others once nothing runs there."""
+        """Listen with the keys of every generation; close other listeners once no request uses them."""
         wanted = {(ring.generation + index) % 2: pair for index, pair in enumerate(ring.own)}
         for number, _ in self._doors:
             if self._doors.pair(number) != wanted.get(number):
@@ -146,10 +154,10 @@ class WireServer:
         try:
             endpoint = self._doors.open(number, pair)
         except (zmq.ZMQError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)  # it is tried again
-            log.warning("cannot listen with other keys", extra={"fields": {"reason": reason}})
+            reason = getattr(error, "strerror", None) or str(error)  # the next refresh retries
+            log.warning("cannot listen with the new keys", extra={"fields": {"reason": reason}})
             return
-        log.info("listening with other keys", extra={"fields": {"wire": endpoint}})
+        log.info("listening with the new keys", extra={"fields": {"wire": endpoint}})
 
     def _close_door(self, number: int) -> None:
         peers = [peer for peer in self.out.peers if peer.identity[0] == number]
@@ -158,16 +166,16 @@ class WireServer:
         for peer in peers:
             self.out.forget(peer)
         self._doors.close(number, self._limits.linger_seconds)
-        log.info("older keys are accepted no more", extra={"fields": {"gateways": len(peers)}})
+        log.info("old keys are no longer accepted", extra={"fields": {"gateways": len(peers)}})
 
     def wait(self, seconds: float, descriptor: int | None = None) -> None:
-        """Sleep until a frame or something on a file descriptor arrives, at most this long."""
+        """Sleep until a frame arrives or `descriptor` is readable, at most `seconds`."""
         if self._uploads.waiting:
             seconds = min(seconds, UPLOAD_SECONDS)
         self._doors.poll(max(0, int(seconds * 1000)), descriptor)
 
     def receive(self, now: float, waiting: int) -> Arrivals:
-        """Take the frames that have arrived. `waiting` is how many requests wait in the engine."""
+        """Process received frames. `waiting` is the number of requests that wait in the engine."""
         arrivals = Arrivals()
         if now - self._keys_at >= KEYS_SECONDS:
             self._follow_keys(now)
@@ -186,19 +194,19 @@ class WireServer:
         return arrivals
 
     def next_timeout(self) -> float | None:
-        """Return when the first queue timeout may be due."""
+        """Return the time of the earliest queue timeout, or None."""
         return self._timeouts[0][0] if self._timeouts else None
 
     def close(self) -> None:
-        """Let the last frames leave, for a bounded time, and close."""
+        """Close after the last frames have left, within the linger time."""
         for number, _ in self._doors:
             self._doors.close(number, self._limits.linger_seconds)
-        self._context.term()  # waits for what lingers; the allow-list's thread closes its own socket
+        self._context.term()  # waits for lingering frames; the allow-list's thread closes its own socket
 
     def _take(
         self, identity: bytes, frames: list[bytes], now: float, waiting: int, requests: list[Request]
     ) -> None:
-        """Read one message; what is wrong with it is answered, and never raised."""
+        """Process one message. An invalid one is answered with `Refused`; no error is raised."""
         out = self.out
         try:
             if len(frames) != 1:
@@ -214,7 +222,7 @@ class WireServer:
         peer = out.peers.get(identity)
         if peer is None:
             rid = message.rid if isinstance(message, Generate | Embed) else None
-            out.refuse(identity, rid, RefusalCode.UNKNOWN_PEER, "say Hello first")
+            out.refuse(identity, rid, RefusalCode.UNKNOWN_PEER, "send Hello first")
         elif isinstance(message, Generate | Embed):
             self._submit(peer, message, now, waiting, requests)
         elif isinstance(message, Abort):
@@ -234,7 +242,7 @@ class WireServer:
             return
         peer = out.peers.add(identity, name)
         if peer is None:
-            text = f"{self._limits.peers} gateways are connected; no more are taken"
+            text = f"{self._limits.peers} gateways are connected; no more are accepted"
             out.refuse(identity, None, RefusalCode.QUEUE_FULL, text)
             return
         log.info("gateway connected", extra={"fields": {"gateway": peer.name, "gateways": len(out.peers)}})
@@ -248,8 +256,8 @@ class WireServer:
         self.out.counters.other_protocol += 1
         if self._strangers.new(name, protocol):
             fields = {"gateway": name, "protocol": protocol, "spoken": PROTOCOL}
-            log.warning("gateway of another protocol refused", extra={"fields": fields})
-        text = f"protocol {protocol} is not spoken here; this engine speaks {PROTOCOL}"
+            log.warning("gateway with another protocol rejected", extra={"fields": fields})
+        text = f"protocol {protocol} is not supported; this engine speaks {PROTOCOL}"
         self.out.refuse(identity, None, RefusalCode.INVALID, text)
 
     def _submit(
@@ -257,8 +265,8 @@ class WireServer:
     ) -> None:
         out, waiting = self.out, waiting + len(requests)
         if message.rid in peer.handles:
-            # Refusing it by its handle would free the handle of the request that lives.
-            text = f"rid {message.rid} is in use by a request that still lives"
+            # Rejecting it by its handle would free the handle of the live request.
+            text = f"rid {message.rid} is in use by a live request"
             out.refuse(peer.identity, None, RefusalCode.INVALID, text)
             return
         try:
@@ -284,20 +292,21 @@ class WireServer:
 
     def _limit_wait(self, rid: int, deadline: float) -> None:
         table = self.out.table
-        if len(self._timeouts) > 2 * len(table) + 1024:  # mostly of requests that are long gone
+        if len(self._timeouts) > 2 * len(table) + 1024:  # most entries belong to finished requests
             self._timeouts = [entry for entry in self._timeouts if table.generation[entry[1]] == entry[2]]
             heapq.heapify(self._timeouts)
         heapq.heappush(self._timeouts, (deadline, rid, int(table.generation[rid])))
 
     def _full(self, peer: Peer, waiting: int) -> bool:
-        """Tell whether a peer may not add to the queue: half of it is kept for all peers in equal shares."""
+        """Return whether the queue is full for a peer: half of it is reserved for all peers in equal
+        shares."""
         peers = self.out.peers
         share = self._max_waiting // (2 * len(peers))
         kept = sum(max(0, share - other.unstarted) for other in peers if other is not peer)
         return waiting + kept >= self._max_waiting
 
     def _expire(self, now: float) -> None:
-        """Refuse requests that waited too long for their first token."""
+        """Reject requests that waited too long for their first token."""
         table = self.out.table
         while self._timeouts and self._timeouts[0][0] <= now:
             _, rid, generation = heapq.heappop(self._timeouts)

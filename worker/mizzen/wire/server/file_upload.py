@@ -1,7 +1,7 @@
-"""The files of an engine, handed out part by part to gateways that take them.
+"""Sends an engine's files to gateways in parts, as fast as their connections accept them.
 
-A part is large, and ZMQ bounds its queues in frames alone. So what a gateway has asked for waits here as long
-as parts for it are under way: those that ZMQ still keeps because the connection has not taken them.
+A part is large, and ZMQ bounds its queues only by number of frames. Requests of a gateway therefore wait here
+while earlier parts for it are still queued in ZMQ.
 """
 
 from __future__ import annotations
@@ -19,33 +19,35 @@ from mizzen.wire.server.peers import Peer
 
 
 class FileUploads:
-    """What is handed out at present, to all peers in turn. Used from the outbox's thread."""
+    """The uploads in progress, round-robin over all peers. Used from the outbox's thread."""
 
     def __init__(self, files: Mapping[str, bytes], out: Outbox, limits: WireLimits) -> None:
         self._files = files
         self._out = out
         self._limits = limits
         self._turns: deque[Peer] = deque()
-        """Peers with asks; some may be forgotten by now."""
+        """Peers with pending requests; some may have been dropped."""
         self._under_way: dict[bytes, list[zmq.MessageTracker]] = {}
-        """By connection: another Hello does not make its queue shorter."""
+        """Parts queued in ZMQ, by connection: another `Hello` does not shorten its queue."""
 
     @property
     def waiting(self) -> bool:
-        """Whether there are asks that `send` may answer."""
+        """Whether requests are pending."""
         return bool(self._turns)
 
     def ask(self, peer: Peer, message: FetchFile) -> None:
-        """Keep an ask until `send` answers it; one that asks wrongly, or for too much at once, is refused."""
+        """Queue a request for `send`; reject it if it is invalid or the peer has too many pending."""
         refuse, content = self._out.refuse, self._files.get(message.name)
         if content is None:
-            text = f"no file {message.name[:128]!r}; there are {', '.join(sorted(self._files)) or 'none'}"
+            text = f"no file {message.name[:128]!r}; available: {', '.join(sorted(self._files)) or 'none'}"
             refuse(peer.identity, None, RefusalCode.INVALID, text)
         elif message.offset % FILE_PART_BYTES or not 0 <= message.offset <= len(content):
-            text = f"offset {message.offset} of {message.name} is no multiple of {FILE_PART_BYTES} within it"
+            text = (
+                f"offset {message.offset} of {message.name} is not a multiple of {FILE_PART_BYTES} within it"
+            )
             refuse(peer.identity, None, RefusalCode.INVALID, text)
         elif len(peer.file_requests) >= self._limits.file_asks:
-            text = f"{len(peer.file_requests)} parts of files are asked for already; no more may be at once"
+            text = f"{len(peer.file_requests)} file parts are pending already; the limit is reached"
             refuse(peer.identity, None, RefusalCode.QUEUE_FULL, text)
         else:
             if not peer.file_requests:
@@ -53,7 +55,7 @@ class FileUploads:
             peer.file_requests.append(message)
 
     def send(self) -> None:
-        """Send a few parts, to peers that took theirs."""
+        """Send a few parts to peers whose connections have accepted earlier ones."""
         left = self._limits.parts_per_receive
         for _ in range(len(self._turns)):
             if not left:
@@ -81,7 +83,7 @@ class FileUploads:
             self._under_way.setdefault(peer.identity, []).append(tracked.tracker)
 
     def _tidy(self) -> None:
-        """Forget parts that were taken, or ended with their connection."""
+        """Remove parts that were accepted or dropped with their connection."""
         for identity, parts in tuple(self._under_way.items()):
             parts[:] = [one for one in parts if not one.done]
             if not parts:

@@ -1,6 +1,6 @@
-"""The engine's listening sockets: one for each generation of its keys, together as one ROUTER socket.
+"""The engine's listening sockets, one per key generation, combined to act as one ROUTER socket.
 
-An identity is the door's number (0 or 1), then ZMQ's own identity behind that door.
+An identity is the number of the listener (0 or 1), followed by ZMQ's identity on that listener.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class KeyedListeners:
     """Up to two ROUTER sockets of one context. Used from one thread."""
 
     def __init__(self, endpoint: str, make: Callable[[], Socket]) -> None:
-        """Open nothing yet.
+        """Create without listening.
 
         Args:
-            endpoint: of even generations; its port may be `*` until the first is open.
+            endpoint: endpoint of even generations; its port may be `*` until the first listener is open.
             make: returns a ROUTER socket that is ready to bind.
         """
         self._endpoint = endpoint
@@ -33,15 +33,15 @@ class KeyedListeners:
         return iter([(number, socket) for number, (socket, _) in self._open.items()])
 
     def pair(self, number: int) -> KeyPair | None:
-        """Return the keys of an open door."""
+        """Return the keys of an open listener."""
         return self._open[number][1]
 
     def open(self, number: int, pair: KeyPair | None) -> str:
-        """Listen with a pair of keys; return the endpoint.
+        """Listen with a key pair; return the bound endpoint.
 
         Raises:
-            zmq.ZMQError: it cannot be bound.
-            ValueError: there is no such endpoint.
+            zmq.ZMQError: the endpoint cannot be bound.
+            ValueError: the generation has no endpoint.
         """
         wild = self._endpoint.endswith(":*")
         endpoint = self._endpoint if wild else generation_endpoint(self._endpoint, number)
@@ -54,18 +54,18 @@ class KeyedListeners:
             socket.close(linger=0)
             raise
         bound = socket.get_string(zmq.LAST_ENDPOINT)
-        if wild:  # whichever comes first, even generations have the port before that of odd ones
+        if wild:  # even generations use the port before that of odd ones, whichever opens first
             base, _, port = bound.rpartition(":")
             self._endpoint = f"{base}:{int(port) - number}"
         self._open[number] = (socket, pair)
         return bound
 
     def close(self, number: int, linger_seconds: float = 0.0) -> None:
-        """Listen at a door no more, and end its connections."""
+        """Close a listener and its connections."""
         self._open.pop(number)[0].close(linger=int(linger_seconds * 1000))
 
     def poll(self, milliseconds: int, descriptor: int | None) -> None:
-        """Sleep until a frame or something on a file descriptor is there."""
+        """Sleep until a frame arrives or `descriptor` is readable, at most `milliseconds`."""
         poller = zmq.Poller()
         for _, socket in self:
             poller.register(socket, zmq.POLLIN)
@@ -74,10 +74,10 @@ class KeyedListeners:
         poller.poll(milliseconds)
 
     def send_multipart(self, parts: tuple[bytes, bytes | zmq.Frame], flags: int = 0) -> None:
-        """Send a frame to the identity that comes first.
+        """Send a frame to an identity; `parts` is (identity, frame).
 
         Raises:
-            zmq.ZMQError: EAGAIN when its queue is full, EHOSTUNREACH when it is gone, also with its door.
+            zmq.ZMQError: EAGAIN if its queue is full, EHOSTUNREACH if it or its listener is gone.
         """
         identity, frame = parts
         there = self._open.get(identity[0])

@@ -1,7 +1,7 @@
-"""What an engine sends: step outputs, load, cache events and refusals, to every gateway it knows.
+"""Sends step outputs, load, cache events and rejections to all connected gateways.
 
-Nothing waits here: a frame goes into ZMQ's bounded queue of its peer, or the peer is forgotten and its
-requests are aborted.
+Nothing blocks: a frame enters the bounded ZMQ queue of its peer, or the peer is dropped and its requests are
+aborted.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ class Outbox:
         self._aborts: dict[int, None] = {}
         self._held: set[int] = set()
         self._answered: set[int] = set()
-        """Requests that got their embedding with the step that ends them."""
+        """Requests that received their embedding in the step that finishes them."""
         self._behind: deque[bytes] = deque(maxlen=limits.peers)
-        """Connections that were forgotten with a full queue and have not been told yet."""
+        """Connections that were dropped with a full queue and not notified yet."""
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, output: StepOutput, now: float) -> NDArray[np.float64]:
-        """Send what a step gave; return the seconds from arrival of requests that got their first token."""
+        """Send a step's outputs; return the seconds from arrival to first token, [requests with a first
+        token]."""
         waits = self._start(output, now) if self.table.unstarted else NO_WAITS
         parts = list(pack_by_peer(output, self.table))  # before ends free the handles
         logprobs = self._logprobs(output.side_outputs.logprobs) if output.side_outputs.logprobs else {}
@@ -73,17 +74,17 @@ class Outbox:
         ends = self._end(output.finished) if output.finished else {}
         for owner, columns in parts:
             self._outputs(owner, output.step, columns, ends.pop(owner, ()), logprobs.pop(owner, ()))
-        for owner in {*ends, *logprobs}:  # of prompts alone, and ends without a token
+        for owner in {*ends, *logprobs}:  # prompt log probabilities and finishes without a token
             self._outputs(owner, output.step, NO_COLUMNS, ends.get(owner, ()), logprobs.get(owner, ()))
         return waits
 
     def finish(self, ended: Iterable[Finished], step: int) -> None:
-        """Send ends that came without a step (a waiting request was aborted)."""
+        """Send the results of requests that finished outside a step (e.g. aborted while waiting)."""
         for owner, finishes in self._end(ended).items():
             self._outputs(owner, step, NO_COLUMNS, finishes)
 
     def end_all(self, step: int, message: str) -> None:
-        """End every live request with an error, for an engine that goes down with requests running."""
+        """Finish every live request with an error, for an engine that goes down with requests running."""
         for peer in self.peers:
             ends = tuple(
                 Finish(handle, int(FinishReason.ERROR), 0, 0, 0, None, message) for handle in peer.handles
@@ -93,7 +94,7 @@ class Outbox:
 
     def _start(self, output: StepOutput, now: float) -> NDArray[np.float64]:
         rids = output.rids
-        if output.side_outputs.vectors:  # an embedding is what those who ask for one wait for
+        if output.side_outputs.vectors:  # for an embedding request, the embedding counts as first token
             rids = np.concatenate((rids, [vector.rid for vector in output.side_outputs.vectors]))
         first = rids[~self.table.started[rids]]
         if not len(first):
@@ -107,7 +108,7 @@ class Outbox:
         return waits
 
     def _end(self, ended: Iterable[Finished]) -> dict[int, list[Finish]]:
-        """Free requests that ended, and return what to tell their owners."""
+        """Free finished requests; return their results by owner."""
         table = self.table
         by_owner: dict[int, list[Finish]] = {}
         for end in ended:
@@ -126,11 +127,11 @@ class Outbox:
                     by_owner.setdefault(owner, []).append(_finish(end, handle, float(table.wait[rid])))
             table.release(rid)
             self._answered.discard(rid)
-            self._aborts.pop(rid, None)  # the id may be given out again before the abort is taken
+            self._aborts.pop(rid, None)  # the id may be reused before the abort is drained
         return by_owner
 
     def _logprobs(self, reports: Iterable[RequestLogprobs]) -> dict[int, list[Logprobs]]:
-        """Return what to tell each owner of its requests' log probabilities."""
+        """Return the log probabilities by owner."""
         by_owner: dict[int, list[Logprobs]] = {}
         for report in reports:
             part = Logprobs(
@@ -144,7 +145,7 @@ class Outbox:
         return by_owner
 
     def _embeddings(self, vectors: Iterable[RequestVector]) -> None:
-        """Answer requests for embeddings; their ends, which come with the same step, free them."""
+        """Send embeddings; their requests are freed when they finish, in the same step."""
         for vector in vectors:
             peer = self.peers.at(int(self.table.owner[vector.rid]))
             if peer is None:
@@ -179,11 +180,11 @@ class Outbox:
     # ── the engine's state ────────────────────────────────────────────────────────────────────────────────
 
     def stats(self, load: Load, steps: int, now: float, patience: float = 0.0) -> bool:
-        """Tell all peers how busy the engine is, when it changed or a second has passed.
+        """Send the load to all peers if it has changed or `stats_seconds` have passed.
 
-        `patience` is `Stats.patience_seconds`, and goes along with what else there is to tell.
+        `patience` is `Stats.patience_seconds`; a change of it alone does not cause a message.
 
-        Returns False when it changed but too soon after the last time; then call again.
+        Returns False if the load has changed too soon after the last message; then call again.
         """
         age = now - self._stats_at
         stats = Stats(
@@ -211,14 +212,14 @@ class Outbox:
         self._tell_forgotten()
         return True
 
-    def ask_patience(self) -> None:
-        """Take back what was said of `patience`, before something begins that may take long."""
+    def withdraw_silence_limit(self) -> None:
+        """Withdraw `patience_seconds` before an operation that may take long."""
         if self.last_stats is not None and self.last_stats.patience_seconds:
             self.last_stats = msgspec.structs.replace(self.last_stats, patience_seconds=0.0)
             self._broadcast(self.last_stats)
 
     def blocks(self, events: CacheEvents) -> None:
-        """Tell all peers what entered and left the prefix cache."""
+        """Send changes of the prefix cache to all peers."""
         if not events.stored and not events.evicted:
             return
         self._held.difference_update(events.evicted)
@@ -229,19 +230,19 @@ class Outbox:
             self.send_to(peer, encode(Blocks(peer.next_sequence(), stored, evicted)))
 
     def all_blocks(self, peer: Peer) -> Blocks:
-        """Return the frame that makes a peer forget what it knew of the cache, and holds all of it."""
+        """Return the frame that resets a peer's view of the prefix cache to its complete contents."""
         stored = np.fromiter(self._held, dtype="<u8", count=len(self._held)).tobytes()
         return Blocks(peer.next_sequence(), stored, b"", reset=True)
 
     def drain(self) -> None:
-        """Tell the peers at the next `stats` that the engine takes nothing new."""
+        """Announce with the next `stats` that the engine accepts no new requests."""
         self.draining = True
         self._stats_at = LONG_AGO
 
     # ── peers ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def send_to(self, peer: Peer, frame: bytes | zmq.Frame) -> bool:
-        """Send a frame; False when the peer had to be forgotten instead."""
+        """Send a frame; return False if the peer was dropped instead."""
         try:
             self._socket.send_multipart((peer.identity, frame), zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -280,7 +281,7 @@ class Outbox:
         self._aborts[rid] = None
 
     def take_aborts(self) -> list[int]:
-        """Return the requests to abort since the last call, all of them alive."""
+        """Return and clear the live requests to abort."""
         aborts, self._aborts = list(self._aborts), {}
         return aborts
 
@@ -290,14 +291,14 @@ class Outbox:
             self.send_to(peer, frame)
 
     def _lose(self, peer: Peer, error: zmq.ZMQError) -> None:
-        """Forget a peer that is gone (EHOSTUNREACH) or whose queue is full (EAGAIN)."""
+        """Drop a peer that is gone (EHOSTUNREACH) or whose queue is full (EAGAIN)."""
         gone = error.errno == zmq.EHOSTUNREACH
         if not gone and error.errno != zmq.EAGAIN:
             raise error
         self.counters.lost_peers += 1
         fields = {
             "gateway": peer.name,
-            "reason": "disconnected" if gone else "did not take its frames",
+            "reason": "disconnected" if gone else "did not accept its frames",
             "aborted_requests": len(peer.handles),
         }
         level = logging.WARNING if peer.handles or not gone else logging.INFO
@@ -311,12 +312,12 @@ class Outbox:
             identity = self._behind.popleft()
             if self.peers.get(identity):
                 continue
-            text = "this connection did not take its frames and was forgotten; say Hello again"
+            text = "this connection did not accept its frames and was dropped; send Hello again"
             if not self._try(identity, encode(Refused(None, int(RefusalCode.UNKNOWN_PEER), text))):
                 self._behind.append(identity)
 
     def _try(self, identity: bytes, frame: bytes) -> bool:
-        """Send if there is room; False when it may be tried again."""
+        """Send if the queue has room; return False if the caller should retry."""
         try:
             self._socket.send_multipart((identity, frame), zmq.NOBLOCK)
         except zmq.ZMQError as error:

@@ -1,4 +1,4 @@
-"""The gateways that an engine knows, and what it counts about them."""
+"""The gateways connected to an engine, and counters of the wire."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from mizzen.wire.messages import FetchFile, RefusalCode
 
 @dataclass(slots=True)
 class Peer:
-    """One gateway's connection, from its Hello until it is forgotten."""
+    """One gateway's connection, from its Hello until it is dropped."""
 
     identity: bytes
     index: int
-    """Owner number in the request table, from 1."""
+    """Owner number in the request table; counts from 1."""
     name: str
     handles: dict[int, int] = field(default_factory=dict)
-    """The gateway's handle to the engine's request id, of live requests."""
+    """Request ids of the engine, by the gateway's handle, of live requests."""
     unstarted: int = 0
-    """Its live requests without a first token."""
+    """Number of live requests without a first token."""
     sequence: int = 0
-    """Of its next Blocks frame."""
+    """Number of the next `Blocks` frame."""
     file_requests: deque[FetchFile] = field(default_factory=deque)
-    """Parts of files that it asked for and that have not been sent."""
+    """Requested file parts that have not been sent."""
 
     def next_sequence(self) -> int:
-        """Return the number of the next Blocks frame."""
+        """Return the number of the next `Blocks` frame and advance it."""
         self.sequence += 1
         return self.sequence - 1
 
 
 class Peers:
-    """Peers by ZMQ identity and by index. Indexes are reused, so owners stay small."""
+    """Peers by ZMQ identity and by index. Indexes are reused, so owner numbers stay small."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -47,15 +47,15 @@ class Peers:
         return iter(tuple(self._by_identity.values()))
 
     def get(self, identity: bytes) -> Peer | None:
-        """Return the peer that said Hello on a connection."""
+        """Return the peer of a connection, or None before its Hello."""
         return self._by_identity.get(identity)
 
     def at(self, index: int) -> Peer | None:
-        """Return the peer of an owner number."""
+        """Return the peer with an owner number, or None."""
         return self._by_index[index]
 
     def add(self, identity: bytes, name: str) -> Peer | None:
-        """Return a new peer, or None when there are as many as allowed."""
+        """Add and return a peer, or return None if the limit is reached."""
         if len(self._by_identity) >= self._limit:
             return None
         try:
@@ -68,20 +68,20 @@ class Peers:
         return peer
 
     def remove(self, peer: Peer) -> None:
-        """Forget a peer."""
+        """Remove a peer."""
         del self._by_identity[peer.identity]
         self._by_index[peer.index] = None
 
 
 class ProtocolMismatchLog:
-    """Gateways of another protocol that were told of: each tries again for ever, and is news once."""
+    """Gateways with another protocol that were logged: each retries for ever and is logged once."""
 
     def __init__(self, limit: int) -> None:
         self._known: dict[tuple[str, int], None] = {}
         self._limit = limit
 
     def new(self, name: str, protocol: int) -> bool:
-        """Remember one, in the place of the oldest where there are too many; whether it was not known."""
+        """Record a gateway, dropping the oldest beyond the limit; return whether it is new."""
         if (name, protocol) in self._known:
             return False
         if len(self._known) >= self._limit:
@@ -92,13 +92,13 @@ class ProtocolMismatchLog:
 
 @dataclass(slots=True)
 class WireCounters:
-    """What the wire saw since the start, for metrics."""
+    """Counters of the wire since the start, for metrics."""
 
     accepted: int = 0
     malformed: int = 0
     other_protocol: int = 0
-    """Hellos of gateways that speak another protocol."""
+    """Number of Hellos of gateways with another protocol."""
     lost_peers: int = 0
-    """Forgotten because they were gone or did not take their frames."""
+    """Number of peers dropped because they were gone or did not accept their frames."""
     refused: dict[int, int] = field(default_factory=lambda: dict.fromkeys(map(int, RefusalCode), 0))
-    """By RefusalCode."""
+    """Number of rejections by RefusalCode."""

@@ -1,7 +1,7 @@
-"""Requests that live in an engine, as dense numbers and columns.
+"""Table of the live requests of an engine, as columns indexed by dense request ids.
 
-The engine's own request ids are small and dense, so that the owner and the handle of all rows of a step are
-two array look-ups.
+The engine's request ids are small and dense, so that owners and handles of all rows of a step are two array
+lookups.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from numpy.typing import NDArray
 from mizzen.core.request import Int64
 
 NO_OWNER = 0
-"""Owner of requests whose peer is gone or was answered already; real peers count from 1."""
+"""Owner of requests whose peer is gone or was answered already; peers count from 1."""
 
 
 class RequestTable:
-    """Gives out dense request ids, and maps them to owner (peer index) and handle."""
+    """Allocates dense request ids, and maps them to owner (peer index) and handle."""
 
     def __init__(self, capacity: int = 1024) -> None:
         self.owner: NDArray[np.int16] = np.zeros(capacity, dtype=np.int16)
         self.handle: NDArray[np.uint32] = np.zeros(capacity, dtype=np.uint32)
         self.arrival: NDArray[np.float64] = np.zeros(capacity)
         self.wait: NDArray[np.float64] = np.zeros(capacity)
-        """Seconds from arrival to the first token; 0 before."""
+        """Seconds from arrival to the first token; 0 before that."""
         self.started: NDArray[np.bool_] = np.zeros(capacity, dtype=bool)
         self.generation: Int64 = np.zeros(capacity, dtype=np.int64)
         self._free = list(range(capacity - 1, -1, -1))
         self.owners: dict[int, int] = {}
-        """How many live requests each owner has; owners without any are absent."""
+        """Number of live requests by owner; owners without requests are absent."""
         self.unstarted = 0
-        """Live requests without a first token."""
+        """Number of live requests without a first token."""
 
     def __len__(self) -> int:
         return len(self.owner) - len(self._free)
 
     def add(self, owner: int, handle: int, now: float) -> int:
-        """Return the id of a new request."""
+        """Add a request that arrived at `now`; return its id."""
         if not self._free:
             self._grow()
         rid = self._free.pop()
@@ -50,7 +50,7 @@ class RequestTable:
         return rid
 
     def release(self, rid: int) -> None:
-        """Free an id whose request has ended."""
+        """Free the id of a finished request."""
         self._leave(int(self.owner[rid]))
         if not self.started[rid]:
             self.unstarted -= 1
@@ -60,18 +60,18 @@ class RequestTable:
         self._free.append(rid)
 
     def disown(self, rid: int) -> None:
-        """Let a request run out unheard; its id stays taken until the engine has ended it."""
+        """Detach a request from its owner; its id stays in use until the engine has finished it."""
         self._leave(int(self.owner[rid]))
         self.owner[rid] = NO_OWNER
         self.owners[NO_OWNER] = self.owners.get(NO_OWNER, 0) + 1
 
     def start(self, rids: Int64) -> None:
-        """Note that requests (ids [n], none of them started) got their first token."""
+        """Record the first token of requests (int64 [n], none started before)."""
         self.started[rids] = True
         self.unstarted -= len(rids)
 
     def oldest_wait(self, now: float) -> float:
-        """Return the seconds that the oldest request without a token waits; 0 when there is none."""
+        """Return the seconds that the oldest request without a token has waited; 0 if there is none."""
         if not self.unstarted:
             return 0.0
         arrivals = self.arrival[(self.owner != NO_OWNER) & ~self.started]

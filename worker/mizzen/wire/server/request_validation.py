@@ -1,4 +1,4 @@
-"""From `Generate` and `Embed` messages to requests: all that a gateway could get wrong is named here."""
+"""Validates `Generate` and `Embed` messages and converts them to scheduler requests."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ MAX_STOP_TOKENS = 1024
 MAX_QUEUE_SECONDS = 86_400.0
 EMBEDDING = SamplingParams(temperature=0.0, max_tokens=1)
 
-EMBEDS_ONLY = "model has no head to generate with: it embeds texts alone"
+EMBEDS_ONLY = "model has no language-model head: it can only embed texts"
 
 
 class InvalidRequest(ValueError):
-    """A request would be refused by every engine of this model; the text names the field."""
+    """Every engine of this model would reject the request; the text names the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageValidator:
-    """Checks requests for one model."""
+    """Validates messages for one model."""
 
     vocab_size: int
     context_length: int
     generates: bool = True
 
     def to_request(self, message: Generate | Embed, now: float) -> Request:
-        """Return the request that a message asks for; its rid is the gateway's handle, `now` its arrival.
+        """Return the scheduler request of a message; its rid is the gateway's handle, `now` its arrival.
 
         Raises:
-            InvalidRequest: names the field, its value and what would be right.
+            InvalidRequest: a field is invalid; the text names it, its value and the rule.
         """
         self._common(message)
         return self._generate(message, now) if isinstance(message, Generate) else self._embed(message, now)
@@ -88,7 +88,7 @@ class MessageValidator:
 
     def _prompt(self, packed: bytes) -> Int32:
         if len(packed) % 4:
-            raise InvalidRequest(f"prompt has {len(packed)} bytes, no multiple of 4 (int32 token ids)")
+            raise InvalidRequest(f"prompt has {len(packed)} bytes, not a multiple of 4 (int32 token ids)")
         prompt = np.frombuffer(packed, dtype="<i4")
         if not len(prompt):
             raise InvalidRequest("prompt is empty; at least one token is needed")
@@ -100,7 +100,9 @@ class MessageValidator:
         low, high = int(prompt.min()), int(prompt.max())
         if low < 0 or high >= self.vocab_size:
             wrong = low if low < 0 else high
-            raise InvalidRequest(f"prompt holds the token id {wrong}; ids go from 0 to {self.vocab_size - 1}")
+            raise InvalidRequest(
+                f"prompt contains the token id {wrong}; ids go from 0 to {self.vocab_size - 1}"
+            )
         return prompt
 
     def _sampling(self, sampling: Sampling) -> SamplingParams:
@@ -111,7 +113,7 @@ class MessageValidator:
             )
         values, most = sent_values(sampling), sampling.max_tokens
         values |= {
-            "top_k": min(sampling.top_k, self.vocab_size),  # more than all is all
+            "top_k": min(sampling.top_k, self.vocab_size),
             "max_tokens": None if most is None else min(most, self.context_length),
             "min_tokens": min(sampling.min_tokens, self.context_length),
             "grammar": _grammar(sampling.grammar),
@@ -135,5 +137,5 @@ def _grammar(given: tuple[str, str] | None) -> Grammar | None:
 
 
 def effective_seed(seed: int | None) -> int:
-    """Return the seed of a request (0 <= seed < 2**64); None draws one."""
+    """Return the seed of a request (0 <= seed < 2**64); None draws a random one."""
     return secrets.randbits(64) if seed is None else seed % 2**64

@@ -1,4 +1,7 @@
-"""One HTTP request and its response, from the body to the last byte, as an ASGI application."""
+"""One API call over HTTP, from reading the body to the last byte of the response, as an ASGI application.
+
+Endpoints return an `ApiCall`; a client that disconnects cancels its work and aborts it in the engine.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SEND_SECONDS = 60.0
-"""A client that takes nothing for this long is given up."""
+SEND_TIMEOUT_SECONDS = 60.0
+"""A client that reads nothing for this long is disconnected."""
 
 
-class Call(Response):
-    """Reads a body within bounds, and serves it while the client is there; errors have OpenAI's shape."""
+class ApiCall(Response):
+    """Read a body within limits and serve it while the client is connected. Errors have OpenAI's JSON
+    shape."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -39,22 +43,22 @@ class Call(Response):
 
     @abstractmethod
     async def _serve(self, body: bytes) -> None:
-        """Answer a body.
+        """Answer the request with this body.
 
         Raises:
-            ApiError: it cannot be served.
+            ApiError: the request cannot be served.
         """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the request; a client that goes away ends it, and aborts it in the engine."""
+        """Serve the request. If the client disconnects, stop and abort the request in the engine."""
         self._scope, self._send = scope, send
         self._output: ConnectionWriter | None = scope.get(WRITER_KEY)
         try:
             try:
-                async with RequestDeadline(self._gateway.config, scope, self._began) as self._time:
+                async with RequestDeadline(self._gateway.config, scope, self._began) as self._deadline:
                     await self._read_and_serve(scope, receive)
             except ApiError as error:
-                await self._error(error)
+                await self._send_error(error)
         except ClientGone as error:
             get_record(scope).error = "client_gone"
             self._gateway.metrics.aborts.labels("client").inc()
@@ -63,25 +67,26 @@ class Call(Response):
     async def _read_and_serve(self, scope: Scope, receive: Receive) -> None:
         gateway = self._gateway
         with RequestBody(gateway.body_budget, gateway.config.max_body_bytes) as body:
-            work = asyncio.create_task(self._serve(await body.read(scope, receive)))
-            gone = asyncio.create_task(disconnected(receive))
+            serve_task = asyncio.create_task(self._serve(await body.read(scope, receive)))
+            disconnect_task = asyncio.create_task(wait_disconnected(receive))
             try:
-                await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-                if not work.done():
+                await asyncio.wait((serve_task, disconnect_task), return_when=asyncio.FIRST_COMPLETED)
+                if not serve_task.done():
                     raise ClientGone("the client closed the connection")
-                await work
+                await serve_task
             finally:
-                for task in (work, gone):
+                for task in (serve_task, disconnect_task):
                     task.cancel()
-                await asyncio.gather(work, gone, return_exceptions=True)
-                del work, gone  # an error that a task has would refer to it, and wait for the collector
+                await asyncio.gather(serve_task, disconnect_task, return_exceptions=True)
+                # a task's error refers to this frame: without this, the cycle waits for the garbage collector
+                del serve_task, disconnect_task
 
-    async def _answer(self, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-        """Send a whole JSON response."""
-        await self._start(200, [(b"content-type", b"application/json"), *(headers or ())], len(body))
+    async def _send_json(self, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        """Send a complete JSON response."""
+        await self._start_response(200, [(b"content-type", b"application/json"), *(headers or ())], len(body))
         await self._write(body, more=False)
 
-    async def _start(
+    async def _start_response(
         self, status: int, headers: list[tuple[bytes, bytes]], length: int | None = None
     ) -> None:
         if length is not None:
@@ -89,54 +94,54 @@ class Call(Response):
         self._started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    def _write_now(self, data: bytes) -> bool:
-        """Send a part of a stream, if the client takes it now."""
+    def _try_write(self, data: bytes) -> bool:
+        """Write a part of a stream if the client can take it now; return whether it was written."""
         return self._output is not None and self._output.write(data)
 
-    def _cut(self) -> None:
-        """End the connection at once, whatever waits for the client."""
+    def _abort_connection(self) -> None:
+        """Close the connection at once and discard unsent data."""
         if self._output is not None:
             self._output.abort()
 
     async def _write(self, data: bytes, more: bool = True) -> None:
-        """Send a part of the response.
+        """Send a part of the response body.
 
         Raises:
-            ClientGone: the client takes nothing.
+            ClientGone: the client reads nothing.
         """
         try:
-            async with asyncio.timeout(SEND_SECONDS):
+            async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
                 await self._send({"type": "http.response.body", "body": data, "more_body": more})
         except (TimeoutError, OSError) as error:
-            raise ClientGone(f"the client took nothing for {SEND_SECONDS:g} s") from error
+            raise ClientGone(f"the client read nothing for {SEND_TIMEOUT_SECONDS:g} s") from error
 
-    async def _error(self, error: ApiError) -> None:
-        """Answer with an error; once a stream has begun, with an event that ends it."""
+    async def _send_error(self, error: ApiError) -> None:
+        """Send an error response, or the final error event if a stream has started."""
         get_record(self._scope).error = error.code or error.error_type
         if self._started:
-            await self._write(self._failed(error), more=False)
+            await self._write(self._stream_failure(error), more=False)
             return
         body = error.body()
-        await self._start(error.status, error.headers(), len(body))
+        await self._start_response(error.status, error.headers(), len(body))
         await self._write(body, more=False)
 
-    def _failed(self, error: ApiError) -> bytes:
-        """Return what ends a stream that cannot go on; there is no [DONE] behind it."""
+    def _stream_failure(self, error: ApiError) -> bytes:
+        """Return the event that ends a failed stream. No [DONE] follows it."""
         return b"data: " + error.body() + b"\n\n"
 
 
-class JsonCall(Call):
-    """Answers a body with one JSON object."""
+class JsonCall(ApiCall):
+    """Answer a body with one JSON object."""
 
     def __init__(self, gateway: Gateway, handle: Callable[[bytes, Scope], Awaitable[object]]) -> None:
         super().__init__(gateway)
         self._handle = handle
 
     async def _serve(self, body: bytes) -> None:
-        await self._answer(msgspec.json.encode(await self._handle(body, self._scope)))
+        await self._send_json(msgspec.json.encode(await self._handle(body, self._scope)))
 
 
-async def disconnected(receive: Receive) -> None:
-    """Return once the client has closed the connection."""
+async def wait_disconnected(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from arguments import given_options
-
+from common_parts.arguments import given_options
 from mizzen.engine.config import EngineOptions
 
 ELSEWHERE = {"device": "--device", "model": "--shape"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from step_parts import Part, parts
+from common_parts.kernel_delays import Part, parts
 
 
 def kernel(name: str, begin: float, end: float, grid: list[int] | None = None) -> dict[str, object]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpu import median
+from common_parts.gpu import median
 from mizzen.attention.base import (
     AttentionBackend,
     DecodeRows,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from engine_choices import with_variant
-from limits import Limits
-from tables import Table
 
-from gpu import load, median, started
+from common_parts.engine_options import with_variant
+from common_parts.gpu import load, median, started
+from common_parts.limits import Limits
+from common_parts.tables import Table
 from mizzen import LLM
 
 MOST_RUNNING = 256

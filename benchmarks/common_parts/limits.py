@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from arguments import above_zero, not_negative
-
+from common_parts.arguments import above_zero, not_negative
 from mizzen.models.config import ModelConfig
 
 LEAST_SUM = {2: 2.9, 4: 7.0, 8: 7.0}

@@ -11,14 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from arguments import Help, jsonable, positive
-from engine_choices import ON_GPUS, VARIANTS, engine_option, engine_options, off_already, with_variant
-from limits import Limits, add_limit_options, limits_of
-from ran_on import headline, machine, sm_clock
-from rank_logs import quiet_ranks
-from shapes import SHAPES, shape_folder
-from tables import Table, drifts
-
+from common_parts.arguments import Help, jsonable, positive
+from common_parts.engine_options import (
+    ON_GPUS,
+    VARIANTS,
+    engine_option,
+    engine_options,
+    off_already,
+    with_variant,
+)
+from common_parts.limits import Limits, add_limit_options, limits_of
+from common_parts.machine_info import headline, machine, sm_clock
+from common_parts.rank_logs import quiet_ranks
+from common_parts.shapes import SHAPES, shape_folder
+from common_parts.tables import Table, drifts
 from mizzen import LLM
 from mizzen.core.request import FinishReason
 from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL, EngineOptions

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from ran_on import commit, driver, gpu_name, headline, machine, sm_clock
+from common_parts.machine_info import commit, driver, gpu_name, headline, machine, sm_clock
 
 
 def fake(**changes: object) -> ModuleType:

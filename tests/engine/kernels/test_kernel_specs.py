@@ -1,0 +1,117 @@
+"""The kernels that are compiled at start-up are those that layers, attention and captured graphs use later."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.execution.step import StepExecutor
+from mizzen.engine.loading import warmup
+from mizzen.layers.context import BuildContext
+from mizzen.layers.embedding import Head, TiedHead, TokenEmbedding
+from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
+
+pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
+pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+
+from mizzen.kernels.attention import flash_decode_mma
+from mizzen.kernels.attention.flash_decode_triton import (
+    DecodeTiling,
+    LayerKV,
+    QKVPrep,
+    SplitWorkspace,
+)
+from mizzen.kernels.gemm import gate_up_swiglu, hopper, small_m, swap_ab
+
+Specs = set[tuple[Any, ...]]
+
+
+@pytest.fixture
+def loaded_specs(monkeypatch: pytest.MonkeyPatch) -> Specs:
+    """Record the specs of the GEMM kernels that are loaded; nothing is compiled or launched."""
+    specs: Specs = set()
+    for module in (swap_ab, gate_up_swiglu):
+        monkeypatch.setattr(module, "load_kernel", lambda *kernel: specs.add(kernel[:-1]))
+        monkeypatch.setattr(module, "launch", lambda *launch, **options: None)
+    for module in (swap_ab, gate_up_swiglu, hopper):
+        monkeypatch.setattr(module, "make_tensor_map", lambda *dims: None)
+    monkeypatch.setattr(gate_up_swiglu, "concurrent_clusters", lambda device: 66)
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda tensor: 0)
+    return specs
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_linear_layers_load_exactly_the_kernels_compiled_at_start_up(
+    swiglu: bool, loaded_specs: Specs
+) -> None:
+    method = SmallBatchLinear(24576 if swiglu else 6144, 4096, False, torch.bfloat16, torch.device("meta"))
+    method.max_batch, method.max_swiglu_batch, method.defer_pdl = 48, 256, True
+    method.fuses_prefill_swiglu = True
+    batch_sizes = (1, 2, 4, *range(8, 513, 8), 1024)
+    max_batch = 256 if swiglu else 48
+    for size in batch_sizes:
+        if small_m.max_batch(method.weight) < size <= max_batch or (swiglu and size == 1024):
+            x = torch.empty(size, 4096, dtype=torch.bfloat16, device="meta")
+            method.apply_swiglu(x) if swiglu else method.apply(x)
+    assert len(loaded_specs) == (17 if swiglu else 3)
+    assert loaded_specs == method.kernel_specs(batch_sizes, swiglu=swiglu)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_heads_of_small_vocabularies_load_exactly_the_kernels_compiled_at_start_up(
+    tied: bool, loaded_specs: Specs
+) -> None:
+    build = BuildContext(device=torch.device("meta"), dtype=torch.bfloat16, make_linear=SmallBatchLinear)
+    embedding = TokenEmbedding(build, "table", 32768, 4096)
+    head: TiedHead | Head = TiedHead(build, embedding) if tied else Head(build, "head", 32768, 4096)
+    (head if isinstance(head, TiedHead) else cast(SmallBatchLinear, head.method)).max_batch = 192
+    for size in range(8, 193, 8):
+        head(torch.empty(size, 4096, dtype=torch.bfloat16, device="meta"))
+    assert len(loaded_specs) == 12
+    assert loaded_specs == head.kernel_specs((1, 2, 4, *range(8, 257, 8)))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_attention_loads_exactly_the_kernels_compiled_at_start_up(
+    stored: torch.dtype, norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs: Specs = set()
+    monkeypatch.setattr(flash_decode_mma, "load_kernel", lambda *kernel: specs.add(kernel[:-1]))
+    monkeypatch.setattr(flash_decode_mma, "launch", lambda *launch, **options: None)
+    kv_heads, group, head_dim, page = 8, 4, 128, 16
+    dummy = torch.empty(1, dtype=torch.int32, device="meta")
+    keys = torch.empty(page, kv_heads, head_dim, dtype=stored, device="meta")
+    cache = LayerKV(keys=keys, values=keys, slots=dummy, lengths=dummy, table=dummy[None], page_size=page)
+    workspace = SplitWorkspace(sums=dummy, stats=dummy, counters=dummy)
+    norms = (dummy, dummy) if norm else None
+    qkv_prep = QKVPrep(norms=norms, epsilon=1e-6, cos=dummy, sin=dummy, slot_mapping=dummy)
+    blocks_per_sm = flash_decode_mma.BLOCKS_PER_SM[head_dim, stored]
+    for rows in range(1, 300):
+        splits, warps = flash_decode_mma.select_splits(rows * kv_heads, 132, blocks_per_sm)
+        tiling = DecodeTiling(splits=splits, block=16, warps=warps, stages=0)
+        q = torch.empty(rows, kv_heads * group, head_dim, device="meta")
+        for window, prep, items in product((None, 1000), (qkv_prep, None), (None, dummy)):
+            flash_decode_mma.attend(q, prep, cache, q, window, tiling, workspace, items)
+    assert specs == flash_decode_mma.kernel_specs(keys, group, page, (None, 1000), norm=norm)
+    assert len(specs) == 16
+
+
+def test_gemm_kernels_of_graphs_are_compiled_before_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[set[int] | str] = []
+    decode = SimpleNamespace(sizes=[1, 8, 32])
+    prefill = SimpleNamespace(sizes=[16, 64, 384], max_sequences=48)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(warmup, "make_decode_graphs", lambda options, step: decode)
+    monkeypatch.setattr(warmup, "make_prefill_graphs", lambda options, step: prefill)
+    monkeypatch.setattr(warmup, "compile_kernels", lambda step, counts, *args: events.append(counts))
+    monkeypatch.setattr(warmup, "CudaRunner", lambda *args: events.append("captured"))
+    options = EngineOptions(model="model", device="cuda")
+    step = cast(StepExecutor, SimpleNamespace(model=None))
+    warmup.make_runner(options, step, torch.device("cuda"), None, lambda done, total: None)
+    assert events == [{1, 8, 32, 16, 64, 384, 48}, "captured"]

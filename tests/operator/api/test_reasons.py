@@ -1,0 +1,98 @@
+"""Condition types and reasons: constants in one module, and each of them explained in docs/conditions.md."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import mizzen_operator
+from mizzen_operator.api import reasons
+
+ROOT = Path(__file__).parents[3]
+CODE = Path(mizzen_operator.__file__).parent
+PAGE = (ROOT / "docs/conditions.md").read_text()
+CONTRACT = json.loads((ROOT / "tests/golden/data/operator_reasons.json").read_text())["conditions"]
+"""Reasons of each condition, as the golden tests find them in the code."""
+CONSTANTS = {
+    name: value for name, value in vars(reasons).items() if name.isupper() and isinstance(value, str)
+}
+GATES = {"GatewaysRoute", "NoGatewayRoutes", "EngineNotReady", "Passed", "Refused", "NotAsked"}
+SUFFIXES = {"AboveTarget", "BelowTarget"}
+"""Ends of reasons that begin with the autoscaler's metric."""
+ERRORS = {"Unreachable", "Vanished", "NotSeenYet", "NamePassed", "Timeout", "Unexpected"}
+"""Labels of the metric of failed reconciles, not reasons in a status."""
+COMPARED = {
+    "Completed",
+    "ContainerCreating",
+    "SchedulingGated",
+    "DeletionByTaintManager",
+    "DeletionByPodGC",
+    "Disrupted",
+}
+"""Reasons of Kubernetes that the operator replaces by its own or compares only."""
+COMPOSED = {"PersistentVolumeClaimRejected", "JobRejected", "SaturationAboveTarget", "SaturationBelowTarget"}
+PASSED_ON = {"Evicted", "UnexpectedAdmissionError", "EvictionByEvictionAPI"}
+"""Reasons of Kubernetes that the page names as examples of those that are passed on."""
+SINGLE_WORDS = {"Unschedulable", "Settled"}
+"""Reasons of one word that mean nothing else anywhere in the operator."""
+
+
+def first_column(heading: str = "") -> set[str]:
+    """Return the reasons in the first column of the page's tables, below one heading or all."""
+    parts = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+    rows = [
+        line.split("|")[1]
+        for part in parts
+        for line in part.splitlines()
+        if line.startswith("| `") and part.startswith(heading)
+    ]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_a_constant_is_named_after_its_value() -> None:
+    words = {"OOMKilled": "OOM_KILLED", "DeletionByPodGC": "DELETION_BY_POD_GC"}
+    for name, value in CONSTANTS.items():
+        assert name == words.get(value, re.sub(r"(?<!^)(?=[A-Z])", "_", value).upper())
+
+
+def test_every_reason_in_a_status_is_explained_on_the_page() -> None:
+    named = set(re.findall(r"`([A-Z]\w+)`", PAGE))
+    assert set(CONSTANTS.values()) - ERRORS - COMPARED - SUFFIXES - reasons.CONDITION_TYPES - named == set()
+
+
+def test_every_reason_in_the_tables_exists() -> None:
+    assert first_column() - set(CONSTANTS.values()) - COMPOSED - PASSED_ON == set()
+
+
+@pytest.mark.parametrize("condition", sorted(set(CONTRACT) - {"Ready", "Failed"}))
+def test_the_table_of_a_condition_lists_exactly_its_reasons(condition: str) -> None:
+    assert first_column(f"{condition}\n") == set(CONTRACT[condition])
+
+
+def test_the_contract_covers_every_condition_type() -> None:
+    assert set(CONTRACT) == reasons.CONDITION_TYPES
+
+
+def test_the_reasons_of_readiness_gates_are_explained_below_their_heading() -> None:
+    part = PAGE.split("## Pod readiness gates")[1]
+    assert set(re.findall(r"`([A-Z]\w+)`", part)) == GATES
+    assert set(CONSTANTS.values()) >= GATES
+
+
+def test_no_other_module_spells_out_a_reason() -> None:
+    """A reason that is renamed in one place alone would change Ready or a metric without notice."""
+    unmistakable = {
+        value for value in CONSTANTS.values() if len(re.findall(r"[A-Z]", value)) > 1
+    } | SINGLE_WORDS
+    spelled_out = [
+        f"{path.relative_to(CODE)}:{node.lineno} {node.value}"
+        for path in sorted(CODE.rglob("*.py"))
+        if path != CODE / "api/reasons.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in unmistakable
+    ]
+    assert spelled_out == []

@@ -1,0 +1,79 @@
+"""Schemas of the fields that constrain output: `response_format` and vLLM's `structured_outputs`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Schema = str | dict[str, Any] | bool
+"""JSON schema as an object, a boolean, or JSON text."""
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Named schema in `response_format`."""
+
+    name: Annotated[str, Meta(description="Any name.")]
+    schema: Annotated[dict[str, Any] | bool | None, Meta(description="The JSON schema.")] = None
+    strict: Annotated[
+        bool | None,
+        Meta(
+            description="Reject a schema that cannot be enforced completely; otherwise it is enforced as "
+            "far as possible."
+        ),
+    ] = None
+    description: Annotated[str | None, Meta(description="Accepted, not used.")] = None
+
+
+class Structure(msgspec.Struct, forbid_unknown_fields=True):
+    """Constrained part of otherwise free text."""
+
+    begin: Annotated[str, Meta(description="Text that begins the part.")]
+    end: Annotated[str, Meta(description="Text that ends the part.")]
+    schema: Annotated[dict[str, Any] | bool, Meta(description="JSON schema of the text in between.")] = True
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Format of the answer."""
+
+    type: Annotated[
+        Literal["text", "json_object", "json_schema", "regex", "ebnf", "grammar", "structural_tag"],
+        Meta(description="Format of the answer."),
+    ]
+    json_schema: Annotated[JsonSchema | None, Meta(description="With type `json_schema`.")] = None
+    schema: Annotated[
+        dict[str, Any] | None, Meta(description="With type `json_object`: a schema, as in Together's API.")
+    ] = None
+    regex: Annotated[str | None, Meta(description="With type `regex`.")] = None
+    ebnf: Annotated[str | None, Meta(description="With type `ebnf`.")] = None
+    grammar: Annotated[str | None, Meta(description="With type `grammar`: same as `ebnf`.")] = None
+    structures: Annotated[
+        list[Structure] | None,
+        Meta(
+            description="With type `structural_tag`: parts, each between two given texts, that conform to "
+            "schemas."
+        ),
+    ] = None
+    triggers: Annotated[
+        list[str] | None,
+        Meta(description="With `structures`: texts after which one of the structures must follow."),
+    ] = None
+    format: Annotated[
+        dict[str, Any] | None,
+        Meta(
+            description="With type `structural_tag`: xgrammar's own format, instead of `structures` and "
+            "`triggers`."
+        ),
+    ] = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """vLLM's `structured_outputs`: exactly one of the fields."""
+
+    json: Annotated[Schema | None, Meta(description="A JSON schema.")] = None
+    regex: Annotated[str | None, Meta(description="A regular expression.")] = None
+    choice: Annotated[list[str] | None, Meta(description="List of allowed answers.")] = None
+    grammar: Annotated[str | None, Meta(description="An EBNF grammar.")] = None
+    json_object: Annotated[bool | None, Meta(description="Any JSON object.")] = None
+    structural_tag: Annotated[str | None, Meta(description="xgrammar's structural tag, as JSON text.")] = None

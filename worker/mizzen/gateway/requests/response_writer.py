@@ -1,0 +1,47 @@
+"""Interface between a generating exchange and the JSON shape of an API.
+
+`GenerationExchange` calls it; chat, completions and the Responses API implement it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from mizzen.gateway.requests.answer import AnswerPiece
+from mizzen.gateway.requests.sequence import EchoedPrompt
+from mizzen.gateway.requests.usage import TokenUsage
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedChoice:
+    """A complete choice of a response."""
+
+    index: int
+    piece: AnswerPiece
+    echo: EchoedPrompt | None
+    prompt: list[int]
+
+
+class ResponseWriter(Protocol):
+    """Encode one response in the JSON shape of an API."""
+
+    def start_choice(self, index: int, echo: EchoedPrompt | None) -> bytes:
+        """Return the events that start a choice."""
+        ...
+
+    def write_piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
+        """Return the events for a piece of a choice, or for its end; `usage` is the choice's usage so far."""
+        ...
+
+    def write_usage(self, usage: TokenUsage) -> bytes:
+        """Return the event that carries only the usage."""
+        ...
+
+    def end_stream(self) -> bytes:
+        """Return the events that end a stream."""
+        ...
+
+    def full_response(self, choices: list[FinishedChoice], usage: TokenUsage) -> bytes:
+        """Return the body of a response that is not streamed."""
+        ...

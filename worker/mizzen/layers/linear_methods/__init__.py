@@ -1,0 +1,1 @@
+"""Linear methods: how a linear layer stores its weights and multiplies by them."""

@@ -1,0 +1,165 @@
+"""Unquantized weights with Mizzen's own GEMMs where those are faster than cuBLAS.
+
+The kernels serve the small batches of decode steps (`mizzen.kernels.gemm`: GEMV for one row, small-M and
+swap-AB GEMMs), and the gate-up projection of prefills fused with SwiGLU. Every other case uses cuBLAS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from mizzen.layers.linear_methods.base import LinearMethod
+from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
+from mizzen.layers.norm import RMSNorm
+
+if TYPE_CHECKING:
+    from mizzen.kernels.nvrtc import KernelSpec
+
+MAX_NORM_COLUMNS = 2048
+"""Longest input row that every block of the GEMV normalises by itself; longer ones use a separate norm
+kernel."""
+
+
+class SmallBatchLinear(UnquantizedLinear):
+    """Unquantized weights with own kernels for small batches, and for the operations around their GEMMs."""
+
+    def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(rows, columns, bias, dtype, device)
+        self.max_batch = 0 if bias else max_small_batch(self.weight)
+        """Largest batch that the small-batch kernels serve; 0 if they serve none."""
+        self.max_swiglu_batch = 0 if bias else max_small_batch(self.weight, swiglu=True)
+        """Largest batch that the small-batch kernels serve with fused SwiGLU; 0 if they serve none."""
+        self.fuses_prefill_swiglu = not bias and supports_prefill_swiglu(self.weight)
+        """Whether large batches use the fused gate-up SwiGLU kernel, where it is faster."""
+        self.defer_pdl = False
+        """Whether the next kernel must not start early, see `mizzen.kernels.gemm.swap_ab`."""
+
+    def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [tokens, columns] to [tokens, rows], into `out` if given."""
+        if len(x) <= self.max_batch and (out is None or out.is_contiguous()):
+            return small_batch_gemm(self.weight, x, out, defer_pdl=self.defer_pdl)
+        return super().apply(x, out)
+
+    def apply_swiglu(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [tokens, columns] to silu(gate) * up, [tokens, rows / 2]; the gate rows of the weight are
+        first."""
+        if len(x) <= self.max_swiglu_batch:
+            return small_batch_gemm(self.weight, x, None, swiglu=True)
+        if self.fuses_prefill_swiglu and (out := prefill_swiglu(self.weight, x)) is not None:
+            return out
+        from mizzen.kernels.swiglu import silu_mul
+
+        return silu_mul(super().apply(x))
+
+    def kernel_specs(self, batch_sizes: Iterable[int], *, swiglu: bool) -> set[KernelSpec]:
+        """Return the specs of the kernels for these batch sizes, including the fused prefill kernel."""
+        max_batch = self.max_swiglu_batch if swiglu else self.max_batch
+        defer_pdl = self.defer_pdl and not swiglu
+        specs = gemm_kernel_specs(self.weight, batch_sizes, max_batch, swiglu=swiglu, defer_pdl=defer_pdl)
+        if not swiglu or not self.fuses_prefill_swiglu:
+            return specs
+        from mizzen.kernels.gemm.gate_up_swiglu import kernel_spec
+
+        return specs | {kernel_spec()}
+
+    def apply_after_norm(
+        self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor, swiglu: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Add, normalise and multiply in one kernel; see `MergedColumnParallelLinear.apply_after_norm`.
+
+        Return None, with nothing done, if no such kernel is faster than separate ones.
+        """
+        if len(residual) != 1 or not self.max_batch or self.weight.shape[1] > MAX_NORM_COLUMNS:
+            return None
+        from mizzen.kernels.gemm.gemv import PreNorm, gemv
+
+        if x is None:
+            pre_norm = PreNorm(scale=norm.weight, epsilon=norm.epsilon)
+            return gemv(self.weight, residual, swiglu=swiglu, norm=pre_norm), residual
+        new_residual = torch.empty_like(residual)
+        pre_norm = PreNorm(scale=norm.weight, epsilon=norm.epsilon, residual=residual)
+        out = gemv(self.weight, x, swiglu=swiglu, norm=pre_norm, new_residual=new_residual)
+        return out, new_residual
+
+
+def method_kernel_specs(
+    method: LinearMethod, batch_sizes: Iterable[int], *, swiglu: bool = False
+) -> set[KernelSpec]:
+    """Return `SmallBatchLinear.kernel_specs` of a method of that class, an empty set for any other method."""
+    return method.kernel_specs(batch_sizes, swiglu=swiglu) if isinstance(method, SmallBatchLinear) else set()
+
+
+def gemm_kernel_specs(
+    weight: torch.Tensor,
+    batch_sizes: Iterable[int],
+    max_batch: int,
+    *,
+    swiglu: bool = False,
+    defer_pdl: bool = False,
+) -> set[KernelSpec]:
+    """Return the specs of `small_batch_gemm` for batch sizes up to `max_batch` that take long to compile."""
+    from mizzen.kernels.gemm import small_m, swap_ab
+
+    (rows, columns), max_small_m = weight.shape, small_m.max_batch(weight)
+    swap_ab_sizes = (size for size in batch_sizes if max_small_m < size <= max_batch)
+    return swap_ab.kernel_specs(rows, columns, swap_ab_sizes, swiglu=swiglu, defer_pdl=defer_pdl)
+
+
+def max_small_batch(weight: torch.Tensor, *, swiglu: bool = False) -> int:
+    """Return the largest batch for which `small_batch_gemm` is faster than cuBLAS; 0 if for none.
+
+    `weight` is [rows, columns].
+    """
+    if weight.device.type != "cuda":
+        return 0
+    from mizzen.kernels.gemm import gemv, small_m, swap_ab
+    from mizzen.kernels.launch import has_wgmma
+
+    if not gemv.supports(weight, swiglu=swiglu):
+        return 0
+    max_swap_ab = swap_ab.max_batch(weight, swiglu=swiglu) if has_wgmma(weight.device) else 0
+    return max(small_m.max_batch(weight), max_swap_ab)
+
+
+def supports_prefill_swiglu(weight: torch.Tensor) -> bool:
+    """Return whether `prefill_swiglu` may be called with a weight."""
+    if weight.device.type != "cuda":
+        return False
+    from mizzen.kernels.gemm import gate_up_swiglu, gemv
+    from mizzen.kernels.launch import has_wgmma
+
+    return gemv.supports(weight, swiglu=True) and has_wgmma(weight.device) and gate_up_swiglu.supports(weight)
+
+
+def prefill_swiglu(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+    """Map [tokens, columns] to silu(gate) * up, [tokens, rows / 2], in one kernel; None if it is slower."""
+    from mizzen.kernels.gemm import gate_up_swiglu
+
+    if not gate_up_swiglu.is_faster(len(weight), len(x), gate_up_swiglu.concurrent_clusters(x.device)):
+        return None
+    return gate_up_swiglu.gate_up_swiglu(weight, x)
+
+
+def small_batch_gemm(
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    swiglu: bool = False,
+    defer_pdl: bool = False,
+) -> torch.Tensor:
+    """Map a small batch [tokens, columns] to [tokens, rows], or to silu(gate) * up, [tokens, rows / 2].
+
+    All tensors are contiguous. Only `mizzen.kernels.gemm.swap_ab` honours `defer_pdl`; the kernels for fewer
+    rows always let the next kernel start early.
+    """
+    from mizzen.kernels.gemm import gemv, small_m, swap_ab
+
+    if len(x) == 1:
+        return gemv.gemv(weight, x, out, swiglu=swiglu)
+    if len(x) <= small_m.max_batch(weight):
+        return small_m.small_m_gemm(weight, x, out, swiglu=swiglu)
+    return swap_ab.swap_ab_gemm(weight, x, out, swiglu=swiglu, defer_pdl=defer_pdl)
