@@ -15,7 +15,14 @@ from mizzen.core.request import Finished, FinishReason
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import PrefillChunk, StepPlan
 from mizzen.engine.overlap_loop import OverlapLoop, StepFailed
-from mizzen.engine.simulated.engine import Script, StepDuration, echo, ends_after, fixed, make_simulated_runner
+from mizzen.engine.simulated.engine import (
+    Script,
+    StepDuration,
+    echo,
+    ends_after,
+    fixed,
+    make_simulated_runner,
+)
 
 
 def make_loop(
@@ -82,7 +89,7 @@ def test_tokens_of_a_step_are_read_while_later_steps_run(depth: int) -> None:
     first = loop.step(0.0)
     assert first is not None
     assert first.step == 1
-    assert loop._in_flight == depth - 1
+    assert loop._inflight_steps == depth - 1
     gate.set()
     output, finished = run(loop)
     loop.close()

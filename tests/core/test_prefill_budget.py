@@ -188,7 +188,12 @@ def test_budget_is_a_positive_multiple_of_the_page_size() -> None:
 
 def test_equal_step_times_give_equal_plans() -> None:
     def plans() -> list[tuple[int, int]]:
-        line = simulate(StepDuration(step_seconds=0.004, seconds_per_prefill_token=50e-6, seconds_per_decode=1e-4).plan_seconds, tokens=200)
+        line = simulate(
+            StepDuration(
+                step_seconds=0.004, seconds_per_prefill_token=50e-6, seconds_per_decode=1e-4
+            ).plan_seconds,
+            tokens=200,
+        )
         return [(len(plan.decode), prompt_tokens(plan)) for _, plan in line.plans]
 
     assert plans() == plans()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_scheduler import BASE, prompt
 from world import World, request
 
-from mizzen.core import policies, preemption, scheduler
+from mizzen.core import policies, preemption
 from mizzen.core.kv.radix_cache import CachedPrefix
 from mizzen.core.policies import MAX_OVERTAKES, POLICIES, REORDER_WINDOW
 from mizzen.core.request import FinishReason, Request
@@ -404,11 +404,12 @@ def test_queue_is_not_ordered_while_no_request_can_be_admitted(
 def test_victims_are_searched_only_if_lower_priorities_run(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
 
-    def counted(head: SequenceState, *given: object) -> list[SequenceState]:
+    def counted(head: SequenceState, *given: object, **named: object) -> list[SequenceState]:
         looks.append(head.rid)
-        return preemption.choose_victims(head, *given)  # type: ignore[arg-type]
+        return choose_victims(head, *given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(scheduler, "choose_victims", counted)
+    choose_victims = preemption.choose_victims
+    monkeypatch.setattr(preemption, "choose_victims", counted)
     here = world(max_running_requests=1, prefill_chunk_tokens=64)
     here.arrive(request(1, prompt(8), ignore_eos=True, max_tokens=12, priority=1))
     here.launch()

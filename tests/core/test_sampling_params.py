@@ -21,7 +21,7 @@ from mizzen.gateway.requests.engine_request import engine_sampling
 from mizzen.gateway.responses.schemas import CHAT_FIELDS, ResponsesRequest
 from mizzen.wire.codec import encode, engine_decoder
 from mizzen.wire.messages import Generate, Sampling
-from mizzen.wire.server.request_validation import MessageValidator, InvalidRequest
+from mizzen.wire.server.request_validation import InvalidRequest, MessageValidator
 
 WORKER = Path(__file__).parents[2] / "worker/mizzen"
 VALIDATION = MessageValidator(vocab_size=1000, context_length=100)
@@ -63,7 +63,9 @@ def request_values(parameter: Parameter) -> list[tuple[Any, Any]]:
 
 def in_engine(**fields: Any) -> SamplingParams:
     """Return what an engine gets for the fields of a completion request, by way of the wire's bytes."""
-    generation = RequestParser().parse_completion(msgspec.json.encode({"model": "m", "prompt": "p", **fields}))
+    generation = RequestParser().parse_completion(
+        msgspec.json.encode({"model": "m", "prompt": "p", **fields})
+    )
     sampling = engine_sampling(generation, None, np.empty(0, np.int32))  # type: ignore[arg-type]
     message = engine_decoder()(encode(Generate(1, PROMPT, sampling)))
     assert isinstance(message, Generate)

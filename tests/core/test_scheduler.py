@@ -278,17 +278,17 @@ def test_integrity_is_checked_when_idle() -> None:
     here.arrive(request(1, prompt(6), max_tokens=4))
     here.drain_running()
     here.launch()
-    assert (here.scheduler.integrity_checks, here.scheduler.integrity_faults) == (1, 0)
+    assert (here.scheduler.integrity.checks, here.scheduler.integrity.faults) == (1, 0)
     here.scheduler.kv.pool.allocate(1)
     here.arrive(request(2, prompt(6), max_tokens=1))
     here.scheduler.schedule(here.events, 0.0)
     here.scheduler.complete(StepTokens(here.scheduler.inflight.launched, np.zeros((1, 1), np.int32)), 0.0)
     here.scheduler.schedule([], 0.0)
-    assert here.scheduler.integrity_checks == 2
-    assert here.scheduler.integrity_faults >= 1
-    [fault] = here.scheduler.drain_integrity_faults()
+    assert here.scheduler.integrity.checks == 2
+    assert here.scheduler.integrity.faults >= 1
+    [fault] = here.scheduler.integrity.drain()
     assert "page" in fault
-    assert not here.scheduler.drain_integrity_faults()
+    assert not here.scheduler.integrity.drain()
 
 
 def test_config_errors_name_the_field() -> None:

@@ -9,12 +9,13 @@ import numpy as np
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import Abort, Arrive, Event
+from mizzen.core.kv.integrity import find_integrity_faults
 from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Finished, FinishReason, Pooling, Request
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import StepPlan
-from mizzen.engine.simulated.engine import ScriptContext, InflightUseGuard, SimulatedDevice, hashed
+from mizzen.engine.simulated.engine import InflightUseGuard, ScriptContext, SimulatedDevice, hashed
 from mizzen.engine.simulated.side_outputs import hidden_states
 
 VOCABULARY = 12
@@ -153,7 +154,7 @@ class World:
         self._check_empty()
 
     def check(self) -> None:
-        faults = self.scheduler.check_integrity()
+        faults = find_integrity_faults(self.scheduler)
         assert not faults, faults
         assert self.scheduler.load().running <= self.config.max_running_requests
         events = self.scheduler.drain_cache_events()

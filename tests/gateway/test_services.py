@@ -160,7 +160,7 @@ async def test_each_service_has_a_queue_of_its_own(shared: Any, scripted: Any, u
         asyncio.create_task(client.completions.create(model="busy", prompt="a", max_tokens=900))
         for _ in range(2)
     ]
-    service = gateway.gateway.services.named("busy")
+    service = gateway.gateway.services.get("busy")
     await until(lambda: service.admission.in_flight == 1 and len(service.admission) == 1)
     with pytest.raises(openai.RateLimitError):
         await ask(gateway, "busy")
@@ -269,7 +269,7 @@ async def test_each_services_engines_have_keys_of_their_own(shared: Any, tmp_pat
             keys=str(keys.folder),
         )
         await until(lambda: len(one.out.peers) == 1)
-        service = gateway.gateway.services.named("two")
+        service = gateway.gateway.services.get("two")
         [engine] = service.table
         await until(lambda: "rejects this gateway's keys" in engine.problem)
         assert len(two.out.peers) == 0

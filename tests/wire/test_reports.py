@@ -149,7 +149,7 @@ async def test_tokens_without_their_logprobs_fail_a_stream(make_stream: Callable
     stream = make_stream(logprobs=0)
     stream.add_logprobs(message([5]))
     stream.add_tokens(0, [5, 6])
-    with pytest.raises(StreamLost, match="2 tokens came, 1 log probabilities") as lost:
+    with pytest.raises(StreamLost, match="received 2 tokens and 1 log probabilities") as lost:
         await asyncio.wait_for(stream.next(), 60)
     assert lost.value.cause == "gap"
 

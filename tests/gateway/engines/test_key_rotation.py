@@ -15,8 +15,8 @@ import pytest
 import zmq
 
 from mizzen.common.options import flag
-from mizzen.wire.client.key_offers import offer_names, key_offers
-from mizzen.wire.curve_keys import KeyFileError, KeyFolder, load_ring, key_pair_name
+from mizzen.wire.client.key_offers import key_offers, offer_names
+from mizzen.wire.curve_keys import KeyFileError, KeyFolder, key_pair_name, load_ring
 from ports import free_ports
 
 Pairs = dict[str, tuple[bytes, bytes]]

@@ -24,8 +24,10 @@ class ResponseBudget:
     """A gateway with one engine, which is held back."""
 
     def __init__(self, gateway: Any, engine: Any) -> None:
-        self.gateway, self.engine, self.table = gateway, engine, gateway.gateway.only.table
-        self.found = DiscoveredEngine(name="one", uid="pod-1", endpoint=engine.endpoint, awaiting_verification=True)
+        self.gateway, self.engine, self.table = gateway, engine, gateway.gateway.only_service.table
+        self.found = DiscoveredEngine(
+            name="one", uid="pod-1", endpoint=engine.endpoint, awaiting_verification=True
+        )
 
     @property
     def state(self) -> str:
@@ -61,7 +63,7 @@ async def test_it_answers_golden_prompts_and_gets_no_request_until_it_is_release
     waiting = asyncio.create_task(
         held.gateway.client(timeout=60).completions.create(model="demo", prompt="real", max_tokens=3)
     )
-    await until(lambda: held.gateway.gateway.only.waiting == 1)
+    await until(lambda: held.gateway.gateway.only_service.waiting_requests == 1)
     answer = (await held.post()).json()
     tokenizer = Tokenizer.from_files(tokenizer_files)
     assert answer["text"] == tokenizer.decode([10, 11, 12])

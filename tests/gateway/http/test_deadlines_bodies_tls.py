@@ -119,7 +119,7 @@ async def test_all_bodies_together_are_bounded(live: Any, scripted: Any, until: 
     engine = scripted()
     engine.does.step_seconds = 0.05
     gateway = await live(engine, max_bodies_bytes=4000)
-    budget = gateway.gateway.bodies
+    budget = gateway.gateway.body_budget
     body = {"model": "demo", "prompt": "a" * 1500, "max_tokens": 500}
     async with httpx.AsyncClient(timeout=60) as http:
         first = [asyncio.create_task(http.post(f"{gateway.url}/v1/completions", json=body)) for _ in range(2)]
@@ -163,7 +163,7 @@ async def test_one_key_holds_half_of_all_bodies_at_most(
         for task in held:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
-        await until(lambda: gateway.gateway.bodies.used == 0)
+        await until(lambda: gateway.gateway.body_budget.used == 0)
         assert (await ask(ALICE, other)).status_code == 200
 
 
@@ -181,7 +181,7 @@ async def test_a_body_that_stalls_is_given_up(
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    assert gateway.gateway.bodies.used == 0
+    assert gateway.gateway.body_budget.used == 0
 
 
 async def test_a_body_that_comes_in_parts_is_counted_as_it_comes(live: Any, scripted: Any) -> None:
@@ -194,7 +194,7 @@ async def test_a_body_that_comes_in_parts_is_counted_as_it_comes(live: Any, scri
     async with httpx.AsyncClient(timeout=60) as http:
         response = await http.post(f"{gateway.url}/v1/completions", content=parts())
     assert response.status_code == 413
-    assert gateway.gateway.bodies.used == 0
+    assert gateway.gateway.body_budget.used == 0
 
 
 # ── browsers ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -278,7 +278,7 @@ async def test_tls_with_a_certificate_that_changes(live: Any, scripted: Any, tmp
     trusted.write_bytes(cert.read_bytes())
     gateway = await live(scripted(), tls_cert=str(cert), tls_key=str(key))
     assert gateway.url.startswith("https://")
-    assert 86_000 < gateway.tls.expires - time.time() <= 86_400
+    assert 86_000 < gateway.tls.expires_at - time.time() <= 86_400
 
     async def answers() -> bool:
         context = ssl.create_default_context(cafile=str(trusted))

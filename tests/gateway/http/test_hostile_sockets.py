@@ -225,7 +225,7 @@ async def test_garbage_from_an_engine_harms_that_engine_alone(
         await until(lambda: told and sum(engine.serving for engine in gateway.gateway.table), 60)
         for _ in range(5):
             await still_serves(gateway)
-        assert not gateway.gateway.ready
+        assert not gateway.gateway.not_ready_reason
 
 
 async def test_a_gateway_among_strangers_starts_and_says_what_is_wrong(live: Any, until: Any) -> None:

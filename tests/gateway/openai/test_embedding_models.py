@@ -13,7 +13,7 @@ import pytest
 from mizzen.core.request import Pooling
 from mizzen.gateway.text.pooling import FILE, model_pooling
 from mizzen.wire.messages import Embed, Generate, Sampling
-from mizzen.wire.server.request_validation import MessageValidator, InvalidRequest
+from mizzen.wire.server.request_validation import InvalidRequest, MessageValidator
 
 POOLED = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "include_prompt": True}
 PROMPT = np.array([1, 2, 3], "<i4").tobytes()

@@ -109,7 +109,7 @@ async def test_what_large_bodies_took_goes_back_once_they_have_ended(
         await until(lambda: len(done) >= trims)
         await asyncio.sleep(0.5)
     assert trims <= len(done) <= 3 * trims
-    assert gateway.gateway.bodies.used == 0
+    assert gateway.gateway.body_budget.used == 0
 
 
 def test_freed_memory_goes_back_to_the_system() -> None:

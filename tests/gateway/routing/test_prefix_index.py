@@ -101,7 +101,9 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def matches_from_the_start(self) -> None:
         names = random.Random(len(self.index)).sample(range(41), 10)
-        expected = next((i for i, name in enumerate(names) if self.index.match_prefix([name]) == 0), len(names))
+        expected = next(
+            (i for i, name in enumerate(names) if self.index.match_prefix([name]) == 0), len(names)
+        )
         assert self.index.match_prefix(names) == expected
 
 
@@ -140,7 +142,9 @@ def test_engines_share_one_bound() -> None:
     assert len(engines[0]) == 900
     budget.divide(engines)
     assert sum(len(engine) for engine in engines) <= 1000
-    assert all(engine.match_prefix(list(range(100))) == 100 for engine in engines), "first blocks stay longest"
+    assert all(engine.match_prefix(list(range(100))) == 100 for engine in engines), (
+        "first blocks stay longest"
+    )
 
 
 async def test_gateways_know_what_an_engine_holds(live: Any, model_folder: Path, until: Any) -> None:
@@ -207,7 +211,10 @@ class BreakerMachine(RuleBasedStateMachine):
         self.running.append((self.era, self.breaker.begin_request()))
 
     @precondition(lambda self: self.running)
-    @rule(which=st.integers(0, 10**6), outcome=st.sampled_from(["record_success", "record_failure", "record_failure", "cancel_request"]))
+    @rule(
+        which=st.integers(0, 10**6),
+        outcome=st.sampled_from(["record_success", "record_failure", "record_failure", "cancel_request"]),
+    )
     def end(self, which: int, outcome: str) -> None:
         era, token = self.running.pop(which % len(self.running))
         state = self.state

@@ -148,7 +148,7 @@ class Strike:
             return
         busiest = max(self._gateway.gateway.table, key=lambda engine: engine.link.open_streams)
         self.streams = busiest.link.open_streams
-        self.victim = next(one for one in self._engines if one.endpoint == busiest.found.endpoint)
+        self.victim = next(one for one in self._engines if one.endpoint == busiest.discovered.endpoint)
         whom = self.victim.process if self._number == signal.SIGTERM else self.victim.rank
         os.kill(whom.pid, self._number)
 

@@ -108,7 +108,9 @@ def test_bounded_load_holds_whatever_is_cached(loads: list[float], tokens: int, 
     engines = [FakeEngine(str(i), load=load) for i, load in enumerate(loads)]
     wanted = request(tokens, session="s")
     for engine in engines:
-        engine.prefixes.apply_event(wanted.block_hashes[: held.draw(st.integers(0, len(wanted.block_hashes)))], ())
+        engine.prefixes.apply_event(
+            wanted.block_hashes[: held.draw(st.integers(0, len(wanted.block_hashes)))], ()
+        )
     route = default_router(150).route(wanted, engines)
     assert route is not None
     cost = tokens - route.matched_tokens + EXPECTED_OUTPUT_TOKENS
@@ -118,7 +120,12 @@ def test_bounded_load_holds_whatever_is_cached(loads: list[float], tokens: int, 
 
 @pytest.mark.parametrize(
     "left_out",
-    [{"serving": False}, {"full": True}, {"model_identity": ModelIdentity("m", "r", "u")}, {"context_length": 640}],
+    [
+        {"serving": False},
+        {"full": True},
+        {"model_identity": ModelIdentity("m", "r", "u")},
+        {"context_length": 640},
+    ],
 )
 def test_who_cannot_take_a_request_is_left_out(left_out: dict[str, Any]) -> None:
     engines = [FakeEngine("a", **left_out), FakeEngine("b", load=1e9)]

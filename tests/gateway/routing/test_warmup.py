@@ -113,7 +113,7 @@ class Warmed:
     """A gateway whose first engine has answered hot prompts, and a second engine that joins."""
 
     def __init__(self, gateway: Any, first: Any) -> None:
-        self.gateway, self.table = gateway, gateway.gateway.only.table
+        self.gateway, self.table = gateway, gateway.gateway.only_service.table
         self.first = DiscoveredEngine(name="first", uid="1", endpoint=first.endpoint)
 
     def join(self, second: Any, *, alone: bool = False) -> None:
@@ -200,7 +200,7 @@ async def test_the_first_request_in_a_real_engine_hits_its_cache(
     live: Any, until: Any, demo_engine: str, second_engine: str
 ) -> None:
     gateway = await live(demo_engine, wait=False, warm_tokens=4096, warm_seconds=60.0)
-    table = gateway.gateway.only.table
+    table = gateway.gateway.only_service.table
     first = DiscoveredEngine(name="first", uid="1", endpoint=demo_engine)
     second = DiscoveredEngine(name="second", uid="2", endpoint=second_engine)
     table.sync([first])

@@ -56,7 +56,7 @@ async def test_requests_go_over_to_the_new_tokenizer_as_its_engines_serve(
     first = DiscoveredEngine(name="old", uid="1", endpoint=old.endpoint, revision="old")
     second = DiscoveredEngine(name="new", uid="2", endpoint=new.endpoint, revision="new")
     gateway = await live(old, wait=False)
-    table, client = gateway.gateway.only.table, gateway.client(timeout=60)
+    table, client = gateway.gateway.only_service.table, gateway.client(timeout=60)
     table.sync([first])
     await until(lambda: table.serving)
     reasons = [await ask(client, text) for text in TEXTS]
@@ -92,13 +92,13 @@ async def test_what_waits_is_tokenized_for_the_engine_that_comes(
     old, new = both
     first = DiscoveredEngine(name="old", uid="1", endpoint=old.endpoint)
     gateway = await live(old, wait=False, queue_timeout_seconds=60.0, resume_wait_seconds=60.0)
-    table, client = gateway.gateway.only.table, gateway.client(timeout=60)
+    table, client = gateway.gateway.only_service.table, gateway.client(timeout=60)
     table.sync([first])
     await until(lambda: table.serving)
     old.does.draining = True
     await until(lambda: not table.serving)
     tasks = [asyncio.create_task(ask(client, text)) for text in TEXTS]
-    await until(lambda: gateway.gateway.only.waiting == len(TEXTS))
+    await until(lambda: gateway.gateway.only_service.waiting_requests == len(TEXTS))
     table.sync([DiscoveredEngine(name="new", uid="2", endpoint=new.endpoint)])
     assert set(await asyncio.gather(*tasks)) == {"length"}
     assert (asked(old), asked(new)) == (set(), expected(other(tokenizer_files)))
@@ -113,7 +113,7 @@ async def test_an_answer_that_has_begun_is_not_continued_by_another_revision(
     first = DiscoveredEngine(name="old", uid="1", endpoint=old.endpoint)
     second = DiscoveredEngine(name="new", uid="2", endpoint=new.endpoint)
     gateway = await live(old, wait=False, resume_wait_seconds=0.1, resume_timeout_seconds=0.5)
-    table, client = gateway.gateway.only.table, gateway.client(timeout=60)
+    table, client = gateway.gateway.only_service.table, gateway.client(timeout=60)
     table.sync([first])
     await until(lambda: table.serving)
     stream = await client.completions.create(model="demo", prompt=TEXTS[0], max_tokens=30, stream=True)

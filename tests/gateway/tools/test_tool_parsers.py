@@ -20,8 +20,8 @@ from mizzen.gateway.tools.families import (
     MISTRAL,
     QWEN_XML,
     ToolFamily,
-    mistral_call_id,
     detect_tool_family,
+    mistral_call_id,
 )
 from mizzen.gateway.tools.mistral import MAX_HEAD
 

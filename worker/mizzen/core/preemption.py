@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from mizzen.core.admission import PrefillAdmission
+from mizzen.core.config import SchedulerConfig
 from mizzen.core.decode_batch import DecodeBatch
 from mizzen.core.inflight import InflightSteps
 from mizzen.core.kv.manager import KvManager
 from mizzen.core.kv.radix_cache import CachedPrefix
 from mizzen.core.kv.radix_node import RadixNode
+from mizzen.core.prefill import prefill_tokens_ahead
 from mizzen.core.sequence import SequencePhase, SequenceState
 
 
@@ -90,3 +93,52 @@ def choose_victims(
         chosen.append(lower.pop())
         space.add_victim(chosen[-1])
     return chosen if enough() else []
+
+
+class Preemption:
+    """Finds the running requests to retract for the head of the queue."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KvManager,
+        decode_batch: DecodeBatch,
+        inflight: InflightSteps,
+        admission: PrefillAdmission,
+    ) -> None:
+        self._steps_in_flight = config.steps_in_flight
+        self._kv, self._decode_batch, self._inflight, self._admission = kv, decode_batch, inflight, admission
+        self._no_victims_version = -1
+        """Version of the queue at which no running request had a lower priority than the queue's head."""
+
+    def victims(self, prefilling: Collection[SequenceState], prefill_budget: int) -> list[SequenceState]:
+        """Return the requests to retract now; empty if the head of the queue needs no preemption.
+
+        Args:
+            prefilling: running requests whose prompt is not computed completely.
+            prefill_budget: maximum number of prompt tokens of the next step.
+        """
+        queue = self._admission.queue
+        head = queue.head()
+        if head is None or self._no_victims_version == queue.version:
+            return []
+        # Pages freed now are reusable only after the steps in flight. Do not preempt if prefills ahead of
+        # `head` would use up those steps anyway.
+        ahead = prefill_tokens_ahead(head, prefilling)
+        if ahead and ahead >= prefill_budget * self._steps_in_flight:
+            return []
+        running = [*self._decode_batch, *prefilling]
+        if all(sequence.rank >= head.rank for sequence in running):
+            # This stays true until the queue changes, because new running requests come from the queue.
+            self._no_victims_version = queue.version
+            return []
+        prefix = self._admission.cached_prefix(head)
+        return choose_victims(
+            head,
+            prefix,
+            running,
+            self._kv,
+            self._decode_batch,
+            self._inflight,
+            reserve=self._admission.reserve,
+        )

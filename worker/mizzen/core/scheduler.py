@@ -18,14 +18,14 @@ from mizzen.core.config import SchedulerConfig
 from mizzen.core.decode_batch import DecodeBatch
 from mizzen.core.events import Abort, Arrive, Event
 from mizzen.core.inflight import DeferredFree, InflightStep, InflightSteps
-from mizzen.core.kv.integrity import find_integrity_faults
+from mizzen.core.kv.integrity import IntegrityMonitor
 from mizzen.core.kv.manager import KvManager
 from mizzen.core.kv.radix_cache import DuplicatePages
 from mizzen.core.outputs import CacheEvents, Load, StepOutput
 from mizzen.core.plan_builder import PlanBuilder
 from mizzen.core.policies import RANKED
-from mizzen.core.preemption import choose_victims
-from mizzen.core.prefill import fill_prefill, fill_prefill_by_rank, prefill_tokens_ahead
+from mizzen.core.preemption import Preemption
+from mizzen.core.prefill import fill_prefill, fill_prefill_by_rank
 from mizzen.core.prefill_budget import PrefillBudget
 from mizzen.core.request import Finished, FinishReason, Int32, Request
 from mizzen.core.sequence import SequencePhase, SequenceState
@@ -33,9 +33,6 @@ from mizzen.core.side_outputs import NO_SIDE_OUTPUTS, route_side_outputs
 from mizzen.core.step_plan import StepPlan, StepTokens
 from mizzen.core.stop_tokens import StopTable
 from mizzen.core.validation import RequestValidator
-
-MAX_REPORTED_FAULTS = 16
-"""Maximum number of integrity faults kept for reporting: one defect may affect every page."""
 
 
 class Scheduler:
@@ -52,11 +49,7 @@ class Scheduler:
             self.kv.slot_owners, config.columns, config.capacity_tokens, config.page_size
         )
         self.inflight = InflightSteps()
-        self.integrity_checks = 0
-        """Number of integrity checks made while idle."""
-        self.integrity_faults = 0
-        """Number of faults faults by these checks."""
-        self._faults: tuple[str, ...] = ()
+        self.integrity = IntegrityMonitor()
         self.admission = PrefillAdmission(config, self.kv)
         self.step_budget = PrefillBudget(config)
         self.prefilling: list[SequenceState] = []
@@ -68,11 +61,9 @@ class Scheduler:
         self._page_rewrites: list[tuple[SequenceState, int, Int32]] = []
         """Page-table cells that the next plan points at the prefix cache's pages: request, first column,
         pages."""
-        self._unchecked = False
         self._ranked = config.policy in RANKED
         self._fill_prefill = fill_prefill_by_rank if self._ranked else fill_prefill
-        self._no_victims_version = -1
-        """Version of the queue at which no running request had a lower priority than the queue's head."""
+        self._preemption = Preemption(config, self.kv, self.decode_batch, self.inflight, self.admission)
 
     @property
     def has_work(self) -> bool:
@@ -82,8 +73,8 @@ class Scheduler:
     def schedule(self, events: Iterable[Event], now: float) -> StepPlan | None:
         """Apply events and return the plan of the next step, or None.
 
-        None means that there is nothing to run, that `steps_in_flight` steps are in inflight_step, or that KV
-        pages are short and a step in inflight_step will free some.
+        None means that there is nothing to run, that `steps_in_flight` steps are in flight, or that KV
+        pages are short and a step in flight will free some.
 
         Args:
             events: requests to add or abort since the last call.
@@ -119,7 +110,7 @@ class Scheduler:
         return self._launch(builder, now)
 
     def complete(self, result: StepTokens, now: float) -> StepOutput:
-        """Process the tokens of the oldest step in inflight_step.
+        """Process the tokens of the oldest step in flight.
 
         Raises:
             ValueError: `result` belongs to another step, or has another number of tokens than the step
@@ -156,9 +147,7 @@ class Scheduler:
             if sequence is not None and sequence.slot == slot and token in sequence.stop_tokens:
                 finished.append(self._finish(sequence, FinishReason.STOP, token))
         if inflight_step.finishing:
-            leaving = [
-                sequence for sequence in inflight_step.finishing if sequence.phase is SequencePhase.LEAVING
-            ]
+            leaving = [sequence for sequence in inflight_step.finishing if sequence.phase is SequencePhase.LEAVING]
             finished += [self._finish(sequence, FinishReason.LENGTH) for sequence in leaving]
         for release in inflight_step.deferred_frees:
             self.kv.free(release)
@@ -204,16 +193,6 @@ class Scheduler:
     def prefill_budget(self) -> int:
         """Return the maximum number of prompt tokens of the next step."""
         return self.step_budget.tokens(self.decode_batch.size > 0)
-
-    def check_integrity(self) -> list[str]:
-        """Return the integrity faults of pages, slots and prefix cache; empty unless there is a defect."""
-        return find_integrity_faults(self)
-
-    def drain_integrity_faults(self) -> tuple[str, ...]:
-        """Return and clear the first `MAX_REPORTED_FAULTS` faults faults by idle checks since the last
-        call."""
-        faults, self._faults = self._faults, ()
-        return faults
 
     def live_sequences(self) -> Iterable[SequenceState]:
         """Return all requests that wait or run."""
@@ -312,31 +291,14 @@ class Scheduler:
     def _preempt(self) -> None:
         """Retract low-priority requests if the head of the queue has a higher priority and lacks slot or
         pages."""
-        queue = self.admission.queue
-        head = queue.head()
-        if head is None or self._no_victims_version == queue.version:
-            return
-        # Pages freed now are reusable only after the steps in inflight_step. Do not preempt if prefills ahead
-        # of `head` would use up those steps anyway.
-        ahead = prefill_tokens_ahead(head, self.prefilling)
-        if ahead and ahead >= self.prefill_budget() * self.config.steps_in_flight:
-            return
-        running = [*self.decode_batch, *self.prefilling]
-        if all(sequence.rank >= head.rank for sequence in running):
-            # This stays true until the queue changes, because new running requests come from the queue.
-            self._no_victims_version = queue.version
-            return
-        prefix, reserve = self.admission.cached_prefix(head), self.admission.reserve
-        for sequence in choose_victims(
-            head, prefix, running, self.kv, self.decode_batch, self.inflight, reserve
-        ):
+        for sequence in self._preemption.victims(self.prefilling, self.prefill_budget()):
             self._retract(sequence)
 
     def _allocate_decode_pages(self, builder: PlanBuilder) -> bool:
         """Allocate pages for decoding that start a new page; retract the youngest requests if pages are
         short.
 
-        Returns False if the step must wait until a step in inflight_step frees pages.
+        Returns False if the step must wait until a step in flight frees pages.
         """
         while True:
             growth = self.decode_batch.page_growth(self.inflight.launched + 1)
@@ -358,7 +320,7 @@ class Scheduler:
                 return True
 
     def _make_room(self, need: int) -> bool:
-        """Retract the youngest requests until `need` pages are free, now or after the steps in inflight_step.
+        """Retract the youngest requests until `need` pages are free, now or after the steps in flight.
 
         Under the priority policy, requests of low priority are retracted first. Returns False if no request
         was retracted: a single request always finds its pages.
@@ -392,7 +354,7 @@ class Scheduler:
         self.inflight.add(inflight_step)
         if builder.prefilled:
             self._launch_prefill(builder, inflight_step)
-        self._unchecked = True
+        self.integrity.unchecked = True
         return plan
 
     def _launch_prefill(self, builder: PlanBuilder, inflight_step: InflightStep) -> None:
@@ -424,9 +386,5 @@ class Scheduler:
             ]
 
     def _idle(self) -> None:
-        if self.config.check_integrity and self._unchecked and not len(self.inflight):
-            self._unchecked = False
-            self.integrity_checks += 1
-            faults = self.check_integrity()
-            self.integrity_faults += len(faults)
-            self._faults = (*self._faults, *faults)[:MAX_REPORTED_FAULTS]
+        if self.config.check_integrity and self.integrity.unchecked and not len(self.inflight):
+            self.integrity.check(self)

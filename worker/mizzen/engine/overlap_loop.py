@@ -111,11 +111,11 @@ class OverlapLoop:
     @property
     def integrity_faults(self) -> int:
         """Number of page, slot and prefix tree faults that `check_integrity` has found so far."""
-        return self._scheduler.integrity_faults
+        return self._scheduler.integrity.faults
 
     def drain_integrity_faults(self) -> tuple[str, ...]:
         """Return descriptions of the first integrity faults found since the last call."""
-        return self._scheduler.drain_integrity_faults()
+        return self._scheduler.integrity.drain()
 
     def close(self) -> None:
         """Wait for the steps in flight and free the device."""

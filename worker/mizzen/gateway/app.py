@@ -89,7 +89,7 @@ def add_models(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models", openapi_extra=describe_response(ModelList))
     async def models(request: Request) -> Response:
         """List the models that the request's key may use, and their aliases."""
-        return json_response(ModelList([model(*one) for one in gateway.models_for(request.scope)]))
+        return json_response(ModelList([model(*entry) for entry in gateway.models_for(request.scope)]))
 
     @app.get("/v1/models/{name:path}", openapi_extra=describe_response(Model))
     async def describe_model(name: str, request: Request) -> Response:

@@ -216,20 +216,20 @@ class Services:
 
     def sync_services(self, entries: Iterable[ServiceEntry]) -> None:
         """Apply the complete list of services; removed ones are drained."""
-        wanted = {entry.name: entry for entry in entries}
+        entries_by_name = {entry.name: entry for entry in entries}
         for name, service in tuple(self._services.items()):
-            entry = wanted.get(name)
+            entry = entries_by_name.get(name)
             if entry is None:
                 del self._services[name]
                 self._start_draining(service)
-        for name, entry in wanted.items():
+        for name, entry in entries_by_name.items():
             service = self._services.get(name)
             if service is None:
                 service = self._new_service(entry)
             service.entry = entry
             service.use_keys(self._keys())
             self._services[name] = service
-        self._services = {name: self._services[name] for name in wanted}
+        self._services = {name: self._services[name] for name in entries_by_name}
         self._models = map_models(self._services.values())
         self.services_known = True
         self._assign_engines()

@@ -1,1 +1,1 @@
-"""The engine's process: supervisor, ranks, health, metrics, drain."""
+"""Engine process: supervisor, ranks, health probes, metrics and drain."""

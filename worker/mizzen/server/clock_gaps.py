@@ -1,18 +1,22 @@
-"""Whether a watcher itself ran: where a container is paused or a machine stalls, nobody does."""
+"""Measure gaps in which a monitoring process itself did not run.
+
+If a container is paused or a machine stalls, neither the monitor nor the ranks run. The supervisor and the
+stall detector exclude such gaps from the ranks' deadlines.
+"""
 
 from __future__ import annotations
 
 NORMAL_CHECK_SECONDS = 1.0
-"""Between two looks; what is more is nobody's doing, for the watcher did not run either."""
+"""Longest normal time between two checks; any excess is time in which the monitor did not run."""
 
 
 class ClockGapMeter:
-    """Counts the time that nobody can be blamed for."""
+"""Measures the time in which the monitor did not run."""
 
     def __init__(self) -> None:
         self._checked_at: float | None = None
 
     def measure(self, now: float) -> float:
-        """Look; return so many seconds of it since the last look."""
+"""Record a check at `now`; return the seconds since the previous check that count as a gap."""
         previous, self._checked_at = self._checked_at, now
         return max(0.0, now - previous - NORMAL_CHECK_SECONDS) if previous is not None else 0.0

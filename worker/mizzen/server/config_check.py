@@ -1,4 +1,7 @@
-"""What can be known to be wrong before anything is started."""
+"""Checks of an engine's configuration before any process starts.
+
+Called by the supervisor and by `mizzen serve`.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from mizzen.wire.endpoint import require_safe
 
 
 def check_config(config: EngineConfig, *, computes: bool = True) -> None:
-    """Check what can be checked before anything is started.
+"""Check a configuration as far as possible without starting a process.
 
     Args:
-        config: What the engine is told.
-        computes: Whether a model is loaded; where it is simulated, its config.json need not be one.
+config: Configuration of the engine.
+computes: Whether a model is loaded; a simulated engine needs no complete config.json.
 
     Raises:
-        ValueError: names the option or file and what would be right.
+ValueError: a value is invalid; the message names the option or file and the allowed values.
     """
     if not Path(config.model).is_dir():
         raise ModelFolderError(f"--model {config.model} is no folder")
@@ -41,9 +44,9 @@ def check_config(config: EngineConfig, *, computes: bool = True) -> None:
 
 
 def open_keys(config: EngineConfig) -> KeyFolder | None:
-    """Return the keys of a configuration, if it has some.
+"""Return the configured CURVE keys; None if there are none.
 
     Raises:
-        KeyFileError: names the file that is missing or malformed.
+KeyFileError: a key file is missing or malformed; the message names it.
     """
     return KeyFolder(Path(config.keys), "engine") if config.keys else None

@@ -1,4 +1,7 @@
-"""What the serving loop needs of an engine: the real one, or the simulated one."""
+"""Protocol of an engine as the serving loop uses it.
+
+Implemented by `mizzen.engine.engine.Engine`, with a real or a simulated runner, and by fakes in tests.
+"""
 
 from __future__ import annotations
 
@@ -10,84 +13,84 @@ from mizzen.core.request import Finished, Request
 
 
 class EngineInfoProtocol(Protocol):
-    """What gateways are told about an engine, fixed once it is loaded."""
+"""Properties of a loaded engine that do not change and are reported to gateways."""
 
     @property
     def context_length(self) -> int:
-        """Prompt plus output tokens that a request may have; the KV cache holds that many."""
+"""Maximum number of prompt plus output tokens of a request; the KV cache can hold one."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Token ids go from 0 to this, exclusive."""
+"""Number of token ids: valid ids are 0 to `vocab_size` - 1."""
         ...
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a request."""
+"""Ids of the tokens that end a request."""
         ...
 
     @property
     def page_size(self) -> int:
-        """Tokens in a page."""
+"""Number of tokens per KV page."""
         ...
 
     @property
     def generates(self) -> bool:
-        """Whether it continues prompts; some models embed alone."""
+"""Whether the model generates text; some models only embed."""
         ...
 
     @property
     def weights_bytes(self) -> int:
-        """Memory of its weights, of rank 0."""
+"""Memory of rank 0's weights."""
         ...
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of its KV cache."""
+"""Memory of the KV cache."""
         ...
 
     @property
     def graph_bytes(self) -> int:
-        """Memory that captured graphs took, of rank 0."""
+"""Memory of rank 0's captured CUDA graphs."""
         ...
 
     @property
     def other_bytes(self) -> int:
-        """What is in use beside weights, KV and graphs."""
+"""Memory in use besides weights, KV cache and graphs."""
         ...
 
     @property
     def step_bytes(self) -> int:
-        """Memory that it keeps for slots and steps."""
+"""Memory reserved for slots and steps."""
         ...
 
     @property
     def device_bytes(self) -> int:
-        """Memory of its device in all, of rank 0."""
+"""Total memory of rank 0's device."""
         ...
 
     @property
     def free_bytes(self) -> int:
-        """What of it was free once it was loaded."""
+"""Free memory of rank 0's device after loading."""
         ...
 
 
 class EngineProtocol(Protocol):
-    """An engine that is stepped from one thread. Requests' ids are small and dense."""
+"""Engine that is stepped from one thread; request ids are small and dense."""
 
     @property
     def info(self) -> EngineInfoProtocol:
-        """Its fixed properties."""
+"""Fixed properties of the engine."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Tell whether `step` has anything to do."""
+"""Whether `step` has work to do."""
         ...
 
     def submit(self, request: Request) -> None:
-        """Queue a request, checked by the caller."""
+"""Queue a request that the caller has validated."""
         ...
 
     def abort(self, rid: int) -> None:
@@ -95,36 +98,36 @@ class EngineProtocol(Protocol):
         ...
 
     def step(self, now: float) -> StepOutput | None:
-        """Launch what can be launched and return the oldest step's output, if there is one.
+"""Launch a step if possible; return the output of the oldest completed step, or None.
 
-        An idle engine uses it for checks of its own.
+        An idle engine uses the call for its own consistency checks.
         """
         ...
 
     def drain_finished(self) -> tuple[Finished, ...]:
-        """Return ends that came without a step, once each."""
+"""Return requests that finished outside a step, each once."""
         ...
 
     def drain_cache_events(self) -> CacheEvents:
-        """Return changes of the prefix cache since the last call."""
+"""Return the changes of the prefix cache since the last call."""
         ...
 
     def load(self) -> Load:
-        """Return how busy the engine is."""
+"""Return the current load of the engine."""
         ...
 
     @property
     def integrity_faults(self) -> int:
-        """Faults of pages, slots and prefix tree found so far."""
+"""Number of inconsistencies of pages, slots and prefix tree found so far."""
         ...
 
     def drain_integrity_faults(self) -> Sequence[str]:
-        """Return what was found since the last call, the first of it."""
+"""Return descriptions of the first inconsistencies found since the last call."""
         ...
 
     @property
     def grammar_counts(self) -> GrammarCounts:
-        """What structured output cost so far."""
+"""Counters of structured output since the engine started."""
         ...
 
     def close(self) -> None:

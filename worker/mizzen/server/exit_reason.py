@@ -1,24 +1,24 @@
-"""How an engine ends."""
+"""Reason and exit code of an engine's exit, as the supervisor reports them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 CONFIGURATION_EXIT_CODE = 2
-"""Exit code of a rank, and of an engine, whose configuration cannot work: no restart helps."""
+"""Exit code of a rank or an engine with an invalid configuration: a restart does not help."""
 MISCONFIGURED = "wrong configuration"
-"""Kind of such an end, and what its words begin with: the operator knows it by them."""
+"""Kind of an exit with `CONFIGURATION_EXIT_CODE`, and prefix of its message, by which the operator recognizes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExitReason:
-    """How the engine ended."""
+"""Reason and exit code of an engine's exit."""
 
     code: int
     kind: str = ""
-    """Empty for a clean end, or one of
+"""Kind of failure; empty for a clean exit.
 
-    device_lost, rank_died, rank_failed, watchdog, startup_timeout, signal, `MISCONFIGURED`; of a group of
-    several nodes also node_lost (node 0 tells), leader_lost, group_failed and refused (the others tell).
+    One of device_lost, rank_died, rank_failed, watchdog, startup_timeout, signal, `MISCONFIGURED`; in a group
+    of several nodes also node_lost (on node 0), leader_lost, group_failed and refused (on the other nodes).
     """
     reason: str = ""

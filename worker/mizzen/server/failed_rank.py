@@ -1,4 +1,7 @@
-"""Which rank ended the others of its group."""
+"""Find the rank whose failure made the other ranks of its group fail.
+
+Called by the supervisor and by `LocalRanks` after at least one rank has exited.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,21 @@ from mizzen.server.status_block import Snapshot
 
 
 def failed_ranks(statuses: Mapping[int, Snapshot]) -> list[int]:
-    """Return the ranks that said why they cannot go on, the first to say so first."""
+"""Return the ranks that reported a failure, earliest first."""
     ranks = [rank for rank, status in statuses.items() if status["phase"] == Phase.FAILED]
     return sorted(ranks, key=lambda rank: statuses[rank]["phase_since"])
 
 
 def find_failed_rank(codes: Mapping[int, int], statuses: Mapping[int, Snapshot]) -> int:
-    """Return the rank that is to blame, of a group of which some have ended.
+"""Return the rank whose failure caused the exits of the others.
 
-    The others fail only because it is gone: they find their connections closed. A rank says that it fails
-    before it closes its own.
+    The other ranks fail only because that rank is gone: their connections are closed. A rank reports its
+    failure before it closes its own connections.
 
     Args:
-        codes: Exit codes of those that ended and should not have, by rank; minus the signal of one that was
-            killed. At least one.
-        statuses: What every rank of this pod showed last, by rank.
+codes: Exit codes by rank of all ranks that exited unexpectedly, at least one; negative for a rank killed
+            by a signal.
+statuses: Last status of every rank of this pod, by rank.
     """
     reported = failed_ranks(statuses)
     lost = [rank for rank in reported if is_device_lost(statuses[rank].text)]

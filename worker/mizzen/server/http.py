@@ -1,4 +1,4 @@
-"""The supervisor's HTTP: `/healthz`, `/readyz`, `/metrics`, and `POST /drain`."""
+"""HTTP server of the supervisor: `/healthz`, `/readyz`, `/metrics` and `POST /drain`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-"""Also for those who would rather have OpenMetrics: there the library writes `_` for the colon of a name."""
+"""Content type of `/metrics`, also for clients that prefer OpenMetrics: in that format the client library
+replaces the colon in names such as `vllm:...` by `_`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The body of a probe's answer, and whether it is good."""
+"""Result of a probe: its body, and whether it succeeded."""
 
     ok: bool
     body: dict[str, Any]
@@ -32,7 +33,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """What the server asks the supervisor; called from its threads."""
+"""Callbacks into the supervisor, called from the server's threads."""
 
     get_liveness: Callable[[], Health]
     get_readiness: Callable[[], Health]
@@ -62,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.close_connection = True  # a body, if any, is not read
         if self.path == "/drain" and not self._is_local_client():
-            text = "a drain cannot be undone; it can be asked for inside of the engine's pod alone"
+            text = "a drain cannot be undone; it can be requested only from inside the engine's pod"
             self._json(HTTPStatus.FORBIDDEN, {"error": text})
         elif self.path == "/drain":
             self._json(HTTPStatus.ACCEPTED, self._routes.drain())
@@ -83,22 +84,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Probes come every second; they are not worth a line."""
+        """Do not log requests: probes arrive every second."""
 
 
 def is_local_client(client: str, server: str) -> bool:
-    """Tell whether a connection comes from the same pod: by loopback, or from the address it goes to."""
+"""Return whether a connection comes from the same pod: over loopback, or from the address it goes to."""
     return client == server or ipaddress.ip_address(client).is_loopback
 
 
 class HttpServer(ThreadingHTTPServer):
-    """Serves from daemon threads, until closed."""
+"""HTTP server that answers from daemon threads until it is stopped."""
 
     daemon_threads = True
     request_queue_size = 64
 
     def __init__(self, host: str, port: int, routes: Routes) -> None:
-        """Bind and start.
+"""Bind the address and start serving.
 
         Raises:
             OSError: the address cannot be bound.
@@ -109,13 +110,13 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say in one line what went wrong with a client."""
+"""Log an error of a client at debug level."""
         log.debug("http client failed", exc_info=True)
 
     def server_bind(self) -> None:
-        """Bind without asking the resolver for this host's name.
+"""Bind without resolving this host's name.
 
-        A restarted container meets connections of its predecessor in TIME_WAIT, and must bind all the same.
+        SO_REUSEADDR lets a restarted container bind although its predecessor's connections are in TIME_WAIT.
         """
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
@@ -123,6 +124,6 @@ class HttpServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def stop(self) -> None:
-        """Close the socket."""
+"""Stop serving and close the socket."""
         self.shutdown()
         self.server_close()

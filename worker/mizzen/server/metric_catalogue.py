@@ -1,6 +1,6 @@
 """Catalogue of the engine's metrics: names, help texts and their indices in the status block.
 
-Ranks write the block (`server/status.py`); `server/metrics.py` turns it into `/metrics`.
+Ranks write the block (`server/status_block.py`); `server/metrics.py` turns it into `/metrics`.
 """
 
 from __future__ import annotations

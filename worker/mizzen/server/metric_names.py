@@ -1,8 +1,8 @@
-"""Names of an engine's metrics for tools that know vLLM's or SGLang's, and what its labels can be.
+"""Aliases of the engine's metrics under vLLM's and SGLang's names, and the values of all labels.
 
-Pickers, autoscalers and dashboards look for these names on the engine: llm-d's and the Gateway API's endpoint
-pickers and AIBrix for either family, KEDA recipes mostly for vLLM's. They are always there: a scrape costs a
-few lines more, and nothing must be switched on.
+Endpoint pickers, autoscalers and dashboards look for these names on the engine: llm-d, the Gateway API
+inference extension and AIBrix know either family, KEDA recipes mostly vLLM's. They are always exported: a
+scrape is a few lines longer, and nothing has to be enabled.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ VLLM: dict[str, tuple[str, ...]] = {
     "between_tokens_seconds": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     "request_seconds": ("vllm:e2e_request_latency_seconds",),
 }
-"""By field of the status block."""
+"""vLLM's metric names, by field of the status block."""
 
 USAGE = ("sglang:token_usage", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-"""Share of the KV cache in use, from 0 to 1; the last is what vLLM called it before."""
+"""Names of the gauge for the used share of the KV cache, 0 to 1; the last is vLLM's former name."""
 
 TOKENS: dict[str, str] = {
     "sglang:num_used_tokens": "pages_used",
     "sglang:max_total_num_tokens": "pages_total",
 }
-"""Metrics that count KV in tokens: by the field that counts it in pages."""
+"""Metrics that count KV in tokens, with the status field that counts the same in pages."""
 
 SUCCESS = "vllm:request_success_total"
 ABORTED = "sglang:num_aborted_requests_total"
@@ -37,7 +37,7 @@ CACHE_CONFIG: dict[str, tuple[str, str]] = {
     "sglang:cache_config_info": ("page_size", "num_pages"),
     "vllm:cache_config_info": ("block_size", "num_gpu_blocks"),
 }
-"""Metrics that tell the size of a page and how many there are, in labels."""
+"""Info metrics with the labels that hold the page size and the number of pages."""
 
 LABELS: dict[str, tuple[str, str, str]] = {
     "model_name": ("1", "one", "name under which the engine serves the model"),

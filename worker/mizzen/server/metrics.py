@@ -1,6 +1,7 @@
-"""`/metrics` of an engine: the status block, under our names, SGLang's and vLLM's.
+"""Export the status block as `/metrics`, under Mizzen's, SGLang's and vLLM's names.
 
-Labels: `model_name` on all; `reason`, `code` or `phase` where a metric has several kinds.
+The supervisor registers the collector. All metrics have the label `model_name`; some also have `reason`,
+`code` or `phase`.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFam
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """What `/metrics` shows: rank 0's snapshot and the supervisor's own state."""
+"""State that `/metrics` exports: rank 0's snapshot and the supervisor's own state."""
 
     snapshot: Snapshot
     state: str
-    """starting, serving, draining or failed."""
+"""State of the engine: starting, serving, draining or failed."""
     end: str
-    """Kind of the failed end, or empty."""
+"""Kind of the failure; empty if the engine has not failed."""
     uptime_seconds: float
 
 
@@ -41,7 +42,7 @@ STATES = ("starting", "serving", "draining", "failed")
 
 
 class EngineCollector:
-    """Reads the view at every scrape."""
+"""Collector that reads the engine's state at every scrape."""
 
     def __init__(self, model: str, view: Callable[[], EngineView], page_size: int) -> None:
         self._model = model
@@ -110,7 +111,7 @@ class EngineCollector:
         yield self._gauge(f"{SGLANG}cache_hit_rate", text, hits)
 
     def _compatibility_metrics(self, snapshot: Snapshot) -> Iterator[Family]:
-        """What others count otherwise: KV in tokens, ends of one kind alone."""
+"""Yield metrics that only vLLM or SGLang define: KV in tokens, requests by a single finish reason."""
         for name, field in TOKENS.items():
             text = (
                 "Tokens held by running requests" if field == "pages_used" else "KV cache capacity in tokens"
@@ -169,7 +170,7 @@ def _names(metric: Metric | Histogram) -> tuple[str, ...]:
 
 
 def build_registry(model: str, view: Callable[[], EngineView], page_size: int) -> CollectorRegistry:
-    """Return a registry with an engine's metrics and nothing else; `page_size` is in tokens."""
+"""Return a registry that holds only the engine's metrics; `page_size` is in tokens."""
     metrics = CollectorRegistry(auto_describe=False)
     metrics.register(EngineCollector(model, view, page_size))  # pyright: ignore[reportArgumentType]
     return metrics

@@ -1,4 +1,7 @@
-"""The files of a model folder that gateways need: they render and tokenize without a model mount."""
+"""Read the tokenizer and configuration files of a model folder, and hash them.
+
+An engine serves these files to gateways, which render templates and tokenize without a model mount.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,24 @@ TEXT_FILES = (
     "tokenizer.model",
     "1_Pooling/config.json",
 )
-"""What decides tokens and templates, and how an embedding model's vectors are made."""
+"""Files that determine tokens, chat templates and the pooling of embedding models."""
 OTHER_FILES = ("config.json", "generation_config.json")
 TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
 class ModelFolderError(ValueError):
-    """A model folder cannot be served; the text names the file."""
+"""Raised if a model folder cannot be served; the message names the file."""
 
 
 def read_model_files(folder: Path) -> dict[str, bytes]:
     """Return the tokenizer and configuration files of a model folder, by name.
 
     Raises:
-        ModelFolderError: no folder, a file that is too large, or one that cannot be read.
+ModelFolderError: the folder is missing, or a file is too large or unreadable.
     """
     if not folder.is_dir():
-        raise ModelFolderError(f"--model {folder} is no folder")
+        raise ModelFolderError(f"--model {folder} is not a folder")
     names = [*TEXT_FILES, *OTHER_FILES]
     names += sorted(f"{TEMPLATE_FOLDER}/{path.name}" for path in (folder / TEMPLATE_FOLDER).glob("*.jinja"))
     files: dict[str, bytes] = {}
@@ -53,7 +56,7 @@ def read_model_files(folder: Path) -> dict[str, bytes]:
 
 
 def tokenizer_hash(files: dict[str, bytes]) -> str:
-    """Return a SHA-256 over the files that decide tokens and templates, in hexadecimal."""
+"""Return the SHA-256 of the files that determine tokens and templates, in hexadecimal."""
     digest = hashlib.sha256()
     for name in sorted(files):
         if name in OTHER_FILES:

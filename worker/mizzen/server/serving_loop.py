@@ -1,4 +1,7 @@
-"""Rank 0's loop: take what gateways sent, step the engine, send what it gave."""
+"""Serving loop of rank 0: receive requests from gateways, step the engine, send its output.
+
+The loop runs in one thread and must iterate at least every `IDLE_SECONDS`, which the supervisor watches.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +22,30 @@ from mizzen.wire.server.engine_server import WireServer
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5
-"""The loop turns at least this often, so that a silent one is a hung one."""
+"""Longest time between two iterations of an idle loop, so that a silent loop is a hung one."""
 PUBLISH_SECONDS = 0.02
-"""Load, cache events and counters leave the rank at most this often while it is busy."""
+"""Minimum interval at which a busy rank publishes load, cache events and counters."""
 STALL_SECONDS = 0.001
-"""How long a busy engine that can launch nothing is left alone."""
+"""Pause of a busy engine that cannot launch a step."""
 STRAGGLER_SECONDS = 0.2
-"""How long a drained engine still answers requests that were on their way."""
+"""Time for which a drained engine still rejects requests that were in transit."""
 
 
 class ControlCommand(bytes, enum.Enum):
-    """What a supervisor writes into a rank's control pipe."""
+"""Command that the supervisor writes to a rank's control pipe."""
 
     DRAIN = b"d"
-    """Take nothing new; finish what is there."""
+"""Reject new requests and finish the current ones."""
     END = b"e"
-    """Drain, then end; what still runs after the drain timeout ends with an error."""
+"""Drain, then exit; requests that still run after the drain timeout end with an error."""
 
 
 class SupervisorGone(RuntimeError):
-    """The control pipe was closed: nobody watches this rank any more."""
+"""Raised when the control pipe is closed: the supervisor is gone."""
 
 
 class ServingLoop:
-    """Drives one engine and one wire from one thread."""
+"""Drives one engine and one wire server from one thread."""
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class ServingLoop:
         control: int,
         drain_timeout_seconds: float,
     ) -> None:
-        """Take the read end of the control pipe, which becomes non-blocking."""
+"""Prepare the loop; `control` is the read end of the control pipe, which becomes non-blocking."""
         os.set_blocking(control, False)
         self._engine = engine
         self._wire = wire
@@ -68,7 +71,7 @@ class ServingLoop:
         self._ending = False
 
     def run(self) -> None:
-        """Serve until told to end.
+"""Serve until the supervisor sends END.
 
         Raises:
             SupervisorGone: the control pipe was closed.
@@ -97,12 +100,12 @@ class ServingLoop:
         if arrivals.requests:
             self._silence_limit.reset()
         if not self._silence_limit.seconds:
-            wire.out.withdraw_silence_limit()  # before the step: nobody tells anything while it runs
+            wire.out.withdraw_silence_limit()  # before the step: nothing is sent while it runs
         output = engine.step(now)
         if output is not None:
             self._send_output(output, now)
         elif engine.busy:
-            wire.wait(STALL_SECONDS)  # nothing could be launched: what waits must not spin
+            wire.wait(STALL_SECONDS)  # no step could be launched: do not spin
         if arrivals.requests:
             self._waiting = engine.load().waiting
         ended = engine.drain_finished()
@@ -123,7 +126,7 @@ class ServingLoop:
         self._silence_limit.record_step(seconds, len(output.rids), len(first_token_seconds), live)
         if len(first_token_seconds):
             self._status.count_first_tokens(first_token_seconds)
-        # Who has had a token gets one with every step: the step's time is the time since the last one.
+# A decoding request gets a token in every step, so the step's duration is its inter-token latency.
         later_tokens = len(output.rids) - (len(first_token_seconds) - len(output.side_outputs.vectors))
         if later_tokens > 0:
             self._status.count_later_tokens(seconds, later_tokens)
@@ -131,12 +134,12 @@ class ServingLoop:
             self._status.count_finished(output.finished, durations)
 
     def _ages(self, ends: Sequence[Finished], now: float) -> list[float]:
-        """Return the seconds since the arrival of requests that end, which the wire still knows."""
+"""Return the seconds since the arrival of finished requests, whose ids must still be in the wire's table."""
         arrival = self._wire.out.table.arrival
         return [float(now - arrival[end.rid]) for end in ends]
 
     def _publish(self) -> bool:
-        """Do all that need not happen every step; False when gateways do not know the newest load yet."""
+"""Do the periodic work; return False if gateways have not received the current load yet."""
         now = time.monotonic()
         self._publish_at = now + PUBLISH_SECONDS
         self._handle_commands(now)
@@ -179,7 +182,7 @@ class ServingLoop:
         return True
 
     def _idle_timeout(self) -> float:
-        """Return how long an idle loop may sleep."""
+"""Return the time for which an idle loop may sleep."""
         if self._ending:
             return STRAGGLER_SECONDS / 4
         due = self._wire.next_timeout()

@@ -1,4 +1,4 @@
-"""Signals as a queue that a loop can wait for, without races and without work in handlers."""
+"""Queue of signals that a loop can wait on, without races and without work in signal handlers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class SignalQueue:
-    """Collects signals while it is entered (in the main thread); earlier handlers come back afterwards."""
+"""Collects signals while entered, in the main thread; restores the previous handlers on exit."""
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers
@@ -36,7 +36,7 @@ class SignalQueue:
         os.close(self._write)
 
     def wait(self, seconds: float) -> list[int]:
-        """Return the signals that came, after at most this long."""
+"""Return the signals received, waiting at most `seconds` for one."""
         select.select([self._read], [], [], seconds)
         try:
             return list(os.read(self._read, 4096))
@@ -45,4 +45,4 @@ class SignalQueue:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Let the wakeup descriptor do the work: SIG_IGN would not write to it."""
+"""Do nothing: the wakeup descriptor records the signal, which SIG_IGN would prevent."""

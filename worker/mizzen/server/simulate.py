@@ -1,9 +1,9 @@
-"""An engine without a model: the real wire, loop, scheduler and supervisor over a scripted device.
+"""Run an engine without a model: real wire, serving loop, scheduler and supervisor over a scripted device.
 
     python -m mizzen.server.simulate --model FOLDER --wire-bind tcp://127.0.0.1:5557 --step-milliseconds 5
 
-For tests of gateways, operators and clusters at chosen speeds, and for failures on demand. It serves the
-tokenizer of any model folder. In a test, `SimulatedEngine` runs one in a thread.
+It is used in tests of gateways, operators and clusters at chosen speeds, and to provoke failures. It serves
+the tokenizer of any model folder. In a test, `SimulatedEngine` runs one in a thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RANK_MODULE = "mizzen.server.ranks.simulated"
 class SimulatedEngine:
     """A simulated engine in a thread of this process, as a context manager.
 
-    `endpoint` is where gateways connect. `drain` and `stop` do what the supervisor's commands do.
+Gateways connect to `endpoint`. `drain` and `stop` do the same as the supervisor's commands.
     """
 
     def __init__(self, config: SimulateConfig, limits: WireLimits | None = None) -> None:
@@ -69,16 +69,16 @@ class SimulatedEngine:
 
     @property
     def status(self) -> Snapshot:
-        """What the supervisor of a process would see."""
+"""Status snapshot, as a supervisor would read it."""
         return self._reader.read()
 
     @property
     def endpoint(self) -> str:
-        """Where gateways connect; waits for the start.
+"""Endpoint that gateways connect to; waits until the engine has started.
 
         Raises:
-            RuntimeError: the start failed.
-            TimeoutError: it took longer than `startup_timeout_seconds`.
+RuntimeError: the startup failed.
+TimeoutError: the startup took longer than `startup_timeout_seconds`.
         """
         deadline = time.monotonic() + self._config.startup_timeout_seconds
         while time.monotonic() < deadline:
@@ -91,18 +91,18 @@ class SimulatedEngine:
         raise TimeoutError("the simulated engine did not start in time")
 
     def drain(self) -> None:
-        """Take nothing new; running requests go on."""
+"""Reject new requests; running requests continue."""
         os.write(self._commands, ControlCommand.DRAIN.value)
 
     def stop(self) -> None:
-        """Drain, end, and wait for the end."""
+"""Drain, exit, and wait for the exit."""
         if self._thread.is_alive():
             os.write(self._commands, ControlCommand.END.value)
             self._thread.join(self._config.drain_timeout_seconds + self._config.start_seconds + 10)
 
 
 def parse_config(arguments: list[str]) -> SimulateConfig:
-    """Return the configuration of a command line; each field is an option."""
+"""Parse a command line into a configuration; each field is an option."""
     parser = argparse.ArgumentParser(prog="python -m mizzen.server.simulate", description=__doc__)
     parser.add_argument(
         "program", nargs="?", choices=["engine"], help="as arguments of an engine's pod begin"
@@ -135,7 +135,7 @@ def _converter(kind: object) -> type:
 
 
 class _BooleanOption:
-    """Reads `--check-integrity true`."""
+"""Converter of boolean options such as `--check-integrity true`."""
 
     def __new__(cls, text: str) -> bool:  # type: ignore[misc]
         if text not in ("true", "false"):

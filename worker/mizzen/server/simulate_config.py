@@ -1,4 +1,4 @@
-"""MODULE."""
+"""Configuration of a simulated engine, read by its command line and by its rank process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mizzen.server.config import EngineConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateConfig(EngineConfig):
-    """Options of a simulated engine, beside those of a real one."""
+"""Options of a simulated engine, in addition to those of a real one."""
 
     step_milliseconds: float = option(5.0, "How long a step takes", low=0, high=60_000)
     prefill_token_microseconds: float = option(0.0, "How much a prompt token adds to its step", low=0)

@@ -1,9 +1,9 @@
-"""The status block: what a rank tells its supervisor through shared memory.
+"""Status block: shared memory in which a rank publishes its status to the supervisor.
 
-A fixed layout in an anonymous file whose descriptor the rank inherits. The rank publishes a whole snapshot at
-a time; the supervisor reads the last whole one whatever the rank does meanwhile, so that a hung collective,
-a stopped process or a busy interpreter cannot hide. A sequence number (odd while a snapshot is written) and a
-checksum tell whole snapshots from torn ones on any memory model.
+The block has a fixed layout in an anonymous file whose descriptor the rank inherits. The rank publishes
+complete snapshots; the supervisor reads the latest complete one whatever the rank is doing, so it notices a
+hung collective, a stopped process or a busy interpreter. A sequence number (odd while a snapshot is being
+written) and a checksum distinguish complete snapshots from torn ones on any memory model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _READ_ATTEMPTS = 200
 
 
 def create_status_blocks(ranks: int) -> int:
-    """Return a descriptor of zeroed memory for the blocks of all ranks; the caller closes it."""
+"""Return the descriptor of zeroed memory for the blocks of all ranks; the caller closes it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("mizzen-status")
     else:
@@ -48,7 +48,7 @@ class Snapshot:
 
 
 class StatusWriter:
-    """The rank's end. `values` is private until `publish`."""
+"""Writer of one rank's block; `values` is private to the rank until `publish`."""
 
     def __init__(self, descriptor: int, rank: int) -> None:
         self._memory = mmap.mmap(descriptor, 0)
@@ -58,12 +58,12 @@ class StatusWriter:
         self._text = bytes(TEXT_BYTES)
 
     def set_text(self, text: str) -> None:
-        """Set the text of the next snapshot, cut to what fits."""
+"""Set the text of the next snapshot, truncated to `TEXT_BYTES` of UTF-8."""
         cut = text.encode(errors="replace")[:TEXT_BYTES].decode(errors="ignore").encode()
         self._text = cut.ljust(TEXT_BYTES, b"\0")
 
     def publish(self) -> None:
-        """Make `values` and the text the snapshot that readers see."""
+"""Publish `values` and the text as the snapshot that readers see."""
         memory, start = self._memory, self._start
         payload = self.values.tobytes() + self._text
         checksum = zlib.crc32(payload)
@@ -75,7 +75,7 @@ class StatusWriter:
 
 
 class StatusReader:
-    """The supervisor's end of one rank's block."""
+"""Reader of one rank's block, used by the supervisor."""
 
     def __init__(self, descriptor: int, rank: int) -> None:
         self._memory = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
@@ -83,7 +83,7 @@ class StatusReader:
         self._last = Snapshot(array("d", bytes(_VALUES)), "")
 
     def read(self) -> Snapshot:
-        """Return the newest whole snapshot; all zero before the first."""
+"""Return the newest complete snapshot; all zeros before the first one."""
         start = self._start
         for _ in range(_READ_ATTEMPTS):
             raw = self._memory[start : start + BLOCK_BYTES]

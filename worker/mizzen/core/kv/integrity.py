@@ -39,6 +39,36 @@ class SchedulerState(Protocol):
         ...
 
 
+MAX_REPORTED_FAULTS = 16
+"""Maximum number of faults kept for reporting: one defect may affect every page."""
+
+
+class IntegrityMonitor:
+    """Runs the checks while a scheduler is idle, and keeps their results."""
+
+    def __init__(self) -> None:
+        self.checks = 0
+        """Number of checks made."""
+        self.faults = 0
+        """Number of faults found."""
+        self.unchecked = False
+        """Whether a step was launched since the last check."""
+        self._unreported: tuple[str, ...] = ()
+
+    def check(self, scheduler: SchedulerState) -> None:
+        """Check a scheduler and record the faults."""
+        faults = find_integrity_faults(scheduler)
+        self.unchecked = False
+        self.checks += 1
+        self.faults += len(faults)
+        self._unreported = (*self._unreported, *faults)[:MAX_REPORTED_FAULTS]
+
+    def drain(self) -> tuple[str, ...]:
+        """Return and clear the first `MAX_REPORTED_FAULTS` faults found since the last call."""
+        faults, self._unreported = self._unreported, ()
+        return faults
+
+
 def find_integrity_faults(scheduler: SchedulerState) -> list[str]:
     """Return all integrity faults, one sentence each; empty if there are none."""
     return [
@@ -113,7 +143,7 @@ def _row_faults(scheduler: SchedulerState) -> Iterator[str]:
         node: RadixNode | None = sequence.node
         while node is not None:
             if not np.array_equal(memory.page_table[sequence.slot, node.start : node.end], node.pages):
-                yield f"request {sequence.rid} reads other pages than the prefix cache's up to page {node.end}"
+                yield f"request {sequence.rid} reads other pages than the prefix cache's, to page {node.end}"
             size = memory.page_size
             tokens = memory.tokens[sequence.slot, node.start * size : node.end * size]
             if tokens.tobytes() != node.token_bytes:

@@ -29,7 +29,7 @@ class PrefixCache(Protocol):
     def insert_locked(  # noqa: D102
         self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0
     ) -> tuple[RadixNode, list[DuplicatePages]]: ...
-    def insert_and_unlock(
+    def insert_and_unlock(  # noqa: D102
         self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0
     ) -> list[Int32]: ...
     def evict(self, count: int) -> list[Int32]: ...  # noqa: D102

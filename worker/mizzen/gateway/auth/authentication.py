@@ -108,7 +108,7 @@ class TenantRegistry:
 
     def _use(self, files: dict[Path, bytes], grants: tuple[Grant, ...]) -> None:
         tenants: dict[str, Tenant] = {}
-        for grant in (divide_limits(one, self._divided_by) for one in grants):
+        for grant in (divide_limits(undivided, self._divided_by) for undivided in grants):
             tenant = self._tenants.get(grant.name)
             if tenant is None:
                 tenant = Tenant(grant)

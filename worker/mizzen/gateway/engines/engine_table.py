@@ -74,15 +74,15 @@ class EngineTable:
 
     def sync(self, discovered: Iterable[DiscoveredEngine]) -> None:
         """Apply the complete set of engines that discovery reports."""
-        wanted = {(info.uid, info.endpoint): info for info in discovered}
-        for key, info in wanted.items():
+        reported = {(info.uid, info.endpoint): info for info in discovered}
+        for key, info in reported.items():
             engine = self._engines.get(key)
             if engine is not None:
                 engine.discovered, engine.removed = info, False
             elif not info.terminating:
                 self._add(key, info)
         for key, engine in self._engines.items():
-            engine.removed = key not in wanted
+            engine.removed = key not in reported
         self.synced = True
         if self._watching is None:
             self._watching = asyncio.get_running_loop().create_task(self._watch())

@@ -222,13 +222,13 @@ async def connect() -> client.ApiClient:
     return client.ApiClient(configuration)
 
 
-def watched_namespace(given: str) -> str:
+def watched_namespace(configured: str) -> str:
     """Return the namespace to watch.
 
     Raises:
         ValueError: it is neither configured nor known from the pod.
     """
-    objects = given or os.environ.get("POD_NAMESPACE", "")
+    objects = configured or os.environ.get("POD_NAMESPACE", "")
     mounted = SERVICE_ACCOUNT / "namespace"
     if not objects and mounted.is_file():
         objects = mounted.read_text().strip()

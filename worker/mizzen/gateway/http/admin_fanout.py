@@ -124,10 +124,10 @@ class AdminFanout:
         return Response(merge_metrics(texts), media_type=METRICS_CONTENT_TYPE)
 
     async def _engines(self, request: Request) -> Response:
-        known = request.query_params.get("version", "").split(",")
+        versions = request.query_params.get("version", "").split(",")
         seconds = parse_wait(request.query_params.get("wait"))
-        timeout_of = seconds > 0 and len(known) == len(self._ports)
-        if timeout_of and not await self._wait_for_change(request, known, seconds):
+        waits = seconds > 0 and len(versions) == len(self._ports)
+        if waits and not await self._wait_for_change(request, versions, seconds):
             return Response(status_code=304)
         service = request.query_params.get("service")
         query = {} if service is None else {"service": service}
@@ -138,23 +138,23 @@ class AdminFanout:
         tables = [msgspec.json.decode(answer.content) for answer in answers]
         return Response(msgspec.json.encode(merge_tables(tables)), media_type="application/json")
 
-    async def _wait_for_change(self, request: Request, known: Sequence[str], seconds: float) -> bool:
-        """Wait until one of the processes has a table version other than `known`; return whether one has."""
-        timeout_of = [
+    async def _wait_for_change(self, request: Request, versions: Sequence[str], seconds: float) -> bool:
+        """Wait until a process has a table other than its version in `versions`; return whether one has."""
+        polls = [
             asyncio.create_task(
                 self._forward(request, port, {**request.query_params, "version": version}, seconds)
             )
-            for port, version in zip(self._ports, known, strict=True)
+            for port, version in zip(self._ports, versions, strict=True)
         ]
         try:
-            for answered in asyncio.as_completed(timeout_of):
-                if (await answered).status_code != 304:
+            for finished in asyncio.as_completed(polls):
+                if (await finished).status_code != 304:
                     return True
             return False
         finally:
-            for wait in timeout_of:
-                wait.cancel()
-            await asyncio.gather(*timeout_of, return_exceptions=True)
+            for poll in polls:
+                poll.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
 
 
 def to_response(answer: httpx.Response) -> Response:
@@ -179,16 +179,16 @@ def merge_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for engine in (engine for table in tables for engine in table["engines"]):
         key = (engine["service"], engine["uid"], engine["name"])
         seen[key] = seen.get(key, 0) + 1
-        known = engines.setdefault(key, {**engine, "requests": 0, "keys": []})
-        known["keys"] = sorted({*known["keys"], *engine["keys"]})
-        known["requests"] += engine["requests"]
-        if known["state"] == "serving" != engine["state"]:
-            known.update(state=engine["state"], problem=engine["problem"])
-        known["otherProtocol"] &= engine["otherProtocol"]
-    for key, known in engines.items():
+        merged = engines.setdefault(key, {**engine, "requests": 0, "keys": []})
+        merged["keys"] = sorted({*merged["keys"], *engine["keys"]})
+        merged["requests"] += engine["requests"]
+        if merged["state"] == "serving" != engine["state"]:
+            merged.update(state=engine["state"], problem=engine["problem"])
+        merged["otherProtocol"] &= engine["otherProtocol"]
+    for key, merged in engines.items():
         if seen[key] < len(tables):
-            known["otherProtocol"] = False
-            known["state"] = "connecting" if known["state"] == "serving" else known["state"]
+            merged["otherProtocol"] = False
+            merged["state"] = "connecting" if merged["state"] == "serving" else merged["state"]
     return {
         "synced": all(table["synced"] for table in tables),
         "version": ",".join(table["version"] for table in tables),
@@ -202,11 +202,11 @@ def merge_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def merge_api_keys(statuses: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
     """Return the API key status of all processes as one: the first problem, and the fewest keys."""
-    known = [status for status in statuses if status is not None]
-    if not known:
+    present = [status for status in statuses if status is not None]
+    if not present:
         return None
-    problem = next((status["problem"] for status in known if status["problem"]), "")
-    return {"inForce": min(status["inForce"] for status in known), "problem": problem}
+    problem = next((status["problem"] for status in present if status["problem"]), "")
+    return {"inForce": min(status["inForce"] for status in present), "problem": problem}
 
 
 def merge_metrics(texts: Mapping[int, str]) -> str:

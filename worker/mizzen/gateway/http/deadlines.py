@@ -1,6 +1,6 @@
 """Deadlines of requests, set by the client or by the gateway's options.
 
-`openai.http_call` runs each request inside a `RequestDeadline`.
+`api_call` runs each request inside a `RequestDeadline`.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class FastCounterFamily:
         self.name, self._text, self._label, self._values = name, text, label, values
 
     def collect(self) -> Iterator[Metric]:
-        """See `Family`."""
+        """See `MetricFamily`."""
         family = CounterMetricFamily(self.name, self._text, labels=(self._label,))
         for value, count in self._values():
             family.add_metric((value,), count.value)
@@ -88,7 +88,7 @@ class FastHistogramFamily:
         self.name, self._text, self._label, self._values = name, text, label, values
 
     def collect(self) -> Iterator[Metric]:
-        """See `Family`."""
+        """See `MetricFamily`."""
         family = HistogramMetricFamily(self.name, self._text, labels=(self._label,))
         for value, histogram in self._values():
             family.add_metric((value,), histogram.buckets(), histogram.total)

@@ -189,8 +189,8 @@ class Metrics:
     def _add_model(self, model: str) -> ModelMetrics:
         if len(self._models) > MAX_MODELS or model not in self._served():
             return self._models[OTHER_LABEL]
-        found = self._models[model] = ModelMetrics()
-        return found
+        model_metrics = self._models[model] = ModelMetrics()
+        return model_metrics
 
     def _register_model_metrics(self) -> None:
         for field, name, text in (

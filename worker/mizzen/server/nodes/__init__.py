@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""Coordination of the supervisors of a group of several nodes."""

@@ -1,4 +1,4 @@
-"""Another node's view of node 0 of its group."""
+"""Connection of nodes 1 and up to node 0 of their group: join, report, and exit with it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from mizzen.wire.ranks.node_messages import (
 )
 
 KEY_TRY_SECONDS = 3.0
-"""For so long one generation of keys is tried."""
+"""Time for which one generation of keys is tried before the other."""
 
 
 @dataclass
 class FollowerNode:
-    """Another node's view of node 0."""
+"""Group as seen from nodes 1 and up."""
 
     config: EngineConfig
     keys: KeyFolder | None
@@ -37,7 +37,7 @@ class FollowerNode:
     started: bool = False
 
     def __post_init__(self) -> None:
-        """Connect."""
+"""Connect to node 0."""
         config = self.config
         self._life = secrets.token_hex(8)
         self._settings = shared_settings(config)
@@ -51,30 +51,30 @@ class FollowerNode:
         self._own_exit_since: float | None = None
 
     def _connect(self) -> NodeClient:
-        """Try with the keys of one generation, then with the other's: node 0 may have either."""
-        own_exit = self.keys.ring.own if self.keys else (None,)
+"""Connect with the next generation of keys in turn: node 0 may have either."""
+key_pairs = self.keys.ring.own if self.keys else (None,)
         name = f"node{self.config.node_rank}/{self._life}"
-        return NodeClient(self._address, own_exit[self._key_attempts % len(own_exit)], name)
+        return NodeClient(self._address, key_pairs[self._key_attempts % len(key_pairs)], name)
 
     @property
     def key(self) -> str:
-        """Public key of the group's connections, as node 0 says; empty without keys."""
+"""Public key of the group's connections, as reported by node 0; empty without keys."""
         return self._state.key if self._state is not None else ""
 
     @property
     def exit_requested(self) -> bool:
-        """Node 0 tells when it has ended, and nothing before."""
+"""Always False: node 0 reports its exit, never a request to exit."""
         return False
 
     @property
     def phases(self) -> list[Phase]:
-        """Node 0 answers for the others."""
+"""Empty: node 0 accounts for the ranks of other nodes."""
         return []
 
     def exchange_reports(
         self, ranks: Sequence[RankReport], own_exit: ExitReason | None, exit_requested: bool, now: float
     ) -> None:
-        """Hear node 0; ask to be let in, or tell how this node is."""
+"""Receive node 0's messages; send a join request or this node's report."""
         for message in self._client.receive():
             if isinstance(message, NodeRefused):
                 self._refusal = message
@@ -99,7 +99,7 @@ class FollowerNode:
             self._client = self._connect()
 
     def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
-        """Return what node 0 says, if it says it in time; else what happened here."""
+"""Return the exit reason that node 0 reports; this node's own if node 0 reports none in time."""
         state, limit = self._state, self.config.rank_deadline_seconds
         if state is not None and state.state == "done":
             return ExitReason(0)
@@ -117,16 +117,16 @@ class FollowerNode:
         if own_exit is None or state is None or own_exit.kind == "signal":
             return own_exit
         if own_exit.code == 0:
-            return None  # its ranks have ended as rank 0 told them to; node 0 tells why
+return None  # the ranks exited at rank 0's request; node 0 reports the reason
         since = self._own_exit_since = self._own_exit_since if self._own_exit_since is not None else now
         return own_exit if now - since > 2 * ROOT_CAUSE_SECONDS else None
 
     def read_heartbeats(self, now: float) -> list[RankHeartbeat]:
-        """Node 0 looks after the others' ranks."""
+"""Return no heartbeats: node 0 monitors the ranks of all nodes."""
         return []
 
     def describe_wait(self) -> str:
-        """Say that node 0 is not there, or waits for others."""
+"""Describe that node 0 is unreachable or waits for other nodes; empty once the group has started."""
         if self.started:
             return ""
         if self._state is not None:
@@ -134,5 +134,5 @@ class FollowerNode:
         return f"waits for node 0 at {self._address}, with the keys of this one"
 
     def close(self, end: ExitReason) -> None:
-        """Leave; of an end of its own, node 0 was told."""
+"""Disconnect; a report has already told node 0 of this node's own failure."""
         self._client.close()

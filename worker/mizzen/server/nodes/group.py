@@ -1,8 +1,8 @@
-"""A group of several nodes, as the supervisor of each sees the others.
+"""Protocol between a supervisor and the other nodes of its group, and the settings that nodes compare.
 
-Node 0 leads: it waits until all are there, has them begin, looks after all ranks, and says how the group
-ends. The others begin when it says so, and end with it. Nobody begins twice: a group of which anything is
-lost ends whole, and whoever runs its nodes makes a new one.
+Node 0 leads: it waits until all nodes have joined, starts them, monitors all ranks and decides how the group
+exits. The other nodes start and exit with it. A group never restarts: if any part of it is lost, the whole
+group exits, and its operator creates a new one.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from mizzen.wire.endpoint import UnsafeEndpoint
 from mizzen.wire.ranks.node_messages import RankReport
 
 ROOT_CAUSE_SECONDS = 1.5
-"""A rank that fails may do so because another one is gone: whose supervisor tells within this time."""
+"""Time to wait for a root cause: a rank may fail because another rank is gone, whose supervisor reports it
+within this time."""
 PER_NODE_OPTIONS = frozenset({"model", "threads", "profile", "profile_steps", "check_integrity"})
-"""Options in which nodes may differ."""
+"""Options that may differ between nodes."""
 CONSEQUENTIAL_KIND = "rank_failed"
-"""A failure that another one may be the reason of."""
+"""Kind of failure that may be the consequence of another rank's failure."""
 
 
 class NodeGroup(Protocol):
-    """The other nodes of a group."""
+"""Other nodes of a group, as the supervisor sees them."""
 
     @property
     def started(self) -> bool:
-        """Whether the ranks are to be started; stays so."""
+"""Whether the ranks may be started; never reverts to False."""
         ...
 
     @property
     def group(self) -> str:
-        """Name of the group; set once it began."""
+"""Id of the group; set once it has started."""
         ...
 
     @property
@@ -52,45 +53,45 @@ class NodeGroup(Protocol):
 
     @property
     def exit_requested(self) -> bool:
-        """Whether another node was asked to end."""
+"""Whether another node was asked to exit."""
         ...
 
     @property
     def phases(self) -> list[Phase]:
-        """How far ranks of other nodes are that this one answers for."""
+"""Phases of the ranks of other nodes that this node accounts for."""
         ...
 
     def exchange_reports(
         self, ranks: Sequence[RankReport], own_exit: ExitReason | None, exit_requested: bool, now: float
     ) -> None:
-        """Hear the others, and tell them how this node is."""
+"""Receive the other nodes' messages and send them this node's state."""
         ...
 
     def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
-        """Return how this node ends, if it does; `own` is what it would end with were it alone."""
+"""Return this node's exit reason, if any; `own_exit` is the one it would have without a group."""
         ...
 
     def read_heartbeats(self, now: float) -> list[RankHeartbeat]:
-        """Return how far other nodes' ranks are, in order of ranks."""
+"""Return the heartbeats of other nodes' ranks, in rank order."""
         ...
 
     def describe_wait(self) -> str:
-        """Say what the start waits for; empty once it began."""
+"""Describe what the startup waits for; empty once the group has started."""
         ...
 
     def close(self, end: ExitReason) -> None:
-        """Tell the others how it ended, and leave."""
+"""Report the exit reason to the other nodes and disconnect."""
         ...
 
 
 def tcp_endpoint(address: str, port: int) -> str:
-    """Return the ZMQ endpoint of a host and port."""
+"""Return the ZMQ endpoint of a host and a port."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
 @contextlib.contextmanager
 def explain_port_errors(port: int) -> Iterator[None]:
-    """Say of an endpoint that cannot be used which option chooses another."""
+"""Add the option --ranks-port to the message of a ValueError about an unusable endpoint."""
     try:
         yield
     except UnsafeEndpoint:
@@ -100,7 +101,7 @@ def explain_port_errors(port: int) -> Iterator[None]:
 
 
 def shared_settings(config: EngineConfig) -> dict[str, str]:
-    """Return what must be the same on all nodes."""
+"""Return the settings that must be equal on all nodes, by option name."""
     names = [
         option.name for option in dataclasses.fields(EngineOptions) if option.name not in PER_NODE_OPTIONS
     ]
@@ -113,7 +114,7 @@ def shared_settings(config: EngineConfig) -> dict[str, str]:
 
 
 def _hash_model_files(folder: Path) -> str:
-    """Return a hash of the model's configuration and of the sizes of its weights."""
+"""Return a hash of the model's configuration and of the sizes of its weight files."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
@@ -121,7 +122,7 @@ def _hash_model_files(folder: Path) -> str:
 
 
 def describe_differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """Return in what they differ, in words."""
+"""Return a description of each setting that differs."""
     names = [name for name in (*ours, *(set(theirs) - set(ours))) if ours.get(name) != theirs.get(name)]
     return [
         f"{name} ({theirs.get(name, 'nothing')} there, {ours.get(name, 'nothing')} here)" for name in names

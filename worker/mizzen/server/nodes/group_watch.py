@@ -1,4 +1,4 @@
-"""How far the ranks of a group are, as its supervisor sees it from outside."""
+"""Monitor the ranks of a group from the supervisor, through their shared heartbeats."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from mizzen.wire.ranks.node_messages import RankReport
 
 
 class GroupMonitor:
-    """Looks after the ranks of a group from outside."""
+"""Detects stalled ranks of a group and reports this node's ranks to node 0."""
 
     def __init__(self, config: EngineConfig, links: RankLinks) -> None:
-        """Take the configuration's deadlines; a step on cpu may take as long as the watchdog allows."""
+"""Use the configured deadlines; on CPU a step may take as long as the watchdog allows."""
         ranks, seconds = config.rank_deadline_seconds, config.watchdog_seconds
         steps = min(ranks, seconds) if config.device == "cuda" else seconds
         self._heartbeats = HeartbeatReader(links.heartbeats, links.local_ranks)
         self._detector = StallDetector(config.tensor, ranks, steps)
 
-    def read_own(self) -> list[RankHeartbeat]:
-        """Return how far this node's ranks are."""
+def read_own(self) -> list[RankHeartbeat]:
+        """Return the heartbeats of this node's ranks."""
         return self._heartbeats.read()
 
     def find_fault(self, remote: list[RankHeartbeat], now: float) -> str | None:
-        """Return which rank of all nodes holds up the others, and how, if one does."""
+"""Return a description of the rank, on any node, that stalls the others; None if there is none."""
         return self._detector.find_fault([*self.read_own(), *remote], now)
 
     def build_reports(self, readers: Sequence[StatusReader], now: float) -> list[RankReport]:
-        """Return how far this node's ranks are, for node 0."""
+"""Return the progress of this node's ranks, for node 0."""
         reports: list[RankReport] = []
         for reader, heartbeat in zip(readers, self.read_own(), strict=True):
             snapshot = reader.read()

@@ -1,4 +1,4 @@
-"""Node 0's view of the other nodes of its group."""
+"""Node 0's side of a group: admits nodes, starts the group, monitors it and decides how it exits."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from mizzen.wire.ranks.node_messages import (
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 1.0
-"""From a node that said nothing for this long, nothing follows about its ranks."""
+"""Silence of a node after which nothing can be concluded about its ranks."""
 KEY_REFRESH_SECONDS = 2.0
 
 
 @dataclass
 class _Member:
-    """A node that was let in."""
+"""A node that has joined."""
 
     name: bytes
     life: str
     received_at: float
     report: NodeReport | None = None
     reported_at: float = 0.0
-    """When the report came."""
+"""Time at which `report` was received."""
     rival: tuple[str, float] = ("", 0.0)
-    """The life of another one that says it is this node, and since when."""
+"""`life` of another process that claims this node's rank, and the time of its first claim."""
 
 
 @dataclass
 class LeaderNode:
-    """Node 0's view of the others."""
+"""Group as seen from node 0."""
 
     config: EngineConfig
     keys: KeyFolder | None
@@ -61,7 +61,7 @@ class LeaderNode:
     started: bool = False
 
     def __post_init__(self) -> None:
-        """Listen."""
+"""Listen for the other nodes."""
         self._key_pair = self.keys.ring.own[0] if self.keys else None
         self._server = self._listen()
         self._keys_checked_at = 0.0
@@ -81,12 +81,12 @@ class LeaderNode:
 
     @property
     def exit_requested(self) -> bool:
-        """Whether a node was asked to end."""
+"""Whether a node was asked to exit."""
         return any(member.report is not None and member.report.asked for member in self._members.values())
 
     @property
     def phases(self) -> list[Phase]:
-        """How far all other ranks are; nowhere before they have said."""
+"""Phases of all ranks of other nodes; SPAWN before their first report."""
         if not self.started:
             return [Phase.SPAWN]
         reports = [member.report for member in self._members.values()]
@@ -99,7 +99,7 @@ class LeaderNode:
     def exchange_reports(
         self, ranks: Sequence[RankReport], own_exit: ExitReason | None, exit_requested: bool, now: float
     ) -> None:
-        """Hear the others, let them in, and tell them to wait or to run."""
+"""Receive the nodes' messages, admit nodes that join, and send them the group's state."""
         for name, message in self._server.receive():
             if isinstance(message, Join):
                 self._handle_join(name, message, now)
@@ -116,11 +116,11 @@ class LeaderNode:
                 del self._members[node]
             self.started = len(self._members) == self.config.nodes - 1
             if self.started:
-                log.info("all nodes are there", extra={"fields": {"nodes": self.config.nodes}})
+                log.info("all nodes have joined", extra={"fields": {"nodes": self.config.nodes}})
         self._broadcast("run" if self.started else "wait", "")
 
     def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
-        """Return what ended first: a rank that was killed goes before those that then fail."""
+"""Return the root cause of an exit: a rank that was killed takes precedence over ranks that then fail."""
         if own_exit is not None and own_exit.kind != CONSEQUENTIAL_KIND:
             return own_exit
         if not self.started:
@@ -152,7 +152,7 @@ class LeaderNode:
         return ExitReason(1, CONSEQUENTIAL_KIND, "; ".join(reasons))
 
     def read_heartbeats(self, now: float) -> list[RankHeartbeat]:
-        """Return how far the ranks of nodes 1 and up are, by this machine's clock."""
+"""Return the heartbeats of the ranks of nodes 1 and up, in this machine's clock."""
         heartbeats: list[RankHeartbeat] = []
         for _, member in sorted(self._members.items()):
             if member.report is None or not member.report.ranks:
@@ -166,7 +166,7 @@ class LeaderNode:
         return heartbeats
 
     def describe_wait(self) -> str:
-        """Name the nodes that are not there yet."""
+"""Describe the nodes that have not joined yet; empty once the group has started."""
         if self.started:
             return ""
         missing = [node for node in range(1, self.config.nodes) if node not in self._members]
@@ -174,7 +174,7 @@ class LeaderNode:
         return "; ".join([f"waits for nodes {', '.join(map(str, missing))} of {self.config.nodes}", *refused])
 
     def close(self, end: ExitReason) -> None:
-        """Tell the others how the group ended."""
+"""Report the group's exit to the other nodes and close the socket."""
         self._broadcast("failed" if end.code else "done", end.reason)
         self._server.close()
 
@@ -182,23 +182,24 @@ class LeaderNode:
         reason, code = self._rejection(join)
         if reason:
             if self._refusals.get(join.node) != reason:
-                log.warning("a node is turned away", extra={"fields": {"node": join.node, "reason": reason}})
+                log.warning("rejected a node", extra={"fields": {"node": join.node, "reason": reason}})
             self._refusals[join.node] = reason
             self._server.send(name, NodeRefused(code, reason))
             return
         member = self._members.get(join.node)
         if member is not None and member.life != join.life and self._is_alive(member, join, now):
-            return  # it asks again
+return  # the new process retries its join
         if member is None or member.life != join.life:
-            log.info("a node has come", extra={"fields": {"node": join.node}})
+            log.info("a node has joined", extra={"fields": {"node": join.node}})
             self._members[join.node] = _Member(name, join.life, now)
         else:
             member.received_at = now
 
     def _is_alive(self, member: _Member, join: Join, now: float) -> bool:
-        """Tell whether a node is there whose place another one asks for: a pod that was restarted has it.
+"""Return whether a member is still running although another process claims its rank.
 
-        One that is still heard some time after the other came is there, and no echo of what has ended.
+        A restarted pod takes its predecessor's rank. A member whose messages still arrive some time after the
+        new process first joined is running: they cannot be delayed messages of a process that exited.
         """
         if member.rival[0] != join.life:
             member.rival = (join.life, now)
@@ -206,7 +207,7 @@ class LeaderNode:
 
     def _rejection(self, join: Join) -> tuple[str, int]:
         if join.protocol != PROTOCOL:
-            return f"node {join.node} is of another release: start all nodes of one image", 2
+            return f"node {join.node} is of another release: start all nodes from one image", 2
         if not 0 < join.node < self.config.nodes:
             return f"--node-rank {join.node} is not between 1 and {self.config.nodes - 1}, as --nodes says", 2
         differing = describe_differences(self._settings, join.settings)
@@ -214,7 +215,7 @@ class LeaderNode:
             return f"node {join.node} differs from node 0 in {', '.join(differing)}: start both alike", 2
         member = self._members.get(join.node)
         if self.started and (member is None or member.life != join.life):
-            return f"the group runs with another node {join.node}: all of its nodes have to start anew", 1
+            return f"the group runs with another node {join.node}: all of its nodes have to restart", 1
         if (
             member is not None
             and member.rival[0] == join.life
@@ -228,10 +229,10 @@ class LeaderNode:
             if (member.name, member.life) == (name, report.life):
                 member.received_at, member.reported_at, member.report = now, now, report
                 return
-        self._server.send(name, NodeRefused(1, "node 0 has started anew: all of the group's nodes have to"))
+        self._server.send(name, NodeRefused(1, "node 0 has restarted: all nodes of the group have to restart"))
 
     def _refresh_keys(self, now: float) -> None:
-        """Use the newest keys as long as nothing has begun with others: they may change while one waits."""
+"""Switch to the newest keys while the group has not started: they may change while node 0 waits."""
         if self.keys is None or now - self._keys_checked_at < KEY_REFRESH_SECONDS:
             return
         self._keys_checked_at = now

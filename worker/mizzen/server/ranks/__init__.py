@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""Rank processes of an engine: entry points, shared memory, monitoring and failure detection."""

@@ -1,7 +1,7 @@
-"""Whether a failure means that the device is lost: no restart in the same pod helps, another device does.
+"""Recognize failures that mean that the device is lost, so that only another device helps, not a restart.
 
-A rank says in words why it ends. Those of faults that a restart cures, such as an illegal access, are not
-among the words that count.
+The supervisor checks the failure message of a rank. Messages of faults that a restart cures, such as an
+illegal memory access, do not match.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ LOST_DEVICE_ERRORS = (
     "fallen off the bus",
     "cuda error: unknown error",
 )
-"""Of cudaErrorECCUncorrectable, NvlinkUncorrectable, HardwareStackError, DevicesUnavailable, NoDevice and
-Unknown, and what PyTorch and NVML say of the same."""
+"""Messages of cudaErrorECCUncorrectable, NvlinkUncorrectable, HardwareStackError, DevicesUnavailable, NoDevice
+and Unknown, and the messages of PyTorch and NVML for the same errors; lower case."""
 
 
 def is_device_lost(message: str) -> bool:
-    """Tell whether the words of a failure are those of a device that is gone or broken."""
+"""Return whether a failure message means that the device is gone or broken."""
     lowered = message.lower()
     return any(error in lowered for error in LOST_DEVICE_ERRORS)

@@ -1,9 +1,9 @@
-"""The process of another rank than 0: loads its part of the model, then runs the plans that come.
+"""Process of a rank other than 0: loads its shard of the model, then runs the plans that rank 0 sends.
 
 python -m mizzen.server.ranks.follower --rank 1 --links JSON --parent PID --config JSON
 
-Started by the supervisor, or by `mizzen.offline`; ends with the plans, or with its parent. It takes no
-commands: rank 0 does, and ends the plans.
+It is started by the supervisor or by `mizzen.offline`, and exits at the end of the plans or with its parent.
+It takes no commands: rank 0 takes them, and ends the plans.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def run_follower(rank: int, links: RankLinks, options: EngineOptions, keys: str, status: PhaseStatus) -> None:
-    """Load a rank and run it until the end of plans.
+"""Load a rank and run plans until rank 0 ends them.
 
     Raises:
         Exception: loading or a step failed.
@@ -52,7 +52,7 @@ def run_follower(rank: int, links: RankLinks, options: EngineOptions, keys: str,
         options, lambda: RankGroup(placement), status.begin_phase, status.report_progress
     )
     gc.collect()
-    gc.freeze()  # a collection over all of torch would hold up a step
+gc.freeze()  # a garbage collection over all of torch would delay a step
     heartbeat.mark_serving()
     status.enter_phase(Phase.SERVING)
     follower.run_plans(plans, heartbeat)
@@ -62,7 +62,7 @@ def run_follower(rank: int, links: RankLinks, options: EngineOptions, keys: str,
 
 
 def open_plan_receiver(rank: int, links: RankLinks, keys: str) -> RingReader | PlanClient:
-    """Return a rank's end of the plan channel: through memory in rank 0's pod, else over TCP."""
+"""Open a rank's end of the plan channel: shared memory in rank 0's pod, TCP in other pods."""
     if not links.first_rank:
         return RingReader(links.ring, rank - 1)
     return PlanClient(
@@ -73,12 +73,12 @@ def open_plan_receiver(rank: int, links: RankLinks, keys: str) -> RingReader | P
 
 
 def select_engine_options(values: dict[str, Any]) -> EngineOptions:
-    """Return the engine's options among those of a process."""
+"""Return the engine's options among the options of a process."""
     return EngineOptions(**{f.name: values[f.name] for f in fields(EngineOptions) if f.name in values})
 
 
 def main() -> int:
-    """Run the process; the command line is for programs, not for people."""
+"""Run the process; its command line is only for the parent process."""
     parser = argparse.ArgumentParser(description="a rank; started by rank 0 or by the supervisor")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -88,7 +88,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, help="as for rank 0; not used")
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # whoever plans gets them too, and decides
+        signal.signal(number, signal.SIG_IGN)  # the process of rank 0 or the supervisor handles them
     set_parent_death_signal(args.parent)
     set_up_logging(process=f"rank{args.rank}")
     status = PhaseStatus(StatusWriter(args.links.status, args.rank - args.links.first_rank))
@@ -105,7 +105,7 @@ def main() -> int:
 
 
 def exit_process(code: int) -> NoReturn:
-    """End the process without taking the interpreter apart, which takes seconds with torch in it."""
+"""Exit without finalizing the interpreter, which takes seconds once torch is imported."""
     logging.shutdown()
     os._exit(code)
 

@@ -1,8 +1,8 @@
-"""How far each rank of a group is, in shared memory.
+"""Heartbeats of ranks in shared memory, read by the processes that monitor the ranks.
 
-Five numbers a rank, each written whole: when its process last ran (a thread of its own tells, whatever the
-others do), the last step that it launched, the last that it completed, the process's id, and whether it
-serves.
+Each rank has five numbers, each written atomically: the time at which its process last ran (written by a
+separate thread, whatever the others do), the last launched step, the last completed step, the process id, and
+whether the rank serves.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import numpy as np
 HEARTBEAT_SECONDS = 0.25
 _ALIVE, _LAUNCHED, _DONE, _PROCESS, _SERVES = range(5)
 _ROW_NUMBERS = 8
-"""Numbers of 8 bytes a rank: a line of the processor's cache."""
+"""Numbers of 8 bytes reserved per rank: one cache line."""
 
 
 def create_heartbeats(ranks: int) -> int:
-    """Return a descriptor of zeroed memory for all ranks; the caller closes it."""
+"""Return the descriptor of zeroed memory for all ranks; the caller closes it."""
     descriptor = os.memfd_create("mizzen-heartbeats")
     os.ftruncate(descriptor, 8 * _ROW_NUMBERS * ranks)
     return descriptor
 
 
 class HeartbeatWriter:
-    """A rank's end."""
+"""Writer of one rank's heartbeat."""
 
     def __init__(self, descriptor: int, rank: int) -> None:
         memory = mmap.mmap(descriptor, 0)
@@ -39,28 +39,28 @@ class HeartbeatWriter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Show from now on that the process runs; called once all is imported."""
+"""Start the thread that shows that the process runs; called once all imports are done."""
         self._numbers[_ALIVE] = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="mizzen-heartbeat", daemon=True)
         self._thread.start()
 
     def mark_serving(self) -> None:
-        """Show that the start is over: from now on the rank has to keep up."""
+"""Record that startup is complete: from now on the rank has to keep up with the others."""
         self._numbers[_SERVES] = 1.0
 
     def ping(self) -> None:
-        """Do nothing: the thread tells."""
+"""Do nothing: the thread shows that the process runs."""
 
     def launched(self, step: int) -> None:
-        """Show that a step was launched."""
+"""Record that a step was launched."""
         self._numbers[_LAUNCHED] = step
 
     def done(self, step: int) -> None:
-        """Show that a step is complete."""
+"""Record that a step completed."""
         self._numbers[_DONE] = step
 
     def close(self) -> None:
-        """End the thread; from now on the rank is not watched."""
+"""Stop the thread; the rank is not monitored any longer."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -73,26 +73,26 @@ class HeartbeatWriter:
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """How far a rank is."""
+"""Progress of a rank."""
 
     alive: float
-    """When it last ran, in monotonic seconds; 0: it is not watched, as it has not begun to load, or ended."""
+"""Monotonic time at which the process last ran; 0 if it is not monitored, before it loads and after it ended."""
     launched: int
     done: int
     process: int
     serving: bool = True
-    """Its start is over."""
+"""Whether the rank's startup is complete."""
 
 
 class HeartbeatReader:
-    """The watcher's end."""
+"""Reader of the heartbeats of all ranks of a pod."""
 
     def __init__(self, descriptor: int, ranks: int) -> None:
         memory = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
         self._numbers = np.frombuffer(memory, np.float64).reshape(ranks, _ROW_NUMBERS)
 
     def read(self) -> list[RankHeartbeat]:
-        """Return how far each rank is."""
+"""Return the heartbeat of each rank."""
         return [
             RankHeartbeat(
                 row[_ALIVE], int(row[_LAUNCHED]), int(row[_DONE]), int(row[_PROCESS]), bool(row[_SERVES])

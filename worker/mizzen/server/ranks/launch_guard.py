@@ -1,7 +1,7 @@
-"""Ends a program whose calls to its GPU will never return, for a rank that shares the model is gone.
+"""Abort a program whose kernel launches will never return because another rank of the model is gone.
 
-A GPU takes about a thousand kernels ahead; further launches wait. Where the first of them waits for another
-rank, that is for ever, in a call that no exception reaches.
+A GPU queues about a thousand kernels; further launches block. If the first queued kernel waits for a rank that
+is gone, they block for ever, in a call that no exception can interrupt. Used by `LocalRanks`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from types import TracebackType
 log = logging.getLogger(__name__)
 
 LONG_LAUNCH_SECONDS = 2.0
-"""A launch that takes longer is looked after."""
+"""Duration of a launch after which the guard checks the other ranks."""
 CHECK_SECONDS = 0.5
 EXIT_SECONDS = 30
-"""What taking a program apart may take once a rank of it is gone."""
+"""Time that finalizing a program may take once one of its ranks is gone."""
 
 
 def abort_process() -> None:
-    """End the process at once: nothing of it can be taken apart in order."""
+"""Exit immediately: an orderly shutdown would wait for the GPU."""
     logging.shutdown()
     sys.stderr.flush()
     os._exit(1)
 
 
 def arm_exit_alarm() -> None:
-    """Have the kernel end this process soon after its end has begun: what its GPU is at may never let it go.
+"""Set an alarm at exit, so that the kernel ends this process even if its GPU never lets it finish.
 
-    The exit code is minus SIGALRM then, else what it would be.
+    The exit code is minus SIGALRM if the alarm goes off; otherwise it is unchanged.
     """
     atexit.register(_set_alarm)
 
@@ -46,12 +46,17 @@ def _set_alarm() -> None:
 
 
 class LaunchGuard:
-    """A context around each launch of one thread. `close` ends the thread that looks after it."""
+"""Context manager around each launch of one thread, which a separate thread monitors until `close`."""
 
     def __init__(
         self, find_fault: Callable[[], str | None], abort: Callable[[], None] = abort_process
     ) -> None:
-        """Take what tells why another rank is gone, if one is, and how to end the program."""
+"""Start the monitoring thread.
+
+        Args:
+            find_fault: Returns a description of a rank's failure, None if all ranks are running.
+            abort: Ends the program.
+        """
         self._find_fault = find_fault
         self._abort = abort
         self._since = 0.0
@@ -68,7 +73,7 @@ class LaunchGuard:
         self._since = 0.0
 
     def close(self) -> None:
-        """Look no more."""
+"""Stop the monitoring thread."""
         self._closed.set()
         self._thread.join()
 
@@ -79,5 +84,5 @@ class LaunchGuard:
                 continue
             fault = self._find_fault()
             if fault and self._since == since:
-                log.critical("the program ends, for its GPU waits for a rank that is gone: %s", fault)
+                log.critical("the program exits because its GPU waits for a rank that is gone: %s", fault)
                 self._abort()

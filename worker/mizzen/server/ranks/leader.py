@@ -1,8 +1,9 @@
-"""Rank 0's process, started by the supervisor: loads its part of the engine, plans, and serves the wire.
+"""Process of rank 0, started by the supervisor: loads its shard of the engine, plans, and serves the wire.
 
-python -m mizzen.server.ranks.leader --rank 0 --status-fd N --control-fd N --parent PID --config JSON [--links JSON]
+    python -m mizzen.server.ranks.leader --rank 0 --status-fd N --control-fd N --parent PID \\
+        --config JSON [--links JSON]
 
-The other ranks of a model are `mizzen.server.ranks.follower`.
+The processes of the other ranks are `mizzen.server.ranks.follower`.
 """
 
 from __future__ import annotations
@@ -43,36 +44,36 @@ ConfigT = TypeVar("ConfigT", bound=EngineConfig)
 
 
 class StartupReporter(Protocol):
-    """Told by what loads an engine how far it is."""
+"""Receiver of the progress of an engine's startup."""
 
     def begin_phase(self, name: str) -> None:
-        """A phase begins: config, weights, kv, graphs or warmup."""
+"""Record the start of a phase: config, weights, kv, graphs or warmup."""
         ...
 
     def report_progress(self, done: int, total: int) -> None:
-        """So much of the phase is done, in bytes or pieces."""
+"""Record the finished part of the phase, in bytes or items."""
         ...
 
 
 EngineLoader = Callable[[ConfigT, StartupReporter], EngineProtocol]
-"""Loads the engine of a configuration."""
+"""Function that loads the engine of a configuration and reports its progress."""
 
 
 class TraceableEngine(EngineProtocol, Protocol):
-    """An engine whose steps can be traced."""
+"""Engine whose steps can be traced."""
 
     def profile(self) -> None:
-        """Let a trace of the next steps be taken; safe in a signal handler."""
+"""Take a trace of the next steps; safe in a signal handler."""
         ...
 
 
 def engine_name(config: EngineConfig) -> str:
-    """Return the engine's name: the configured one, or host and process of the supervisor."""
+"""Return the engine's name: the configured one, or host name and process id of the supervisor."""
     return config.engine_id or f"{socket.gethostname()}-{os.getppid()}"
 
 
 def build_welcome(config: EngineConfig, engine: EngineProtocol, files: dict[str, bytes]) -> Welcome:
-    """Return how the engine introduces itself."""
+"""Return the message with which the engine greets gateways."""
     info = engine.info
     return Welcome(
         protocol=PROTOCOL,
@@ -93,10 +94,10 @@ def build_welcome(config: EngineConfig, engine: EngineProtocol, files: dict[str,
 
 
 def open_wire_keys(config: EngineConfig) -> KeyFolder | None:
-    """Return the keys of the configuration, once the endpoint is known to be safe with them.
+"""Return the configured CURVE keys, after checking that the endpoint is safe with them.
 
     Raises:
-        ValueError: an unsafe or malformed endpoint, or a key file that cannot be used.
+ValueError: the endpoint is unsafe or malformed, or a key file is unusable.
     """
     keys = KeyFolder(Path(config.keys), "engine") if config.keys else None
     require_safe(config.wire_bind, keys)
@@ -110,10 +111,10 @@ def serve_engine(
     load: EngineLoader[ConfigT],
     limits: WireLimits | None = None,
 ) -> None:
-    """Load an engine and serve it until the supervisor ends it.
+"""Load an engine and serve it until the supervisor stops it.
 
     Raises:
-        Exception: loading or a step failed; gateways were told, and the reason is in the status block.
+Exception: loading or a step failed; gateways have been notified, and the reason is in the status block.
     """
     wire: WireServer | None = None
     engine: EngineProtocol | None = None
@@ -130,7 +131,7 @@ def serve_engine(
         ServingLoop(engine, wire, status, control, config.drain_timeout_seconds).run()
         status.enter_phase(Phase.ENDED)
     except BaseException as error:
-        status.fail(f"{type(error).__name__}: {error}")  # first of all: the rest may hang
+status.fail(f"{type(error).__name__}: {error}")  # first, because the rest may hang
         if wire:
             wire.out.end_all(0, "the engine failed")
         raise
@@ -142,10 +143,10 @@ def serve_engine(
 
 
 def main(config_type: type[ConfigT], importer: Callable[[RankLinks | None], EngineLoader[ConfigT]]) -> int:
-    """Run a rank process; the command line is the supervisor's, not a person's.
+"""Run the process of rank 0; its command line is only for the supervisor.
 
-    `importer` imports what is heavy and returns the function that loads the engine; it is told what ties the
-    ranks together, where there are several.
+    `importer` does the slow imports and returns the function that loads the engine; it receives the links to
+    the other ranks, None if there are none.
     """
     parser = argparse.ArgumentParser(description="a rank; started by the supervisor")
     for name in ("rank", "status-fd", "control-fd", "parent"):
@@ -154,7 +155,7 @@ def main(config_type: type[ConfigT], importer: Callable[[RankLinks | None], Engi
     parser.add_argument("--links", type=RankLinks.from_json)
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # the supervisor gets them too, and decides
+        signal.signal(number, signal.SIG_IGN)  # the supervisor receives and handles them
     set_parent_death_signal(args.parent)
     set_up_logging(process=f"rank{args.rank}")
     status = RankStatus(StatusWriter(args.status_fd, args.rank))
@@ -172,7 +173,7 @@ def main(config_type: type[ConfigT], importer: Callable[[RankLinks | None], Engi
 
 
 def _freeze_after_load(load: EngineLoader[ConfigT]) -> EngineLoader[ConfigT]:
-    """Keep what is loaded out of garbage collections: one over all of torch would hold up a step."""
+"""Exclude all loaded objects from garbage collection: one over all of torch would delay a step."""
 
     def load_and_freeze(config: ConfigT, startup: StartupReporter) -> EngineProtocol:
         engine = load(config, startup)
@@ -184,20 +185,20 @@ def _freeze_after_load(load: EngineLoader[ConfigT]) -> EngineLoader[ConfigT]:
 
 
 def exit_process(code: int) -> NoReturn:
-    """End the process without taking the interpreter apart, which takes seconds with torch in it."""
+"""Exit without finalizing the interpreter, which takes seconds once torch is imported."""
     logging.shutdown()
     os._exit(code)
 
 
 def _trace_on_signal(config: EngineConfig, engine: TraceableEngine) -> EngineProtocol:
-    """Let SIGUSR2, which the supervisor passes on, take a trace, where there is a folder for it."""
+"""Make SIGUSR2, which the supervisor forwards, take a trace if a trace folder is configured."""
     if config.profile:
         signal.signal(signal.SIGUSR2, lambda number, frame: engine.profile())
     return engine
 
 
 def import_engine(links: RankLinks | None) -> EngineLoader[EngineConfig]:
-    """Import the real engine; only this imports torch."""
+"""Import the real engine and return its loader; only this function imports torch."""
     from mizzen.engine.loading.loader import load_engine
 
     if links is None:

@@ -1,4 +1,7 @@
-"""What ties the ranks of a pod together: descriptors that they inherit, and where they meet all others."""
+"""Links between the ranks of a pod: inherited descriptors, and the endpoints that they share with other pods.
+
+The supervisor (or `LocalRanks`) creates them and passes them to each rank on its command line.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +19,37 @@ from mizzen.wire.ranks.plan_ring import RingDescriptors, create_ring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLinks:
-    """The same for all ranks of a pod."""
+"""Descriptors and endpoints that are the same for all ranks of a pod."""
 
     local_ranks: int
-    """Ranks of this pod."""
+"""Number of ranks in this pod."""
     rendezvous: str
-    """file:///path of `meeting`, the same in all ranks; between pods tcp://host:port/group."""
+"""URL of the rendezvous: file:///path of `rendezvous_file`, the same in all ranks; between pods
+    tcp://host:port/group."""
     rendezvous_file: int
-    """A file in memory that all ranks write to at start-up. It has no name, so nothing is left of it."""
+"""Descriptor of an unnamed in-memory file that all ranks write to at startup, so that no file is left behind."""
     ring: RingDescriptors
-    """Plans."""
+"""Descriptors of the ring of plans."""
     heartbeats: int
-    """How far each rank is."""
+"""Descriptor of the ranks' heartbeats."""
     status: int
-    """The ranks' status blocks."""
+"""Descriptor of the ranks' status blocks."""
     first_rank: int = 0
-    """This pod's first rank."""
+"""First rank of this pod."""
     plan_endpoint: str = ""
-    """Where rank 0 hands plans to ranks of other pods; empty where there are none."""
+"""Endpoint at which rank 0 sends plans to the ranks of other pods; empty without other pods."""
     address: str = ""
-    """This pod's own address, likewise."""
+"""Address of this pod; empty without other pods."""
     public_key: str = ""
-    """Public key of the pair that plans go under, likewise."""
+"""Public key of the key pair of the plan endpoint; empty without other pods or without keys."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What a rank inherits."""
+"""All descriptors that a rank inherits."""
         return (*self.ring.all, self.heartbeats, self.status, self.rendezvous_file)
 
     def to_json(self) -> str:
-        """Return it as an argument of a rank's command line."""
+"""Return the links as an argument of a rank's command line."""
         return json.dumps(
             {
                 "local_ranks": self.local_ranks,
@@ -63,28 +67,28 @@ class RankLinks:
 
     @classmethod
     def from_json(cls, text: str) -> RankLinks:
-        """Return what `to_json` told."""
+"""Return the links that `to_json` has encoded."""
         values = json.loads(text)
         memory, *wake = values.pop("ring")
         return cls(ring=RingDescriptors(memory, tuple(wake)), **values)
 
     def close(self) -> None:
-        """Close the descriptors in this process, which is no rank."""
+"""Close the descriptors in a process that is not a rank."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
     def close_in_rank(self) -> None:
-        """Close them in a rank: all but where it met, which torch may write to until the process ends."""
+"""Close the descriptors in a rank, except the rendezvous file: torch may write to it until the process exits."""
         for descriptor in self.descriptors:
             if descriptor != self.rendezvous_file:
                 os.close(descriptor)
 
 
 def create_rank_links(options: EngineOptions) -> RankLinks:
-    """Make the links of a new pod; the caller closes them.
+"""Create the links of a new pod; the caller closes them.
 
     Raises:
-        ValueError: the options ask for steps too large to share.
+ValueError: a step of this size does not fit the shared memory.
     """
     local_ranks, room = options.local_ranks, plan_memory_bytes(options)
     rendezvous_file = os.memfd_create("mizzen-ranks")
@@ -99,7 +103,14 @@ def create_rank_links(options: EngineOptions) -> RankLinks:
 
 
 def connect_pods(links: RankLinks, config: EngineConfig, group: str, public_key: str) -> RankLinks:
-    """Return the links of a pod whose ranks meet those of others, in a group of this name under this key."""
+"""Return links extended by the endpoints through which this pod's ranks reach those of other pods.
+
+    Args:
+        links: Links of this pod.
+        config: Configuration of the engine.
+        group: Id of the group.
+        key: Public key of the group's connections; empty without keys.
+    """
     host, port = config.leader_address if config.node_rank else config.ranks_address, config.ranks_port
     host = f"[{host}]" if ":" in host else host
     return replace(

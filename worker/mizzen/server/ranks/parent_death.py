@@ -1,4 +1,7 @@
-"""Ties a process's life to its parent's (Linux: prctl(2), PR_SET_PDEATHSIG)."""
+"""End a process when its parent dies (Linux: prctl(2), PR_SET_PDEATHSIG).
+
+Every rank process calls `set_parent_death_signal`; `SpawnThread` keeps the parent thread alive.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ ResultT = TypeVar("ResultT")
 
 
 def set_parent_death_signal(parent: int) -> None:
-    """Have the kernel kill this process when the one of id `parent` dies, even while it cannot run Python.
+"""Have the kernel kill this process when process `parent` dies, even if it cannot run Python code then.
 
-    To the kernel, the parent is the thread that started this process: see `Starter`.
+    To the kernel, the parent is the thread that started this process: see `SpawnThread`.
 
     Raises:
-        ProcessLookupError: the parent has died already.
+ProcessLookupError: the parent has already died.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
@@ -33,22 +36,22 @@ def set_parent_death_signal(parent: int) -> None:
 
 
 class SpawnThread(Generic[ResultT]):
-    """A thread that starts processes and outlives them, whatever becomes of the thread that wants them."""
+"""Thread that starts processes and outlives them, even if the thread that requested them ends."""
 
     def __init__(self, start: Callable[[], ResultT]) -> None:
         """Call `start` in the thread.
 
         Raises:
-            Exception: `start` did, and the thread has ended.
+Exception: `start` raised it; the thread has ended.
         """
         self._future: Future[ResultT] = Future()
         self._closed = threading.Event()
         threading.Thread(target=self._run, args=(start,), name="mizzen-starter", daemon=True).start()
         self.result = self._future.result()
-        """What `start` returned."""
+"""Return value of `start`."""
 
     def close(self) -> None:
-        """End the thread, and with it what still runs."""
+"""End the thread, and with it all processes that still run."""
         self._closed.set()
 
     def _run(self, start: Callable[[], ResultT]) -> None:

@@ -1,4 +1,4 @@
-"""The phases of a rank on their way into the status block."""
+"""Publish the phase and startup progress of a rank in its status block."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mizzen.wire.ranks.group_socket import CannotListen
 log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 0.1
-"""How far a phase is need not be told more often."""
+"""Minimum time between two updates of a phase's progress."""
 
 
 class PhaseStatus:
-    """Shows which phase a rank is in and how far, and at the end why it failed."""
+"""Publishes a rank's phase, the progress of the phase, and the reason of a failure."""
 
     def __init__(self, writer: StatusWriter) -> None:
         self._writer = writer
@@ -27,14 +27,14 @@ class PhaseStatus:
         self._failed_phase = Phase.SPAWN
 
     def enter_phase(self, phase: Phase) -> None:
-        """Enter a phase; the time in a start-up phase is its metric, and is logged."""
+"""Enter a phase; record and log the duration of the previous phase if it belongs to startup."""
         now, values = time.monotonic(), self._values
         if self._phase in STARTUP_PHASES:
             spent = INDEX[f"phase_seconds_{self._phase.name}"]
             values[spent] += now - values[INDEX["phase_since"]]
             if phase not in (self._phase, Phase.FAILED):
                 fields = {"phase": self._phase.name.lower(), "seconds": round(values[spent], 3)}
-                log.info("phase of the start is over", extra={"fields": fields})
+                log.info("startup phase finished", extra={"fields": fields})
         self._phase = phase
         values[INDEX["phase"]] = phase
         values[INDEX["phase_done"]] = values[INDEX["phase_total"]] = 0.0
@@ -42,11 +42,11 @@ class PhaseStatus:
         self._writer.publish()
 
     def begin_phase(self, name: str) -> None:
-        """Enter a phase by the name that whoever loads an engine calls it."""
+"""Enter a startup phase by the name that the engine's loader uses."""
         self.enter_phase(Phase[name.upper()])
 
     def report_progress(self, done: int, total: int) -> None:
-        """Show how much of the phase is done, in bytes or pieces."""
+"""Publish the finished part of the phase, in bytes or items."""
         now, values = time.monotonic(), self._values
         values[INDEX["phase_done"]], values[INDEX["phase_total"]] = done, total
         if done < total and now - values[INDEX["heartbeat"]] < PROGRESS_SECONDS:
@@ -55,22 +55,22 @@ class PhaseStatus:
         self._writer.publish()
 
     def fail(self, reason: str) -> None:
-        """Leave the reason of the end to whoever watches."""
+"""Publish the reason of a failure."""
         self._writer.set_text(reason)
         self._failed_phase = self._phase
         self.enter_phase(Phase.FAILED)
 
     def exit_code(self, error: BaseException) -> int:
-        """Return what a rank ends with once it has failed by an error.
+"""Return the exit code of a rank that failed with an error.
 
-        What is wrong with a configuration is told in its phase, before weights are read; memory that is short
-        later, or a port that is taken, may be free at the next start.
+        Invalid configurations raise ValueError in the config phase, before weights are read. Later errors, such
+        as too little memory, and ports in use may be gone at the next start.
         """
         wrong = isinstance(error, ValueError) and not isinstance(error, CannotListen)
         return CONFIGURATION_EXIT_CODE if wrong and self._failed_phase == Phase.CONFIG else 1
 
 
 def phase_progress(ranks: Iterable[Snapshot], phase: Phase) -> float | None:
-    """Return how much of a phase is done, 0 to 1, by the rank that is least far; None: nobody counts."""
+"""Return the progress of a phase, 0 to 1, of the slowest rank; None if no rank reports progress."""
     here = [rank for rank in ranks if rank["phase"] == phase and rank["phase_total"]]
     return min((rank["phase_done"] / rank["phase_total"] for rank in here), default=None)

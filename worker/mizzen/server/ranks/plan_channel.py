@@ -1,4 +1,4 @@
-"""Rank 0's end of the plan channel: through memory to the ranks of its pod, over TCP to those of others."""
+"""Rank 0's end of the plan channel: shared memory to the ranks of its pod, TCP to the ranks of other pods."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from mizzen.wire.ranks.plan_tcp import PlanServer
 
 
 class PlanChannel:
-    """Hands plans to all other ranks. Used from one thread."""
+"""Sends plans to all other ranks. Not thread-safe."""
 
     def __init__(self, ring: RingWriter | None, server: PlanServer | None) -> None:
         self._ring = ring
         self._server = server
 
     def wait_for_ranks(self, seconds: float) -> None:
-        """Wait until ranks of other pods are there.
+"""Wait until the ranks of other pods are connected.
 
         Raises:
-            PlanChannelStalled: one did not come in time.
+            PlanChannelStalled: a rank did not connect in time.
         """
         if self._server:
             self._server.wait(seconds)
 
     def send(self, plan: StepPlan) -> None:
-        """Hand a plan to all; first to those that it takes longest to.
+"""Send a plan to all ranks, first to the most distant ones.
 
         Raises:
-            PlanChannelStalled: one takes no plans.
-            PlanChannelBroken: one is gone, or has come again.
+PlanChannelStalled: a rank does not receive plans.
+            PlanChannelBroken: a rank is gone or has reconnected.
         """
         if self._server:
             self._server.send(plan)
@@ -42,7 +42,7 @@ class PlanChannel:
             self._ring.send(plan)
 
     def end(self) -> None:
-        """Tell all that nothing more comes, and wait until those of other pods know."""
+"""Signal the end of the plans, and wait until the ranks of other pods have received it."""
         if self._ring:
             self._ring.end()
         if self._server:
@@ -54,7 +54,7 @@ def open_plan_channel(config: EngineConfig, links: RankLinks) -> PlanChannel:
     """Open the channel to the ranks of a configuration.
 
     Raises:
-        ValueError: the endpoint cannot be used, or only with keys.
+ValueError: the endpoint is unusable, or needs keys.
     """
     local = config.local_ranks
     ring = RingWriter(links.ring) if local > 1 else None

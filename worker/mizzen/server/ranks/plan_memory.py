@@ -1,4 +1,4 @@
-"""How much memory the ranks of a pod share for plans of steps."""
+"""Compute the size of the shared memory through which the ranks of a pod receive step plans."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from mizzen.models.registry import read_config
 from mizzen.wire.ranks.plan_ring import CAPACITY
 
 MAX_RING_BYTES = 256 << 20
-"""Bytes at most; all of them come into use as time goes by."""
+"""Maximum size of the ring in bytes; over time all of it is used."""
 TOKEN_BYTES = 4
 PAGE_BYTES = 12
 REQUEST_BYTES = 64
-"""Of a slot that decodes, starts or gets a chunk, apart from tokens and pages."""
+"""Bytes for a slot that decodes, starts or prefills a chunk, apart from its tokens and pages."""
 
 
 def plan_memory_bytes(options: EngineOptions) -> int:
-    """Return the bytes of a ring that has room for the largest plan twice, as far as that is bounded.
+"""Return the size in bytes of a ring that holds two of the largest plans, up to `MAX_RING_BYTES`.
 
-    Such a plan has all the tokens that a step may have, and begins every slot with a cached prefix, whose
-    pages it tells.
+    The largest plan has the maximum number of tokens of a step and starts every slot with a cached prefix,
+    whose pages it lists.
 
     Raises:
-        ValueError: tokens alone would not fit.
+ValueError: the tokens alone would not fit.
     """
     context = options.context_length or read_config(Path(options.model)).context_length
     slots = options.max_running_requests

@@ -1,4 +1,4 @@
-"""Rank processes as their supervisor holds them."""
+"""Start, signal and reap rank processes; used by the supervisor."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ KILL_SECONDS = 5.0
 
 
 class RankProcess:
-    """One rank: its process and the write end of its control pipe."""
+"""Process of one rank, and the write end of its control pipe."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], control: int) -> None:
         self.rank = number
         self.process = process
         self.code: int | None = None
-        """Exit code, or minus the signal that killed it; None while it runs."""
+"""Exit code, negative for a signal that killed the process; None while it runs."""
         self._control = control
 
     def send_command(self, command: ControlCommand) -> None:
-        """Write a command; one that ended hears nothing."""
+"""Write a command to the control pipe; do nothing if the rank has exited."""
         try:
             os.write(self._control, command.value)
         except BrokenPipeError:
             pass
 
     def signal(self, number: int) -> None:
-        """Send a signal; one that ended gets none."""
+"""Send a signal; do nothing if the rank has exited."""
         if self.code is None:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End the process at once, whatever it does."""
+"""Kill the process."""
         if self.code is None:
             self.process.kill()
             try:
                 self.code = self.process.wait(KILL_SECONDS)
             except subprocess.TimeoutExpired:
-                pass  # in an uninterruptible call; it goes when that returns
+                pass  # in an uninterruptible system call; the process exits when that returns
         os.close(self._control)
 
     def describe_exit(self) -> str:
-        """Say how an ended rank ended."""
+"""Describe how an exited rank ended."""
         subject = f"rank {self.rank} (process {self.process.pid})"
         if self.code is None or self.code >= 0:
             return f"{subject} ended with exit code {self.code} without being asked to"
@@ -61,7 +61,7 @@ class RankProcess:
 def spawn_rank(
     module: str, rank: int, config: EngineConfig, block: int, links: RankLinks | None = None
 ) -> RankProcess:
-    """Start a rank that inherits the status block's descriptor, a control pipe and what ties it to others."""
+"""Start a rank that inherits the status block, a control pipe and the links to the other ranks."""
     read, write = os.pipe()
     command = [sys.executable, "-m", module, "--rank", str(rank), "--status-fd", str(block)]
     command += ["--control-fd", str(read), "--parent", str(os.getpid())]
@@ -78,7 +78,7 @@ def spawn_rank(
 
 
 def kill_ranks(ranks: list[RankProcess]) -> None:
-    """End ranks at once; none waits for another one, whose device may hold it up."""
+"""Kill all ranks; signal all of them before waiting for any, because a device may delay an exit."""
     for rank in ranks:
         rank.signal(signal.SIGKILL)
     for rank in ranks:
@@ -86,7 +86,7 @@ def kill_ranks(ranks: list[RankProcess]) -> None:
 
 
 def reap_ranks(ranks: list[RankProcess]) -> None:
-    """Note which ranks have ended; as process 1, also collect orphans that the kernel gave to it."""
+"""Record the exit codes of ranks that have exited; as process 1, also reap orphans."""
     for rank in ranks:
         if rank.code is None:
             rank.code = rank.process.poll()
@@ -100,6 +100,6 @@ def _reap_orphans(own_pids: set[int]) -> None:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if ended is None or ended.si_pid in own_pids:  # a rank's exit code is for its Popen, at the next turn
+        if ended is None or ended.si_pid in own_pids:  # the Popen object of a rank reads its exit code at the next poll
             return
         os.waitpid(ended.si_pid, 0)

@@ -1,4 +1,4 @@
-"""What a rank counts, and its phases, on their way into the status block."""
+"""Publish rank 0's counters and phases in its status block; used by the serving loop."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ _REASONS = {int(reason): INDEX[f"finished_{reason.name}"] for reason in FinishRe
 
 
 THROUGHPUT_SECONDS = 1.0
-"""The rate of tokens is of the last time as long as this."""
+"""Period over which the throughput in tokens per second is computed."""
 
 
 class RankStatus(PhaseStatus):
-    """Counts in private memory; `publish` makes all of it visible at once."""
+"""Counts in private memory; `publish` makes all values visible at once."""
 
     def __init__(self, writer: StatusWriter) -> None:
         super().__init__(writer)
         self._rate_at, self._rate_tokens = 0.0, 0.0
 
     def enter_serving(self, endpoint: str) -> None:
-        """Start-up is over; gateways may connect to an endpoint."""
+"""Enter the serving phase and publish the endpoint for gateways."""
         self._writer.set_text(endpoint)
         self.enter_phase(Phase.SERVING)
 
     def set_memory(self, info: EngineInfoProtocol) -> None:
-        """Say what the engine's memory is for."""
+"""Record how the engine uses its memory."""
         for name in MEMORY:
             self._values[INDEX[name]] = getattr(info, name)
 
     def count_step(self, seconds: float, tokens: int) -> None:
-        """Count a step that took some seconds and gave some tokens."""
+"""Count a step by its duration and its number of output tokens."""
         values = self._values
         values[_STEPS] += 1
         values[_OUTPUT_TOKENS] += tokens
@@ -66,20 +66,20 @@ class RankStatus(PhaseStatus):
         values[_STEP_SUM] += seconds
 
     def count_first_tokens(self, waits: NDArray[np.float64]) -> None:
-        """Count requests that got their first token, by the seconds [n] since their arrival."""
+"""Count first tokens, by the seconds [n] since the requests' arrival."""
         values = self._values
         for seconds in waits.tolist():
             values[_FIRST_BUCKETS + bisect_left(FIRST_TOKEN_SECONDS, seconds)] += 1
             values[_FIRST_SUM] += seconds
 
     def count_later_tokens(self, seconds: float, requests: int) -> None:
-        """Count requests that got tokens some seconds after their last ones."""
+"""Count further tokens of `requests` requests, `seconds` after their previous tokens."""
         values = self._values
         values[_GAP_BUCKETS + bisect_left(BETWEEN_TOKENS_SECONDS, seconds)] += requests
         values[_GAP_SUM] += seconds * requests
 
     def count_finished(self, ends: Sequence[Finished], seconds: Sequence[float]) -> None:
-        """Count ends of requests, and the seconds since the arrival of each."""
+"""Count finished requests, with the seconds since each one's arrival."""
         values = self._values
         for end, duration in zip(ends, seconds, strict=True):
             values[_REQUEST_BUCKETS + bisect_left(REQUEST_SECONDS, duration)] += 1
@@ -89,7 +89,7 @@ class RankStatus(PhaseStatus):
             values[_CACHED_TOKENS] += end.cached_tokens
 
     def publish(self, load: Load, out: Outbox, integrity: int, grammars: GrammarCounts, now: float) -> None:
-        """Show everything to the supervisor, with the time of this turn of the loop."""
+"""Publish all values, with the time of this iteration of the serving loop as heartbeat."""
         counters = out.counters
         if now - self._rate_at >= THROUGHPUT_SECONDS:
             tokens = self._values[_OUTPUT_TOKENS]

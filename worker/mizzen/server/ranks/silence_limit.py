@@ -1,8 +1,8 @@
-"""For how long an engine can be silent, as far as its own steps tell.
+"""Estimate the time without output after which an engine must be hanging, from its own steps.
 
-A step that only goes on with answers takes about as long as the last one like it. A step with a prompt, one
-of a size that has not been seen, or the first ones after a start may load or compile something: of them
-nothing is said. What an engine does not know, it does not promise.
+A decode-only step takes about as long as the previous step of that size. Steps that contain prefill, steps of
+a new size and the first steps after startup may load or compile something, so no limit is given for them. The
+serving loop announces the limit to gateways.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ from __future__ import annotations
 from collections import Counter
 
 SLOWEST_FACTOR = 20.0
-"""A step that takes so many times the longest of its kind hangs."""
+"""Factor of the longest observed step beyond which a step is considered to hang."""
 MIN_STEPS = 16
-"""Before anything is said."""
+"""Minimum number of steps before a limit is given."""
 MIN_SIZE_STEPS = 2
-"""Of each size up to the present one; sizes are powers of two."""
+"""Minimum number of steps of each size up to the current one; sizes are powers of two."""
 DECAY = 0.999
-"""What is left of the longest time with every step."""
+"""Factor by which the longest duration decays per step."""
 
 
 class SilenceLimit:
-    """Watches steps; `seconds` is the time without a step after which the engine hangs."""
+"""Observes steps; `seconds` is the time without a step after which the engine is considered to hang."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """0: nothing can be said now."""
+"""Current limit; 0 if there is none."""
         self._longest = 0.0
         self._steps = 0
         self._sizes: Counter[int] = Counter()
 
     def record_step(self, seconds: float, rows: int, first_tokens: int, live: int) -> None:
-        """Note a step.
+"""Record a step.
 
         Args:
-            seconds: since the step before.
-            rows: requests that got tokens.
+seconds: Time since the previous step.
+            rows: Number of requests that got tokens.
             firsts: how many of them got their first ones.
-            live: requests in the engine, waiting ones too.
+live: Number of requests in the engine, including waiting ones.
         """
-        if first_tokens or not rows or rows < live:  # it held a prompt, or the next one may
+        if first_tokens or not rows or rows < live:  # the step contained prefill, or the next one may
             self.seconds = 0.0
             return
         size = rows.bit_length()
@@ -49,5 +49,5 @@ class SilenceLimit:
         self.seconds = SLOWEST_FACTOR * self._longest if sizes_seen and self._steps >= MIN_STEPS else 0.0
 
     def reset(self) -> None:
-        """Note that what comes next is not known."""
+"""Drop the limit because the duration of the next step is unknown."""
         self.seconds = 0.0

@@ -1,4 +1,4 @@
-"""The rank process of a simulated engine, and how its engine is made from a model folder."""
+"""Rank process of a simulated engine, and the function that builds the engine from a model folder."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from mizzen.server.simulate_config import SimulateConfig
 
 KV_CACHE_TOKENS = 1 << 18
 CONTEXT_LENGTH = 1 << 15
-"""Of folders without a config.json."""
+"""Context length of folders without a config.json."""
 START_PARTS = 10
-"""Weights come in so many parts."""
+"""Number of parts in which the simulated weights are loaded."""
 
 
 def read_model_sizes(folder: Path) -> tuple[int, int, tuple[int, ...]]:
-    """Return the vocabulary's size, the context length and the end tokens of a model folder.
+"""Return the vocabulary size, the context length and the end tokens of a model folder.
 
     Raises:
-        ModelFolderError: neither config.json nor tokenizer.json tells the size of the vocabulary.
+ModelFolderError: neither config.json nor tokenizer.json contains the vocabulary size.
     """
     model, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
     vocab = model.get("vocab_size") or _load_tokenizer(folder).get_vocab_size()
@@ -62,7 +62,7 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def build_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int, ...]) -> Script:
-    """Return what the simulated model says: the configured reply, or hashes of what came before, no end."""
+"""Return the script of the model's output: the configured reply, or endless tokens hashed from the context."""
     if config.reply:
         tokenizer = _load_tokenizer(Path(config.model))
         ids = tokenizer.encode(config.reply, add_special_tokens=False).ids
@@ -79,34 +79,34 @@ def build_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int,
 
 
 class FaultInjector:
-    """Fails a step once so many tokens were given; called with every plan, in the device's thread."""
+"""Makes a step fail after the configured number of tokens; called with every plan, in the device's thread."""
 
     def __init__(self, config: SimulateConfig) -> None:
         self._config = config
         self._tokens = 0
 
     def __call__(self, plan: StepPlan) -> float:
-        """Return no delay of its own.
+"""Return 0 as the delay of a step.
 
         Raises:
-            RuntimeError: the step is to fail.
+RuntimeError: the step is configured to fail.
         """
         config, self._tokens = self._config, self._tokens + plan.samples
         if 0 < config.die_after_tokens <= self._tokens:
             os.kill(os.getpid(), signal.SIGKILL)
         if 0 < config.fail_after_tokens <= self._tokens:
-            raise RuntimeError(f"asked to fail after {config.fail_after_tokens} tokens")
+            raise RuntimeError(f"configured to fail after {config.fail_after_tokens} tokens")
         if 0 < config.hang_after_tokens <= self._tokens:
             threading.Event().wait()
         return 0.0
 
 
 def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
-    """Make a simulated engine, in the time and with the failure that its configuration asks for.
+"""Build a simulated engine, with the configured startup time and failure.
 
     Raises:
-        RuntimeError: the start is to fail.
-        ValueError: the model folder or an option is wrong.
+        RuntimeError: the startup is configured to fail.
+        ValueError: the model folder or an option is invalid.
     """
     reporter.begin_phase("config")
     vocab_size, context_length, end_tokens = read_model_sizes(Path(config.model))
@@ -160,7 +160,7 @@ def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
 
 
 def import_simulated(links: RankLinks | None) -> EngineLoader[SimulateConfig]:
-    """Return `load_simulated`; nothing heavy is to be imported, and there is one rank alone."""
+"""Return `load_simulated`; there are no slow imports and no other ranks."""
     return load_simulated
 
 

@@ -1,4 +1,7 @@
-"""Finds the rank that holds up the others."""
+"""Detect the rank that stalls the others, from the heartbeats of all ranks.
+
+Used by the supervisor of node 0 and by `LocalRanks`.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +9,45 @@ from mizzen.server.clock_gaps import ClockGapMeter
 from mizzen.server.ranks.heartbeat import RankHeartbeat
 
 STARTUP_SECONDS = 60.0
-"""How long a rank that loads may not run: drivers and compilers hold all threads of a process."""
+"""Time for which a loading rank may not run: drivers and compilers block all threads of a process."""
 
 
 class StallDetector:
-    """Finds the rank that holds up the others, from one look to the next.
+"""Finds the rank that stalls the others, by comparing successive heartbeats.
 
-    A rank that does not run, that launches no step while others do, or whose step does not end for `seconds`
-    is at fault. While one loads, it and the others have but to run, within `START_SECONDS`. Time in which
-    nobody looks does not count.
+    A rank is at fault if it does not run for `seconds`, launches no step for `seconds` while others do, or
+    does not complete a step within `step_seconds`. While any rank loads, ranks only have to run, within
+    `STARTUP_SECONDS`. Time in which the detector itself did not run is excluded.
     """
 
     def __init__(
         self, ranks: int, seconds: float, step_seconds: float, *, own_rank: int | None = None
     ) -> None:
-        """Take the deadline of ranks, that of steps, and which rank is the process that looks, if one is."""
+"""Set the deadlines.
+
+        Args:
+            ranks: Number of ranks.
+            seconds: Deadline for running and for keeping up with other ranks.
+            step_seconds: Deadline for completing a step.
+            own_rank: Rank of this process, if it is one.
+        """
         self._seconds = seconds
         self._step_seconds = step_seconds
         self._own_rank = own_rank
-        """It runs, and what its thread is at is the program's affair."""
+"""Rank of this process: it runs, and the program decides what its thread does."""
         self._clock_gaps = ClockGapMeter()
         self._alive_at = [0.0] * ranks
-        """When they last ran, as far as can be blamed on them."""
+"""Time at which each rank last ran, moved forward by clock gaps."""
         self._lagging: list[tuple[int, float] | None] = [None] * ranks
-        """Of ranks behind others: the step they are at, and since when."""
+"""For ranks that lag behind others: their current step, and since when they have been at it."""
         self._unfinished: list[tuple[int, float] | None] = [None] * ranks
-        """Of ranks with steps in flight: the last that is complete, and since when."""
+"""For ranks with steps in flight: the last completed step, and since when it has been the last."""
 
     def find_fault(self, heartbeats: list[RankHeartbeat], now: float) -> str | None:
-        """Return what is wrong, if anything is."""
+"""Return a description of the fault of a rank; None if there is none."""
         self._exclude_gap(self._clock_gaps.measure(now), heartbeats, now)
         if any(heartbeat.serving and not heartbeat.alive for heartbeat in heartbeats):
-            return None  # some rank ends
+return None  # a rank is exiting
         all_serving = all(heartbeat.serving for heartbeat in heartbeats)
         limit = self._seconds if all_serving else max(self._seconds, STARTUP_SECONDS)
         faults = [self._check_alive(rank, heartbeat, limit, now) for rank, heartbeat in enumerate(heartbeats)]
@@ -51,7 +61,7 @@ class StallDetector:
         return next((fault for fault in faults if fault), None)
 
     def _exclude_gap(self, seconds: float, heartbeats: list[RankHeartbeat], now: float) -> None:
-        """Count so many seconds as if they had not been."""
+"""Move all recorded times forward by the length of a clock gap."""
         alive_at = [
             max(at, heartbeat.alive) for at, heartbeat in zip(self._alive_at, heartbeats, strict=True)
         ]
@@ -88,7 +98,7 @@ class StallDetector:
     def _stuck_since(
         marks: list[tuple[int, float] | None], rank: int, step: int, is_stuck: bool, now: float
     ) -> float:
-        """Return since when a rank has been at a step where it should not stay; now where it may."""
+"""Return the time since which a rank has been stuck at a step; `now` if it is not stuck."""
         entry = marks[rank]
         if not is_stuck:
             marks[rank] = None

@@ -1,0 +1,63 @@
+"""The routing table: which engines serve, and why others do not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from chat_requests import text_of
+from mizzen.wire.messages import RefusalCode
+
+
+async def test_files_that_do_not_come_are_asked_for_again(live: Any, scripted: Any) -> None:
+    engine = scripted()
+    engine.does.deaf_to_files = 1
+    gateway = await live(engine, wait=False, engine_timeout_seconds=0.5)
+    await gateway.serving(1)
+    assert engine.hellos == 1
+
+
+async def test_a_draining_engine_gets_nothing_new_and_ends_what_it_has(
+    live: Any, scripted: Any, until: Any
+) -> None:
+    old, new = scripted(), scripted()
+    old.does.step_seconds = 0.02
+    gateway = await live(old, new)
+    client = gateway.client()
+    tasks = [asyncio.create_task(text_of(client, max_tokens=1500)) for _ in range(8)]
+    new.does.tokens_a_step = 100
+    await until(lambda: len(old.requests) + len(new.requests) == 8 and old.running)
+    old.does.draining = True
+    await until(lambda: any(engine.state == "draining" for engine in gateway.gateway.table))
+    before, old.does.tokens_a_step = len(old.requests), 100
+    tasks += [asyncio.create_task(text_of(client, max_tokens=3)) for _ in range(8)]
+    assert {reason for _, reason in await asyncio.gather(*tasks)} == {"length"}
+    assert len(old.requests) == before
+
+
+async def test_unusable_engines_are_left_out(
+    live: Any, scripted: Any, until: Any, tokenizer_files: dict[str, bytes]
+) -> None:
+    nameless = {**tokenizer_files, "tokenizer_config.json": b'{"chat_template": [{"name": "default"}]}'}
+    foreign, broken, good = scripted(protocol=99), scripted({"tokenizer.json": b"{"}), scripted()
+    gateway = await live(foreign, broken, scripted(nameless), good, wait=False)
+    await until(lambda: sorted(e.state for e in gateway.gateway.table) == ["broken"] * 3 + ["serving"])
+    problems = {engine.problem for engine in gateway.gateway.table}
+    assert any("protocol 99" in problem for problem in problems), problems
+    assert any("tokenizer.json" in problem for problem in problems)
+    assert (await text_of(gateway.client(), max_tokens=2))[1] == "length"
+
+
+async def test_an_engine_is_of_another_protocol_when_it_refuses_a_gateway_for_what_it_says(
+    live: Any, scripted: Any, until: Any
+) -> None:
+    codes = (RefusalCode.INVALID, RefusalCode.QUEUE_FULL, RefusalCode.STARTING)
+    engines = [scripted() for _ in codes]
+    for engine, code in zip(engines, codes, strict=True):
+        engine.does.refuse_hello = code
+    gateway = await live(*engines, wait=False)
+    await until(lambda: all(engine.state == "broken" for engine in gateway.gateway.table))
+    assert [engine.other_protocol for engine in gateway.gateway.table] == [True, False, False]
+    engines[0].does.refuse_hello = None  # the pod has another engine now
+    await until(lambda: any(engine.serving for engine in gateway.gateway.table))
+    assert not any(engine.other_protocol for engine in gateway.gateway.table)
