@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""Helpers of the command line tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Served:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end and return exit code and standard error."""
+        """Wait for the exit; return the exit code and standard error."""
         errors = self.process.communicate(timeout=60)[1]
         return self.process.returncode, errors
 

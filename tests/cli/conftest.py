@@ -1,4 +1,4 @@
-"""`mizzen serve` of the demo model, started once for the folder."""
+"""`mizzen serve` with the demo model, started once for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def answers() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """A server that all tests share; they leave it as it is."""
+    """Server that all tests share and must leave unchanged."""
     started = Served()
     yield started
     stop(started)
@@ -30,7 +30,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Served]]:
-    """Start servers of a test's own."""
+    """Start servers for a single test."""
     started: list[Served] = []
 
     def start(*options: str) -> Served:
@@ -38,5 +38,5 @@ def serve() -> Iterator[Callable[..., Served]]:
         return started[-1]
 
     yield start
-    for one in started:
-        stop(one)
+    for server in started:
+        stop(server)

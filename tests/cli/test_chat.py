@@ -1,4 +1,4 @@
-"""`mizzen chat` on a real terminal (a pty): streaming, history, commands, Ctrl-C, the end."""
+"""`mizzen chat` on a pseudo-terminal: streaming, history, commands, Ctrl-C, exit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = ">"
 
 
 class Terminal:
-    """A program whose controlling terminal is a pty."""
+    """Program whose controlling terminal is a pseudo-terminal."""
 
     def __init__(self, *command: str) -> None:
         self._master, slave = pty.openpty()
@@ -44,7 +44,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def read_until(self, wanted: str, seconds: float = 60) -> str:
-        """Return what came up to and with `wanted`; the rest stays for the next call."""
+        """Return the output up to and including `wanted`; keep the rest for the next call."""
         deadline = time.monotonic() + seconds
         while wanted not in self._seen:
             left = deadline - time.monotonic()
@@ -60,7 +60,7 @@ class Terminal:
         return found + wanted
 
     def end(self) -> int:
-        """Wait for the end, reading what still comes."""
+        """Wait for the exit, reading the remaining output."""
         deadline = time.monotonic() + 60
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self._seen
@@ -82,20 +82,22 @@ class Terminal:
 def terminal() -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
-    def open_one(*command: str) -> Terminal:
+    def open_terminal(*command: str) -> Terminal:
         opened.append(Terminal(*command))
         return opened[-1]
 
-    yield open_one
-    for one in opened:
-        one.close()
+    yield open_terminal
+    for shell in opened:
+        shell.close()
 
 
 def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_conversation(served: Served, answers: dict[str, str], terminal: Callable[..., Terminal]) -> None:
+def test_a_conversation_on_a_terminal(
+    served: Served, answers: dict[str, str], terminal: Callable[..., Terminal]
+) -> None:
     chat = terminal(*mizzen("chat", served.url, "--temperature=0"))
     chat.read_until("Chatting with demo")
     chat.read_until(PROMPT)
@@ -112,7 +114,7 @@ def test_a_conversation(served: Served, answers: dict[str, str], terminal: Calla
     assert "/reset" in chat.read_until("stops an answer")
     chat.read_until(PROMPT)
     chat.type("/nonsense\r")
-    chat.read_until("/nonsense is no command; there are /reset, /help and /exit")
+    chat.read_until("/nonsense is not a command; the commands are /reset, /help and /exit")
     chat.read_until(PROMPT)
     chat.type("/reset\r")
     chat.read_until("The conversation is forgotten.")
@@ -150,7 +152,7 @@ def test_a_model_folder_is_served_while_the_shell_runs(
     assert chat.end() == 0
 
 
-def test_lines_from_a_pipe_are_answered_too(served: Served, answers: dict[str, str]) -> None:
+def test_lines_from_a_pipe_are_answered(served: Served, answers: dict[str, str]) -> None:
     command = mizzen("chat", served.url, "--temperature=0")
     done = subprocess.run(
         command,

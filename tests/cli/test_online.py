@@ -22,7 +22,7 @@ def online(*options: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
-def test_every_request_of_every_rate_is_answered_and_counted(served: Served) -> None:
+def test_every_request_at_every_rate_is_answered_and_counted(served: Served) -> None:
     code, lines = online(
         served.url, "--rate", "20", "60", "--requests", "12", "--input", "U(5,40)", "--output", "D(6)",
         "--vocabulary", "300", "--processes", "2", "--json",
@@ -37,7 +37,7 @@ def test_every_request_of_every_rate_is_answered_and_counted(served: Served) -> 
     assert len([line for line in lines if re.match(r" +rate \d+ ", line)]) == 2
 
 
-def test_turns_of_a_chat_find_their_prefix_in_the_cache(served: Served) -> None:
+def test_later_turns_of_a_chat_hit_the_prefix_cache(served: Served) -> None:
     code, lines = online(
         served.url, "--text", "--chat", "--rate", "50", "--requests", "6", "--turns", "3", "--think", "0.01",
         "--input", "40", "--output", "5", "--eos", "--json",
@@ -48,7 +48,7 @@ def test_turns_of_a_chat_find_their_prefix_in_the_cache(served: Served) -> None:
     assert run["cached_tokens"] > 100
 
 
-def test_errors_are_told_and_fail_the_command(served: Served) -> None:
+def test_errors_are_reported_and_fail_the_command(served: Served) -> None:
     code, lines = online(served.url, "--model", "other", "--requests", "2", "--rate", "50")
     assert code == 1
     assert "2 x status 404" in "\n".join(lines)

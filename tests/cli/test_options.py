@@ -1,4 +1,4 @@
-"""Help, completion, and what a wrong option is answered with."""
+"""Help, shell completion, and error messages for invalid options."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(*words: str, stdin: str = "") -> Any:
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "complete", "engine", "gateway"])
-def test_every_command_explains_itself(command: str) -> None:
+def test_every_command_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
     assert "Usage: " in result.output
@@ -46,7 +46,7 @@ def test_every_field_is_an_option_with_its_help(command: str, config: type) -> N
         assert setting.help in words
 
 
-def test_serve_offers_every_field_that_it_does_not_set_itself() -> None:
+def test_serve_has_an_option_for_every_field_it_does_not_set() -> None:
     shown = run("serve", "--help").output
     hidden = {
         *("model", "wire_bind", "keys", "engine_id", "revision", "termination_message", "http_host"),
@@ -82,7 +82,7 @@ def test_the_shell_completes_commands() -> None:
         ("chat_template.jinja", "{% if %}", "the default chat template, line 1"),
     ],
 )
-def test_what_the_gateway_cannot_read_is_told_at_once(
+def test_unreadable_tokenizer_files_are_reported_before_startup(
     name: str, content: str | None, reason: str, tmp_path: Path
 ) -> None:
     shutil.copytree(MODEL, tmp_path, dirs_exist_ok=True)
@@ -119,7 +119,7 @@ def test_what_the_gateway_cannot_read_is_told_at_once(
         (("chat", "nowhere"), ("nowhere", "URL", "config.json")),
     ],
 )
-def test_a_wrong_option_is_named_with_what_would_be_right(
+def test_an_invalid_option_is_reported_with_the_allowed_values(
     words: tuple[str, ...], wanted: tuple[str, ...]
 ) -> None:
     result = run(*words)
@@ -129,7 +129,7 @@ def test_a_wrong_option_is_named_with_what_would_be_right(
     assert "Traceback" not in result.output
 
 
-def test_ports_that_are_chosen_together_differ() -> None:
+def test_a_reserved_port_is_not_given_out_twice() -> None:
     with contextlib.ExitStack() as reserved:
         port = reserve_port(reserved, "127.0.0.1", 0)
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
@@ -139,7 +139,7 @@ def test_ports_that_are_chosen_together_differ() -> None:
 
 
 @pytest.mark.parametrize("option", ["--port", "--http-port", "--admin-port"])
-def test_a_port_in_use_is_named_with_the_way_out(option: str) -> None:
+def test_a_port_in_use_is_reported_with_the_option_to_change_it(option: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -151,12 +151,12 @@ def test_a_port_in_use_is_named_with_the_way_out(option: str) -> None:
     assert f"choose another with {option}," in said
 
 
-def test_nobody_at_the_url_has_an_exit_code_of_its_own() -> None:
+def test_an_unreachable_url_has_its_own_exit_code() -> None:
     for command, stdin in (("complete", ""), ("chat", "Hello\n")):
         words = [command, "http://127.0.0.1:1/v1", *(["Hello"] if command == "complete" else [])]
         result = run(*words, stdin=stdin)
         assert result.exit_code == 3
-        assert "nobody answers at http://127.0.0.1:1/v1" in result.stderr
+        assert "no server answers at http://127.0.0.1:1/v1" in result.stderr
         assert result.stdout == ""
 
 

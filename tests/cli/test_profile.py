@@ -1,4 +1,4 @@
-"""SIGUSR2 makes a served engine write a trace, and harms one that takes none."""
+"""SIGUSR2 makes a serving engine write a trace, and is ignored otherwise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def say(served: Served) -> None:
 
 
 @pytest.mark.parametrize("to", ["serve", "engine"])
-def test_a_signal_takes_a_trace(to: str, serve: Callable[..., Served], tmp_path: Path) -> None:
+def test_sigusr2_takes_a_trace(to: str, serve: Callable[..., Served], tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     served = serve(f"--profile={folder}", "--profile-steps=3")
     target = served.process if to == "serve" else served.children()["engine"]
@@ -31,20 +31,20 @@ def test_a_signal_takes_a_trace(to: str, serve: Callable[..., Served], tmp_path:
     say(served)
 
 
-def test_without_a_folder_the_signal_does_nothing(served: Served) -> None:
+def test_sigusr2_without_a_trace_folder_does_nothing(served: Served) -> None:
     served.children()["engine"].send_signal(signal.SIGUSR2)
     served.process.send_signal(signal.SIGUSR2)
     say(served)
     assert served.process.poll() is None
 
 
-def test_a_signal_while_the_model_loads_does_nothing() -> None:
+def test_sigusr2_during_loading_does_nothing() -> None:
     command = mizzen("serve", str(MODEL), "--device=cpu", "--threads=1", "--port=0", "--profile=traces")
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
     )
     assert process.stderr
-    for line in process.stderr:  # the engine's first words, or the starter's
+    for line in process.stderr:  # the first output of the engine or of `serve`
         if "mizzen: " in line or "process" in line:
             break
     process.send_signal(signal.SIGUSR2)

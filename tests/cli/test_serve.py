@@ -1,4 +1,4 @@
-"""`mizzen serve` end to end: the official client, signals, and the ends of its processes."""
+"""`mizzen serve` end to end: the official client, signals, and exits of its processes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def ask(served: Served, text: str) -> str | None:
 
 
 def keys_folder(served: Served) -> Path:
-    """Return the private folder of keys and socket, as the engine was told."""
+    """Return the private folder with keys and socket, from the engine's command line."""
     words = served.children()["engine"].cmdline()
     return Path(next(word for word in words if word.startswith("--keys=")).removeprefix("--keys="))
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    """Tell whether all of these processes end."""
+    """Return whether all of these processes exit."""
     return not psutil.wait_procs(processes, timeout=60)[1]
 
 
@@ -49,7 +49,7 @@ def test_the_official_client_gets_the_trained_answer(served: Served, answers: di
         assert ask(served, text) == answers[text]
 
 
-def test_a_stream_is_the_same_text_with_usage(served: Served, answers: dict[str, str]) -> None:
+def test_a_stream_has_the_same_text_and_ends_with_usage(served: Served, answers: dict[str, str]) -> None:
     stream = served.client().chat.completions.create(
         model="demo",
         messages=question(STORY),
@@ -64,7 +64,7 @@ def test_a_stream_is_the_same_text_with_usage(served: Served, answers: dict[str,
     assert chunks[-1].usage.completion_tokens > 200
 
 
-def test_complete_writes_the_answer_alone(served: Served, answers: dict[str, str]) -> None:
+def test_complete_writes_only_the_answer(served: Served, answers: dict[str, str]) -> None:
     command = mizzen("complete", served.url, "--temperature=0")
     done = subprocess.run(
         [*command, "What is a fence?"], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
@@ -89,7 +89,7 @@ def test_complete_continues_raw_text(served: Served, answers: dict[str, str]) ->
     assert done.stdout == f" {answers['What is a group?']}\n"
 
 
-def test_complete_passes_the_services_refusal_on(served: Served) -> None:
+def test_complete_reports_the_services_error(served: Served) -> None:
     command = mizzen("complete", served.url, "Hello", "--model=other")
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
     assert done.returncode == 1
@@ -98,7 +98,7 @@ def test_complete_passes_the_services_refusal_on(served: Served) -> None:
     assert "other" in done.stderr
 
 
-def test_complete_into_a_closed_pipe_ends_quietly(served: Served) -> None:
+def test_complete_into_a_closed_pipe_exits_quietly(served: Served) -> None:
     words = " ".join(f"'{word}'" for word in mizzen("complete", served.url, STORY, "--temperature=0"))
     done = subprocess.run(
         ["bash", "-c", f"{words} | head -c 5"], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
@@ -126,7 +126,7 @@ def test_sigterm_lets_open_streams_finish(serve: Callable[..., Served], answers:
     assert not folder.exists()
 
 
-def test_a_killed_engine_ends_serve_with_the_reason(serve: Callable[..., Served]) -> None:
+def test_a_killed_engine_stops_serve_with_the_reason(serve: Callable[..., Served]) -> None:
     served = serve()
     tree = served.tree()
     stream = served.client().chat.completions.create(
@@ -142,7 +142,7 @@ def test_a_killed_engine_ends_serve_with_the_reason(serve: Callable[..., Served]
     assert gone(tree)
 
 
-def test_a_lost_engine_holds_up_nobody(serve: Callable[..., Served]) -> None:
+def test_a_lost_engine_delays_no_client(serve: Callable[..., Served]) -> None:
     """Streams and requests without a token get an error within seconds, and the reason is said before."""
     served = serve("--tensor=2", "--kv-cache-tokens=8192")
     client, ends = served.client(), []
@@ -177,7 +177,7 @@ def test_a_lost_engine_holds_up_nobody(serve: Callable[..., Served]) -> None:
     assert last == len(lines) - 1
 
 
-def test_a_dead_rank_is_named(serve: Callable[..., Served]) -> None:
+def test_a_dead_rank_is_reported(serve: Callable[..., Served]) -> None:
     served = serve()
     tree = served.tree()
     for rank in served.children()["engine"].children():
@@ -188,7 +188,7 @@ def test_a_dead_rank_is_named(serve: Callable[..., Served]) -> None:
     assert gone(tree)
 
 
-def test_a_killed_serve_leaves_no_process(serve: Callable[..., Served]) -> None:
+def test_killing_serve_leaves_no_process(serve: Callable[..., Served]) -> None:
     served = serve()
     tree, folder = served.tree(), keys_folder(served)
     served.process.kill()
@@ -198,7 +198,7 @@ def test_a_killed_serve_leaves_no_process(serve: Callable[..., Served]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_chat_leaves_no_process(number: signal.Signals) -> None:
+def test_killing_chat_leaves_no_process(number: signal.Signals) -> None:
     command = mizzen("chat", str(MODEL), "--device=cpu", "--threads=1", "--temperature=0")
     chat = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
@@ -215,7 +215,7 @@ def test_a_killed_chat_leaves_no_process(number: signal.Signals) -> None:
     assert gone(tree)
 
 
-def test_a_second_signal_ends_at_once(serve: Callable[..., Served]) -> None:
+def test_a_second_signal_exits_immediately(serve: Callable[..., Served]) -> None:
     served = serve()
     tree = served.tree()
     stream = served.client().chat.completions.create(
@@ -242,7 +242,7 @@ def read_to_the_end(stream: openai.Stream[object]) -> None:
             pass
 
 
-def test_a_model_that_cannot_be_loaded_ends_serve_with_the_reason(tmp_path: Path) -> None:
+def test_an_unloadable_model_stops_serve_with_the_reason(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(MODEL, broken)
     config = json.loads((broken / "config.json").read_text())

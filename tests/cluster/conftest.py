@@ -16,6 +16,10 @@ from mizzen_local.cluster import Cluster
 from mizzen_local.urls import service_url
 from pod_security import RESTRICTED
 
+sys.path.insert(0, str(Path(__file__).parent))  # helper modules of this folder
+
+from local_node_kit import Space
+
 
 class LocalCluster:
     """A cluster as tests use it."""
@@ -91,3 +95,10 @@ def new_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[
     yield make
     for local in made:
         local.down()
+
+
+@pytest.fixture
+def space(cluster: Any) -> Iterator[Space]:
+    made = Space(cluster)
+    yield made
+    cluster.kubectl("delete", "namespace", made.name, "--wait=false")

@@ -120,12 +120,12 @@ def test_a_file_with_a_wrong_checksum_never_gets_its_name(
     hub: Any, fetch: Any, model: Any, fetched_files: Any, tmp_path: Path
 ) -> None:
     hub.push(model)
-    hub.promised["model-00002-of-00002.safetensors"] = "0" * 64
+    hub.advertised["model-00002-of-00002.safetensors"] = "0" * 64
     with pytest.raises(CorruptDownload, match=r"model-00002.*twice"):
         fetch(URI, endpoint=hub.api.url)
     assert "model-00002-of-00002.safetensors" not in fetched_files()
     assert not (tmp_path / "to/.mizzen.json").exists()
-    hub.promised.clear()
+    hub.advertised.clear()
     fetch(URI, endpoint=hub.api.url)
     assert (tmp_path / "to/.mizzen.json").exists()
 

@@ -1,4 +1,4 @@
-"""Tokenizers and templates that the tests of this folder share."""
+"""Tokenizers, scripted engines and gateways that the tests of this folder share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SPECIAL = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
 
 
 def byte_level_bpe(bos: bool = False) -> tokenizers.Tokenizer:
-    """Return a tokenizer of GPT-2's, Llama 3's and Qwen's kind, trained on a few lines."""
+    """Return a tokenizer like GPT-2's, Llama 3's and Qwen's, trained on a few lines."""
     built = tokenizers.Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     built.decoder = decoders.ByteLevel()
@@ -59,7 +59,7 @@ def byte_level_bpe(bos: bool = False) -> tokenizers.Tokenizer:
 
 
 def byte_fallback_bpe(strip: bool = True) -> tokenizers.Tokenizer:
-    """Return a tokenizer of Llama 2's (with `strip`) or Gemma's kind: text pieces and 256 byte tokens."""
+    """Return a tokenizer like Llama 2's (with `strip`) or Gemma's: text pieces and 256 byte tokens."""
     words = sorted({"▁" + word for line in CORPUS[:4] for word in line.split()})
     letters = sorted({letter for word in words for letter in word if ord(letter) < 0x2000} | {"▁"})
     tokens = SPECIAL + [f"<0x{value:02X}>" for value in range(256)] + letters
@@ -92,7 +92,7 @@ def metaspace() -> tokenizers.Tokenizer:
 
 
 def word_piece() -> tokenizers.Tokenizer:
-    """Return BERT's kind, whose decoder changes spaces between words."""
+    """Return a tokenizer like BERT's, whose decoder changes spaces between words."""
     built = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
     built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     built.decoder = decoders.WordPiece(cleanup=False)
@@ -112,7 +112,7 @@ BUILDERS = {
 
 @pytest.fixture
 def tokenizer(tokenizer_files: dict[str, bytes]) -> Tokenizer:
-    """Of the models that scripted engines serve."""
+    """Tokenizer of the models that scripted engines serve."""
     return Tokenizer.from_files(tokenizer_files)
 
 
@@ -143,7 +143,7 @@ def model_folder(tmp_path: Path, tokenizer_files: dict[str, bytes]) -> Path:
 
 
 def load_helpers(name: str) -> Any:
-    """Return a module of this folder; tests are no packages."""
+    """Return a module of this folder; tests are not packages."""
     path = Path(__file__).parent / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"mizzen_gateway_test_{name}", path)
     assert spec is not None
@@ -183,7 +183,7 @@ def until() -> Callable[..., Any]:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """A file with Alice's key, and Bob's, which is for the model demo alone."""
+    """File with Alice's key, and Bob's, which only allows the model demo."""
     path = tmp_path / "keys.yaml"
     path.write_text(
         f"""
@@ -200,7 +200,7 @@ keys:
 
 
 class LiveGateway:
-    """A gateway with its two servers, on this event loop and real sockets."""
+    """Gateway with its two servers, on this event loop and real sockets."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.gateway = Gateway(config)
@@ -235,7 +235,7 @@ class LiveGateway:
         await wait_until(lambda: all(server.started for server in self._servers))
 
     async def serving(self, count: int) -> None:
-        """Wait until so many engines serve."""
+        """Wait until `count` engines serve."""
         await wait_until(lambda: sum(engine.serving for engine in self.gateway.engines) == count)
 
     async def stop(self) -> None:
@@ -292,7 +292,7 @@ def simulated_url() -> Iterator[str]:
 
 @contextmanager
 def real_engine() -> Iterator[str]:
-    """Run `mizzen engine` with the demo model, and give its endpoint."""
+    """Run `mizzen engine` with the demo model, and yield its endpoint."""
     with tempfile.TemporaryDirectory(prefix="mizzen-") as folder:
         endpoint = f"ipc://{folder}/engine"
         options = {"model": DEMO, "device": "cpu", "threads": 1, "wire-bind": endpoint, "http-port": 0}
@@ -309,13 +309,13 @@ def real_engine() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def demo_engine() -> Iterator[str]:
-    """The endpoint of an engine that all tests share."""
+    """Endpoint of an engine that all tests share."""
     with real_engine() as endpoint:
         yield endpoint
 
 
 @pytest.fixture
 def second_engine() -> Iterator[str]:
-    """The endpoint of an engine of the test's own."""
+    """Endpoint of an engine for one test."""
     with real_engine() as endpoint:
         yield endpoint

@@ -1,4 +1,4 @@
-"""An engine's end of the wire, scripted: well-behaved, or hostile on demand."""
+"""Scripted engine end of the wire: well-behaved, or hostile on demand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from mizzen.wire.messages import (
 
 @dataclass(slots=True)
 class Run:
-    """A request in the engine."""
+    """Request in the engine."""
 
     peer: bytes
     message: Generate
@@ -49,11 +49,11 @@ class Run:
 
 @dataclass(slots=True)
 class Behaviour:
-    """What the engine does; changed while it runs."""
+    """Behaviour of the engine; tests change it while it runs."""
 
     reply: list[int] = field(default_factory=lambda: [10, 11, 12])
     end: int | None = None
-    """The token that ends a reply with STOP; without it, replies end with LENGTH."""
+    """Token that ends a reply with STOP; without it, replies end with LENGTH."""
     step_seconds: float = 0.002
     tokens_a_step: int = 1
     refuse: RefusalCode | None = None
@@ -61,20 +61,19 @@ class Behaviour:
     draining: bool = False
     cached_tokens: int = 0
     first_token_seconds: float = 0.125
-    """What it says of itself."""
+    """Time to the first token that it reports."""
     fault: str = ""
-    """gap, garbage, short, error, own, forget, restart, silent or mute: what goes wrong after `fault_after`
-    tokens."""
+    """Fault after `fault_after` tokens: gap, garbage, short, error, own, forget, restart, silent or mute."""
     fault_after: int = 2
     cuts: tuple[int, ...] = ()
-    """After which tokens of each answer `fault` strikes; instead of `fault_after`."""
+    """Numbers of tokens of each answer after which `fault` occurs, instead of `fault_after`."""
     stats_seconds: float = 0.1
     deaf_to_files: int = 0
-    """How many more requests for files go unanswered."""
+    """Number of further file requests that get no answer."""
 
 
 class ScriptedEngine:
-    """A ROUTER in a thread; a context manager."""
+    """Engine with a ROUTER socket in a thread; a context manager."""
 
     def __init__(self, files: dict[str, bytes], endpoint: str = "tcp://127.0.0.1:*", **welcome: Any) -> None:
         self.files = files
@@ -125,7 +124,7 @@ class ScriptedEngine:
         return len(self._runs)
 
     def kill(self) -> None:
-        """End without a word, as by SIGKILL."""
+        """Stop without a message, as by SIGKILL."""
         self._stop.set()
         self._thread.join(60)
 
@@ -252,7 +251,7 @@ class ScriptedEngine:
         )
 
     def _fail(self, run: Run) -> bool:
-        """Do what goes wrong; return whether the run gets nothing else."""
+        """Cause the fault; return whether the run gets nothing else."""
         fault, key = self.does.fault, (run.peer, run.message.rid)
         if fault == "gap":
             run.given += 1

@@ -11,7 +11,7 @@ import pytest
 from chat_requests import text_of
 
 
-async def test_suspended(live: Any, scripted: Any) -> None:
+async def test_suspended_service_answers_503(live: Any, scripted: Any) -> None:
     gateway = await live(scripted(), suspended=True)
     with pytest.raises(openai.InternalServerError, match="suspended") as error:
         await text_of(gateway.client())
@@ -19,7 +19,9 @@ async def test_suspended(live: Any, scripted: Any) -> None:
     assert error.value.response.headers["retry-after"]
 
 
-async def test_admin_api(live: Any, scripted: Any, tmp_path: Any, until: Any) -> None:
+async def test_admin_api_requires_its_token_and_reports_engines(
+    live: Any, scripted: Any, tmp_path: Any, until: Any
+) -> None:
     token = tmp_path / "admin.token"
     token.write_text("s3cret\n")
     gateway = await live(scripted(), admin_token_file=str(token))

@@ -1,4 +1,4 @@
-"""The gateway as a process: keys, signals, drain, and starts that fail."""
+"""The gateway as a process: keys, signals, drain, and failed starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ sys.exit(run(GatewayConfig(**{**options, "engine": tuple(options.get("engine", (
 
 
 class Process:
-    """A gateway process."""
+    """Gateway process."""
 
     def __init__(self, **options: Any) -> None:
         self.port, self.admin = free_ports(), free_ports()
@@ -63,7 +63,7 @@ class Process:
         return client.completions.create(model="demo", prompt=[1, 2], max_tokens=60, stream=True)
 
     def takes(self) -> bool:
-        """Whether it takes another request, which is let go at once."""
+        """Return whether it accepts another request, which is aborted at once."""
         try:
             self.stream().close()
         except openai.APIConnectionError:
@@ -103,8 +103,8 @@ def test_sigterm_lets_streams_end(scripted: Any, start: Any) -> None:
     assert gateway.process.wait(60) == 0
 
 
-def asking(port: int, asked: threading.Event) -> str:
-    """Ask over one connection until an answer says that it is the last; tell how it ended."""
+def send_until_close(port: int, answered: threading.Event) -> str:
+    """Send requests over one connection until a response announces the close; return how it ended."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.connect()
     connection.auto_open = 0  # type: ignore[assignment]
@@ -114,26 +114,26 @@ def asking(port: int, asked: threading.Event) -> str:
             response = connection.getresponse()
             response.read()
             if response.getheader("connection") == "close":
-                return "told"
-            asked.set()
+                return "closed"
+            answered.set()
             time.sleep(random.uniform(0, 0.02))
     except (OSError, http.client.HTTPException) as error:
         return f"lost a request: {error!r}"
 
 
-def test_sigterm_loses_no_request_over_a_kept_connection(scripted: Any, start: Any) -> None:
+def test_sigterm_loses_no_request_on_a_keep_alive_connection(scripted: Any, start: Any) -> None:
     gateway = start(engine=[scripted().endpoint])
     gateway.wait_ready()
-    asked = [threading.Event() for _ in range(40)]
-    with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
-        ends = [pool.submit(asking, gateway.port, one) for one in asked]
-        assert all(one.wait(60) for one in asked)
+    answered = [threading.Event() for _ in range(40)]
+    with concurrent.futures.ThreadPoolExecutor(len(answered)) as pool:
+        ends = [pool.submit(send_until_close, gateway.port, one) for one in answered]
+        assert all(one.wait(60) for one in answered)
         gateway.process.send_signal(signal.SIGTERM)
-        assert {end.result(60) for end in ends} == {"told"}
+        assert {end.result(60) for end in ends} == {"closed"}
     assert gateway.process.wait(60) == 0
 
 
-def test_a_drain_that_takes_too_long_ends_streams_with_an_error(scripted: Any, start: Any) -> None:
+def test_drain_timeout_ends_streams_with_an_error(scripted: Any, start: Any) -> None:
     engine = scripted()
     engine.does.step_seconds = 0.5
     gateway = start(engine=[engine.endpoint], drain_timeout_seconds=0.5)
@@ -146,7 +146,7 @@ def test_a_drain_that_takes_too_long_ends_streams_with_an_error(scripted: Any, s
     assert gateway.process.wait(60) == 0
 
 
-def test_a_second_signal_ends_it_whatever_clients_do(start: Any) -> None:
+def test_second_signal_ends_the_process_despite_slow_clients(start: Any) -> None:
     gateway = start(engine=["tcp://127.0.0.1:1"], drain_timeout_seconds=60)
     gateway.wait_ready()
     with socket.create_connection(("127.0.0.1", gateway.port)) as client:
@@ -162,7 +162,7 @@ def test_a_second_signal_ends_it_whatever_clients_do(start: Any) -> None:
         assert gateway.process.wait(60) == 0
 
 
-def test_starts_that_fail_say_why(start: Any, tmp_path: Path) -> None:
+def test_failed_start_reports_its_reason(start: Any, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -180,8 +180,8 @@ def test_starts_that_fail_say_why(start: Any, tmp_path: Path) -> None:
         assert part in text
 
 
-def test_keys(start: Any, tmp_path: Path, model_folder: Path) -> None:
-    """Over CURVE, with the engine's own server half; a gateway with other keys gets nowhere."""
+def test_engine_connections_use_the_configured_keys(start: Any, tmp_path: Path, model_folder: Path) -> None:
+    """Over CURVE, with the engine's own server half; a gateway with other keys cannot connect."""
     from mizzen.wire.messages import Welcome
     from mizzen.wire.server.engine_server import WireServer
 
@@ -205,10 +205,10 @@ def test_keys(start: Any, tmp_path: Path, model_folder: Path) -> None:
     server.close()
 
 
-def test_it_is_ready_while_all_engines_are_of_another_release(
+def test_gateway_is_ready_while_all_engines_have_another_protocol(
     scripted: Any, start: Any, tmp_path: Path
 ) -> None:
-    """As in an upgrade that changes the protocol: requests wait for engines of its own, and are refused."""
+    """As in an upgrade that changes the protocol: requests wait for compatible engines, and are refused."""
     (tmp_path / "token").write_text("s3cret")
     engines = [scripted(protocol=PROTOCOL + 1).endpoint, f"tcp://127.0.0.1:{free_ports()}"]
     gateway = start(

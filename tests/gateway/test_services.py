@@ -1,4 +1,4 @@
-"""Several services behind one gateway: names, 404, suspension, changes, and keys of their own."""
+"""Several services behind one gateway: names, 404, suspension, changes, and separate keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def entry(name: str, *engines: Any, models: tuple[str, ...] = (), **fields: Any)
 
 @pytest.fixture
 def shared(live: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Starts a gateway for the services of a file, and returns both."""
+    """Start a gateway for the services of a file, and return both."""
 
     async def start(*services: dict[str, Any], serving: int, **options: Any) -> tuple[Any, Path]:
         path = tmp_path / "services.json"
@@ -56,7 +56,7 @@ async def ask(gateway: Any, model: str, key: str = "none") -> int:
     return answer.usage.completion_tokens
 
 
-async def test_requests_go_by_their_model(shared: Any, scripted: Any) -> None:
+async def test_requests_are_routed_by_model_name(shared: Any, scripted: Any) -> None:
     one, two = scripted(model="one"), scripted(model="two", context_length=512)
     gateway, _ = await shared(entry("one", one, models=("one", "uno")), entry("two", two), serving=2)
     for model in ("one", "uno", "two", "one"):
@@ -77,7 +77,7 @@ async def test_requests_go_by_their_model(shared: Any, scripted: Any) -> None:
         await gateway.client().models.retrieve("three")
 
 
-async def test_a_name_that_two_claim_is_the_first_ones(
+async def test_model_name_claimed_twice_belongs_to_the_first_service(
     shared: Any, scripted: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = scripted(), scripted()
@@ -90,7 +90,7 @@ async def test_a_name_that_two_claim_is_the_first_ones(
     assert "belongs to another service" in caplog.text
 
 
-async def test_a_suspended_service_answers_503_for_its_models_alone(shared: Any, scripted: Any) -> None:
+async def test_suspended_service_answers_503_only_for_its_models(shared: Any, scripted: Any) -> None:
     one, two = scripted(), scripted()
     gateway, path = await shared(entry("one", one), entry("two", two, suspended=True), serving=2)
     assert await ask(gateway, "one") == 2
@@ -117,7 +117,7 @@ async def eventually(check: Callable[[], Any], wanted: bool = True) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_services_come_and_go_and_streams_end_first(shared: Any, scripted: Any, until: Any) -> None:
+async def test_removed_service_finishes_its_streams(shared: Any, scripted: Any, until: Any) -> None:
     one, two = scripted(), scripted()
     one.does.step_seconds = 0.05
     gateway, path = await shared(entry("one", one), serving=1)
@@ -135,7 +135,7 @@ async def test_services_come_and_go_and_streams_end_first(shared: Any, scripted:
     assert await answers(gateway, "two")  # what cannot be read changes nothing
 
 
-async def test_a_service_without_engines_waits_for_its_own(shared: Any, scripted: Any) -> None:
+async def test_service_without_engines_does_not_use_those_of_others(shared: Any, scripted: Any) -> None:
     one = scripted()
     gateway, _ = await shared(entry("one", one), entry("two"), serving=1, queue_timeout_seconds=0.3)
     assert await ask(gateway, "one") == 2
@@ -144,7 +144,7 @@ async def test_a_service_without_engines_waits_for_its_own(shared: Any, scripted
     assert (refused.value.status_code, refused.value.code) == (503, "no_engine")
 
 
-async def test_each_service_has_a_queue_of_its_own(shared: Any, scripted: Any, until: Any) -> None:
+async def test_each_service_has_its_own_queue(shared: Any, scripted: Any, until: Any) -> None:
     busy, free = scripted(), scripted()
     busy.does.step_seconds = 0.05
     gateway, _ = await shared(
@@ -170,7 +170,7 @@ async def test_each_service_has_a_queue_of_its_own(shared: Any, scripted: Any, u
     await asyncio.gather(*held, return_exceptions=True)
 
 
-async def test_the_admin_api_tells_services_apart(shared: Any, scripted: Any, tmp_path: Path) -> None:
+async def test_admin_api_separates_services(shared: Any, scripted: Any, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t0ken")
     one, two = scripted(), scripted()
     gateway, _ = await shared(
@@ -196,7 +196,7 @@ async def test_the_admin_api_tells_services_apart(shared: Any, scripted: Any, tm
         ('{"services": [{"name": "a"}, {"name": "a"}]}', "two services are named a"),
     ],
 )
-def test_a_bad_list_is_named(content: str, message: str) -> None:
+def test_invalid_service_list_is_reported(content: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         parse_services(content.encode(), "services.json")
     assert "services.json" in str(error.value)
@@ -210,7 +210,7 @@ def test_a_bad_list_is_named(content: str, message: str) -> None:
         ({"services_file": "b", "engine": ("ipc://x",)}, "each says so in --services-file"),
     ],
 )
-def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
+def test_incompatible_options_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GatewayConfig(**options)
 
@@ -219,7 +219,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
 
 
 class Keys:
-    """One gateway's pair, and a pair of each of two services' engines."""
+    """Key pairs of a gateway, and of the engines of two services."""
 
     def __init__(self, folder: Path) -> None:
         self.gateway_public, gateway_secret = zmq.curve_keypair()
@@ -229,7 +229,7 @@ class Keys:
         self.folder = folder
 
     def server(self, name: str) -> tuple[WireServer, str]:
-        """An engine's end of the wire with keys of its own, and its public key."""
+        """Return an engine's end of the wire with keys of its own, and its public key."""
         public, secret = zmq.curve_keypair()
         welcome = Welcome(PROTOCOL, name, "i", "r", name, "h", {}, 128, 512, (), 16, 4, False)
         keys = WireKeys(public, secret, self.gateway_public)
@@ -257,7 +257,7 @@ def pumped(*servers: WireServer) -> Iterator[None]:
             server.close()
 
 
-async def test_each_services_engines_have_keys_of_their_own(shared: Any, tmp_path: Path, until: Any) -> None:
+async def test_each_service_has_its_own_engine_keys(shared: Any, tmp_path: Path, until: Any) -> None:
     keys = Keys(tmp_path / "keys")
     one, one_key = keys.server("one")
     two, two_key = keys.server("two")
@@ -282,7 +282,7 @@ async def test_each_services_engines_have_keys_of_their_own(shared: Any, tmp_pat
 
 
 class Api:
-    """Lists of pods and ConfigMaps, and watches that send what is put into `events`."""
+    """Lists of pods and ConfigMaps, and watches that send the events put into `events`."""
 
     def __init__(self) -> None:
         self.lists: dict[str, list[dict[str, Any]]] = {"pods": [], "configmaps": []}
@@ -318,7 +318,7 @@ def config_map(*services: dict[str, Any]) -> dict[str, Any]:
 
 
 class Recorded:
-    """What discovery reports."""
+    """Reports of discovery."""
 
     def __init__(self) -> None:
         self.services: list[str] = []
@@ -331,12 +331,12 @@ class Recorded:
         self.engines = engines
 
 
-async def test_a_shared_gateway_watches_one_config_map_and_its_services_pods(
+async def test_shared_gateway_watches_its_config_map_and_pods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
     api = Api()
     api.lists["configmaps"] = [config_map({"name": "one", "models": ["one"]})]
-    api.lists["pods"] = [pod("one-0", "one"), pod("stranger", "")]
+    api.lists["pods"] = [pod("one-0", "one"), pod("unlabelled", "")]
     app = web.Application()
     for name in api.lists:
         app.router.add_get(f"/api/v1/namespaces/here/{name}", api.handle)

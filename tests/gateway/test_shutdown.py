@@ -1,4 +1,4 @@
-"""What clients are told of answers that a gateway cannot end before it goes."""
+"""Errors of answers that a gateway cannot finish before it shuts down."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BODY = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 500}
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("path", ["completions", "chat/completions", "embeddings"])
-async def test_a_whole_answer_that_breaks_off_is_503_and_may_be_asked_for_again(
+async def test_interrupted_unary_answer_is_a_retryable_503(
     live: Any, scripted: Any, until: Any, path: str, begun: bool
 ) -> None:
     engine = scripted()
@@ -28,11 +28,11 @@ async def test_a_whole_answer_that_breaks_off_is_503_and_may_be_asked_for_again(
         engine._embed = lambda peer, message: engine.requests.append(message)
         body = {"model": "demo", "input": "hi"}
     async with httpx.AsyncClient(timeout=60) as http:
-        asked = asyncio.create_task(http.post(f"{gateway.url}/v1/{path}", json=body))
+        pending = asyncio.create_task(http.post(f"{gateway.url}/v1/{path}", json=body))
         await until(lambda: engine.requests)
         await asyncio.sleep(0.1)
         await gateway.gateway.close()
-        answer = await asked
+        answer = await pending
     error = answer.json()["error"]
     assert answer.status_code == 503, error
     assert "the gateway is shutting down" in error["message"]
@@ -40,16 +40,18 @@ async def test_a_whole_answer_that_breaks_off_is_503_and_may_be_asked_for_again(
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_a_stream_that_breaks_off_says_why_and_what_to_do(live: Any, scripted: Any, until: Any) -> None:
+async def test_interrupted_stream_ends_with_an_error_and_advice(live: Any, scripted: Any, until: Any) -> None:
     engine = scripted()
     engine.does.fault, engine.does.fault_after = "mute", 2
     gateway = await live(engine)
     async with httpx.AsyncClient(timeout=60) as http:
-        asked = asyncio.create_task(http.post(f"{gateway.url}/v1/completions", json={**BODY, "stream": True}))
+        pending = asyncio.create_task(
+            http.post(f"{gateway.url}/v1/completions", json={**BODY, "stream": True})
+        )
         await until(lambda: engine.requests and next(iter(gateway.gateway.engines)).requests)
         await asyncio.sleep(0.1)
         await gateway.gateway.close()
-        answer = await asked
+        answer = await pending
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
     assert "[DONE]" not in events
     assert json.loads(events[-1])["error"] == {

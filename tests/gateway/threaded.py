@@ -1,4 +1,4 @@
-"""A gateway with a simulated engine on a loop of its own, for clients that block."""
+"""Gateway with a simulated engine on a loop of its own, for blocking clients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mizzen.server.simulate_config import SimulateConfig
 
 MODEL = Path(__file__).parents[2] / "models/demo"
 CONTEXT = 96
-"""Short, so that requests without a limit end soon."""
+"""Context length in tokens; short, so that requests without a limit end soon."""
 
 
 @contextmanager
 def simulated_gateway(start: Any) -> Iterator[Any]:
-    """Run what `start(endpoint)` returns, a gateway that has started, until the end of the context."""
+    """Run the gateway that `start(endpoint)` returns until the end of the context."""
     config = SimulateConfig(
         model=str(MODEL),
         wire_bind="tcp://127.0.0.1:*",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from live_service import asked, none_ends
+from live_service import api_requests, none_ends
 from mizzen_operator.autoscaling.autoscaler import PERIOD_SECONDS
 
 TO_ZERO = {"minReplicas": 0, "maxReplicas": 3, "idleSecondsToZero": 5, "scaleDownStabilizationSeconds": 0}
@@ -122,7 +122,7 @@ def test_a_steady_load_asks_nothing_of_the_api_server(
     demo.eventually(lambda: demo.condition("ScalingActive") == ("True", "Autoscaling"), 60)
 
     def requests() -> object:
-        return asked(operators.http(operators.leader(), "/metrics"))
+        return api_requests(operators.http(operators.leader(), "/metrics"))
 
     def quiet() -> bool:
         before = requests()

@@ -343,7 +343,7 @@ def test_who_takes_over_waits_for_nothing_that_has_gone_meanwhile(
             asked.append(ref.kind)
             return ObjectList({**there.objects, **gone.objects}, there.version)
 
-        monkeypatch.setattr(follower.kube, "versions", first_with_one_more)
+        monkeypatch.setattr(follower.kube, "list_versions", first_with_one_more)
         async with asyncio.timeout(SECONDS):
             await follower.catch_up()
         assert asked == ["Pod"]

@@ -37,8 +37,8 @@ async def test_only_what_fails_quickly_is_sent_again_in_a_look(
         sent.append(verb)
         return 500, data
 
-    monkeypatch.setattr(kube, "PAUSES_SECONDS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(kube, "QUICK_SECONDS", quick_seconds)
+    monkeypatch.setattr(kube, "RETRY_DELAYS_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(kube, "MAX_RETRIED_SECONDS", quick_seconds)
     monkeypatch.setattr(KubeClient, "_send", send)
     client = KubeClient(Configuration(), Metrics())
     with pytest.raises(KubeError):

@@ -140,7 +140,7 @@ class TestLive:
         port.mounts(gateway, "after")
         port.api.delete("Secret", port.namespace, "after")
         port.mounts(gateway)
-        words = f"every request is 401, for no Secret has the label {LABEL}={gateway}"
+        words = f"every request gets 401 because no Secret has the label {LABEL}={gateway}"
         port.eventually(lambda: words in port.condition("demo", "GatewayReady")["message"], 90)
         arguments = port.deployment(gateway)["spec"]["template"]["spec"]["containers"][0]["args"]
         assert "--api-keys-file" in arguments  # closed, not open

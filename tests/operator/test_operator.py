@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from live_service import Service, asked, none_ends
+from live_service import Service, api_requests, none_ends
 from marks import CONTROL_PLANE
 from mizzen_operator.pods.group import BACKOFF_BASE_SECONDS
 from mizzen_operator.resources.metadata import CONTAINER_SECURITY, POD_SECURITY
@@ -559,7 +559,7 @@ def test_idle_means_no_write_and_kopf_leaves_no_trace(
     assert writes(api)["APPLY", "inferenceservices/status"] > 0
 
     def requests() -> tuple[object, object]:
-        return writes(api), asked(operators.http(operators.leader(), "/metrics"))
+        return writes(api), api_requests(operators.http(operators.leader(), "/metrics"))
 
     def idle() -> bool:
         before = requests()

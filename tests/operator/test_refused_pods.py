@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from live_service import ENGINES, Service, asked
+from live_service import ENGINES, Service, api_requests
 from marks import CONTROL_PLANE
 from mizzen_local.controlplane import ControlPlane
 from webhooks import BOUND_SECONDS, failing, hanging, is_asked, is_refused
@@ -83,7 +83,7 @@ def test_what_is_refused_is_not_tried_again_with_every_event(
     live_service: Callable[..., Service], api: Any, operators: Any, namespace: str
 ) -> None:
     def refused() -> float:
-        asks = asked(operators.http(operators.leader(), "/metrics"))
+        asks = api_requests(operators.http(operators.leader(), "/metrics"))
         return asks.get(("POST", "Pod", "403"), 0.0)
 
     limit_pods(api, namespace, 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from live_service import Service, asked
+from live_service import Service, api_requests
 from marks import CONTROL_PLANE
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
@@ -127,7 +127,7 @@ def test_the_api_server_is_asked_once_a_revision(
     live_service: Callable[..., Service], operators: Any
 ) -> None:
     def posts() -> float:
-        found = asked(operators.http(operators.leader(), "/metrics"))
+        found = api_requests(operators.http(operators.leader(), "/metrics"))
         return sum(times for (verb, kind, _), times in found.items() if (verb, kind) == ("POST", "Pod"))
 
     first = posts()

@@ -329,7 +329,7 @@ def _service(wish: str) -> Any:
         name: str = "demo"
         namespace: str = "llm"
         uid: str = "u"
-        shared: bool = False
+        shares_gateway: bool = False
         status: Mapping[str, Any] = field(default_factory=lambda: {"replicas": 0})
         rotate_keys: str = wish
 

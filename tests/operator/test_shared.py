@@ -235,5 +235,5 @@ def test_dedicated_services_beside_them_keep_their_own(harbour: Harbour) -> None
 
 def test_the_mode_stays(harbour: Harbour) -> None:
     harbour.create("first")
-    with pytest.raises(Exception, match=r"spec\.gateway\.mode cannot change"):
+    with pytest.raises(Exception, match=r"spec\.gateway\.mode is immutable"):
         harbour.patch("first", gateway={"mode": "Dedicated"})

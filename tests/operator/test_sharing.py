@@ -35,7 +35,7 @@ def service(name: str, created: str = "2026-01-01T00:00:00Z", **fields: Any) -> 
             "lifecycle": Lifecycle(60, 60),
             "suspend": False,
             "status": {},
-            "shared": True,
+            "shares_gateway": True,
             "created": created,
             **fields,
         }

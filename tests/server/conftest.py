@@ -59,7 +59,7 @@ class EngineProcess:
             time.sleep(0.02)
 
     def ready(self) -> str:
-        """Wait until it serves; return its endpoint."""
+        """Wait until the engine serves; return its endpoint."""
         self.until(lambda: self.get("/readyz")[0] == 200)
         return self.get("/readyz")[1]["wire"]
 
@@ -79,7 +79,7 @@ class EngineProcess:
         return [json.loads(line) for line in self._log if line.startswith("{")]
 
     def metrics(self) -> dict[tuple[str, ...], float]:
-        """Samples by name and the values of labels other than the model's."""
+        """Return the samples by name and label values, without the model's label."""
         samples = {}
         for family in text_string_to_metric_families(self.get("/metrics")[1]):
             for sample in family.samples:
@@ -103,7 +103,7 @@ class EngineProcess:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder as a simulated engine needs it."""
+    """Model folder with the files that a simulated engine needs."""
     folder = tmp_path / "tiny-model"
     folder.mkdir()
     config = {"vocab_size": 1000, "max_position_embeddings": 2048, "eos_token_id": 2}
@@ -129,7 +129,7 @@ def start_engine(tmp_path: Path, model: Path) -> Iterator[Callable[..., EnginePr
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[str], Gateway]]:
-    """Connect a gateway to an endpoint; it has not read its Welcome yet."""
+    """Connect a gateway to an endpoint; its Welcome message is still unread."""
     gateways: list[Gateway] = []
 
     def make(endpoint: str) -> Gateway:

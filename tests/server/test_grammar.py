@@ -1,4 +1,4 @@
-"""Grammars over the wire: refusals before the first token, metrics, and requests that go on elsewhere."""
+"""Grammars over the wire: rejections before the first token, metrics, and resumed requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load(config: EngineConfig, startup: StartupReporter) -> EngineProtocol:
 
 
 class Served:
-    """The demo model behind a socket, in a thread of this process."""
+    """Engine with the demo model in a thread of this process, reachable over a socket."""
 
     def __init__(self, folder: Path) -> None:
         self.block = create_status_blocks(1)
@@ -74,7 +74,7 @@ def text(tokens: list[int]) -> str:
     return Tokenizer.load(DEMO).decode(tokens)
 
 
-def test_an_answer_conforms_and_goes_on_where_it_was_cut(gateway: Any, served: Served) -> None:
+def test_an_answer_matches_its_schema_and_resumes_after_a_cut(gateway: Any, served: Served) -> None:
     asked = {"temperature": 1.0, "seed": 5, "max_tokens": 60, "grammar": ("json_schema", json.dumps(SCHEMA))}
     prompt = list(range(20, 40))
     gateway.generate(1, prompt, **asked)
@@ -84,7 +84,7 @@ def test_an_answer_conforms_and_goes_on_where_it_was_cut(gateway: Any, served: S
     assert set(json.loads(text(whole[:-1]))) == {"name", "size"}
     known = whole[: len(whole) // 2]
     gateway.generate(3, [*prompt, *known], generated=len(known), **asked)
-    gateway.tokens[3] = list(known)  # its numbers go on behind what is known
+    gateway.tokens[3] = list(known)  # new tokens are numbered after the known ones
     gateway.until(lambda: 3 in gateway.ends, 60)
     assert gateway.tokens[3] == whole
     gateway.until(lambda: served.reader.read()["grammar_hits"] >= 1)
@@ -98,20 +98,24 @@ def test_an_answer_conforms_and_goes_on_where_it_was_cut(gateway: Any, served: S
     ("kind", "written", "part"),
     [
         ("json_schema", '{"not": {}}', '"not" at /'),
-        ("json_schema", "{", "no JSON"),
+        ("json_schema", "{", "not JSON"),
         ("regex", "(a", "parenthesis"),
         ("ebnf", "root ::= x", '"x"'),
         ("structural_tag", "{}", "structural_tag"),
         ("poem", "", "grammar must be one of"),
     ],
 )
-def test_a_wrong_grammar_is_refused_with_its_field(gateway: Any, kind: str, written: str, part: str) -> None:
+def test_an_invalid_grammar_is_rejected_with_its_field(
+    gateway: Any, kind: str, written: str, part: str
+) -> None:
     gateway.generate(9, [5, 6, 7], max_tokens=4, grammar=(kind, written))
     refused = gateway.expect(Refused, 120)
     assert (refused.rid, refused.code) == (9, RefusalCode.INVALID)
     assert refused.message.startswith("grammar")
     assert part in refused.message
     assert not gateway.tokens[9]
-    gateway.generate(9, [5, 6, 7], max_tokens=4, grammar=("regex", "[ab]{2}"))  # the handle is free again
+    gateway.generate(
+        9, [5, 6, 7], max_tokens=4, grammar=("regex", "[ab]{2}")
+    )  # the request id can be used again
     gateway.until(lambda: 9 in gateway.ends, 60)
     assert re.fullmatch("[ab]{2}", text(gateway.tokens[9][:-1]))

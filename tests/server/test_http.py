@@ -1,4 +1,4 @@
-"""The supervisor's HTTP server itself."""
+"""HTTP server of the supervisor."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_a_restarted_engine_binds_the_port_that_its_predecessor_served() -> None
         ("fd00::2", "fd00::1", False),
     ],
 )
-def test_who_is_in_the_engines_pod(client: str, server: str, here: bool) -> None:
+def test_only_connections_from_the_same_pod_are_local(client: str, server: str, here: bool) -> None:
     assert http.is_local_client(client, server) is here
 
 
-def test_a_drain_is_refused_to_others() -> None:
-    """It cannot be undone, and nothing else on this port changes anything."""
+def test_a_drain_from_outside_the_pod_is_rejected() -> None:
+    """A drain cannot be undone, and it is the only request on this port that changes anything."""
     server = serve(0)
     url = f"http://127.0.0.1:{server.server_port}/drain"
     with (

@@ -1,4 +1,4 @@
-"""A gateway's link and a simulated engine: log probabilities, embeddings and resumed requests end to end."""
+"""A gateway's link to a simulated engine: log probabilities, embeddings and resumed requests end to end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def read(stream: EngineStream) -> tuple[list[int], list[TokenLogprobs], An
         while True:
             more, finish = await stream.next()
             if more and not tokens and stream.prompt_logprobs is not None:
-                stream.prompt_logprobs.append(MARK)  # nothing may come behind the first token
+                stream.prompt_logprobs.append(MARK)  # no prompt logprobs may follow the first token
             tokens += more
             logprobs += stream.drain_logprobs()
             assert not stream.drain_logprobs()
@@ -76,7 +76,7 @@ async def read(stream: EngineStream) -> tuple[list[int], list[TokenLogprobs], An
                 return tokens, logprobs, finish
 
 
-async def test_logprobs_come_with_their_tokens(model: Path) -> None:
+async def test_logprobs_arrive_with_their_tokens(model: Path) -> None:
     async with linked(model, prefill_chunk_tokens=8, kv_cache_tokens=512, page_size=4) as (link, _):
         prompts = [[(7 * i + j) % 900 + 3 for j in range(5 + 9 * i)] for i in range(8)]
         asked = [
@@ -102,7 +102,7 @@ async def test_logprobs_come_with_their_tokens(model: Path) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-async def test_embeddings(model: Path, pooling: str) -> None:
+async def test_embeddings_equal_the_pooled_hidden_states(model: Path, pooling: str) -> None:
     async with linked(model, prefill_chunk_tokens=8, kv_cache_tokens=512, page_size=4) as (link, engine):
         prompts = [[(7 * i + j) % 900 + 3 for j in range(1 + 6 * i)] for i in range(12)]
         async with asyncio.timeout(WAIT):
@@ -125,7 +125,7 @@ async def test_embeddings(model: Path, pooling: str) -> None:
         assert engine.status["integrity"] == 0
 
 
-async def test_what_an_engine_refuses(model: Path) -> None:
+async def test_invalid_requests_are_refused_with_a_message(model: Path) -> None:
     async with linked(model) as (link, _):
         for wrong, message in (
             (Sampling(logprobs=21), "logprobs must be between 0 and 20"),
@@ -155,7 +155,7 @@ async def test_what_an_engine_refuses(model: Path) -> None:
         assert link.open_streams == 0
 
 
-async def test_an_embedding_that_nobody_waits_for_is_aborted(model: Path) -> None:
+async def test_a_cancelled_embedding_is_aborted(model: Path) -> None:
     async with linked(model, max_running_requests=1, step_milliseconds=20.0) as (link, _):
         busy = link.generate(packed([5, 6, 7]), Sampling(max_tokens=2000))
         await busy.next()
@@ -171,7 +171,7 @@ async def test_an_embedding_that_nobody_waits_for_is_aborted(model: Path) -> Non
             await waiting[1]
 
 
-async def test_an_embedding_ends_with_its_engine(model: Path) -> None:
+async def test_an_embedding_fails_when_its_engine_stops(model: Path) -> None:
     async with linked(model, max_running_requests=1, step_milliseconds=20.0) as (link, engine):
         busy = link.generate(packed([5, 6, 7]), Sampling(max_tokens=2000))
         await busy.next()
@@ -184,7 +184,7 @@ async def test_an_embedding_ends_with_its_engine(model: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 7, 19])
-async def test_another_engine_gives_the_rest(model: Path, cut: int) -> None:
+async def test_another_engine_continues_a_cut_stream(model: Path, cut: int) -> None:
     prompt = list(range(20, 50))
     wish = Sampling(temperature=0.7, seed=9, max_tokens=20, logprobs=1, min_tokens=4)
     async with linked(model) as (link, _):
@@ -202,7 +202,7 @@ async def test_another_engine_gives_the_rest(model: Path, cut: int) -> None:
     assert end.output_tokens == rest_end.output_tokens
 
 
-async def test_a_scripted_reply_goes_on_where_it_was() -> None:
+async def test_a_scripted_reply_resumes_where_it_was_cut() -> None:
     async with linked(DEMO, reply="one two three four five six") as (link, _):
         tokens, _, _ = await read(link.generate(packed([5, 6, 7]), Sampling()))
         cut = len(tokens) // 2

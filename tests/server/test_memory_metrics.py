@@ -1,4 +1,4 @@
-"""What an engine's memory is for gets from its rank to the metrics."""
+"""Memory usage by purpose, from the rank to the metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mizzen.server.ranks.rank_status import RankStatus
 from mizzen.server.status_block import StatusReader, StatusWriter, create_status_blocks
 
 
-def test_memory_is_told_by_what_it_is_for() -> None:
+def test_memory_usage_reaches_the_metrics_by_purpose() -> None:
     info = EngineInfo(
         context_length=8,
         vocab_size=8,

@@ -1,4 +1,4 @@
-"""A group of several nodes: it serves as one, and ends whole when any of it is gone, stopped or wrong."""
+"""A group of several nodes serves as one engine, and exits as a whole if any part of it fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEADER, OTHER = "127.0.0.2", "127.0.0.3"
 
 
 class Node(EngineProcess):
-    """`mizzen engine` as the only process of a pod."""
+    """`mizzen engine` as the main process of a pod."""
 
     def __init__(self, folder: Path, address: str, options: dict[str, Any]) -> None:
         folder.mkdir()
@@ -33,13 +33,13 @@ class Node(EngineProcess):
         return found
 
     def ended(self) -> tuple[int, str]:
-        """Exit code and termination message."""
+        """Wait for the exit; return the exit code and the termination message."""
         code = self.process.wait(SECONDS)
         return code, self.message.read_text().strip() if self.message.exists() else ""
 
 
 class Pair:
-    """Makes the two nodes of a group."""
+    """Starts the two nodes of a group."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_ports(LEADER, 3)
@@ -54,7 +54,7 @@ class Pair:
         return self.made[-1]
 
     def both(self, **options: Any) -> tuple[Node, Node]:
-        """Start both and wait until they serve."""
+        """Start both nodes and wait until they serve."""
         leader, other = self.node(0, **options), self.node(1, **options)
         leader.until(leader.serves)
         other.until(other.serves)
@@ -69,10 +69,10 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         node.close()
 
 
-def test_a_group_serves_as_one_rank_would_and_drains_as_one(
+def test_a_group_serves_the_tokens_of_a_single_rank_and_drains_as_a_whole(
     pair: Pair, connect: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    """Greedy tokens are those of a single rank; the other node, asked to end, has node 0 drain."""
+    """Greedy tokens equal those of a single rank; SIGTERM on node 1 makes node 0 drain."""
     alone = Node(tmp_path / "alone", LEADER, {"tensor": 1, "nodes": 1})
     try:
         said: list[list[int]] = []
@@ -90,7 +90,7 @@ def test_a_group_serves_as_one_rank_would_and_drains_as_one(
         gateway.until(lambda: len(gateway.tokens[9]) > 5, SECONDS)
         other.process.send_signal(signal.SIGTERM)
         gateway.until(lambda: 9 in gateway.ends, SECONDS)
-        assert len(gateway.tokens[9]) == 200, "what ran was drained"
+        assert len(gateway.tokens[9]) == 200, "the running request was drained"
         assert (leader.ended(), other.ended()) == ((0, ""), (0, ""))
     finally:
         alone.close()
@@ -106,7 +106,7 @@ def test_a_group_serves_as_one_rank_would_and_drains_as_one(
         ("node 0", signal.SIGSTOP, None, "leader_lost: node 0 at tcp://127.0.0.2:"),
     ],
 )
-def test_any_loss_ends_the_whole_group_with_the_reason(
+def test_any_loss_stops_the_whole_group_with_the_reason(
     victim: str,
     number: signal.Signals,
     leads: str | None,
@@ -128,18 +128,18 @@ def test_any_loss_ends_the_whole_group_with_the_reason(
             assert code == 1
             assert words.startswith(told), words
     if number == signal.SIGSTOP and what != "rank of":
-        node.process.send_signal(signal.SIGCONT)  # it, too, learns what has become of the others
+        node.process.send_signal(signal.SIGCONT)  # it also learns that the group has failed
     for each in nodes:
         assert each.process.wait(SECONDS) != 0
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
-def test_a_taken_port_of_a_group_is_named_with_its_option(offset: int, pair: Pair) -> None:
+def test_a_group_port_in_use_is_reported_with_its_option(offset: int, pair: Pair) -> None:
     with socket.create_server((LEADER, pair.port + offset)):
         leader = pair.node(0)
         if offset:
-            pair.node(1)  # without it, nothing begins
+            pair.node(1)  # without it the group does not start
         code, words = leader.ended()
     assert code == 1
     assert f"{LEADER}:{pair.port + offset}" in words

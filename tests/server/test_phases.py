@@ -1,4 +1,4 @@
-"""How far a start is: from whoever loads, over shared memory, to `/readyz`, the logs and the user."""
+"""Startup progress from the loader over shared memory to `/readyz`, the logs and the user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def block() -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_the_least_far_rank_tells_how_much_of_a_phase_is_done(
+def test_the_progress_of_a_phase_is_that_of_the_slowest_rank(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(phases, "PROGRESS_SECONDS", 0.0)
@@ -48,7 +48,7 @@ def test_the_least_far_rank_tells_how_much_of_a_phase_is_done(
     assert (share(Phase.WEIGHTS), share(Phase.GRAPHS)) == (0.25, 0.02)
 
 
-def test_progress_is_told_now_and_then_and_at_the_end(block: int) -> None:
+def test_progress_is_published_at_intervals_and_at_the_end(block: int) -> None:
     rank, reader = PhaseStatus(StatusWriter(block, 0)), StatusReader(block, 0)
     rank.begin_phase("weights")
     rank.report_progress(1, 1000)
@@ -57,7 +57,9 @@ def test_progress_is_told_now_and_then_and_at_the_end(block: int) -> None:
     assert reader.read()["phase_done"] == 1000
 
 
-def test_every_phase_is_logged_with_its_time(block: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_startup_phase_is_logged_with_its_duration(
+    block: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     rank = PhaseStatus(StatusWriter(block, 0))
     for phase in (
@@ -76,7 +78,7 @@ def test_every_phase_is_logged_with_its_time(block: int, caplog: pytest.LogCaptu
     assert all(0 <= field["seconds"] < 5 for field in fields)
 
 
-def test_a_phase_that_failed_is_not_over(block: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_phase_is_not_logged_as_finished(block: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     rank = PhaseStatus(StatusWriter(block, 0))
     rank.enter_phase(Phase.WEIGHTS)
@@ -84,7 +86,7 @@ def test_a_phase_that_failed_is_not_over(block: int, caplog: pytest.LogCaptureFi
     assert caplog.records == []
 
 
-def test_readyz_tells_the_share(start_engine: Any) -> None:
+def test_readyz_shows_the_progress_of_a_phase(start_engine: Any) -> None:
     engine = start_engine(start_seconds=3.0)
     engine.until(lambda: 0 < engine.get("/readyz")[1].get("progress", 0) < 1)
     body = engine.get("/readyz")[1]
@@ -94,7 +96,7 @@ def test_readyz_tells_the_share(start_engine: Any) -> None:
     assert any(line.get("phase") == "weights" and line["seconds"] > 2.5 for line in engine.log)
 
 
-def test_users_see_quarters_in_log_files(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_progress_writes_each_quarter_once(capsys: pytest.CaptureFixture[str]) -> None:
     shown = PlainProgress()
     for share in (None, 0.0, 0.1, 0.2, 0.26, 0.3, 0.5, 1.0):
         shown.update("engine: loading weights", share)
@@ -117,7 +119,7 @@ def test_users_see_quarters_in_log_files(capsys: pytest.CaptureFixture[str]) -> 
         ("<html>", ("starting", None)),
     ],
 )
-def test_a_phase_in_words(body: str, words: tuple[str, float | None]) -> None:
+def test_the_body_of_readyz_is_described_in_words(body: str, words: tuple[str, float | None]) -> None:
     assert _parse_phase(body) == words
 
 
@@ -130,7 +132,7 @@ def test_a_phase_in_words(body: str, words: tuple[str, float | None]) -> None:
         ("kv", ValueError("no memory is left for KV"), 1),
     ],
 )
-def test_only_what_no_restart_helps_is_a_wrong_configuration(
+def test_only_errors_that_no_restart_cures_exit_as_invalid_configuration(
     block: int, phase: str, error: Exception, code: int
 ) -> None:
     rank = PhaseStatus(StatusWriter(block, 0))

@@ -1,4 +1,4 @@
-"""An engine of several ranks under its supervisor: it serves, and ends whole when one of them is gone."""
+"""An engine of several ranks under its supervisor serves, and exits as a whole if a rank fails."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
 
 
 def descriptors() -> set[tuple[str, str]]:
-    """Return what this process has open, each descriptor with what it is of."""
+    """Return the open descriptors of this process with their targets."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the listing's own
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             found.add((number, os.readlink(f"/proc/self/fd/{number}")))
     return found
 
@@ -60,7 +60,7 @@ def descriptors() -> set[tuple[str, str]]:
         (signal.SIGSTOP, r"watchdog: rank 1 \(process {pid}\) has not run for"),
     ],
 )
-def test_a_rank_that_is_gone_ends_the_engine_with_the_reason(
+def test_a_killed_or_stopped_follower_stops_the_engine_with_the_reason(
     number: signal.Signals, reason: str, start: Callable[..., Ranks], connect: Callable[[str], Any]
 ) -> None:
     engine = start(rank_deadline_seconds=4)
@@ -91,7 +91,7 @@ if "mizzen.server.ranks.follower" in " ".join(sys.orig_argv):
 
     CpuRunner.launch = faulty
 """
-"""Run by each process as it starts: a follower meets a fault after some steps."""
+"""Run by each process as it starts: makes a follower fail after some steps."""
 FAULTS = {
     "memory": (
         "raise MemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')",
@@ -105,14 +105,14 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_rank_that_fails_or_hangs_ends_the_engine_and_is_blamed(
+def test_a_failed_or_hung_follower_is_reported_as_the_root_cause(
     fault: str,
     start: Callable[..., Ranks],
     connect: Callable[[str], Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 0 fails or waits, too, because its connections close or it has not come."""
+    """Rank 0 fails or waits as well, because its connections close or the follower is absent."""
     code, reason = FAULTS[fault]
     site = tmp_path / "site"
     site.mkdir()
@@ -144,7 +144,7 @@ elif "engine" in sys.orig_argv:
 """Stops a follower as it begins to load."""
 
 
-def test_a_rank_that_is_stopped_while_it_loads_is_named(
+def test_a_rank_stopped_during_loading_is_reported(
     start: Callable[..., Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site"
@@ -157,7 +157,9 @@ def test_a_rank_that_is_stopped_while_it_loads_is_named(
     assert re.match(r"watchdog: rank 1 \(process \d+\) has not run for [56]\.\d s: it is stopped", told), told
 
 
-def test_a_pause_of_all_is_nobodys_fault_and_a_stop_after_it_is(start: Callable[..., Ranks]) -> None:
+def test_a_pause_of_all_processes_is_ignored_but_a_later_stop_is_detected(
+    start: Callable[..., Ranks],
+) -> None:
     engine = start(rank_deadline_seconds=2, watchdog_seconds=3)
     engine.until(lambda: engine.get("/readyz").get("wire"))
     whole = psutil.Process(engine.process.pid)
@@ -177,17 +179,17 @@ def test_a_pause_of_all_is_nobodys_fault_and_a_stop_after_it_is(start: Callable[
     assert engine.message.read_text().startswith(f"watchdog: rank 1 (process {follower.pid}) has not run for")
 
 
-def test_a_taken_http_port_leaves_nothing_open() -> None:
+def test_an_http_port_in_use_leaves_no_descriptor_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = EngineConfig(model=str(DEMO), tensor=2, device="cpu", http_port=taken.getsockname()[1])
         before = descriptors()
         with pytest.raises(OSError, match="in use"):
             supervisor.Supervisor(config).run()
-        gc.collect()  # what other tests left may go meanwhile, too
+        gc.collect()  # descriptors left by other tests may be closed meanwhile
         assert not descriptors() - before
 
 
-def test_sigterm_ends_all_ranks_well(start: Callable[..., Ranks]) -> None:
+def test_sigterm_exits_all_ranks_cleanly(start: Callable[..., Ranks]) -> None:
     engine = start()
     engine.until(lambda: engine.get("/readyz").get("wire"))
     engine.process.send_signal(signal.SIGTERM)
@@ -195,7 +197,7 @@ def test_sigterm_ends_all_ranks_well(start: Callable[..., Ranks]) -> None:
     assert not engine.message.exists()
 
 
-def test_a_rank_that_cannot_start_ends_the_engine(start: Callable[..., Ranks]) -> None:
+def test_a_rank_that_cannot_start_stops_the_engine(start: Callable[..., Ranks]) -> None:
     engine = start(kv_cache_tokens=10**12)
     assert engine.process.wait(SECONDS) == 1
     assert "--kv-cache-tokens 1000000000000 needs" in engine.message.read_text()
@@ -213,7 +215,7 @@ def test_a_rank_that_cannot_start_ends_the_engine(start: Callable[..., Ranks]) -
         ),
     ],
 )
-def test_a_wrong_configuration_ends_it_before_weights_are_read(
+def test_an_invalid_configuration_exits_before_weights_are_read(
     options: dict[str, Any], words: str, start: Callable[..., Ranks]
 ) -> None:
     engine = start(tensor=1, **options)
@@ -222,7 +224,7 @@ def test_a_wrong_configuration_ends_it_before_weights_are_read(
     assert '"weights"' not in engine.log.read_text()
 
 
-def test_heads_that_do_not_divide_end_it_before_any_rank_starts(start: Callable[..., Ranks]) -> None:
+def test_indivisible_heads_are_rejected_before_any_rank_starts(start: Callable[..., Ranks]) -> None:
     engine = start(tensor=3)
     assert engine.process.wait(SECONDS) == 2
     assert "num_attention_heads (4) must be a multiple of the tensor ranks (3)" in engine.message.read_text()

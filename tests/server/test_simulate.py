@@ -1,4 +1,4 @@
-"""The simulated engine in a thread, driven as gateways drive engines: wire, loop and scheduler are real."""
+"""The simulated engine in a thread, driven over the wire by gateways; wire, loop and scheduler are real."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make(model: Path) -> Iterator[Make]:
         yield start
 
 
-def test_it_introduces_itself_with_its_folder(make: Make, model: Path, connect: Connect) -> None:
+def test_the_welcome_message_describes_the_model_folder(make: Make, model: Path, connect: Connect) -> None:
     engine = make(served_name="tiny", revision="r7", engine_id="pod-0")
     gateway = connect(engine.endpoint)
     welcome = gateway.expect(Welcome)
@@ -53,14 +53,14 @@ def test_it_introduces_itself_with_its_folder(make: Make, model: Path, connect: 
     assert gateway.expect(File).content == (model / "config.json").read_bytes()
 
 
-def test_many_streams_of_two_gateways_equal_those_alone(make: Make, connect: Connect) -> None:
+def test_concurrent_streams_of_two_gateways_equal_sequential_streams(make: Make, connect: Connect) -> None:
     rng = random.Random(3)
     work = {
         rid: ([rng.randrange(1000) for _ in range(rng.randrange(1, 90))], rng.randrange(1, 40))
         for rid in range(60)
     }
     alone = connect(make(max_running_requests=1, prefix_cache="none").endpoint)
-    # Little KV: requests are put back and resumed, and no stream may show it.
+    # With little KV, requests are preempted and resumed, which must not change any stream.
     crowd = make(max_running_requests=16, kv_cache_tokens=512, prefill_chunk_tokens=64, page_size=4)
     both = [connect(crowd.endpoint) for _ in range(2)]
     for gateway in (alone, *both):
@@ -77,7 +77,7 @@ def test_many_streams_of_two_gateways_equal_those_alone(make: Make, connect: Con
     assert crowd.status["integrity"] == 0
 
 
-def test_aborts_of_running_and_of_waiting_requests(make: Make, connect: Connect) -> None:
+def test_running_and_waiting_requests_can_be_aborted(make: Make, connect: Connect) -> None:
     gateway = connect(make(max_running_requests=1, step_milliseconds=5.0).endpoint)
     gateway.generate(1)
     gateway.generate(2)
@@ -98,7 +98,7 @@ def test_aborts_of_running_and_of_waiting_requests(make: Make, connect: Connect)
     )
 
 
-def test_a_gateway_that_leaves_takes_its_requests_along(make: Make, connect: Connect) -> None:
+def test_requests_of_a_disconnected_gateway_are_aborted(make: Make, connect: Connect) -> None:
     engine = make(max_running_requests=1, step_milliseconds=5.0)
     leaver, stayer = connect(engine.endpoint), connect(engine.endpoint)
     leaver.generate(1)
@@ -110,7 +110,7 @@ def test_a_gateway_that_leaves_takes_its_requests_along(make: Make, connect: Con
     stayer.until(lambda: engine.status["lost_peers"] == 1)
 
 
-def test_waiting_is_limited_in_time_and_number(make: Make, connect: Connect) -> None:
+def test_waiting_requests_are_limited_in_time_and_number(make: Make, connect: Connect) -> None:
     gateway = connect(make(max_running_requests=1, max_waiting_requests=2, step_milliseconds=5.0).endpoint)
     gateway.generate(1)
     gateway.until(lambda: len(gateway.tokens[1]) > 1)
@@ -126,7 +126,7 @@ def test_waiting_is_limited_in_time_and_number(make: Make, connect: Connect) -> 
     assert 2 not in gateway.ends
 
 
-def test_cache_events_name_the_prompts_blocks(make: Make, connect: Connect) -> None:
+def test_cache_events_contain_the_hashes_of_the_prompts_blocks(make: Make, connect: Connect) -> None:
     engine = make()
     gateway = connect(engine.endpoint)
     prompt = list(range(200))
@@ -140,8 +140,10 @@ def test_cache_events_name_the_prompts_blocks(make: Make, connect: Connect) -> N
     assert sorted(np.frombuffer(late.expect(Blocks).stored, "<u8").tolist()) == sorted(names)
 
 
-def test_draining_is_told_at_once(make: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_loop, "IDLE_SECONDS", 600.0)  # so that nothing else makes it turn in time
+def test_draining_is_announced_immediately(
+    make: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_loop, "IDLE_SECONDS", 600.0)  # so that nothing else wakes the loop in time
     engine = make()
     gateway = connect(engine.endpoint)
     gateway.expect(Stats)
@@ -151,7 +153,7 @@ def test_draining_is_told_at_once(make: Make, connect: Connect, monkeypatch: pyt
     assert gateway.expect(Refused).code == RefusalCode.DRAINING
 
 
-def test_a_reply_is_tokenized_by_the_folder(make: Make, model: Path, connect: Connect) -> None:
+def test_a_reply_is_tokenized_with_the_folders_tokenizer(make: Make, model: Path, connect: Connect) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {word: 10 + i for i, word in enumerate(["ahoy", "there", "sailor"])}
@@ -165,7 +167,7 @@ def test_a_reply_is_tokenized_by_the_folder(make: Make, model: Path, connect: Co
     assert (gateway.ends[1].reason, gateway.ends[1].stop_token) == (FinishReason.STOP, 2)
 
 
-def test_the_tokenizer_hash_covers_what_decides_tokens(model: Path) -> None:
+def test_the_tokenizer_hash_covers_the_files_that_determine_tokens(model: Path) -> None:
     before = tokenizer_hash(read_model_files(model))
     (model / "config.json").write_text(json.dumps({"vocab_size": 7}))
     assert tokenizer_hash(read_model_files(model)) == before
@@ -175,7 +177,7 @@ def test_the_tokenizer_hash_covers_what_decides_tokens(model: Path) -> None:
     assert set(read_model_files(model)) == {"config.json", "tokenizer_config.json", "chat_template.jinja"}
 
 
-def test_a_folder_that_tells_no_vocabulary_is_named(make: Make, model: Path) -> None:
+def test_a_folder_without_a_vocabulary_size_is_rejected(make: Make, model: Path) -> None:
     (model / "config.json").unlink()
     with pytest.raises(RuntimeError) as error:
         _ = make().endpoint
@@ -183,7 +185,7 @@ def test_a_folder_that_tells_no_vocabulary_is_named(make: Make, model: Path) -> 
     assert "tokenizer.json is missing" in str(error.value.__cause__)
 
 
-def test_the_command_line_follows_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_has_an_option_per_configuration_field(capsys: pytest.CaptureFixture[str]) -> None:
     config = parse_config(
         ["--model", "m", "--step-milliseconds", "2.5", "--context-length", "64", "--keys", "k"]
     )

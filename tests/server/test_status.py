@@ -1,4 +1,4 @@
-"""The status block: whole snapshots only, whatever the writer does."""
+"""Status block: readers see only complete snapshots, whatever the writer does."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def block() -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_nothing_published_reads_as_zero(block: int) -> None:
+def test_an_unpublished_block_reads_as_zeros(block: int) -> None:
     snapshot = StatusReader(block, 0).read()
     assert snapshot["phase"] == snapshot["heartbeat"] == 0
     assert snapshot.text == ""
 
 
-def test_a_snapshot_is_seen_when_published(block: int) -> None:
+def test_a_snapshot_is_visible_only_after_publish(block: int) -> None:
     writer, reader = StatusWriter(block, 1), StatusReader(block, 1)
     writer.values[INDEX["steps"]] = 5
     writer.set_text("ünï" * 2000)
@@ -39,13 +39,13 @@ def test_a_snapshot_is_seen_when_published(block: int) -> None:
     assert StatusReader(block, 0).read()["steps"] == 0  # another rank's
 
 
-def test_a_torn_snapshot_is_passed_over(block: int) -> None:
+def test_a_torn_snapshot_is_ignored(block: int) -> None:
     writer, reader = StatusWriter(block, 0), StatusReader(block, 0)
     writer.values[INDEX["steps"]] = 5
     writer.publish()
     assert reader.read()["steps"] == 5
     memory = mmap.mmap(block, 0)
-    memory[40:48] = b"\1" * 8  # as if the writer had been stopped in the middle
+    memory[40:48] = b"\1" * 8  # as if the writer had stopped in the middle of a write
     assert reader.read()["steps"] == 5
     writer.values[INDEX["steps"]] = 6
     writer.publish()
@@ -53,7 +53,7 @@ def test_a_torn_snapshot_is_passed_over(block: int) -> None:
     assert len(memory) == 2 * BLOCK_BYTES
 
 
-def test_a_busy_writer_in_another_process_never_shows_a_mixture(block: int) -> None:
+def test_concurrent_writes_never_yield_a_mixed_snapshot(block: int) -> None:
     code = (
         "import sys\n"
         "from mizzen.server.status_block import StatusWriter\n"
@@ -79,7 +79,7 @@ def test_a_busy_writer_in_another_process_never_shows_a_mixture(block: int) -> N
     assert len(seen) > 10
 
 
-def test_the_catalogue_names_each_field_and_metric_once() -> None:
+def test_fields_and_metric_names_of_the_catalogue_are_unique() -> None:
     assert len(set(FIELDS)) == len(FIELDS)
     names = [metric.name for metric in METRICS] + [histogram.name for histogram in HISTOGRAMS]
     assert len(set(names)) == len(names)

@@ -1,4 +1,4 @@
-"""The engine's process tree as a pod runs it: probes, metrics, drain, and every way to end."""
+"""Process tree of an engine pod: probes, metrics, drain, and all kinds of exit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mizzen.wire.messages import PROTOCOL, Hello, RefusalCode, Refused, Stats
 Start = Callable[..., Any]
 
 
-def test_probes_and_metrics_from_start_to_end(start_engine: Start) -> None:
+def test_probes_and_metrics_are_correct_from_startup_to_exit(start_engine: Start) -> None:
     engine = start_engine(start_seconds=1.0, served_name="tiny", check_integrity="true")
     engine.until(lambda: engine.get("/healthz")[0] == 200)
     code, body = engine.get("/readyz")
@@ -86,7 +86,7 @@ def refusals(gateway: Any) -> list[Refused]:
     return [message for message in gateway.others if isinstance(message, Refused)]
 
 
-def test_gateways_of_another_release_are_told_of(start_engine: Any) -> None:
+def test_a_gateway_with_another_protocol_is_counted_and_logged_once(start_engine: Any) -> None:
     engine = start_engine()
     gateway = engine.gateway()
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_gateways_of_another_release_are_told_of(start_engine: Any) -> None:
     assert (line["protocol"], line["spoken"]) == (PROTOCOL + 1, PROTOCOL)
 
 
-def test_sigterm_lets_running_streams_end(start_engine: Start) -> None:
+def test_sigterm_drains_running_streams(start_engine: Start) -> None:
     engine = start_engine(step_milliseconds=20)
     gateway = engine.gateway()
     gateway.generate(1, max_tokens=300)
@@ -114,7 +114,7 @@ def test_sigterm_lets_running_streams_end(start_engine: Start) -> None:
     assert engine.wait() == 0
 
 
-def test_what_outlasts_the_drain_ends_with_an_error(start_engine: Start) -> None:
+def test_requests_that_outlast_the_drain_timeout_end_with_an_error(start_engine: Start) -> None:
     engine = start_engine(drain_timeout_seconds=0.5)
     gateway = engine.gateway()
     gateway.generate(1)
@@ -126,7 +126,7 @@ def test_what_outlasts_the_drain_ends_with_an_error(start_engine: Start) -> None
     assert engine.wait() == 0
 
 
-def test_a_second_signal_ends_at_once(start_engine: Start) -> None:
+def test_a_second_signal_exits_immediately(start_engine: Start) -> None:
     engine = start_engine()
     gateway = engine.gateway()
     gateway.generate(1)
@@ -137,14 +137,14 @@ def test_a_second_signal_ends_at_once(start_engine: Start) -> None:
     assert engine.wait() == 128 + signal.SIGINT
 
 
-def test_sigterm_while_starting_ends_at_once(start_engine: Start) -> None:
+def test_sigterm_during_startup_exits_immediately(start_engine: Start) -> None:
     engine = start_engine(start_seconds=600)
     engine.until(lambda: engine.get("/readyz")[1].get("phase") == "weights")
     engine.process.send_signal(signal.SIGTERM)
     assert engine.wait() == 0
 
 
-def test_drain_by_http_keeps_the_process(start_engine: Start) -> None:
+def test_post_drain_keeps_the_process_running(start_engine: Start) -> None:
     engine = start_engine()
     gateway = engine.gateway()
     gateway.generate(1, max_tokens=20)
@@ -162,7 +162,7 @@ def test_drain_by_http_keeps_the_process(start_engine: Start) -> None:
     assert engine.wait() == 0
 
 
-def test_a_killed_rank_ends_the_engine_with_the_reason(start_engine: Start) -> None:
+def test_a_killed_rank_stops_the_engine_with_the_reason(start_engine: Start) -> None:
     engine = start_engine()
     engine.ready()
     rank = engine.rank
@@ -173,11 +173,11 @@ def test_a_killed_rank_ends_the_engine_with_the_reason(start_engine: Start) -> N
     assert engine.log[-1]["kind"] == "rank_died"
 
 
-def test_a_stopped_rank_is_seen_by_the_watchdog(start_engine: Start) -> None:
+def test_the_watchdog_detects_a_stopped_rank(start_engine: Start) -> None:
     engine = start_engine(watchdog_seconds=3.0)
     engine.ready()
     rank = engine.rank
-    time.sleep(4.0)  # an idle engine is no hung one
+    time.sleep(4.0)  # an idle engine is not considered hung
     assert engine.get("/readyz")[0] == 200
     rank.suspend()
     assert engine.wait() == 1
@@ -185,7 +185,7 @@ def test_a_stopped_rank_is_seen_by_the_watchdog(start_engine: Start) -> None:
     assert not psutil.pid_exists(rank.pid)
 
 
-def test_a_hung_step_is_seen_by_the_watchdog(start_engine: Start) -> None:
+def test_the_watchdog_detects_a_hung_step(start_engine: Start) -> None:
     engine = start_engine(watchdog_seconds=3.0, hang_after_tokens=5)
     gateway = engine.gateway()
     gateway.generate(1)
@@ -201,17 +201,17 @@ def test_a_failed_step_ends_streams_with_an_error(start_engine: Start) -> None:
     gateway.until(lambda: 1 in gateway.ends)
     assert gateway.ends[1].reason == FinishReason.ERROR
     assert engine.wait() == 1
-    assert "asked to fail after 5 tokens" in engine.message.read_text()
+    assert "configured to fail after 5 tokens" in engine.message.read_text()
 
 
-def test_a_failed_start_says_why(start_engine: Start) -> None:
+def test_a_failed_startup_reports_its_reason(start_engine: Start) -> None:
     engine = start_engine(fail_start="the weights are torn")
     assert engine.wait() == 1
     assert engine.message.read_text() == "rank_failed: rank 0 failed: RuntimeError: the weights are torn\n"
 
 
-def test_a_lost_device_has_an_exit_code_of_its_own(start_engine: Start) -> None:
-    """Of whoever replaces its pod; a restart in its place would find the same device."""
+def test_a_lost_device_has_its_own_exit_code(start_engine: Start) -> None:
+    """The operator replaces the pod: a restart in place would get the same device."""
     engine = start_engine(fail_start="CUDA error: uncorrectable ECC error encountered")
     assert engine.wait() == 3
     assert engine.message.read_text().startswith("device_lost: rank 0 failed: RuntimeError: CUDA error")
@@ -230,11 +230,11 @@ def test_a_lost_device_has_an_exit_code_of_its_own(start_engine: Start) -> None:
         ("FileNotFoundError: config.json", False),
     ],
 )
-def test_only_faults_that_no_restart_cures_lose_a_device(words: str, lost: bool) -> None:
+def test_only_faults_that_no_restart_cures_count_as_a_lost_device(words: str, lost: bool) -> None:
     assert is_device_lost(words) == lost
 
 
-def test_a_start_that_takes_too_long_fails(start_engine: Start) -> None:
+def test_a_startup_beyond_its_timeout_fails(start_engine: Start) -> None:
     engine = start_engine(start_seconds=60, startup_timeout_seconds=1.5)
     assert engine.wait() == 1
     text = engine.message.read_text()
@@ -254,14 +254,14 @@ def test_the_rank_dies_with_its_supervisor(start_engine: Start) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"model": "/nowhere"}, "--model /nowhere is no folder"),
+        ({"model": "/nowhere"}, "--model /nowhere is not a folder"),
         ({"wire_bind": "tcp://0.0.0.0:5557"}, "needs CURVE keys: give --keys FOLDER"),
         ({"keys": "/nowhere"}, "cannot read the key file /nowhere/engine.public"),
-        ({"wire_bind": "5557"}, "give tcp://HOST:PORT"),
+        ({"wire_bind": "5557"}, "use tcp://HOST:PORT"),
         ({"tensor": 2}, "--tensor must be 1 where nothing is computed, not 2"),
     ],
 )
-def test_a_wrong_configuration_ends_before_anything_starts(
+def test_an_invalid_configuration_exits_before_any_process_starts(
     start_engine: Start, options: dict[str, Any], words: str
 ) -> None:
     engine = start_engine(**options)
@@ -272,7 +272,7 @@ def test_a_wrong_configuration_ends_before_anything_starts(
     assert words in message
 
 
-def test_a_taken_http_port_is_named(start_engine: Start) -> None:
+def test_an_http_port_in_use_is_reported_with_its_option(start_engine: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         engine = start_engine(http_port=taken.getsockname()[1])
         assert engine.wait() == 1
@@ -286,7 +286,7 @@ def taken_port(engine: Any) -> int:
     return int(words[words.index("--http-port") + 1])
 
 
-def test_logs_hold_no_prompt(start_engine: Start) -> None:
+def test_logs_contain_no_prompt(start_engine: Start) -> None:
     engine = start_engine()
     gateway = engine.gateway()
     gateway.generate(1, prompt=[987, 654, 321], max_tokens=3)
@@ -297,7 +297,7 @@ def test_logs_hold_no_prompt(start_engine: Start) -> None:
     assert all({"time", "level", "event", "process"} <= set(line) for line in engine.log)
 
 
-def test_the_rank_does_not_hold_the_supervisors_port(start_engine: Start) -> None:
+def test_the_rank_does_not_inherit_the_supervisors_socket(start_engine: Start) -> None:
     engine = start_engine()
     engine.ready()
     assert engine.port in listening(engine.process.pid)

@@ -1,4 +1,4 @@
-"""A chat request that tests of the gateway send, and its streamed answer."""
+"""Chat request of the gateway's tests, and its streamed answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mizzen engine` with the demo model as a process of its own."""
+"""`mizzen engine` with the demo model as a separate process."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ports import free_ports
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 SECONDS = 180.0
-"""For everything that is waited for."""
+"""Timeout of every wait in seconds."""
 
 
 class EngineProcess:
-    """An engine of two ranks on the CPU."""
+    """Engine with two ranks on the CPU."""
 
     def __init__(self, folder: Path, address: str = "127.0.0.1", **options: Any) -> None:
-        """Start it.
+        """Start the engine.
 
         Args:
-            folder: for its log, its termination message and its wire.
-            address: where it answers over HTTP.
-            options: of `mizzen engine`, in place of or besides those that all have.
+            folder: Folder for the log, the termination message and the wire socket.
+            address: Address of its HTTP server.
+            options: Options of `mizzen engine` that override or extend the defaults.
         """
         self.message, self.log, self.address = folder / "termination-log", folder / "log", address
         self.port = free_ports(address)
@@ -54,7 +54,7 @@ class EngineProcess:
             )
 
     def get(self, path: str) -> dict[str, Any]:
-        """What it answers at a path; nothing when it does not."""
+        """Return the JSON body at a path; an empty object if the engine does not answer."""
         try:
             with urllib.request.urlopen(f"http://{self.address}:{self.port}{path}", timeout=5) as reply:
                 return json.loads(reply.read())
@@ -64,16 +64,16 @@ class EngineProcess:
             return {}
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """Wait for a condition while the process lives; return what it gave."""
+        """Wait until a condition holds while the process runs; return its value."""
         deadline = time.monotonic() + SECONDS
-        while not (found := condition()):
+        while not (value := condition()):
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.05)
-        return found
+        return value
 
     def close(self) -> None:
-        """Kill it with all of its ranks."""
+        """Kill the engine and all of its ranks."""
         if self.process.poll() is None:
             for child in psutil.Process(self.process.pid).children(recursive=True):
                 child.kill()

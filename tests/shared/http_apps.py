@@ -1,4 +1,4 @@
-"""ASGI apps that tests of connections serve."""
+"""ASGI apps for tests of connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Echoing:
-    """An app that answers with the path and the body of a request."""
+    """App that answers with the path and the body of a request."""
 
     def __init__(self) -> None:
         self.scopes: list[Any] = []
@@ -26,7 +26,7 @@ class Echoing:
 
 
 class Refusing(Echoing):
-    """An app that answers 401 and reads no body."""
+    """App that answers 401 and reads no body."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.scopes.append(scope)
@@ -40,7 +40,7 @@ async def answer(send: Any, status: int, body: bytes) -> None:
 
 
 class Waiting(Echoing):
-    """An app that reads a body and then waits until the client has left."""
+    """App that reads a body and then waits until the client has disconnected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Waiting(Echoing):
 
 
 class Slow(Echoing):
-    """An app that begins its answers, and ends them when it is told."""
+    """App that begins its responses, and completes them when the test sets `end`."""
 
     def __init__(self) -> None:
         super().__init__()

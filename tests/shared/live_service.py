@@ -1,4 +1,4 @@
-"""A service that an operator looks after, as tests ask for it and about it."""
+"""A service that an operator manages, and queries about it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from mizzen_operator.kube.last_applied import UNWATCHED
 ENGINES = "mizzen.dev/component=engine"
 
 
-def asked(metrics: str) -> dict[tuple[str, str, str], float]:
-    """What an operator has asked of the API server, by verb, kind and code, for reasons of services' own.
+def api_requests(metrics: str) -> dict[tuple[str, str, str], float]:
+    """Return an operator's API requests by verb, kind and code, as far as services caused them.
 
-    Not its Lease, and not the regular lists of what no watch follows, which are few however many services.
+    Leaves out its Lease, and the regular lists of kinds without a watch, which are few for any number of
+    services.
     """
     return {
         (one.labels["verb"], one.labels["kind"], one.labels["code"]): one.value
@@ -27,7 +28,7 @@ def asked(metrics: str) -> dict[tuple[str, str, str], float]:
 
 
 def none_ends(api: Any) -> bool:
-    """Whether no namespace is on its way out, where what ends makes work for whoever looks after it."""
+    """Return whether no namespace is terminating, which would cause work for the operator."""
     found = api.request("GET", "/api/v1/namespaces")["items"]
     return not any(one["status"]["phase"] == "Terminating" for one in found)
 
@@ -58,7 +59,7 @@ class Service:
         return sorted(p["metadata"]["name"] for p in self.pods() if "deletionTimestamp" not in p["metadata"])
 
     def ready(self, groups: int) -> bool:
-        """Ready at the newest generation with this many groups, and none besides."""
+        """Return whether it is Ready at the newest generation with exactly this many groups."""
         body = self.body()
         status = body.get("status", {})
         ready = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})

@@ -1,4 +1,4 @@
-"""A hub, a bucket and a registry with the faults that real ones have, on loopback unless told otherwise."""
+"""Model hub, bucket and registry with the faults of real ones; on loopback by default."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from xml.sax.saxutils import escape
 BLOCK = 8192
 TITLE = "org.opencontainers.image.title"
 HELD_SECONDS = 300
-"""A body that a gate holds goes on by itself after this long."""
+"""Time after which a body that waits for `gate` continues by itself."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens, and the name by which others reach it; port 0 is any."""
+    """Address where a server listens, and the name by which clients reach it; port 0 is any."""
 
     bind: str = "127.0.0.1"
     name: str = "127.0.0.1"
@@ -39,29 +39,29 @@ LOOPBACK = Address()
 
 @dataclass
 class Faults:
-    """What goes wrong; counts go down to zero each time."""
+    """Faults to inject; counts are decremented to zero."""
 
     cut_after: int = 0
-    """Bytes of a body after which the connection is cut; 0 is never."""
+    """Bytes of a body after which the connection is closed; 0 is never."""
     cuts: int = 0
     short: int = 0
-    """Bodies that end too early, though properly."""
+    """Number of bodies that end too early, though properly."""
     codes: list[int] = field(default_factory=list)
-    """Status codes that are answered first."""
+    """Status codes to answer first."""
     retry_after: str = ""
     wrong_bytes: int = 0
-    """Bodies with a byte that is not right."""
+    """Number of bodies with a corrupted byte."""
     no_ranges: bool = False
     unsatisfiable: int = 0
-    """Ranged requests that get 416."""
+    """Number of range requests that get 416."""
     gate: threading.Event | None = None
-    """Bodies stop in the middle until this is set."""
+    """Event that bodies wait for in the middle."""
     held: threading.Event = field(default_factory=threading.Event)
-    """Set once a body stops there."""
+    """Set once a body waits for `gate`."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request; the server's `answer` says what to send."""
+    """Handler of one request; the server's `answer` chooses the response."""
 
     protocol_version = "HTTP/1.1"
     timeout = 120
@@ -79,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def reply(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        """Send a whole answer that never fails."""
+        """Send a complete response without faults."""
         self.send_response(code)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def file(self, data: bytes, headers: dict[str, str] | None = None) -> None:
-        """Send a file or the range of it that is asked for, with the server's faults."""
+        """Send a file, or the requested range of it, with the server's faults."""
         faults, given, start, end, code = self.server.faults, dict(headers or {}), 0, len(data), 200
         if (wanted := self.headers.get("Range")) and not faults.no_ranges:
             if faults.unsatisfiable > 0:
@@ -152,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """A server with its files, its faults, and what it was asked."""
+    """Server with its files, its faults, and the requests it got."""
 
     daemon_threads = True
     block_on_close = False
@@ -170,7 +170,7 @@ class Server(ThreadingHTTPServer):
 
     @contextmanager
     def sending(self) -> Iterator[None]:
-        """While a file is on its way."""
+        """Count a file as being sent during the block."""
         with self.counting:
             self._sending += 1
         try:
@@ -181,7 +181,7 @@ class Server(ThreadingHTTPServer):
                 self.counting.notify_all()
 
     def settle(self) -> None:
-        """Wait until no file is on its way any more, also to those that are gone."""
+        """Wait until no file is being sent, not even to disconnected clients."""
         with self.counting:
             assert self.counting.wait_for(lambda: not self._sending, 60)
 
@@ -194,7 +194,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Hub:
-    """A model hub: an API, and large files at another host by a redirect that is signed."""
+    """Model hub: an API, and large files on another host by a signed redirect."""
 
     def __init__(self, api: Address = LOOPBACK, cdn: Address = LOOPBACK) -> None:
         self.large: set[str] = set()
@@ -203,13 +203,13 @@ class Hub:
         self.token = ""
         self.names: dict[str, str] = {}
         """Names that the API tells in place of the real ones."""
-        self.promised: dict[str, str] = {}
+        self.advertised: dict[str, str] = {}
         """Checksums that the API tells in place of the real ones."""
         self.api = Server(self._api, api)
         self.cdn = Server(self._cdn, cdn)
 
     def push(self, files: dict[str, bytes], branch: str = "main", large: set[str] | None = None) -> str:
-        """Commit files to a branch; returns the commit."""
+        """Commit files to a branch; return the commit."""
         commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
         self.commits[commit] = dict(files)
         self.branches[branch] = commit
@@ -244,7 +244,7 @@ class Hub:
         blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
         entry: dict[str, Any] = {"rfilename": shown, "size": len(data), "blobId": blob}
         if name in self.large:
-            sha = self.promised.get(name, hashlib.sha256(data).hexdigest())
+            sha = self.advertised.get(name, hashlib.sha256(data).hexdigest())
             entry["lfs"] = {"sha256": sha, "size": len(data), "pointerSize": 134}
         return entry
 
@@ -262,7 +262,7 @@ class Hub:
 
 
 class Bucket:
-    """S3 with path-style addresses; every request must carry a right signature."""
+    """S3 with path-style addresses; every request must have a valid signature."""
 
     ID, SECRET, TOKEN, REGION, NAME = (
         "AKIDEXAMPLE",
@@ -279,7 +279,7 @@ aws_secret_access_key = {SECRET}
 aws_session_token = {TOKEN}
 region = {REGION}
 """
-    """A credentials file of AWS."""
+    """AWS credentials file."""
 
     def __init__(self, at: Address = LOOPBACK) -> None:
         self.objects: dict[str, bytes] = {}
@@ -341,7 +341,7 @@ region = {REGION}
         return f"<ListBucketResult {space}>{entries}</ListBucketResult>"
 
     def _unsigned(self, handler: Handler) -> str:
-        """What is wrong with a request's signature; built from the wire, not from what the client meant."""
+        """Return what is wrong with a request's signature, computed from the received bytes."""
         shown = handler.headers.get("Authorization", "")
         if not shown.startswith("AWS4-HMAC-SHA256 "):
             return "AccessDenied"
@@ -377,13 +377,13 @@ region = {REGION}
 
 
 class Registry:
-    """A registry whose tokens another address gives, for a user and a password."""
+    """Registry whose tokens another address issues, for a user and a password."""
 
     USER, PASSWORD = "robot", "pass:word"
 
     @classmethod
     def login(cls, host: str) -> str:
-        """A config.json of Docker with the login of a registry of that name."""
+        """Return Docker's config.json with the login of a registry of that name."""
         auth = base64.b64encode(f"{cls.USER}:{cls.PASSWORD}".encode()).decode()
         return json.dumps({"auths": {host: {"auth": auth}}})
 
@@ -401,14 +401,14 @@ class Registry:
         return {"digest": digest, "size": len(data)}
 
     def artifact(self, files: dict[str, bytes], key: str = TITLE) -> list[dict[str, Any]]:
-        """The layers of an artifact of files, as ORAS makes them."""
+        """Return the layers of an artifact of files, as ORAS makes them."""
         return [
             {"mediaType": "application/octet-stream", **self.blob(data), "annotations": {key: name}}
             for name, data in files.items()
         ]
 
     def push(self, tag: str, layers: list[dict[str, Any]]) -> str:
-        """Push a manifest of layers; returns its digest."""
+        """Push a manifest of layers; return its digest."""
         kind = "application/vnd.oci.image.manifest.v1+json"
         config = {"mediaType": "application/vnd.oci.empty.v1+json", **self.blob(b"{}")}
         return self.tag(tag, {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": layers})
@@ -425,8 +425,8 @@ class Registry:
         if parts.path == "/token":
             self.basic_seen.append(shown)
             right = base64.b64encode(f"{self.USER}:{self.PASSWORD}".encode()).decode()
-            asked = parse_qs(parts.query)
-            if shown == f"Basic {right}" and asked == {
+            query = parse_qs(parts.query)
+            if shown == f"Basic {right}" and query == {
                 "service": ["reg"],
                 "scope": ["repository:org/tiny:pull"],
             }:

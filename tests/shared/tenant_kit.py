@@ -1,4 +1,4 @@
-"""Two tenants' API keys, files of keys that change, and what such tests wait for."""
+"""API keys of two tenants, key files that change, and helpers to wait."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def key_file(*keys: dict[str, Any]) -> str:
 
 
 def replace_file(path: Path, content: str) -> None:
-    """Change a file as Kubernetes does: in one step."""
+    """Replace a file atomically, as Kubernetes does."""
     path.with_suffix(".new").write_text(content)
     os.replace(path.with_suffix(".new"), path)
 
 
 async def eventually(check: Callable[[], Awaitable[bool]], wanted: bool = True) -> None:
-    """Wait until an asynchronous check says what is wanted."""
+    """Wait until an asynchronous check returns `wanted`."""
     deadline = time.monotonic() + 60
     while await check() != wanted:
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""A gateway's end of the wire, as a test drives it."""
+"""Gateway end of the wire, driven by a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Gateway:
-    """A gateway that follows its streams as a real one does: by their numbers."""
+    """Gateway that follows its streams by token offsets, as a real one does."""
 
     def __init__(self, endpoint: str) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +21,7 @@ from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import PROTOCOL, Abort, Generate, Hello, Message, Sampling, Welcome
 from mizzen.wire.server.engine_server import Arrivals, WireServer
 
+sys.path.insert(0, str(Path(__file__).parent))  # helper modules of this folder
 M = TypeVar("M", bound=Message)
 VOCAB = 1000
 CONTEXT = 128

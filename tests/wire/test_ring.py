@@ -63,7 +63,10 @@ def same(one: StepPlan, other: StepPlan) -> bool:
         (
             plan.step,
             plan.decode_version,
-            [(start.slot, start.length, start.sampling, options_sent(start.options)) for start in plan.starts],
+            [
+                (start.slot, start.length, start.sampling, options_sent(start.options))
+                for start in plan.starts
+            ],
             [(chunk.slot, chunk.start, chunk.last) for chunk in plan.prefill],
         )
         for plan in (one, other)
@@ -74,7 +77,12 @@ def same(one: StepPlan, other: StepPlan) -> bool:
 
 def options_sent(options: SlotOptions | None) -> object:
     """Return the part of the options that other ranks receive; known tokens are sent as a count."""
-    return options and (options.tokens.tolist(), options.prompt_tokens, options.prompt_logprobs, options.pooling)
+    return options and (
+        options.tokens.tolist(),
+        options.prompt_tokens,
+        options.prompt_logprobs,
+        options.pooling,
+    )
 
 
 @settings(max_examples=150)

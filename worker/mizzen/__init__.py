@@ -1,6 +1,6 @@
-"""Mizzen's worker side: the engine, the gateway, and the offline class.
+"""Mizzen's worker: the engine, the gateway and offline inference.
 
-All names load on first use, so that importing a light room (the gateway, the core) never pulls in torch.
+All names are imported on first use, so that importing a light package (gateway, core) never imports torch.
 """
 
 from __future__ import annotations

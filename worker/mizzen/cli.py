@@ -1,4 +1,4 @@
-"""The command line `mizzen`. What a command needs is imported when it runs, so that `--help` is quick."""
+"""Command line `mizzen`. Commands import their dependencies when they run, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Parse the options before a command."""
 
 
 app.command("serve")(serve.command)

@@ -1,4 +1,4 @@
-"""How far a batch is, on a terminal."""
+"""Progress bar of an offline batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import TracebackType
 
 
 class ProgressBar:
-    """Requests done and tokens a second, on the error output."""
+    """Shows finished requests and tokens per second on standard error."""
 
     def __init__(self, requests: int) -> None:
         from rich.console import Console
@@ -36,7 +36,7 @@ class ProgressBar:
         self.bar.stop()
 
     def advance(self, requests: int, tokens: int) -> None:
-        """Count requests that ended and tokens that came."""
+        """Count finished requests and new tokens."""
         self.tokens += tokens
         rate = self.tokens / max(time.monotonic() - self.started_at, 1e-3)
         self.bar.update(self.task, advance=requests, rate=rate)

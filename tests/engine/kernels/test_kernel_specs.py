@@ -1,4 +1,4 @@
-"""The kernels that are compiled at start-up are those that layers, attention and captured graphs use later."""
+"""The kernels compiled at start-up are those that layers, attention and captured graphs load later."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_the_program_exits_although_a_launch_never_returns(kit: SimpleNamespace,
     kit.save_model(tmp_path, "llama")
     done = run(LAUNCH, str(tmp_path))
     assert done.returncode == 1, done.stderr
-    assert "the program ends, for its GPU waits for a rank that is gone: rank 1 (process" in done.stderr
+    assert "the program exits because its GPU waits for a rank that is gone: rank 1 (process" in done.stderr
     assert "ended with code -9" in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: fair queueing, admission by requests and tokens, rates."""
+"""Admission by requests and tokens: fairness between tenants, eviction, reservations and counters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def enter_all(
     return tasks
 
 
-async def test_turns_are_shared_between_keys() -> None:
+async def test_admissions_are_shared_between_tenants() -> None:
     room = 0
     admission = Admission(lambda: room, max_in_flight=1, queue_size=1000)
     flood, other = tenant("flood"), tenant("other")
@@ -59,7 +59,7 @@ async def test_turns_are_shared_between_keys() -> None:
     assert admission.in_flight == admission.tokens_in_flight == 0
 
 
-async def test_a_higher_priority_has_twice_the_share_and_starves_nobody() -> None:
+async def test_higher_priority_gets_more_without_starving_lower_ones() -> None:
     room = 0
     admission = Admission(lambda: room, max_in_flight=1, queue_size=1000)
     low, high = tenant("low"), tenant("high")
@@ -72,7 +72,7 @@ async def test_a_higher_priority_has_twice_the_share_and_starves_nobody() -> Non
     assert 5 <= order[:54].count("low") <= 7
 
 
-async def test_a_full_queue_takes_from_whoever_has_most() -> None:
+async def test_full_queue_evicts_from_the_tenant_with_the_most_entries() -> None:
     admission = Admission(lambda: 0, max_in_flight=1, queue_size=10)
     flood, other = tenant("flood"), tenant("other")
     order: list[str] = []
@@ -94,7 +94,7 @@ async def test_a_full_queue_takes_from_whoever_has_most() -> None:
             await task
 
 
-async def test_tokens_in_flight_are_bounded_and_a_huge_request_goes_alone() -> None:
+async def test_tokens_in_flight_are_bounded_and_a_huge_request_runs_alone() -> None:
     admission = Admission(lambda: 100, max_in_flight=100, queue_size=100, max_tokens_in_flight=100)
     some = tenant("a")
     one, two, huge, last = (
@@ -122,7 +122,7 @@ async def test_tokens_in_flight_are_bounded_and_a_huge_request_goes_alone() -> N
     assert admission.tokens_in_flight == 0
 
 
-async def test_all_tickets_of_a_request_are_reserved_at_once_or_none() -> None:
+async def test_tokens_of_all_sequences_are_reserved_together_or_not_at_all() -> None:
     some = Tenant(Grant(name="a", digest=b"", tokens_per_minute=1000), clock=lambda: 0.0)
     assert some.tokens is not None
     admission = Admission(lambda: 10, max_in_flight=10, queue_size=10)
@@ -148,7 +148,7 @@ async def test_all_tickets_of_a_request_are_reserved_at_once_or_none() -> None:
         await admission.enter(queue_entry(some, 400))
 
 
-async def test_a_reserved_ticket_that_gets_no_turn_costs_nothing() -> None:
+async def test_reserved_tokens_of_an_unadmitted_entry_are_refunded() -> None:
     some = Tenant(Grant(name="a", digest=b"", tokens_per_minute=1000), clock=lambda: 0.0)
     assert some.tokens is not None
     never = queue_entry(some, 500, seconds=0.0)
@@ -160,7 +160,7 @@ async def test_a_reserved_ticket_that_gets_no_turn_costs_nothing() -> None:
     assert some.tokens.level == 1000
 
 
-async def test_tokens_are_reserved_at_the_start_and_charged_exactly_at_the_end() -> None:
+async def test_tokens_are_reserved_at_admission_and_charged_exactly_at_the_end() -> None:
     now = [0.0]
     some = Tenant(Grant(name="a", digest=b"", tokens_per_minute=1000), clock=lambda: now[0])
     admission = Admission(lambda: 10, max_in_flight=10, queue_size=10)
@@ -194,7 +194,7 @@ async def test_tokens_are_reserved_at_the_start_and_charged_exactly_at_the_end()
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 80), st.booleans()), min_size=1, max_size=40))
-def test_admission_counts_come_out_even(arrivals: list[tuple[int, int, bool]]) -> None:
+def test_admission_counters_return_to_zero(arrivals: list[tuple[int, int, bool]]) -> None:
     async def run() -> None:
         admission = Admission(lambda: 3, max_in_flight=3, queue_size=8, max_tokens_in_flight=120)
         tenants = [tenant(f"t{number}", tokens_per_minute=10**9) for number in range(4)]

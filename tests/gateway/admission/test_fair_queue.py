@@ -19,10 +19,10 @@ FLOWS = st.lists(
 
 
 @given(FLOWS)
-def test_while_two_flows_wait_what_they_get_differs_by_no_more_than_an_item_of_each(
+def test_backlogged_flows_differ_by_at_most_one_item_of_each(
     flows: list[tuple[float, list[int]]],
 ) -> None:
-    """The bound of Goyal, Vin and Cheng: |W1/w1 - W2/w2| <= c1/w1 + c2/w2, whatever the others send."""
+    """The bound of Goyal, Vin and Cheng: |W1/w1 - W2/w2| <= c1/w1 + c2/w2, whatever other flows send."""
     queue: FairQueue[tuple[int, int]] = FairQueue()
     for flow, (weight, costs) in enumerate(flows):
         for number, cost in enumerate(costs):
@@ -42,8 +42,8 @@ def test_while_two_flows_wait_what_they_get_differs_by_no_more_than_an_item_of_e
 
 
 @given(st.integers(1, 300), st.integers(1, 1000), st.integers(1, 1000))
-def test_a_flood_does_not_starve_another(flood: int, large: int, small: int) -> None:
-    """One that comes after a flood waits for no more than one item of it, whatever the items cost."""
+def test_burst_of_one_flow_does_not_starve_another(flood: int, large: int, small: int) -> None:
+    """An item that comes after a burst waits for at most one item of it, whatever the costs."""
     queue: FairQueue[int] = FairQueue()
     for number in range(flood):
         queue.push(number, "a", 0, large, 1.0)
@@ -55,8 +55,8 @@ def test_a_flood_does_not_starve_another(flood: int, large: int, small: int) -> 
 
 
 @pytest.mark.parametrize("keep", [0, 1])
-def test_who_comes_and_goes_takes_no_memory(keep: int) -> None:
-    """Requests that time out or are cancelled while nothing is taken, of flows that empty or do not."""
+def test_removed_items_leave_no_memory(keep: int) -> None:
+    """Requests that time out or are cancelled while nothing is popped, in flows that become empty or not."""
     queue: FairQueue[int] = FairQueue()
     queue.push(-1, "a", 0, 10, 1.0)
     for number in range(keep):
@@ -70,7 +70,7 @@ def test_who_comes_and_goes_takes_no_memory(keep: int) -> None:
 
 
 class QueueModel:
-    """What a fair queue must keep, whatever is done with it."""
+    """Model of a fair queue, to check its invariants after any operations."""
 
     def __init__(self) -> None:
         self.queue: FairQueue[int] = FairQueue()
@@ -129,7 +129,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_the_queue_is_in_order_within_a_flow_loses_nothing_and_is_work_conserving(
+def test_fair_queue_keeps_flow_order_loses_nothing_and_is_work_conserving(
     steps: list[tuple[Any, ...]],
 ) -> None:
     model = QueueModel()
@@ -145,7 +145,7 @@ def test_the_queue_is_in_order_within_a_flow_loses_nothing_and_is_work_conservin
     assert not any(model.flows.values())
 
 
-def test_each_step_of_weight_doubles_the_share() -> None:
+def test_flow_of_twice_the_weight_gets_twice_the_share() -> None:
     queue: FairQueue[tuple[str, int]] = FairQueue()
     for number in range(1000):
         queue.push(("low", number), "a", 0, 10, 1.0)
@@ -154,7 +154,7 @@ def test_each_step_of_weight_doubles_the_share() -> None:
     assert abs(got["high"] - 600) <= 2
 
 
-def test_a_flow_pays_for_what_its_items_really_cost() -> None:
+def test_flow_is_charged_the_actual_cost_of_its_items() -> None:
     queue: FairQueue[tuple[str, int]] = FairQueue()
     for number in range(20):
         queue.push(("a", number), "a", 0, 10, 1.0)

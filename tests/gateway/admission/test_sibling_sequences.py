@@ -1,4 +1,5 @@
-"""Sequences of one request beside few slots: they wait for one another, and for nobody's loss."""
+"""Many sequences of one request with little capacity: they wait for each other, at no other request's
+expense."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from mizzen.wire.messages import RefusalCode
 from tenant_kit import ALICE, BOB, key_file
 
 
-def asked(gateway: Any, key: str = "none", **changes: Any) -> asyncio.Task[Any]:
+def start_request(gateway: Any, key: str = "none", **changes: Any) -> asyncio.Task[Any]:
     body: Any = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 100, **changes}
     return asyncio.create_task(gateway.client(key).completions.create(**body))
 
@@ -31,17 +32,17 @@ def two_keys(folder: Path) -> tuple[str]:
 
 @pytest.fixture
 def slow(scripted: Any) -> Any:
-    """An engine that takes 0.2 s and more for an answer of 100 tokens."""
+    """Start an engine that takes at least 0.2 s for an answer of 100 tokens."""
     engine = scripted()
     engine.does.step_seconds, engine.does.tokens_a_step = 0.02, 10
     return engine
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_many_choices_outlast_the_time_of_one_in_the_queue(live: Any, slow: Any, stream: bool) -> None:
+async def test_many_choices_outlast_the_queue_timeout(live: Any, slow: Any, stream: bool) -> None:
     gateway = await live(slow, max_in_flight=2, queue_timeout_seconds=0.5)
     began = time.monotonic()
-    answer = await asked(gateway, n=12, stream=stream)
+    answer = await start_request(gateway, n=12, stream=stream)
     if stream:
         events = [event async for event in answer]
         ends = {choice.index for event in events for choice in event.choices if choice.finish_reason}
@@ -52,13 +53,13 @@ async def test_many_choices_outlast_the_time_of_one_in_the_queue(live: Any, slow
 
 
 async def test_many_choices_fit_in_a_short_queue(live: Any, slow: Any, until: Any) -> None:
-    """One of them stands in the queue at a time; all that wait are told to whoever scales."""
+    """One of them stands in the queue at a time; the autoscaler sees all that wait."""
     gateway = await live(slow, max_in_flight=2, queue_size=1)
-    many = asked(gateway, n=16)
+    many = start_request(gateway, n=16)
     await until(lambda: len(gateway.gateway.admission) == 14)
     assert len(gateway.gateway.admission._queue) == 1
     with pytest.raises(openai.RateLimitError) as full:
-        await asked(gateway)
+        await start_request(gateway)
     assert full.value.code == "queue_full"
     assert len((await many).choices) == 16
     assert len(gateway.gateway.admission) == 0
@@ -72,38 +73,38 @@ async def test_many_inputs_fit_in_a_short_queue(live: Any, slow: Any, kind: str)
         found = await gateway.client().embeddings.create(model="demo", input=inputs, encoding_format="float")
         assert len(found.data) == 20
     else:
-        found = await asked(gateway, prompt=[[5, number] for number in range(20)], max_tokens=1)
+        found = await start_request(gateway, prompt=[[5, number] for number in range(20)], max_tokens=1)
         assert len(found.choices) == 20
 
 
-async def test_choices_begun_lose_no_place_to_others(
+async def test_choices_of_a_started_request_are_not_evicted(
     live: Any, slow: Any, until: Any, tmp_path: Path
 ) -> None:
-    """A queue that others have filled takes nothing from a request that has begun."""
+    """A queue that others have filled evicts no sequence of a request that has begun."""
     gateway = await live(slow, max_in_flight=1, queue_size=3, api_keys_file=two_keys(tmp_path))
-    many = asked(gateway, ALICE, n=6)
+    many = start_request(gateway, ALICE, n=6)
     await until(lambda: gateway.gateway.admission._queue)
-    others = [asked(gateway, BOB) for _ in range(8)]
-    told = await asyncio.gather(*others, return_exceptions=True)
-    assert any(isinstance(one, openai.RateLimitError) for one in told)
+    others = [start_request(gateway, BOB) for _ in range(8)]
+    results = await asyncio.gather(*others, return_exceptions=True)
+    assert any(isinstance(one, openai.RateLimitError) for one in results)
     assert len((await many).choices) == 6
 
 
-async def test_choices_neither_overtake_nor_starve_others(
+async def test_choices_neither_overtake_nor_starve_other_requests(
     live: Any, slow: Any, until: Any, tmp_path: Path
 ) -> None:
     gateway = await live(slow, max_in_flight=1, queue_size=24, api_keys_file=two_keys(tmp_path))
-    many = asked(gateway, ALICE, n=30)
+    many = start_request(gateway, ALICE, n=30)
     await until(lambda: len(slow.requests) >= 2)
     before = len(slow.requests)
     for key in (BOB, ALICE):  # another's request, and another one of the same key
-        await asked(gateway, key)
+        await start_request(gateway, key)
     assert len(slow.requests) - before <= 2 + 1 + 1 + 3 + 1  # who runs, one of the choices, those in line
     assert not many.done()
     assert len((await many).choices) == 30
 
 
-async def test_choices_that_wait_too_long_in_an_engine_wait_again(live: Any, slow: Any) -> None:
+async def test_choices_refused_for_waiting_in_an_engine_wait_again(live: Any, slow: Any) -> None:
     gateway = await live(slow, queue_timeout_seconds=60.0)
     slow.does.step_seconds, take = 0.1, slow._generate
 
@@ -112,27 +113,27 @@ async def test_choices_that_wait_too_long_in_an_engine_wait_again(live: Any, slo
         take(peer, message)
 
     slow._generate = only_the_first
-    stream = await asked(gateway, n=4, stream=True, max_tokens=500)
+    stream = await start_request(gateway, n=4, stream=True, max_tokens=500)
     ends = {choice.index async for event in stream for choice in event.choices if choice.finish_reason}
     assert ends == set(range(4))
     assert len(slow.requests) == 11  # seven of them in vain
 
 
-async def test_a_request_that_never_began_waits_no_longer_than_others(
+async def test_request_that_never_started_waits_no_longer_than_others(
     live: Any, slow: Any, until: Any
 ) -> None:
     gateway = await live(slow, max_in_flight=1, queue_timeout_seconds=0.3)
     slow.does.step_seconds = 0.2
-    alone = asked(gateway)
+    alone = start_request(gateway)
     await until(lambda: slow.running)
     with pytest.raises(openai.InternalServerError, match="too many requests are in progress") as refused:
-        await asked(gateway, prompt=[[1], [2], [3]], n=2)
+        await start_request(gateway, prompt=[[1], [2], [3]], n=2)
     assert refused.value.status_code == 503
     await alone
     await until(lambda: not gateway.gateway.in_flight and not len(gateway.gateway.admission))
 
 
-async def test_time_in_the_queue_counts_from_when_no_sibling_runs() -> None:
+async def test_queue_time_counts_from_when_no_sibling_runs() -> None:
     admission, siblings = Admission(lambda: 1, max_in_flight=1, queue_size=8), SiblingSequences(0.2, 8)
     runs = QueueEntry(time.monotonic() + 60, siblings=siblings)
     await admission.enter(runs)
@@ -149,7 +150,7 @@ async def test_time_in_the_queue_counts_from_when_no_sibling_runs() -> None:
     assert (admission.in_flight, len(admission)) == (0, 0)
 
 
-async def test_one_that_leaves_the_line_takes_nothing_with_it() -> None:
+async def test_cancelled_sibling_releases_its_queue_slot() -> None:
     admission, siblings = Admission(lambda: 1, max_in_flight=1, queue_size=8), SiblingSequences(60, 1)
     entries = [QueueEntry(time.monotonic() + 60, siblings=siblings) for _ in range(4)]
     await admission.enter(entries[0])

@@ -17,7 +17,7 @@ from mizzen.gateway.admission.queue_entry import QueueEntry
 from mizzen.gateway.errors import ApiError
 
 
-async def test_a_deadline_ends_a_request_that_gets_turns_and_no_engine() -> None:
+async def test_deadline_ends_a_request_that_is_admitted_but_never_placed() -> None:
     admission = Admission(lambda: 1, max_in_flight=1, queue_size=1)
     queue_entry = QueueEntry(time.monotonic() + 0.2)
     await admission.enter(queue_entry)
@@ -29,9 +29,7 @@ async def test_a_deadline_ends_a_request_that_gets_turns_and_no_engine() -> None
     assert admission.in_flight == 0
 
 
-async def test_requests_are_held_while_the_only_engine_is_replaced(
-    live: Any, scripted: Any, until: Any
-) -> None:
+async def test_requests_wait_while_the_only_engine_is_replaced(live: Any, scripted: Any, until: Any) -> None:
     first = scripted()
     endpoint = first.endpoint
     gateway = await live(first)
@@ -44,7 +42,7 @@ async def test_requests_are_held_while_the_only_engine_is_replaced(
     assert len(second.requests) == 5
 
 
-async def test_without_an_engine_requests_wait_for_their_deadline(live: Any, until: Any) -> None:
+async def test_requests_without_an_engine_wait_until_their_deadline(live: Any, until: Any) -> None:
     gateway = await live("tcp://127.0.0.1:9", wait=False, queue_timeout_seconds=4.0, queue_size=2)
     client, began = gateway.client(), time.monotonic()
     waiting = [asyncio.create_task(text_of(client)) for _ in range(2)]
@@ -63,7 +61,7 @@ async def test_without_an_engine_requests_wait_for_their_deadline(live: Any, unt
         assert (await http.get(f"{gateway.admin}/readyz")).status_code == 200
 
 
-async def test_a_bounded_number_is_in_work_and_the_rest_in_order(
+async def test_requests_beyond_max_in_flight_are_served_in_order(
     live: Any, scripted: Any, until: Any
 ) -> None:
     engine = scripted()
@@ -82,7 +80,9 @@ async def test_a_bounded_number_is_in_work_and_the_rest_in_order(
     assert [request.prompt[0] for request in engine.requests] == [100, 101, 102, 103]
 
 
-async def test_an_engine_full_by_its_own_count_is_not_overrun(live: Any, scripted: Any, until: Any) -> None:
+async def test_engine_gets_no_more_requests_than_it_runs_and_queues(
+    live: Any, scripted: Any, until: Any
+) -> None:
     engine = scripted(max_running_requests=2)
     engine.does.step_seconds = 0.01
     gateway = await live(engine, queue_timeout_seconds=60)
@@ -96,10 +96,10 @@ async def test_an_engine_full_by_its_own_count_is_not_overrun(live: Any, scripte
     assert most <= 10
 
 
-async def test_requests_wait_for_an_engine_to_be_woken(
+async def test_requests_wait_for_an_engine_to_be_started(
     live: Any, scripted: Any, tmp_path: Any, until: Any
 ) -> None:
-    """Scaled to zero: held beyond the time of a queue, within a bound, and told to whoever can wake one."""
+    """Scaled to zero: requests wait beyond the queue timeout, within a bound, and the operator sees them."""
     token = tmp_path / "admin.token"
     token.write_text("s3cret\n")
     options = {"queue_timeout_seconds": 0.2, "wake_timeout_seconds": 60, "queue_size": 3}

@@ -1,4 +1,4 @@
-"""API keys over real HTTP, with the official client: their files, who gets in, and what a key may do."""
+"""API keys over real HTTP with the official client: key files, authentication and permissions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tenant_kit import ALICE, BOB, USER, eventually, key_file, replace_file
 # ── files of keys ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_keys_are_hashed_when_they_are_read(keys: Path) -> None:
+def test_keys_are_hashed_when_read(keys: Path) -> None:
     grants = parse_key_files(read_key_files([str(keys)]))
     assert [grant.name for grant in grants] == ["alice", "bob"]
     assert grants[0].digest == hashlib.sha256(ALICE.encode()).digest()
@@ -32,7 +32,7 @@ def test_keys_are_hashed_when_they_are_read(keys: Path) -> None:
     assert ring.find_grant(b"") is None
 
 
-def test_a_mounted_secret_is_a_folder_of_files(tmp_path: Path) -> None:
+def test_mounted_secret_is_read_as_a_folder(tmp_path: Path) -> None:
     data = tmp_path / "..2026_01_01"
     data.mkdir()
     (data / "a.yaml").write_text(key_file({"name": "a", "key": "12345678a"}))
@@ -70,7 +70,7 @@ def test_a_mounted_secret_is_a_folder_of_files(tmp_path: Path) -> None:
         ("keys: [!!timestamp secret]", "put texts in quotes"),  # and AttributeError
     ],
 )
-def test_a_bad_file_is_named_and_no_key_is_shown(tmp_path: Path, content: str, message: str) -> None:
+def test_invalid_key_file_is_named_without_showing_keys(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "team.yaml"
     path.write_text(content)
     with pytest.raises(InvalidKeyFile) as error:
@@ -80,7 +80,7 @@ def test_a_bad_file_is_named_and_no_key_is_shown(tmp_path: Path, content: str, m
     assert "secret" not in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_key_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidKeyFile, match=r"none\.yaml cannot be read: No such file"):
         read_key_files([str(tmp_path / "none.yaml")])
 
@@ -88,7 +88,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 # ── keys over HTTP ────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_only_holders_of_keys_get_in(
+async def test_only_valid_keys_are_accepted(
     live: Any, scripted: Any, keys: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -115,7 +115,7 @@ async def test_only_holders_of_keys_get_in(
     assert "sk-wrong" not in caplog.text
 
 
-async def test_engines_know_tenants_apart_and_by_no_name(live: Any, scripted: Any, keys: Path) -> None:
+async def test_engines_get_distinct_tenant_tags_without_names(live: Any, scripted: Any, keys: Path) -> None:
     engine = scripted()
     gateway = await live(engine, api_keys_file=(str(keys),))
     for key in (ALICE, BOB, ALICE):
@@ -129,7 +129,7 @@ async def test_engines_know_tenants_apart_and_by_no_name(live: Any, scripted: An
     assert engine.requests[-1].tenant == 0
 
 
-async def test_without_keys_everyone_is_served_and_the_log_says_so_once(
+async def test_without_keys_every_client_is_served_and_one_warning_logged(
     live: Any, scripted: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = await live(scripted())
@@ -139,7 +139,7 @@ async def test_without_keys_everyone_is_served_and_the_log_says_so_once(
     assert len(said) == 1
 
 
-async def test_a_key_is_for_its_models(live: Any, scripted: Any, keys: Path) -> None:
+async def test_key_only_allows_its_models(live: Any, scripted: Any, keys: Path) -> None:
     gateway = await live(scripted(), alias=("other",), api_keys_file=(str(keys),))
     assert {model.id async for model in gateway.client(ALICE).models.list()} == {"demo", "other"}
     bob = gateway.client(BOB)
@@ -151,7 +151,7 @@ async def test_a_key_is_for_its_models(live: Any, scripted: Any, keys: Path) -> 
         await bob.models.retrieve("other")
 
 
-async def test_keys_come_and_go_without_a_restart(
+async def test_keys_are_reloaded_without_a_restart(
     live: Any, scripted: Any, keys: Path, until: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = await live(scripted(), api_keys_file=(str(keys),))
@@ -177,7 +177,7 @@ async def test_keys_come_and_go_without_a_restart(
     await eventually(lambda: works(carol), False)  # no key at all lets nobody in
 
 
-async def test_a_long_request_outlives_its_key(live: Any, scripted: Any, keys: Path) -> None:
+async def test_running_request_outlives_its_key(live: Any, scripted: Any, keys: Path) -> None:
     engine = scripted()
     engine.does.step_seconds = 0.05
     gateway = await live(engine, api_keys_file=(str(keys),))
@@ -209,13 +209,13 @@ async def test_priority_is_bounded_by_the_key_and_reaches_the_engine(
         await ask(BOB, priority=9)
 
 
-async def test_without_keys_nobody_gets_a_high_priority_unless_all_may(live: Any, scripted: Any) -> None:
+async def test_without_keys_priority_is_bounded_by_the_option(live: Any, scripted: Any) -> None:
     for most, wanted in ((0, (0, 0, -5)), (3, (2, 3, -5))):
         engine = scripted()
         gateway = await live(engine, keyless_max_priority=most, route_header=most == 0)
-        for asked, given in zip((2, 8, -5), wanted, strict=True):
+        for requested, given in zip((2, 8, -5), wanted, strict=True):
             raw = await gateway.client().completions.with_raw_response.create(
-                model="demo", prompt="a", max_tokens=1, extra_body={"priority": asked}
+                model="demo", prompt="a", max_tokens=1, extra_body={"priority": requested}
             )
             assert engine.requests[-1].priority == given
             assert ("x-mizzen-route" in raw.headers) is (most == 0)
@@ -223,9 +223,7 @@ async def test_without_keys_nobody_gets_a_high_priority_unless_all_may(live: Any
             await gateway.client().completions.create(model="demo", prompt="a", extra_body={"priority": 9})
 
 
-async def test_health_needs_no_key_and_tells_whether_requests_are_served(
-    live: Any, scripted: Any, keys: Path
-) -> None:
+async def test_health_endpoint_needs_no_key(live: Any, scripted: Any, keys: Path) -> None:
     gateway = await live(scripted(), api_keys_file=(str(keys),))
     async with httpx.AsyncClient(timeout=60) as http:
         assert (await http.get(f"{gateway.url}/v1/models")).status_code == 401
@@ -234,7 +232,7 @@ async def test_health_needs_no_key_and_tells_whether_requests_are_served(
         assert (await http.get(f"{gateway.url}/health")).status_code == 503
 
 
-async def test_a_key_may_have_a_prefix_cache_of_its_own(live: Any, scripted: Any, tmp_path: Path) -> None:
+async def test_key_can_have_an_isolated_prefix_cache(live: Any, scripted: Any, tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     alone = [{"name": f"k{n}", "key": f"sk-isolated-{n}", "isolateCache": True} for n in range(2)]
     path.write_text(key_file({"name": "a", "key": ALICE}, {"name": "b", "key": BOB}, *alone))

@@ -1,4 +1,4 @@
-"""What a key may use in a minute, and at once: real HTTP, the official client."""
+"""Limits of a key per minute and in parallel, over real HTTP with the official client."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tenant_kit import ALICE, BOB, key_file, replace_file
 
 @pytest.fixture
 def metered(live: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Return a function that starts a gateway, whose one key may use so many tokens a minute.
+    """Return a function that starts a gateway whose one key may use a number of tokens per minute.
 
-    Time stands still for it: nothing comes back.
+    Its clock stands still, so nothing is refilled.
     """
 
     async def start(engine: Any, tokens: int) -> tuple[Any, Any]:
@@ -34,7 +34,7 @@ def metered(live: Any, tmp_path: Path) -> Callable[..., Any]:
     return start
 
 
-async def test_requests_a_minute(live: Any, scripted: Any, tmp_path: Path) -> None:
+async def test_requests_per_minute_are_limited(live: Any, scripted: Any, tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text(key_file({"name": "a", "key": ALICE, "requestsPerMinute": 2}))
     gateway = await live(scripted(), api_keys_file=(str(path),))
@@ -58,7 +58,9 @@ async def test_requests_a_minute(live: Any, scripted: Any, tmp_path: Path) -> No
     assert [model.id async for model in client.models.list()] == ["demo"]  # looking costs nothing
 
 
-async def test_gateways_may_share_a_keys_limits(live: Any, scripted: Any, tmp_path: Path, until: Any) -> None:
+async def test_gateways_share_the_limits_of_a_key(
+    live: Any, scripted: Any, tmp_path: Path, until: Any
+) -> None:
     path = tmp_path / "keys.yaml"
     limits = {"requestsPerMinute": 9, "tokensPerMinute": 1000, "maxParallel": 1}
     free = {"name": "b", "key": BOB}
@@ -75,7 +77,7 @@ async def test_gateways_may_share_a_keys_limits(live: Any, scripted: Any, tmp_pa
     await until(lambda: tenants.get("a").grant.requests_per_minute == 10)  # divided again when read again
 
 
-async def test_tokens_a_minute_are_charged_exactly(metered: Any, scripted: Any, until: Any) -> None:
+async def test_tokens_per_minute_are_charged_exactly(metered: Any, scripted: Any, until: Any) -> None:
     engine = scripted()
     gateway, tenant = await metered(engine, 1000)
     client = gateway.client(ALICE)
@@ -126,10 +128,10 @@ async def test_embeddings_are_charged_for_their_prompts(metered: Any, scripted: 
     ],
     ids=["embeddings", "pairs", "labels", "completions"],
 )
-async def test_a_request_of_many_prompts_begins_whole_or_not_at_all(
+async def test_request_with_many_prompts_starts_completely_or_not_at_all(
     metered: Any, scripted: Any, path: str, body: dict[str, Any]
 ) -> None:
-    """Else a client that tries again would pay each time for the part that its minute has room for."""
+    """Otherwise a client that retries would pay each time for the part that fits in its minute."""
     engine = scripted()
     gateway, tenant = await metered(engine, 100)
     async with httpx.AsyncClient(timeout=60) as http:
@@ -143,13 +145,14 @@ async def test_a_request_of_many_prompts_begins_whole_or_not_at_all(
 
 
 MANY = {"model": "demo", "input": ["海" * 100] * 300}
-"""More than are in work at once, of three times as many tokens as characters: four are expected of one."""
+"""More prompts than run at once, with three times as many tokens as characters: one token in four is
+expected."""
 
 
-async def test_a_request_that_has_begun_is_served_whatever_it_costs_in_the_end(
+async def test_started_request_is_served_whatever_its_final_cost(
     metered: Any, scripted: Any, until: Any
 ) -> None:
-    """Else it fails half-way, charged, and so does each retry; what it used too much is a debt."""
+    """Otherwise it fails half-way, charged, and so does each retry; the excess is a debt."""
     gateway, tenant = await metered(scripted(), 8000)
     async with httpx.AsyncClient(timeout=60) as http:
         headers = {"authorization": f"Bearer {ALICE}"}
@@ -163,9 +166,7 @@ async def test_a_request_that_has_begun_is_served_whatever_it_costs_in_the_end(
         assert (await http.post(url, json=MANY, headers=headers)).status_code == 429
 
 
-async def test_what_is_reserved_for_inputs_that_never_began_is_given_back(
-    metered: Any, scripted: Any, until: Any
-) -> None:
+async def test_reservations_of_unstarted_inputs_are_refunded(metered: Any, scripted: Any, until: Any) -> None:
     engine = scripted()
     engine.does.refuse = RefusalCode.INVALID
     gateway, tenant = await metered(engine, 10000)
@@ -184,10 +185,10 @@ async def test_what_is_reserved_for_inputs_that_never_began_is_given_back(
             assert tenant.tokens.level == 10000, path
 
 
-async def test_tokens_that_a_stream_has_yet_to_use_are_nobody_elses(
+async def test_tokens_reserved_for_a_stream_are_not_available_to_others(
     metered: Any, scripted: Any, until: Any
 ) -> None:
-    """A second request is refused with a status, instead of one of both breaking off in its stream."""
+    """A second request is refused with a status, so that neither stream is interrupted."""
     engine = scripted()
     engine.does.fault, engine.does.fault_after = "mute", 0  # choices wait for the first one's tokens
     gateway, tenant = await metered(engine, 1100)
@@ -210,7 +211,7 @@ def text_of(gateway: Any, token: int) -> str:
     return engine.text_model.tokenizer.decode([token], False)
 
 
-async def test_requests_at_once(live: Any, scripted: Any, tmp_path: Path, until: Any) -> None:
+async def test_parallel_requests_are_limited(live: Any, scripted: Any, tmp_path: Path, until: Any) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text(key_file({"name": "a", "key": ALICE, "maxParallel": 2}, {"name": "b", "key": BOB}))
     engine = scripted()

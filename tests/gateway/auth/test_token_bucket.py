@@ -10,7 +10,7 @@ from mizzen.gateway.auth.rate_limits import TokenBucket
 
 
 @given(st.integers(1, 10**6), st.lists(st.tuples(st.floats(0, 100), st.floats(0.1, 10**6)), max_size=50))
-def test_a_bucket_never_gives_more_than_its_rate_and_a_minutes_worth(
+def test_bucket_never_gives_more_than_its_rate_and_one_minutes_worth(
     rate: int, takes: list[tuple[float, float]]
 ) -> None:
     now, given_out = 0.0, 0.0
@@ -29,7 +29,7 @@ def test_a_bucket_never_gives_more_than_its_rate_and_a_minutes_worth(
         assert given_out <= rate + now * rate / 60 + 1e-3 * rate
 
 
-def test_a_debt_is_paid_before_anything_is_given() -> None:
+def test_bucket_debt_is_paid_before_anything_is_given() -> None:
     now = [0.0]
     bucket = TokenBucket(60, lambda: now[0])
     assert bucket.take(60) == 0.0

@@ -1,4 +1,4 @@
-"""Engine pods by list and watch, against an HTTP server that speaks the Kubernetes API's watch."""
+"""Discovery of engine pods by list and watch, against a server that speaks the Kubernetes API's protocol."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def found(given: dict[str, Any]) -> DiscoveredEngine | None:
     return discover_engine(msgspec.convert(given, EnginePod))
 
 
-def test_which_pods_are_engines() -> None:
+def test_only_ready_engine_pods_are_discovered() -> None:
     assert found(pod("a")) == DiscoveredEngine(
         name="a", uid="uid-a", endpoint="tcp://10.0.0.1:5557", revision="r7"
     )
@@ -64,7 +64,7 @@ def test_which_pods_are_engines() -> None:
 
 
 class ApiServer:
-    """Lists what `pods` holds, and sends what is put into `events`."""
+    """Lists the objects in `pods`, and sends the events put into `events`."""
 
     def __init__(self) -> None:
         self.pods: list[dict[str, Any]] = []
@@ -123,7 +123,7 @@ async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 
 class Table:
-    """Stands where the routing table does."""
+    """Stand-in for the routing table."""
 
     def __init__(self) -> None:
         self.reports: list[dict[str, DiscoveredEngine]] = []
@@ -148,7 +148,7 @@ async def table(api: ApiServer) -> AsyncIterator[Table]:
     await asyncio.gather(watch, return_exceptions=True)
 
 
-async def test_changes_reach_the_table(api: ApiServer, table: Table, until: Any) -> None:
+async def test_pod_changes_reach_the_routing_table(api: ApiServer, table: Table, until: Any) -> None:
     await until(lambda: table.now == {})
     api.send("ADDED", pod("a", ready=False))
     api.send("MODIFIED", pod("a"))
@@ -165,7 +165,9 @@ async def test_changes_reach_the_table(api: ApiServer, table: Table, until: Any)
     assert api.queries[1]["allowWatchBookmarks"] == "true"
 
 
-async def test_a_watch_goes_on_where_it_ended(api: ApiServer, table: Table, until: Any) -> None:
+async def test_next_watch_continues_at_the_last_resource_version(
+    api: ApiServer, table: Table, until: Any
+) -> None:
     metadata = {"resourceVersion": "77", "creationTimestamp": None}  # as kube-apiserver 1.36 sends it
     bookmark = {"kind": "Pod", "metadata": metadata, "spec": {"containers": None}, "status": {}}
     api.send("BOOKMARK", bookmark)
@@ -176,7 +178,9 @@ async def test_a_watch_goes_on_where_it_ended(api: ApiServer, table: Table, unti
 
 
 @pytest.mark.parametrize("how", ["event", "status"])
-async def test_an_expired_version_is_listed_again(api: ApiServer, table: Table, until: Any, how: str) -> None:
+async def test_expired_resource_version_causes_a_list(
+    api: ApiServer, table: Table, until: Any, how: str
+) -> None:
     api.pods = [pod("a")]
     if how == "status":
         api.status = 410
@@ -187,7 +191,7 @@ async def test_an_expired_version_is_listed_again(api: ApiServer, table: Table, 
 
 
 @pytest.mark.parametrize("how", ["event", "status", "forbidden", "closed"])
-async def test_an_api_server_that_ends_every_watch_is_not_hammered(
+async def test_watches_that_end_at_once_are_throttled(
     api: ApiServer, table: Table, until: Any, how: str
 ) -> None:
     await until(lambda: table.now == {})
@@ -209,7 +213,9 @@ async def test_an_api_server_that_ends_every_watch_is_not_hammered(
     await until(lambda: len(api.queries) > began)
 
 
-async def test_an_api_server_that_is_away_changes_nothing(api: ApiServer, table: Table, until: Any) -> None:
+async def test_routing_table_stays_while_the_api_server_is_unavailable(
+    api: ApiServer, table: Table, until: Any
+) -> None:
     api.pods = [pod("a")]
     await until(lambda: set(table.now) == {"a"})
     api.down = True
@@ -221,7 +227,7 @@ async def test_an_api_server_that_is_away_changes_nothing(api: ApiServer, table:
     assert all("a" in report for report in table.reports if report)
 
 
-async def test_garbage_from_the_api_server_is_survived(api: ApiServer, table: Table, until: Any) -> None:
+async def test_malformed_api_responses_are_survived(api: ApiServer, table: Table, until: Any) -> None:
     await until(lambda: table.now == {})
     api.events.put_nowait(b"not json\n")
     api.pods = [pod("a")]

@@ -1,4 +1,4 @@
-"""An engine that starts anew while its keys are rotated: what was known of the former process is void."""
+"""Engines that restart during a key rotation: state of the old process is discarded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mizzen.wire.client.stream import StreamLost
 
 
 class StubLink:
-    """A connection that does what it is told; its files come when they are let through."""
+    """Connection that a test controls; its files arrive when the test releases them."""
 
     def __init__(self, offer: str, on_change: Callable[[Any], None]) -> None:
         self.offer = offer
@@ -55,7 +55,7 @@ class StubLink:
 
 
 class StubTexts(TextModels):
-    """Makes a text model of any files, but those of a tokenizer named "broken"."""
+    """Makes a text model of any files, except those of a tokenizer named "broken"."""
 
     async def get_or_build(self, name: str, files: Mapping[str, bytes]) -> TextModel:
         if name == "broken":
@@ -66,7 +66,7 @@ class StubTexts(TextModels):
 
 
 class Rotated:
-    """An engine whose keys can be rotated; `links` are its connections, the newest last."""
+    """Engine whose keys can be rotated; `links` are its connections, newest last."""
 
     def __init__(self, warm: Callable[[EngineClient], Any] = lambda engine: None) -> None:
         self.links: list[StubLink] = []
@@ -97,8 +97,10 @@ async def serving(text: str, until: Any) -> Rotated:
 
 
 @pytest.mark.parametrize("usable", [True, False])
-async def test_a_process_of_other_files_gets_no_prompt_of_the_former_ones(until: Any, usable: bool) -> None:
-    """The newer connection is welcomed by the new process before the former one is known to be lost."""
+async def test_restarted_engine_with_other_files_gets_no_prompt_of_the_old_tokenizer(
+    until: Any, usable: bool
+) -> None:
+    """The new process welcomes the newer connection before the old one is known to be lost."""
     found = await serving("a", until)
     engine = found.engine
     engine.prefixes.apply_event([1, 2], [])
@@ -114,7 +116,7 @@ async def test_a_process_of_other_files_gets_no_prompt_of_the_former_ones(until:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-async def test_what_is_wrong_with_a_former_process_is_not_said_of_the_next(until: Any, lost: bool) -> None:
+async def test_problem_of_the_old_process_is_not_reported_for_the_new_one(until: Any, lost: bool) -> None:
     found = Rotated()
     first = found.links[0]
     first.says("first", "broken")
@@ -130,7 +132,7 @@ async def test_what_is_wrong_with_a_former_process_is_not_said_of_the_next(until
     await found.engine.stop()
 
 
-async def test_a_rotation_without_a_restart_keeps_what_is_known(until: Any) -> None:
+async def test_key_rotation_without_a_restart_keeps_tokenizer_and_prefixes(until: Any) -> None:
     found = await serving("a", until)
     found.engine.prefixes.apply_event([1, 2], [])
     found.rotate().says("first", "a")
@@ -140,8 +142,8 @@ async def test_a_rotation_without_a_restart_keeps_what_is_known(until: Any) -> N
     await found.engine.stop()
 
 
-async def test_a_new_process_of_the_same_files_is_warmed_anew(until: Any) -> None:
-    """What fills a cache ends with the process whose cache it was."""
+async def test_restarted_engine_with_the_same_files_is_warmed_again(until: Any) -> None:
+    """A warm-up ends with the process whose cache it fills."""
     begun: list[str] = []
     ended: list[str] = []
 

@@ -9,7 +9,7 @@ from chat_requests import text_of
 from mizzen.wire.messages import RefusalCode
 
 
-async def test_files_that_do_not_come_are_asked_for_again(live: Any, scripted: Any) -> None:
+async def test_missing_engine_files_are_fetched_again(live: Any, scripted: Any) -> None:
     engine = scripted()
     engine.does.deaf_to_files = 1
     gateway = await live(engine, wait=False, engine_timeout_seconds=0.5)
@@ -17,7 +17,7 @@ async def test_files_that_do_not_come_are_asked_for_again(live: Any, scripted: A
     assert engine.hellos == 1
 
 
-async def test_a_draining_engine_gets_nothing_new_and_ends_what_it_has(
+async def test_draining_engine_finishes_its_requests_and_gets_no_new_ones(
     live: Any, scripted: Any, until: Any
 ) -> None:
     old, new = scripted(), scripted()
@@ -35,7 +35,7 @@ async def test_a_draining_engine_gets_nothing_new_and_ends_what_it_has(
     assert len(old.requests) == before
 
 
-async def test_unusable_engines_are_left_out(
+async def test_unusable_engines_are_ignored_and_reported(
     live: Any, scripted: Any, until: Any, tokenizer_files: dict[str, bytes]
 ) -> None:
     nameless = {**tokenizer_files, "tokenizer_config.json": b'{"chat_template": [{"name": "default"}]}'}
@@ -48,9 +48,7 @@ async def test_unusable_engines_are_left_out(
     assert (await text_of(gateway.client(), max_tokens=2))[1] == "length"
 
 
-async def test_an_engine_is_of_another_protocol_when_it_refuses_a_gateway_for_what_it_says(
-    live: Any, scripted: Any, until: Any
-) -> None:
+async def test_invalid_hello_refusal_is_a_protocol_mismatch(live: Any, scripted: Any, until: Any) -> None:
     codes = (RefusalCode.INVALID, RefusalCode.QUEUE_FULL, RefusalCode.STARTING)
     engines = [scripted() for _ in codes]
     for engine, code in zip(engines, codes, strict=True):

@@ -16,8 +16,10 @@ from mizzen.gateway.engines.health import HealthLimits, StepProgress
 from mizzen.wire.messages import RefusalCode
 
 
-async def test_a_long_step_costs_no_stream_and_gets_nothing_new(live: Any, scripted: Any, until: Any) -> None:
-    """A prompt that keeps an engine busy for long must not end what else runs there."""
+async def test_long_step_loses_no_stream_and_gets_no_new_request(
+    live: Any, scripted: Any, until: Any
+) -> None:
+    """A prompt that keeps an engine busy for long must not end its other requests."""
     slow, other = scripted(), scripted()
     gateway = await live(slow, engine_timeout_seconds=0.5)
     slow.does.step_seconds = 0.02  # far from their ends when the long step begins
@@ -42,18 +44,20 @@ async def test_a_long_step_costs_no_stream_and_gets_nothing_new(live: Any, scrip
     assert slow.hellos == 1
 
 
-async def test_a_failing_engine_is_left_alone_and_tried_again(live: Any, scripted: Any, until: Any) -> None:
-    """Closed, open, half-open with one probe, open for longer, and closed by a probe that goes well."""
+async def test_circuit_breaker_opens_and_closes_around_a_failing_engine(
+    live: Any, scripted: Any, until: Any
+) -> None:
+    """Closed, open, half-open with one probe, open for longer, and closed by a successful probe."""
     bad, good = scripted(), scripted()
     gateway = await live(bad, good, breaker_failures=2, queue_timeout_seconds=60)
     (first,) = [e for e in gateway.gateway.table if e.discovered.endpoint == bad.endpoint]
     client = gateway.client()
     bad.does.fault, bad.does.fault_after = "error", 0
-    asked = 0
+    request_count = 0
     while not first.breaker.open_count:
         assert (await text_of(client, max_tokens=3))[1] == "length"
-        asked += 1
-        assert asked < 100
+        request_count += 1
+        assert request_count < 100
     assert f'breaker_opened{{engine="{bad.endpoint}"}} ' in gateway.gateway.metrics_text().decode()
     good.does.refuse = RefusalCode.QUEUE_FULL  # what comes now waits for the probe
     waiting = [asyncio.create_task(text_of(client, max_tokens=3)) for _ in range(5)]
@@ -64,10 +68,8 @@ async def test_a_failing_engine_is_left_alone_and_tried_again(live: Any, scripte
     assert first.breaker.state is BreakerState.CLOSED
 
 
-async def test_one_that_should_have_been_heard_is_suspected_long_before_its_time_out(
-    live: Any, scripted: Any, until: Any
-) -> None:
-    """What waits there for a first token goes elsewhere; what runs there stays."""
+async def test_silent_engine_is_suspect_long_before_its_timeout(live: Any, scripted: Any, until: Any) -> None:
+    """Requests without a first token are retried elsewhere; running ones stay."""
     mute, other = scripted(), scripted()
     gateway = await live(mute, engine_suspect_seconds=0.3, engine_timeout_seconds=60, engine_lost_seconds=120)
     mute.does.step_seconds = 0.02
@@ -85,7 +87,7 @@ async def test_one_that_should_have_been_heard_is_suspected_long_before_its_time
     assert len(other.requests) == 1
     await until(lambda: engine.suspect)
     assert engine.serving, "it is suspect, not silent yet"
-    assert engine.state == "suspect", "whoever asks whether a request would succeed now is told"
+    assert engine.state == "suspect", "the state says that a request may not succeed now"
     for _ in range(4):
         assert (await text_of(client, max_tokens=3))[1] == "length"
     assert len(other.requests) == 5
@@ -96,7 +98,7 @@ async def test_one_that_should_have_been_heard_is_suspected_long_before_its_time
     assert engine.breaker.state is BreakerState.CLOSED
 
 
-async def test_an_idle_engine_that_answers_is_not_suspected(live: Any, scripted: Any, until: Any) -> None:
+async def test_idle_engine_that_answers_pings_is_not_suspect(live: Any, scripted: Any, until: Any) -> None:
     engine = scripted()
     engine.does.stats_seconds = 1000.0
     gateway = await live(engine, engine_suspect_seconds=0.4, engine_timeout_seconds=60)
@@ -106,7 +108,7 @@ async def test_an_idle_engine_that_answers_is_not_suspected(live: Any, scripted:
     await until(lambda: not one.suspect)  # its answer may be late where others work
 
 
-def test_progress_is_what_steps_tell_while_requests_run() -> None:
+def test_engine_is_stuck_without_steps_while_requests_run() -> None:
     now, link = 0.0, SimpleNamespace(stats=None)
     progress = StepProgress(HealthLimits(stuck_after=10.0), lambda: now)
     never = StepProgress(HealthLimits(stuck_after=0.0), lambda: now)
@@ -124,15 +126,13 @@ def test_progress_is_what_steps_tell_while_requests_run() -> None:
     ("said", "spare", "stuck"),
     [
         (0.0, True, False),  # a prompt, or something new: it may take its time
-        (1.0, False, False),  # nobody else could go on
+        (1.0, False, False),  # no other engine could resume
         (1.0, True, True),
         (7.0, True, False),
         (6.0, True, True),
     ],
 )
-def test_an_engine_that_says_how_long_its_steps_take_is_taken_at_its_word(
-    said: float, spare: bool, stuck: bool
-) -> None:
+def test_announced_step_time_bounds_a_stuck_engine(said: float, spare: bool, stuck: bool) -> None:
     now = 0.0
     progress = StepProgress(HealthLimits(stuck_after=60.0, min_stuck_after=5.0), lambda: now)
     link: Any = SimpleNamespace(stats=SimpleNamespace(running=1, steps=3, patience_seconds=said))
@@ -143,9 +143,7 @@ def test_an_engine_that_says_how_long_its_steps_take_is_taken_at_its_word(
     assert progress.check_stuck(link, spare) is stuck
 
 
-async def test_an_engine_that_answers_and_makes_no_step_loses_its_answers(
-    live: Any, scripted: Any, until: Any
-) -> None:
+async def test_stuck_engine_loses_its_answers_to_another(live: Any, scripted: Any, until: Any) -> None:
     bad, good = scripted(), scripted()
     for engine in (bad, good):
         engine.does.reply = list(range(10, 40))

@@ -1,4 +1,4 @@
-"""CURVE keys are rotated under running streams: none fails, and the old keys open nothing any more."""
+"""CURVE keys are rotated under running streams: no stream fails, and dropped keys open no connection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fresh() -> Pairs:
 
 
 class Mount:
-    """A folder of keys that changes as a mounted Secret does: as a whole, by one link."""
+    """Key folder that changes as a mounted Secret does: as a whole, by replacing one link."""
 
     def __init__(self, path: Path, side: str) -> None:
         self.path, self._side, self._count = path, side, 0
@@ -58,7 +58,7 @@ class Mount:
 
 
 class Engine:
-    """A simulated engine's processes with keys of its own."""
+    """Processes of a simulated engine with keys of its own."""
 
     def __init__(self, folder: Path, model: Path, keys: Mount) -> None:
         folder.mkdir()
@@ -98,7 +98,7 @@ def engines(tmp_path: Path, model_folder: Path) -> Iterator[Callable[[Pairs], En
 
 
 class Crowd:
-    """Streams that follow one another until told to stop."""
+    """Consecutive streams, until the test ends them."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -126,10 +126,10 @@ class Crowd:
         self._stop = True
 
 
-async def test_streams_run_through_two_rotations(
+async def test_streams_continue_through_two_key_rotations(
     live: Any, until: Any, engines: Callable[[Pairs], Engine], tmp_path: Path
 ) -> None:
-    """Nothing may be tried twice or resumed: a connection that is cut would be seen."""
+    """Retries and resuming are off, so an interrupted connection would be seen."""
     pairs = fresh()
     there = [engines(pairs), engines(pairs)]
     mount = Mount(tmp_path / "gateway-keys", "gateway")
@@ -190,7 +190,7 @@ async def test_streams_run_through_two_rotations(
     assert all(not link.open_streams for engine in table for link in [engine.link])
 
 
-async def test_old_keys_open_nothing_once_they_are_dropped(
+async def test_dropped_keys_open_no_connection(
     live: Any, until: Any, engines: Callable[[Pairs], Engine], tmp_path: Path
 ) -> None:
     pairs, later = fresh(), fresh()
@@ -207,7 +207,7 @@ async def test_old_keys_open_nothing_once_they_are_dropped(
     await until(lambda: there.serving, 120)
 
 
-def test_offers_begin_with_the_newest_keys_of_both_sides(tmp_path: Path) -> None:
+def test_key_offers_start_with_the_newest_keys_of_both_sides(tmp_path: Path) -> None:
     pairs, later = fresh(), fresh()
     mount = Mount(tmp_path / "keys", "gateway")
     mount.write(4, pairs, later)
@@ -222,7 +222,7 @@ def test_offers_begin_with_the_newest_keys_of_both_sides(tmp_path: Path) -> None
     assert (way.endpoint, way.name) == ("tcp://10.0.0.1:5558", both[0])
 
 
-def test_a_folder_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
+def test_invalid_key_folder_changes_nothing(tmp_path: Path) -> None:
     mount = Mount(tmp_path / "keys", "engine")
     mount.write(0, fresh())
     folder = KeyFolder(mount.path, "engine")

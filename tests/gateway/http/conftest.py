@@ -15,24 +15,24 @@ from mizzen.gateway.http import connection
 
 
 class Line:
-    """One connection to an app: a client's end, and the server's, which takes pieces as they are given."""
+    """Connection to an app, with the client's end and the server's protocol, which can be fed directly."""
 
     def __init__(self, reader: Any, writer: Any, server: connection.BoundedProtocol) -> None:
         self.reader, self.writer, self.server = reader, writer, server
 
     def give(self, *pieces: bytes) -> None:
-        """Have the server receive these pieces, each alone."""
+        """Let the server receive these pieces one by one."""
         for piece in pieces:
             self.server.data_received(piece)
 
     async def answer(self) -> tuple[int, bytes]:
-        """Read a response with a length."""
+        """Read a response with a content-length; return its status and body."""
         head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 60)
         size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         return int(head.split()[1]), await asyncio.wait_for(self.reader.readexactly(size), 60)
 
     async def ended(self) -> bytes:
-        """Read what comes until the server has ended the connection."""
+        """Read until the server has closed the connection."""
         return await asyncio.wait_for(self.reader.read(), 60)
 
 

@@ -1,4 +1,4 @@
-"""Clients that send too much, too slowly, another protocol's wishes or the next request, or that leave."""
+"""Clients that send too much or too slowly, do not read, or disconnect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def connect(gateway: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWri
     return await asyncio.open_connection(host, int(port))
 
 
-async def test_headers_without_end_are_refused(live: Any, scripted: Any) -> None:
+async def test_endless_headers_are_rejected(live: Any, scripted: Any) -> None:
     gateway = await live(scripted())
     reader, writer = await connect(gateway)
     writer.write(HEAD)
@@ -44,7 +44,7 @@ async def test_headers_without_end_are_refused(live: Any, scripted: Any) -> None
 
 
 @pytest.mark.parametrize("drip", [b"", b"\r\n", b"x"])
-async def test_a_head_that_does_not_come_ends_the_connection(
+async def test_unfinished_head_closes_the_connection(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch, drip: bytes
 ) -> None:
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_SECONDS", 0.3)
@@ -63,10 +63,10 @@ async def test_a_head_that_does_not_come_ends_the_connection(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_takes_nothing_keeps_no_connection(
+async def test_connection_of_a_client_that_does_not_read_is_closed(
     live: Any, scripted: Any, until: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """Of a stream, and of a whole answer that was written at once and waits for the client alone."""
+    """For a stream, and for a response that was written at once and only waits for the client."""
     monkeypatch.setattr(connection, "WRITE_STALL_SECONDS", 0.3)
     engine = scripted(context_length=100_000)
     engine.does.tokens_a_step = 1000
@@ -85,7 +85,7 @@ async def test_a_client_that_takes_nothing_keeps_no_connection(
         assert not engine.running
 
 
-async def test_slow_bodies_long_streams_and_kept_connections_are_left_alone(
+async def test_slow_bodies_long_streams_and_keep_alive_are_not_closed(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = scripted()
@@ -116,55 +116,51 @@ AROUND = {"trailers": (b"0\r\n", b"a:b\r\n"), "trailer": (b"0\r\na:", b"b"), "si
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("refused", [False, True])
-async def test_what_is_no_body_has_a_bound_also_behind_the_head(
-    line: Any, around: str, refused: bool
-) -> None:
-    one = await line(Refusing() if refused else Echoing())
-    one.give(CHUNKED + b"5\r\nhello\r\n")
+async def test_trailers_and_chunk_framing_are_bounded(line: Any, around: str, refused: bool) -> None:
+    connected = await line(Refusing() if refused else Echoing())
+    connected.give(CHUNKED + b"5\r\nhello\r\n")
     if refused:
-        assert await one.answer() == (401, b"")
+        assert await connected.answer() == (401, b"")
     begin, more = AROUND[around]
-    one.give(begin, *[more * (16384 // len(more))] * 64)
-    assert one.server.transport.is_closing()
-    assert len(one.server.headers) == 2
-    assert await one.ended() == b""
+    connected.give(begin, *[more * (16384 // len(more))] * 64)
+    assert connected.server.transport.is_closing()
+    assert len(connected.server.headers) == 2
+    assert await connected.ended() == b""
 
 
-async def test_trailers_are_read_and_dropped(line: Any) -> None:
+async def test_trailers_are_dropped(line: Any) -> None:
     app = Echoing()
-    one = await line(app)
+    connected = await line(app)
     for sent in (CHUNKED + b"5\r\nhello\r\n0\r\nx-sum: 1\r\nexpect: 100-continue\r\n\r\n",) * 2:
-        one.give(*(sent[at : at + 1] for at in range(len(sent))))
-        assert await one.answer() == (200, b"/outer hello")
+        connected.give(*(sent[at : at + 1] for at in range(len(sent))))
+        assert await connected.answer() == (200, b"/outer hello")
     assert [[name for name, _ in scope["headers"]] for scope in app.scopes] == [
         [b"host", b"transfer-encoding"]
     ] * 2
 
 
-async def test_a_body_of_many_small_chunks_is_no_head(line: Any) -> None:
-    one = await line(Echoing())
-    one.give(CHUNKED, *[b"1;a=b\r\nx\r\n" for _ in range(connection.MAX_HEAD_BYTES // 5)], b"0\r\n\r\n")
-    status, body = await one.answer()
+async def test_many_small_chunks_do_not_count_as_a_head(line: Any) -> None:
+    connected = await line(Echoing())
+    connected.give(CHUNKED, *[b"1;a=b\r\nx\r\n" for _ in range(connection.MAX_HEAD_BYTES // 5)], b"0\r\n\r\n")
+    status, body = await connected.answer()
     assert (status, len(body)) == (200, len(b"/outer ") + connection.MAX_HEAD_BYTES // 5)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_a_client_that_leaves_with_requests_in_line_is_missed(
-    line: Any, until: Any, at_once: bool
-) -> None:
+async def test_disconnect_with_pipelined_requests_is_detected(line: Any, until: Any, at_once: bool) -> None:
     app = Waiting()
-    one = await line(app)
+    connected = await line(app)
     first, second = (
         b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nx" % path for path in (b"/1", b"/2")
     )
     if at_once:
-        one.writer.write(first + second)
+        connected.writer.write(first + second)
     else:
-        one.writer.write(first)
+        connected.writer.write(first)
         await until(lambda: app.paths)
-        one.writer.write(second)
-    await until(lambda: one.server.pipeline)
-    one.writer.close()
+        connected.writer.write(second)
+    await until(lambda: connected.server.pipeline)
+    connected.writer.close()
     await until(lambda: app.left)
     assert app.left == app.paths == ["/1"]
-    assert not one.server.pipeline
+    assert not connected.server.pipeline

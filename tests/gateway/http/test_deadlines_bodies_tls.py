@@ -1,4 +1,4 @@
-"""Deadlines, bodies, CORS and TLS: real HTTP, the official client."""
+"""Deadlines, bodies, CORS and TLS over real HTTP, with the official client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def slow(scripted: Any) -> Any:
     ("headers", "body"),
     [({"x-request-timeout": "0.4"}, {}), ({"x-request-timeout": "400ms"}, {}), ({}, {"timeout": 0.4})],
 )
-async def test_a_request_ends_at_its_own_deadline(
+async def test_request_ends_at_its_own_deadline(
     live: Any, slow: Any, until: Any, headers: dict[str, str], body: dict[str, Any]
 ) -> None:
     gateway = await live(slow)
@@ -49,11 +49,11 @@ async def test_a_request_ends_at_its_own_deadline(
         )
     assert (late.value.status_code, late.value.code) == (504, "timeout")
     assert "within its timeout of 0.4 s" in str(late.value)
-    await until(lambda: slow.running == 0)  # the engine was told
+    await until(lambda: slow.running == 0)  # the engine got the abort
     assert gateway.gateway.in_flight == 0
 
 
-async def test_a_stream_that_is_late_ends_with_an_error_event(live: Any, slow: Any) -> None:
+async def test_stream_past_its_deadline_ends_with_an_error_event(live: Any, slow: Any) -> None:
     gateway = await live(slow)
     stream = await gateway.client().completions.create(
         model="demo", prompt="a", max_tokens=1500, stream=True, extra_headers={"x-request-timeout": "3"}
@@ -65,7 +65,7 @@ async def test_a_stream_that_is_late_ends_with_an_error_event(live: Any, slow: A
     assert chunks > 0
 
 
-async def test_timeouts_are_bounded_and_checked(live: Any, slow: Any) -> None:
+async def test_timeouts_are_bounded_and_validated(live: Any, slow: Any) -> None:
     gateway = await live(slow, max_request_timeout_seconds=1.0)
     with pytest.raises(openai.APIStatusError, match="timeout of 1 s"):
         await gateway.client().completions.create(
@@ -82,14 +82,14 @@ async def test_timeouts_are_bounded_and_checked(live: Any, slow: Any) -> None:
             assert response.json()["error"]["param"] == "x-request-timeout"
 
 
-async def test_a_timeout_may_be_everyones(live: Any, slow: Any) -> None:
+async def test_default_timeout_applies_to_all_requests(live: Any, slow: Any) -> None:
     gateway = await live(slow, request_timeout_seconds=0.4)
     with pytest.raises(openai.APIStatusError, match=r"timeout of 0\.4 s"):
         await gateway.client().completions.create(model="demo", prompt="a", max_tokens=1500)
 
 
 @pytest.mark.parametrize(("headers", "body"), [({"x-request-timeout": "60"}, {}), ({}, {"timeout": 60})])
-async def test_whoever_asks_for_more_time_than_everyone_gets_has_it(
+async def test_request_may_extend_the_default_timeout(
     live: Any, slow: Any, headers: dict[str, str], body: dict[str, Any]
 ) -> None:
     gateway = await live(slow, request_timeout_seconds=0.4)
@@ -99,7 +99,7 @@ async def test_whoever_asks_for_more_time_than_everyone_gets_has_it(
     assert answer.usage.completion_tokens == 20
 
 
-async def test_the_shorter_one_of_two_timeouts_counts(live: Any, slow: Any) -> None:
+async def test_shorter_of_two_timeouts_counts(live: Any, slow: Any) -> None:
     gateway = await live(slow)
     for header, field in (("0.4", 60), ("60", 0.4)):
         with pytest.raises(openai.APIStatusError, match=r"timeout of 0\.4 s"):
@@ -115,7 +115,7 @@ async def test_the_shorter_one_of_two_timeouts_counts(live: Any, slow: Any) -> N
 # ── bodies ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_all_bodies_together_are_bounded(live: Any, scripted: Any, until: Any) -> None:
+async def test_total_size_of_bodies_is_bounded(live: Any, scripted: Any, until: Any) -> None:
     engine = scripted()
     engine.does.step_seconds = 0.05
     gateway = await live(engine, max_bodies_bytes=4000)
@@ -135,10 +135,10 @@ async def test_all_bodies_together_are_bounded(live: Any, scripted: Any, until: 
         await until(lambda: budget.used == 0)
 
 
-async def test_one_key_holds_half_of_all_bodies_at_most(
+async def test_one_key_may_use_half_of_the_body_budget(
     live: Any, scripted: Any, keys: Path, until: Any
 ) -> None:
-    """White space is a body too: it costs its sender nothing, and would keep all others out."""
+    """White space is a body too: it costs its sender nothing, and would block all other clients."""
     engine = scripted()
     engine.does.step_seconds = 0.05
     files = (str(keys),)
@@ -167,9 +167,7 @@ async def test_one_key_holds_half_of_all_bodies_at_most(
         assert (await ask(ALICE, other)).status_code == 200
 
 
-async def test_a_body_that_stalls_is_given_up(
-    live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stalled_body_is_abandoned(live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_bodies, "BODY_STALL_SECONDS", 0.3)
     gateway = await live(scripted())
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n{"
@@ -184,7 +182,7 @@ async def test_a_body_that_stalls_is_given_up(
     assert gateway.gateway.body_budget.used == 0
 
 
-async def test_a_body_that_comes_in_parts_is_counted_as_it_comes(live: Any, scripted: Any) -> None:
+async def test_body_is_counted_as_its_parts_arrive(live: Any, scripted: Any) -> None:
     gateway = await live(scripted(), max_body_bytes=1024)
 
     async def parts() -> AsyncIterator[bytes]:
@@ -208,20 +206,20 @@ async def test_cors_is_off_by_default(live: Any, scripted: Any) -> None:
     assert not [name for name in response.headers if name.startswith("access-control-")]
 
 
-async def test_cors_for_some_origins_with_keys(live: Any, scripted: Any, keys: Path) -> None:
+async def test_cors_for_configured_origins_with_keys(live: Any, scripted: Any, keys: Path) -> None:
     gateway = await live(scripted(), api_keys_file=(str(keys),), cors_origin=("https://a.example",))
-    asked = {
+    preflight_headers = {
         "origin": "https://a.example",
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization, content-type",
     }
     async with httpx.AsyncClient(timeout=60) as http:
-        preflight = await http.options(f"{gateway.url}/v1/chat/completions", headers=asked)
+        preflight = await http.options(f"{gateway.url}/v1/chat/completions", headers=preflight_headers)
         assert preflight.status_code == 200  # a browser sends no key with it
         assert preflight.headers["access-control-allow-origin"] == "https://a.example"
         assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
         other = await http.options(
-            f"{gateway.url}/v1/chat/completions", headers={**asked, "origin": "https://b.example"}
+            f"{gateway.url}/v1/chat/completions", headers={**preflight_headers, "origin": "https://b.example"}
         )
         assert "access-control-allow-origin" not in other.headers
         headers = {"origin": "https://a.example", "authorization": f"Bearer {ALICE}"}
@@ -272,7 +270,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return cert_path, key_path
 
 
-async def test_tls_with_a_certificate_that_changes(live: Any, scripted: Any, tmp_path: Path) -> None:
+async def test_tls_reloads_a_changed_certificate(live: Any, scripted: Any, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "one")
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(cert.read_bytes())
@@ -308,7 +306,7 @@ async def test_tls_with_a_certificate_that_changes(live: Any, scripted: Any, tmp
             await http.get(gateway.url.replace("https", "http") + "/v1/models")
 
 
-async def test_a_certificate_that_cannot_be_used_is_named(live: Any, scripted: Any, tmp_path: Path) -> None:
+async def test_unusable_certificate_is_named(live: Any, scripted: Any, tmp_path: Path) -> None:
     cert, _ = certificate(tmp_path, "one")
     (tmp_path / "other").mkdir()
     _, other = certificate(tmp_path / "other", "two")
@@ -320,10 +318,10 @@ async def test_a_certificate_that_cannot_be_used_is_named(live: Any, scripted: A
         await live(scripted(), tls_cert=str(cert))
 
 
-def test_a_file_that_goes_while_it_is_read_ends_no_watch(
+def test_removed_certificate_file_does_not_end_the_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet removes former files of a Secret at any time; `watch` goes on after this error alone."""
+    """The kubelet removes old files of a Secret at any time; only this error lets `watch` continue."""
     cert, key = certificate(tmp_path, "one")
     tls, read = ServerTls(str(cert), str(key)), ServerTls._read
 

@@ -1,4 +1,4 @@
-"""Sockets that mean harm, on either side: garbage for HTTP, garbage for frames, clients that take nothing."""
+"""Hostile sockets on either side: garbage instead of HTTP, garbage frames, clients that do not read."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ GARBAGE: dict[str, bytes] = {
 
 
 async def exchange(url: str, data: bytes, half_close: bool) -> bytes:
-    """Send bytes to a gateway; return what it answers until it says no more."""
+    """Send bytes to a gateway; return its answer until it is silent."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     got = b""
@@ -84,7 +84,7 @@ async def still_serves(gateway: Any) -> None:
 
 
 @pytest.mark.parametrize("half_close", [False, True], ids=["open", "half-closed"])
-async def test_garbage_for_http_gets_an_error_or_nothing(
+async def test_garbage_instead_of_http_gets_an_error_or_a_close(
     half_close: bool, scripted: Any, live: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = await live(scripted())
@@ -100,7 +100,7 @@ async def test_garbage_for_http_gets_an_error_or_nothing(
     assert not [record for record in caplog.records if record.exc_info], "an error was not expected"
 
 
-async def test_many_heads_that_never_end_keep_nobody_out(scripted: Any, live: Any) -> None:
+async def test_many_unfinished_heads_do_not_block_other_clients(scripted: Any, live: Any) -> None:
     gateway = await live(scripted())
     host, port = gateway.url.removeprefix("http://").split(":")
     held = [await asyncio.open_connection(host, int(port)) for _ in range(200)]
@@ -112,10 +112,11 @@ async def test_many_heads_that_never_end_keep_nobody_out(scripted: Any, live: An
     await still_serves(gateway)
 
 
-async def test_a_client_that_reads_late_gets_every_byte(
+async def test_slow_client_gets_every_byte(
     scripted: Any, live: Any, until: Any, monkeypatch: pytest.MonkeyPatch, model_folder: Any
 ) -> None:
-    """More than the connection's buffers hold, by sequences side by side: all wait, nothing is mixed up."""
+    """More data than the connection's buffers hold, of concurrent sequences: all wait, and nothing is
+    mixed up."""
     refused = 0
     write = connection.ConnectionWriter.write
 
@@ -153,7 +154,7 @@ async def test_a_client_that_reads_late_gets_every_byte(
 
 
 def read_events(raw: bytes) -> tuple[dict[int, str], dict[int, list[int]], dict[int, str]]:
-    """Return texts, token ids and ends by choice of a chunked response, its framing checked."""
+    """Return texts, token ids and finish reasons by choice of a chunked response, and check its framing."""
     _, _, rest = raw.partition(b"\r\n\r\n")
     parts, at, count = [], 0, -1
     while count:
@@ -192,44 +193,44 @@ FRAMES: dict[str, bytes | Message] = {
     "columns cut": Outputs(1, b"\1\2\3", b"", b"", b""),
     "columns that differ": Outputs(1, ONE, b"", packed("<i4", 5), b""),
     "counts beyond tokens": Outputs(1, ONE, packed("<u4", 0), packed("<i4", 5), packed("<u2", 9)),
-    "rows of nobody": Outputs(1, packed("<u4", 7), packed("<u4", 0), packed("<i4", 5), b""),
-    "an end of nobody": Outputs(1, b"", b"", b"", b"", (Finish(7, 99, -1, -1, -1, -1, "x" * 100_000),)),
-    "log probabilities of nobody": Outputs(1, b"", b"", b"", b"", (), (Logprobs(7, 0, b"abc", b""),)),
+    "rows of no request": Outputs(1, packed("<u4", 7), packed("<u4", 0), packed("<i4", 5), b""),
+    "an end of no request": Outputs(1, b"", b"", b"", b"", (Finish(7, 99, -1, -1, -1, -1, "x" * 100_000),)),
+    "log probabilities of no request": Outputs(1, b"", b"", b"", b"", (), (Logprobs(7, 0, b"abc", b""),)),
     "blocks cut": Blocks(1, b"123", b""),
     "blocks from the future": Blocks(2**60, b"", b""),
     "a file unasked": File("tokenizer.json", -1, 2**60, b"x"),
     "an embedding unasked": Embedding(7, b"xyz", 1, 1),
-    "a refusal of nobody": Refused(7, 12345, "\0" * 1000, float("nan")),
+    "a refusal of no request": Refused(7, 12345, "\0" * 1000, float("nan")),
 }
 
 
 @pytest.mark.parametrize("name", FRAMES)
-async def test_garbage_from_an_engine_harms_that_engine_alone(
+async def test_garbage_from_an_engine_only_affects_that_engine(
     name: str, scripted: Any, live: Any, until: Any
 ) -> None:
-    """It is said to every gateway that says Hello, so a link that connects again meets it again."""
+    """The engine sends it to every gateway after Hello, so a reconnecting link gets it again."""
     good = scripted()
     engines = sys.modules["mizzen_gateway_test_engines"]
-    frame, told = FRAMES[name], 0
+    frame, frames_sent = FRAMES[name], 0
 
     class Rogue(engines.ScriptedEngine):
         def _take(self, peer: bytes, message: Message) -> None:
-            nonlocal told
+            nonlocal frames_sent
             super()._take(peer, message)
             if type(message).__name__ == "Hello":
                 self._send(peer, frame)
-                told += 1
+                frames_sent += 1
 
     with Rogue(good.files) as rogue:
         gateway = await live(good, rogue, wait=False)
-        await until(lambda: told and sum(engine.serving for engine in gateway.gateway.table), 60)
+        await until(lambda: frames_sent and sum(engine.serving for engine in gateway.gateway.table), 60)
         for _ in range(5):
             await still_serves(gateway)
         assert not gateway.gateway.not_ready_reason
 
 
-async def test_a_gateway_among_strangers_starts_and_says_what_is_wrong(live: Any, until: Any) -> None:
-    """What listens there is no engine: it speaks HTTP, says nothing, or closes at once."""
+async def test_gateway_starts_among_incompatible_engines_and_reports_them(live: Any, until: Any) -> None:
+    """The listeners are not engines: they speak HTTP, send nothing, or close at once."""
 
     async def noisy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")

@@ -32,7 +32,7 @@ BODY: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content"
 
 
 class Program:
-    """A gateway of several processes."""
+    """Gateway with several processes."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         (folder / "token").write_text("secret")
@@ -79,7 +79,7 @@ class Program:
         return answer.json() if answer.status_code == 200 else {"engines": []}
 
     def ask(self) -> httpx.Response:
-        """Ask on a connection of its own, which the kernel gives to any of the processes."""
+        """Send a request on a new connection, which the kernel gives to any of the processes."""
         return httpx.post(f"http://127.0.0.1:{self.port}/v1/chat/completions", json=BODY, timeout=60)
 
     def end(self) -> None:
@@ -104,7 +104,7 @@ def program(tmp_path: Path, scripted: Any) -> Iterator[Callable[..., tuple[Progr
         one.end()
 
 
-def test_they_serve_and_end_as_one(program: Any) -> None:
+def test_processes_serve_and_stop_together(program: Any) -> None:
     gateway, engine = program()
     assert len(gateway.children) == 2
     assert engine.hellos == 2
@@ -131,8 +131,8 @@ def test_they_serve_and_end_as_one(program: Any) -> None:
     assert gateway.log.count('"ended"') == 2
 
 
-def test_one_that_dies_takes_the_others_with_it(program: Any) -> None:
-    """The pod starts anew, rather than serving with less than it was asked to."""
+def test_death_of_one_process_ends_the_others(program: Any) -> None:
+    """The pod restarts instead of serving with fewer processes than configured."""
     gateway, _ = program()
     first, other = gateway.children
     first.kill()
@@ -141,14 +141,14 @@ def test_one_that_dies_takes_the_others_with_it(program: Any) -> None:
     assert "has ended by itself" in gateway.log
 
 
-def test_none_outlives_the_parent(program: Any) -> None:
+def test_no_process_outlives_the_parent(program: Any) -> None:
     gateway, _ = program()
     children = gateway.children
     gateway.process.kill()
     gateway.wait(lambda: not any(child.is_running() for child in children))
 
 
-def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+def test_port_in_use_is_reported(tmp_path: Path) -> None:
     async def taken() -> tuple[int, str]:
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -160,15 +160,15 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
     assert "cannot listen on 127.0.0.1" in log
 
 
-async def test_what_is_asked_of_all_reaches_one_as_it_was_asked(
+async def test_forwarded_admin_requests_reach_a_process_unchanged(
     live: Any, scripted: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text("secret")
     gateway = await live(scripted(), admin_token_file=str(tmp_path / "token"))
-    gathered = AdminFanout([int(gateway.admin.rpartition(":")[2])], BodyBudget(3000), 2000)
+    admin_fanout = AdminFanout([int(gateway.admin.rpartition(":")[2])], BodyBudget(3000), 2000)
     admin = {"authorization": "Bearer secret", "x-mizzen-session": "s"}
     try:
-        transport = httpx.ASGITransport(gathered.app())
+        transport = httpx.ASGITransport(admin_fanout.app())
         async with httpx.AsyncClient(transport=transport, base_url="http://admin", timeout=60) as http:
             found = await http.post("/debug/route", json=BODY, headers=admin)
             assert found.json()["session"] == "s"
@@ -180,7 +180,7 @@ async def test_what_is_asked_of_all_reaches_one_as_it_was_asked(
             away = await http.post("/debug/route", json=BODY, headers=admin)
             assert (away.status_code, away.headers["retry-after"]) == (503, "1")
     finally:
-        await gathered.close()
+        await admin_fanout.close()
 
 
 def table(*engines: tuple[str, str, int], synced: bool = True) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def table(*engines: tuple[str, str, int], synced: bool = True) -> dict[str, Any]
     }
 
 
-def test_an_engine_serves_when_it_does_for_all() -> None:
+def test_merged_table_serves_only_if_all_processes_do() -> None:
     first = table(("a", "serving", 2), ("b", "serving", 0), ("c", "serving", 1), ("d", "broken", 0))
     second = table(("a", "serving", 3), ("b", "connecting", 0), ("d", "serving", 0), synced=False)
     merged = merge_tables([first, second])
@@ -229,7 +229,7 @@ def test_an_engine_serves_when_it_does_for_all() -> None:
     assert (merged["queued"], merged["inFlight"], merged["idleSeconds"]) == (2, 4, 0.5)
 
 
-def test_an_engine_is_of_another_protocol_when_it_is_for_all() -> None:
+def test_merged_table_reports_a_protocol_mismatch_only_if_all_processes_do() -> None:
     first = table(("a", "foreign", 0), ("b", "foreign", 0), ("c", "foreign", 0), ("d", "serving", 0))
     second = table(("a", "foreign", 0), ("b", "broken", 0), ("d", "foreign", 0))
     for tables in ([first, second], [second, first]):

@@ -1,4 +1,4 @@
-"""What clients get that the application never hears of, or that speak HTTP as it was."""
+"""Errors that never reach the application, and clients of HTTP/1.0."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
 
 
 async def raw(gateway: Any, data: bytes) -> tuple[bytes, bytes]:
-    """Send bytes; return head and rest of all that is answered until the connection ends."""
+    """Send bytes; return head and body of everything received until the connection ends."""
     host, port = gateway.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(data)
@@ -34,9 +34,7 @@ async def raw(gateway: Any, data: bytes) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_what_is_no_request_gets_an_error_of_the_apis_shape(
-    live: Any, scripted: Any, name: str
-) -> None:
+async def test_invalid_http_gets_an_error_in_openais_shape(live: Any, scripted: Any, name: str) -> None:
     data, status = REFUSED[name]
     head, rest = await raw(await live(scripted()), data)
     assert head.startswith(b"HTTP/1.1 %d " % status)
@@ -49,10 +47,10 @@ async def test_what_is_no_request_gets_an_error_of_the_apis_shape(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_is_not_mixed_with_an_error_for_what_comes_behind(
+async def test_response_is_not_mixed_with_an_error_for_later_bytes(
     live: Any, scripted: Any, until: Any, stream: bool
 ) -> None:
-    """Of a request that is being answered, whether its answer has begun or not."""
+    """While a request is answered, whether or not its response has begun."""
     engine = scripted()
     engine.does.step_seconds = 0.05
     gateway = await live(engine)
@@ -71,25 +69,25 @@ async def test_an_answer_is_not_mixed_with_an_error_for_what_comes_behind(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_clients_of_http_1_0_get_no_chunks(live: Any, scripted: Any, stream: bool) -> None:
+async def test_http_1_0_clients_get_no_chunked_encoding(live: Any, scripted: Any, stream: bool) -> None:
     gateway = await live(scripted())
     body = json.dumps({**BODY, "stream": stream}).encode()
     head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"connection: keep-alive\r\n"
-    told, rest = await raw(gateway, head + b"content-length: %d\r\n\r\n" % len(body) + body)
-    assert b" 200 " in told.split(b"\r\n")[0]
-    assert b"transfer-encoding" not in told.lower()
-    assert b"connection: close" in told.lower()
+    response_head, rest = await raw(gateway, head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert b" 200 " in response_head.split(b"\r\n")[0]
+    assert b"transfer-encoding" not in response_head.lower()
+    assert b"connection: close" in response_head.lower()
     if stream:
         events = rest.split(b"\n\n")
         assert events[-2:] == [b"data: [DONE]", b""]
         assert all(json.loads(one.removeprefix(b"data: ")) for one in events[:-2])
     else:
         assert len(json.loads(rest)["choices"]) == 1
-        assert b"content-length: %d" % len(rest) in told.lower()
+        assert b"content-length: %d" % len(rest) in response_head.lower()
 
 
-async def test_a_slash_at_the_end_of_a_path_changes_nothing(live: Any, scripted: Any) -> None:
-    """A redirect would lose the key of a client that follows it elsewhere, or the body."""
+async def test_trailing_slash_is_ignored(live: Any, scripted: Any) -> None:
+    """A redirect would lose the API key of a client that follows it to another host, or the body."""
     gateway = await live(scripted())
     async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.post(f"{gateway.url}/v1/completions/", json=BODY)

@@ -15,7 +15,7 @@ PLAIN = b"GET /plain HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 def upgrading(path: bytes = b"/outer", upgrade: bytes = b"h2c", chunked: bool = False) -> tuple[bytes, bytes]:
-    """Return head and body of a request that asks for another protocol, as Java's HttpClient does for h2c."""
+    """Return head and body of a request to upgrade, as Java's HttpClient sends it for h2c."""
     head = (
         b"POST %b HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nHost: x\r\nHTTP2-Settings: AAEAAEAA\r\n"
         b"Upgrade: %b\r\nX-Empty:\r\n"
@@ -37,51 +37,51 @@ PIECES = {
 @pytest.mark.parametrize("pieces", PIECES)
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
-async def test_a_wish_for_another_protocol_changes_nothing(
+async def test_upgrade_requests_are_served_as_http_1_1(
     line: Any, pieces: str, chunked: bool, upgrade: bytes
 ) -> None:
     app = Echoing()
-    one = await line(app)
+    connected = await line(app)
     for _ in range(2):
-        one.give(*PIECES[pieces](*upgrading(upgrade=upgrade, chunked=chunked)))
-        assert await one.answer() == (200, b"/outer " + SMUGGLED)
-        one.give(PLAIN)
-        assert await one.answer() == (200, b"/plain ")
+        connected.give(*PIECES[pieces](*upgrading(upgrade=upgrade, chunked=chunked)))
+        assert await connected.answer() == (200, b"/outer " + SMUGGLED)
+        connected.give(PLAIN)
+        assert await connected.answer() == (200, b"/plain ")
     assert app.paths == ["/outer", "/plain"] * 2
     names = [name for name, _ in app.scopes[0]["headers"]]
     assert b"upgrade" not in names
     assert {b"connection", b"host", b"http2-settings", b"x-empty"} < set(names)
 
 
-async def test_wishes_for_other_protocols_among_pipelined_requests(line: Any) -> None:
+async def test_pipelined_upgrade_requests_are_served_in_order(line: Any) -> None:
     app = Echoing()
-    one = await line(app)
+    connected = await line(app)
     requests = [PLAIN, *(b"".join(upgrading(b"/%d" % i, chunked=i > 1)) for i in range(4)), PLAIN]
-    one.give(b"".join(requests))
+    connected.give(b"".join(requests))
     for path in ("/plain", "/0", "/1", "/2", "/3", "/plain"):
         body = b"" if path == "/plain" else SMUGGLED
-        assert await one.answer() == (200, path.encode() + b" " + body)
+        assert await connected.answer() == (200, path.encode() + b" " + body)
 
 
-async def test_a_wish_for_another_protocol_keeps_what_ends_a_connection(line: Any) -> None:
-    one = await line(Echoing())
+async def test_upgrade_request_with_connection_close_closes_the_connection(line: Any) -> None:
+    connected = await line(Echoing())
     head, body = upgrading()
-    one.give(head.replace(b"Upgrade, ", b"close, Upgrade, ") + body + PLAIN)
-    assert await one.answer() == (200, b"/outer " + SMUGGLED)
-    assert await one.ended() == b""
+    connected.give(head.replace(b"Upgrade, ", b"close, Upgrade, ") + body + PLAIN)
+    assert await connected.answer() == (200, b"/outer " + SMUGGLED)
+    assert await connected.ended() == b""
 
 
-async def test_a_head_that_wishes_for_another_protocol_has_the_same_bound(line: Any) -> None:
-    one = await line(Echoing())
+async def test_head_with_an_upgrade_has_the_same_bound(line: Any) -> None:
+    connected = await line(Echoing())
     head, _ = upgrading()
-    one.give(head[:-2], *[b"x: %b\r\n" % (b"a" * 8000)] * 9)
-    assert (await one.ended()).startswith(b"HTTP/1.1 431 ")
+    connected.give(head[:-2], *[b"x: %b\r\n" % (b"a" * 8000)] * 9)
+    assert (await connected.ended()).startswith(b"HTTP/1.1 431 ")
 
 
 @pytest.mark.parametrize("target", [b"x:1", b"/x"])
-async def test_a_tunnel_is_refused_with_what_comes_through_it(line: Any, target: bytes) -> None:
+async def test_connect_is_rejected_with_all_bytes_after_it(line: Any, target: bytes) -> None:
     app = Echoing()
-    one = await line(app)
-    one.give(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target + SMUGGLED, SMUGGLED)
-    assert (await one.ended()).startswith(b"HTTP/1.1 400 ")
+    connected = await line(app)
+    connected.give(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target + SMUGGLED, SMUGGLED)
+    assert (await connected.ended()).startswith(b"HTTP/1.1 400 ")
     assert app.paths == []

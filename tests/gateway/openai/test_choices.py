@@ -1,4 +1,4 @@
-"""Several choices of one request: where they run, what they share, and what happens when one fails."""
+"""Several choices of one request: placement, shared prompt, limits and failures."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def engine(scripted: Any, tokenizer: Tokenizer) -> Any:
     return started
 
 
-def prompt_of(request: Any) -> list[int]:
+def request_prompt(request: Any) -> list[int]:
     return np.frombuffer(request.prompt, "<i4").tolist()
 
 
-async def test_choices_share_the_engine_that_has_the_prompt(
+async def test_choices_run_in_the_engine_that_has_the_prompt_cached(
     live: Any, scripted: Any, tokenizer: Tokenizer
 ) -> None:
     both = [scripted(), scripted()]
@@ -41,61 +41,59 @@ async def test_choices_share_the_engine_that_has_the_prompt(
     assert len(answer.choices) == 6
     assert sorted(len(one.requests) for one in both) == [0, 6]
     sent = max(both, key=lambda one: len(one.requests)).requests
-    assert len({tuple(prompt_of(request)) for request in sent}) == 1
+    assert len({tuple(request_prompt(request)) for request in sent}) == 1
     seeds = [request.sampling.seed for request in sent]
     assert 11 in seeds
     assert len(set(seeds)) == 6
 
 
-async def test_the_first_choice_goes_ahead_of_the_others(live: Any, engine: Any, until: Any) -> None:
-    """The others are sent once it has tokens: its prompt is in the prefix cache then."""
+async def test_other_choices_start_after_the_first_has_tokens(live: Any, engine: Any, until: Any) -> None:
+    """By then the first choice's prompt is in the engine's prefix cache."""
     engine.does.fault, engine.does.fault_after = "mute", 0
     gateway = await live(engine)
-    asked = asyncio.create_task(
+    request_task = asyncio.create_task(
         gateway.client().chat.completions.create(model="demo", messages=USER, n=3, max_tokens=2)
     )
     await until(lambda: engine.requests)
     marker = asyncio.create_task(
         gateway.client().completions.create(model="demo", prompt=[7, 7, 7], max_tokens=2)
     )
-    await until(lambda: any(prompt_of(request) == [7, 7, 7] for request in engine.requests))
+    await until(lambda: any(request_prompt(request) == [7, 7, 7] for request in engine.requests))
     assert len(engine.requests) == 2
     engine.does.fault = ""
-    assert len((await asked).choices) == 3
+    assert len((await request_task).choices) == 3
     await marker
     assert len(engine.requests) == 4
 
 
-async def refuse_the_second(engine: Any, until: Any) -> None:
-    """Let the engine begin one request, and refuse all that come later."""
+async def refuse_after_first(engine: Any, until: Any) -> None:
+    """Let the engine start one request and reject all later ones."""
     await until(lambda: engine.running)
     engine.does.refuse = RefusalCode.INVALID
     engine.does.fault = ""
 
 
-async def test_a_request_with_one_failing_choice_fails(live: Any, engine: Any, until: Any) -> None:
+async def test_request_fails_if_one_choice_fails(live: Any, engine: Any, until: Any) -> None:
     engine.does.fault, engine.does.fault_after = "mute", 0
     gateway = await live(engine)
-    refusing = asyncio.create_task(refuse_the_second(engine, until))
+    refusing = asyncio.create_task(refuse_after_first(engine, until))
     with pytest.raises(openai.BadRequestError, match="max_tokens is refused"):
         await gateway.client().chat.completions.create(model="demo", messages=USER, n=2, max_tokens=1000)
     await refusing
     await until(lambda: not engine.running)
-    assert len(engine.aborts) == 1  # of the choice that could have gone on
+    assert len(engine.aborts) == 1  # the choice that had not failed
     await until(lambda: not gateway.gateway.admission.in_flight)
 
 
-async def test_a_stream_with_one_failing_choice_ends_with_an_error(
-    live: Any, engine: Any, until: Any
-) -> None:
+async def test_stream_ends_with_an_error_if_one_choice_fails(live: Any, engine: Any, until: Any) -> None:
     engine.does.fault, engine.does.fault_after = "mute", 0
     gateway = await live(engine)
-    refusing = asyncio.create_task(refuse_the_second(engine, until))
+    refusing = asyncio.create_task(refuse_after_first(engine, until))
     body = {"model": "demo", "messages": USER, "n": 2, "max_tokens": 1000, "stream": True}
     async with httpx.AsyncClient(timeout=60) as http:
         response = await http.post(f"{gateway.url}/v1/chat/completions", json=body)
     await refusing
-    assert response.status_code == 200  # the first choice had begun
+    assert response.status_code == 200  # the first choice had started
     events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     assert json.loads(events[0])["choices"][0]["index"] == 0
     assert json.loads(events[-1])["error"]["param"] == "max_tokens"
@@ -104,7 +102,7 @@ async def test_a_stream_with_one_failing_choice_ends_with_an_error(
     await until(lambda: not gateway.gateway.admission.in_flight)
 
 
-async def test_a_client_that_leaves_ends_all_choices(live: Any, engine: Any, until: Any) -> None:
+async def test_disconnect_aborts_all_choices(live: Any, engine: Any, until: Any) -> None:
     engine.does.step_seconds = 0.01
     gateway = await live(engine)
     stream = await gateway.client().chat.completions.create(
@@ -121,7 +119,7 @@ async def test_a_client_that_leaves_ends_all_choices(live: Any, engine: Any, unt
     assert sorted(engine.aborts) == sorted(request.rid for request in engine.requests)
 
 
-async def test_choices_wait_for_one_another_where_only_one_may_run(live: Any, engine: Any) -> None:
+async def test_choices_queue_when_only_one_may_run(live: Any, engine: Any) -> None:
     gateway = await live(engine, max_in_flight=1)
     answer = await gateway.client().completions.create(
         model="demo", prompt=["a", "b"], n=3, max_tokens=4, stream=False
@@ -130,7 +128,9 @@ async def test_choices_wait_for_one_another_where_only_one_may_run(live: Any, en
     assert answer.usage.completion_tokens == 24
 
 
-async def test_a_prompt_counts_once(live: Any, engine: Any, tokenizer: Tokenizer) -> None:
+async def test_usage_counts_the_prompt_once_for_all_choices(
+    live: Any, engine: Any, tokenizer: Tokenizer
+) -> None:
     engine.does.cached_tokens = 2
     gateway = await live(engine)
     answer = await gateway.client().completions.create(
@@ -143,7 +143,7 @@ async def test_a_prompt_counts_once(live: Any, engine: Any, tokenizer: Tokenizer
     assert answer.usage.prompt_tokens_details.cached_tokens == 4
 
 
-async def test_usage_in_every_event(live: Any, engine: Any) -> None:
+async def test_continuous_usage_is_in_every_event(live: Any, engine: Any) -> None:
     gateway = await live(engine)
     stream = await gateway.client().completions.create(
         model="demo",
@@ -158,26 +158,26 @@ async def test_usage_in_every_event(live: Any, engine: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"n": 4}, {"n": 1, "prompt": [[5] * 30, [6] * 30], "echo": True}, {"n": 1, "max_tokens": 40}]
+    "fields", [{"n": 4}, {"n": 1, "prompt": [[5] * 30, [6] * 30], "echo": True}, {"n": 1, "max_tokens": 40}]
 )
-async def test_what_a_response_may_hold_is_bounded(
-    live: Any, engine: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+async def test_logprobs_of_a_response_are_limited(
+    live: Any, engine: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("mizzen.gateway.requests.sequence.MAX_RESPONSE_LOGPROBS", 100)
     gateway = await live(engine)
     client = gateway.client()
-    body: dict[str, Any] = {"model": "demo", "prompt": [5] * 10, "max_tokens": 10, "logprobs": 2, **asked}
+    body: dict[str, Any] = {"model": "demo", "prompt": [5] * 10, "max_tokens": 10, "logprobs": 2, **fields}
     with pytest.raises(openai.BadRequestError, match="more than 100 log probabilities") as refused:
         await client.completions.create(**body)
     assert refused.value.param == "logprobs"
     body |= {"n": 1, "prompt": [5] * 10, "max_tokens": 10}
     assert (await client.completions.create(**body)).choices[0].logprobs
     del body["logprobs"]
-    assert (await client.completions.create(**{**body, **asked})).choices
+    assert (await client.completions.create(**{**body, **fields})).choices
     assert gateway.gateway.in_flight == 0
 
 
-async def test_tokens_of_a_response_that_is_not_streamed_are_bounded(
+async def test_tokens_of_an_unstreamed_response_are_limited(
     live: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mizzen.gateway.requests.sequence.MAX_RESPONSE_TOKENS", 100)

@@ -1,4 +1,4 @@
-"""What a gateway makes of an embedding model's files, and of an engine that cannot generate."""
+"""Embedding models: pooling from the model's files, and engines that cannot generate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPT = np.array([1, 2, 3], "<i4").tobytes()
 
 
 @pytest.mark.parametrize(
-    ("noted", "expected"),
+    ("config", "expected"),
     [
         (None, Pooling.LAST),
         ({**POOLED, "pooling_mode_mean_tokens": True}, Pooling.MEAN),
@@ -34,19 +34,19 @@ PROMPT = np.array([1, 2, 3], "<i4").tobytes()
         ([], None),
     ],
 )
-def test_pooling_of_a_models_files(noted: Any, expected: Pooling | None) -> None:
-    files = {} if noted is None else {FILE: json.dumps(noted).encode()}
+def test_pooling_is_read_from_the_model_files(config: Any, expected: Pooling | None) -> None:
+    files = {} if config is None else {FILE: json.dumps(config).encode()}
     assert model_pooling(files) is expected
 
 
-def test_a_file_that_is_no_json_says_nothing() -> None:
+def test_invalid_pooling_file_gives_no_pooling() -> None:
     assert model_pooling({FILE: b"\xff{"}) is None
 
 
-async def asked(
+async def request_embeddings(
     live: Callable[..., Any], engine: Any, path: str, **body: Any
 ) -> tuple[int, dict[str, Any], list[str]]:
-    """Return status, answer, and the poolings that the engine was asked for."""
+    """Return the status, the body, and the poolings that the engine was sent."""
     gateway = await live(engine)
     async with httpx.AsyncClient(timeout=60) as client:
         response = await client.post(f"{gateway.url}{path}", json={"model": "demo", **body})
@@ -61,27 +61,27 @@ async def asked(
         ("/v1/score", {"text_1": "a", "text_2": "b"}, ["mean", "mean"]),
     ],
 )
-async def test_the_models_own_pooling_is_the_default(
+async def test_default_pooling_is_the_models_own(
     live: Any, scripted: Any, tokenizer_files: Any, path: str, body: Any, expected: list[str]
 ) -> None:
-    noted = json.dumps({**POOLED, "pooling_mode_mean_tokens": True}).encode()
-    engine = scripted({**tokenizer_files, FILE: noted})
-    status, _, poolings = await asked(live, engine, path, **body)
+    config = json.dumps({**POOLED, "pooling_mode_mean_tokens": True}).encode()
+    engine = scripted({**tokenizer_files, FILE: config})
+    status, _, poolings = await request_embeddings(live, engine, path, **body)
     assert (status, poolings) == (200, expected)
 
 
-async def test_a_pooling_that_is_not_served_must_be_replaced_by_name(
+async def test_unsupported_default_pooling_requires_an_explicit_one(
     live: Any, scripted: Any, tokenizer_files: Any
 ) -> None:
-    noted = json.dumps({**POOLED, "pooling_mode_cls_token": True}).encode()
-    engine = scripted({**tokenizer_files, FILE: noted})
-    status, answer, poolings = await asked(live, engine, "/v1/embeddings", input="a")
+    config = json.dumps({**POOLED, "pooling_mode_cls_token": True}).encode()
+    engine = scripted({**tokenizer_files, FILE: config})
+    status, answer, poolings = await request_embeddings(live, engine, "/v1/embeddings", input="a")
     assert (status, answer["error"]["param"], poolings) == (400, "pooling", [])
-    status, _, poolings = await asked(live, engine, "/v1/embeddings", input="a", pooling="mean")
+    status, _, poolings = await request_embeddings(live, engine, "/v1/embeddings", input="a", pooling="mean")
     assert (status, poolings) == (200, ["mean"])
 
 
-def test_a_model_without_a_head_takes_embeddings_alone() -> None:
+def test_model_without_lm_head_only_embeds() -> None:
     intake = MessageValidator(vocab_size=100, context_length=64, generates=False)
     assert intake.to_request(Embed(1, PROMPT), 0.0).pooling is Pooling.LAST
     with pytest.raises(InvalidRequest, match=r"^model has no language-model head"):

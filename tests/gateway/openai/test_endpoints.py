@@ -1,4 +1,4 @@
-"""The official client against a real gateway and the engine's end of the wire."""
+"""The official OpenAI client against a real gateway and a scripted engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT = "A mast holds the sails. Maße 世界 🙂 naïve end"
 
 @pytest.fixture
 def engine(scripted: Any, tokenizer: Tokenizer) -> Any:
-    """Return an engine that answers TEXT and ends with an end token."""
+    """Return an engine that answers TEXT followed by an end token."""
     started = scripted()
     end = tokenizer.token_id("<|im_end|>")
     started.does.reply = [*tokenizer.encode(TEXT, add_special_tokens=False), end]
@@ -30,7 +30,7 @@ def engine(scripted: Any, tokenizer: Tokenizer) -> Any:
     return started
 
 
-async def test_chat(live: Any, engine: Any, tokenizer: Tokenizer) -> None:
+async def test_chat_answers_and_counts_tokens(live: Any, engine: Any, tokenizer: Tokenizer) -> None:
     gateway = await live(engine)
     answer = await gateway.client().chat.completions.create(
         model="demo", messages=USER, temperature=0.5, seed=7, top_p=0.9, extra_body={"top_k": 5, "min_p": 0.1}
@@ -43,9 +43,15 @@ async def test_chat(live: Any, engine: Any, tokenizer: Tokenizer) -> None:
         "<s><|im_start|>user\nWhat is a mast?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert prompt.count(tokenizer.token_id("<s>")) == 1
-    given = sent.sampling
-    assert (given.temperature, given.seed, given.top_p, given.top_k, given.min_p) == (0.5, 7, 0.9, 5, 0.1)
-    assert given.max_tokens is None
+    sampling = sent.sampling
+    assert (sampling.temperature, sampling.seed, sampling.top_p, sampling.top_k, sampling.min_p) == (
+        0.5,
+        7,
+        0.9,
+        5,
+        0.1,
+    )
+    assert sampling.max_tokens is None
     assert answer.usage.prompt_tokens == len(prompt)
     assert answer.usage.completion_tokens == len(engine.does.reply)
     assert answer.usage.prompt_tokens_details.cached_tokens == 3
@@ -53,7 +59,7 @@ async def test_chat(live: Any, engine: Any, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("tokens_a_step", [1, 3, 100])
-async def test_chat_stream(live: Any, engine: Any, tokens_a_step: int) -> None:
+async def test_chat_stream_joins_to_the_answer(live: Any, engine: Any, tokens_a_step: int) -> None:
     engine.does.tokens_a_step = tokens_a_step
     gateway = await live(engine)
     stream = await gateway.client().chat.completions.create(
@@ -77,7 +83,7 @@ async def test_chat_stream(live: Any, engine: Any, tokens_a_step: int) -> None:
     assert not any("�" in (c.choices[0].delta.content or "") for c in chunks if c.choices)
 
 
-async def test_sync_client(live: Any, engine: Any) -> None:
+async def test_synchronous_client_works(live: Any, engine: Any) -> None:
     gateway = await live(engine)
 
     def ask() -> str:
@@ -88,7 +94,7 @@ async def test_sync_client(live: Any, engine: Any) -> None:
     assert await asyncio.to_thread(ask) == TEXT
 
 
-async def test_completions(live: Any, engine: Any, tokenizer: Tokenizer) -> None:
+async def test_completions_answer_and_count_tokens(live: Any, engine: Any, tokenizer: Tokenizer) -> None:
     gateway = await live(engine)
     client = gateway.client()
     answer = await client.completions.create(model="demo", prompt="Mast", max_tokens=4)
@@ -105,7 +111,7 @@ async def test_completions(live: Any, engine: Any, tokenizer: Tokenizer) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_strings_end_the_answer_and_abort_the_rest(
+async def test_stop_string_ends_the_answer_and_aborts_the_engine(
     live: Any, engine: Any, until: Any, stream: bool
 ) -> None:
     engine.does.step_seconds = 0.005
@@ -127,7 +133,7 @@ async def test_stop_strings_end_the_answer_and_abort_the_rest(
     assert engine.aborts == [engine.requests[0].rid]
 
 
-async def test_a_stop_token_is_no_text(live: Any, engine: Any, tokenizer: Tokenizer) -> None:
+async def test_stop_token_is_not_in_the_text(live: Any, engine: Any, tokenizer: Tokenizer) -> None:
     end = tokenizer.encode("end", add_special_tokens=False)[-1]
     engine.does.reply, engine.does.end = [*tokenizer.encode("ab", add_special_tokens=False), end], end
     gateway = await live(engine)
@@ -139,7 +145,7 @@ async def test_a_stop_token_is_no_text(live: Any, engine: Any, tokenizer: Tokeni
     assert engine.requests[0].sampling.ignore_eos
 
 
-async def test_models_and_aliases(live: Any, engine: Any) -> None:
+async def test_models_and_aliases_are_listed(live: Any, engine: Any) -> None:
     gateway = await live(engine, alias=("nick", "org/name"))
     client = gateway.client()
     assert [model.id async for model in await client.models.list()] == ["demo", "nick", "org/name"]
@@ -153,7 +159,7 @@ async def test_models_and_aliases(live: Any, engine: Any) -> None:
         await client.models.retrieve("other")
 
 
-async def test_harmless_defaults_are_accepted(live: Any, engine: Any) -> None:
+async def test_defaults_of_unsupported_fields_are_accepted(live: Any, engine: Any) -> None:
     gateway = await live(engine)
     body = {
         "model": "demo",
@@ -317,7 +323,7 @@ BAD: list[tuple[Any, str, str | None]] = [
 ]
 
 
-async def test_bad_requests_are_named(live: Any, engine: Any) -> None:
+async def test_invalid_chat_requests_get_400_naming_the_field(live: Any, engine: Any) -> None:
     gateway = await live(engine)
     async with httpx.AsyncClient(timeout=60) as http:
         for body, message, param in BAD:
@@ -334,17 +340,17 @@ async def test_bad_requests_are_named(live: Any, engine: Any) -> None:
     assert not engine.requests
 
 
-async def test_whole_numbers_may_have_a_point(live: Any, engine: Any) -> None:
-    """Clients in languages that know no other numbers write 3.0."""
+async def test_integers_may_be_written_as_floats(live: Any, engine: Any) -> None:
+    """Some languages have only floats and write 3.0."""
     gateway = await live(engine)
-    asked: dict[str, Any] = {"max_tokens": 3.0, "n": 1.0, "seed": 5.0, "top_k": 4e0, "stop_token_ids": [7.0]}
+    common: dict[str, Any] = {"max_tokens": 3.0, "n": 1.0, "seed": 5.0, "top_k": 4e0, "stop_token_ids": [7.0]}
     bodies = {
         "chat/completions": {"messages": USER, "logprobs": True, "top_logprobs": 2.0},
         "completions": {"prompt": [1.0, 2], "logprobs": 2.0, "echo": False},
     }
     async with httpx.AsyncClient(timeout=60) as http:
         for path, body in bodies.items():
-            sent = {"model": "demo", **asked, **body}
+            sent = {"model": "demo", **common, **body}
             response = await http.post(f"{gateway.url}/v1/{path}", json=sent)
             assert response.status_code == 200, response.text
             sampling = engine.requests[-1].sampling
@@ -353,7 +359,7 @@ async def test_whole_numbers_may_have_a_point(live: Any, engine: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_no_tokens_at_all(live: Any, engine: Any, stream: bool) -> None:
+async def test_max_tokens_zero_generates_nothing(live: Any, engine: Any, stream: bool) -> None:
     gateway = await live(engine)
     options: dict[str, Any] = {"model": "demo", "prompt": ["A mast", "A sail"], "max_tokens": 0}
     client = gateway.client()
@@ -405,7 +411,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_bad_completions_are_named(live: Any, engine: Any) -> None:
+async def test_invalid_completions_get_400_naming_the_field(live: Any, engine: Any) -> None:
     gateway = await live(engine)
     async with httpx.AsyncClient(timeout=60) as http:
         for change, message, param in BAD_COMPLETIONS:
@@ -418,7 +424,7 @@ async def test_bad_completions_are_named(live: Any, engine: Any) -> None:
     assert not engine.requests
 
 
-async def test_values_that_ask_for_nothing_are_taken(live: Any, engine: Any) -> None:
+async def test_values_that_request_nothing_are_accepted(live: Any, engine: Any) -> None:
     gateway = await live(engine)
     both = {"model": "demo", "n": 1, "logprobs": False, "logit_bias": {}, "stop": None, "user": "me"}
     async with httpx.AsyncClient(timeout=60) as http:
@@ -431,37 +437,35 @@ async def test_values_that_ask_for_nothing_are_taken(live: Any, engine: Any) -> 
     assert [request.sampling.logprobs for request in engine.requests] == [None, None]
 
 
-async def test_other_errors_have_the_same_shape(live: Any, engine: Any) -> None:
+async def test_all_errors_have_the_same_shape(live: Any, engine: Any) -> None:
     gateway = await live(engine, max_body_bytes=2048)
     async with httpx.AsyncClient(timeout=60) as http:
         large = await http.post(f"{gateway.url}/v1/completions", content=b"x" * 3000)
-        parts = await http.post(f"{gateway.url}/v1/completions", content=chunks_of(b"x" * 500, 6))
+        parts = await http.post(f"{gateway.url}/v1/completions", content=split_chunks(b"x" * 500, 6))
         nowhere = await http.get(f"{gateway.url}/v1/nothing")
         method = await http.put(f"{gateway.url}/v1/completions")
-    found = [response.status_code for response in (large, parts, nowhere, method)]
-    assert found == [413, 413, 404, 405]
+    statuses = [response.status_code for response in (large, parts, nowhere, method)]
+    assert statuses == [413, 413, 404, 405]
     for response in (large, parts, nowhere, method):
         assert response.json()["error"]["message"]
 
 
-async def chunks_of(part: bytes, count: int) -> Any:
+async def split_chunks(part: bytes, count: int) -> Any:
     for _ in range(count):
         yield part
 
 
-async def test_request_ids(live: Any, engine: Any) -> None:
+async def test_request_id_is_echoed_or_generated(live: Any, engine: Any) -> None:
     gateway = await live(engine)
     async with httpx.AsyncClient(timeout=60) as http:
         url = f"{gateway.url}/v1/models"
         assert (await http.get(url, headers={"x-request-id": "abc-1"})).headers["x-request-id"] == "abc-1"
-        made = (await http.get(url, headers={"x-request-id": "x" * 500})).headers["x-request-id"]
-        assert made.startswith("req-")
+        generated = (await http.get(url, headers={"x-request-id": "x" * 500})).headers["x-request-id"]
+        assert generated.startswith("req-")
         assert (await http.get(f"{gateway.url}/openapi.json")).json()["paths"]["/v1/chat/completions"]
 
 
-async def test_a_template_that_refuses_is_400(
-    live: Any, scripted: Any, tokenizer_files: dict[str, bytes]
-) -> None:
+async def test_template_rejection_is_400(live: Any, scripted: Any, tokenizer_files: dict[str, bytes]) -> None:
     files = {**tokenizer_files, "chat_template.jinja": b"{{ raise_exception('roles must alternate') }}"}
     gateway = await live(scripted(files))
     with pytest.raises(openai.BadRequestError, match="roles must alternate"):
@@ -473,7 +477,7 @@ async def test_a_template_that_refuses_is_400(
     await gateway.client().completions.create(model="demo", prompt="a")
 
 
-async def test_a_client_that_goes_away_aborts_in_the_engine(live: Any, engine: Any, until: Any) -> None:
+async def test_disconnect_aborts_in_the_engine(live: Any, engine: Any, until: Any) -> None:
     engine.does.reply, engine.does.end = [10, 11, 12], None
     engine.does.step_seconds = 0.01
     gateway = await live(engine)
@@ -490,7 +494,7 @@ async def test_a_client_that_goes_away_aborts_in_the_engine(live: Any, engine: A
     assert all(one.requests == 0 and one.tokens == 0 for one in gateway.gateway.table)
 
 
-async def test_many_streams_at_once(live: Any, engine: Any) -> None:
+async def test_many_concurrent_streams_are_complete(live: Any, engine: Any) -> None:
     gateway = await live(engine)
     client = gateway.client()
 
@@ -501,8 +505,8 @@ async def test_many_streams_at_once(live: Any, engine: Any) -> None:
     assert await asyncio.gather(*(one() for _ in range(60))) == [TEXT] * 60
 
 
-def test_importing_the_app_leaves_torch_out() -> None:
+def test_importing_the_app_does_not_import_torch() -> None:
     modules = "mizzen.gateway.app, mizzen.gateway.main, mizzen.gateway.engines.engine_pods"
     program = f"import sys, {modules}; print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""Bodies that mean harm, or nothing: each endpoint names what is wrong, and goes on serving."""
+"""Hostile and meaningless bodies: every endpoint names the fault and keeps serving."""
 
 from __future__ import annotations
 
@@ -64,30 +64,30 @@ def is_error(response: httpx.Response, *statuses: int) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_valid_bodies_are_valid(http: httpx.Client, path: str) -> None:
+def test_valid_bodies_are_accepted(http: httpx.Client, path: str) -> None:
     response = http.post(path, json=VALID[path])
     assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_no_object_is_400(http: httpx.Client, path: str) -> None:
+def test_bodies_that_are_not_objects_get_400(http: httpx.Client, path: str) -> None:
     for content in RAW.values():
         is_error(http.post(path, content=content), 400)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_body_that_is_too_large_is_413(http: httpx.Client, path: str) -> None:
+def test_oversized_body_gets_413(http: httpx.Client, path: str) -> None:
     content = b'{"model": "' + b"x" * (9 << 20) + b'"}'
     is_error(http.post(path, content=content), 413)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_each_field_of_a_wrong_type_is_named(http: httpx.Client, path: str) -> None:
+def test_field_of_a_wrong_type_is_named(http: httpx.Client, path: str) -> None:
     for field in VALID[path]:
         for wrong in (None, True, 1.5, {"a": {}}, [[{}]], -(10**30), 10**400, "\x00", {}):
             body = json.dumps({**VALID[path], field: wrong})
             response = http.post(path, content=body)
-            if response.status_code != 200:  # a text of one NUL is a text, null is often a default
+            if response.status_code != 200:  # a NUL character is valid text, and null is often a default
                 is_error(response, 400, 404)
                 assert field in (response.json()["error"]["param"] or field)
     is_error(http.post(path, json={**VALID[path], "no_such_field": 1}), 400)
@@ -138,14 +138,14 @@ LONG = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_too_much_is_400(http: httpx.Client, path: str) -> None:
+def test_values_beyond_limits_get_400(http: httpx.Client, path: str) -> None:
     for change in LONG[path]:
         response = http.post(path, json={**VALID[path], **change})
         is_error(response, 400, 404)
         assert "x-injected" not in response.headers
 
 
-def test_a_form_that_is_too_long_for_an_engine_costs_others_nothing(http: httpx.Client) -> None:
+def test_grammar_too_long_for_an_engine_does_not_affect_other_requests(http: httpx.Client) -> None:
     names = {"世" * 400_000: {"type": "string"}}
     parameters = {"type": "object", "properties": names}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
@@ -160,7 +160,7 @@ def test_a_form_that_is_too_long_for_an_engine_costs_others_nothing(http: httpx.
         assert lines[-1] == "data: [DONE]"
 
 
-def test_lone_surrogates_do_no_harm(http: httpx.Client) -> None:
+def test_unpaired_surrogates_get_400(http: httpx.Client) -> None:
     for path in PATHS:
         body = json.dumps(VALID[path]).replace('"a"', '"\\ud800"')
         response = http.post(path, content=body)
@@ -168,7 +168,7 @@ def test_lone_surrogates_do_no_harm(http: httpx.Client) -> None:
             is_error(response, 400)
 
 
-def test_sockets_that_are_half_closed_or_cut_do_no_harm(simulated_url: str, http: httpx.Client) -> None:
+def test_half_closed_and_reset_sockets_do_no_harm(simulated_url: str, http: httpx.Client) -> None:
     address = simulated_url.removeprefix("http://").split(":")
     body = json.dumps({**VALID["/v1/completions"], "stream": True, "max_tokens": 50}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
@@ -203,7 +203,7 @@ CHAT_FIELDS = [
 
 @settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(changes=st.dictionaries(st.sampled_from(CHAT_FIELDS), JSON, min_size=1, max_size=3))
-def test_any_value_of_any_field_is_served_or_named(http: httpx.Client, changes: dict[str, Any]) -> None:
+def test_any_value_of_any_field_is_accepted_or_gets_400(http: httpx.Client, changes: dict[str, Any]) -> None:
     path = "/v1/chat/completions"
     response = http.post(path, json={**VALID[path], **changes})
     if response.status_code != 200:

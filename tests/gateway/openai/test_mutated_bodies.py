@@ -1,4 +1,4 @@
-"""Valid bodies with something odd in a place of theirs: they are served, or they are 400; nothing is 500."""
+"""Mutated valid bodies are accepted or get 400, never 500."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     }),
 ]  # fmt: skip
 DEEP = {f"@{levels}": levels for levels in (50, 120, 151, 400, 901, 5000)}
-"""Texts that stand for lists or objects of so many levels."""
+"""Strings that stand for lists or objects with this many levels."""
 ODD: list[Any] = [
     None, True, 0, -1, 3.0, 1.5, 1e300, 2**31, 2**63, 10**30, float("nan"), float("inf"),
     "", "\0", "\ud800", "a\udc00", "🙂", "null", '{"a":', '{"format": "\\ud800"}', "<tool_call>", "</think>",
@@ -56,18 +56,18 @@ ODD: list[Any] = [
 ]  # fmt: skip
 
 
-def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the ways to all values in a value."""
+def paths(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the paths of all values within a value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, one in inner:
         yield (*place, step)
-        yield from places(one, (*place, step))
+        yield from paths(one, (*place, step))
 
 
-def mutated(body: dict[str, Any], chance: random.Random) -> bytes:
-    """Return a body as JSON with an odd value in a place of its, or without it."""
+def mutate(body: dict[str, Any], chance: random.Random) -> bytes:
+    """Return a body as JSON with one value replaced by an odd one, or removed."""
     changed = json.loads(json.dumps(body))
-    *way, last = chance.choice(list(places(changed)))
+    *way, last = chance.choice(list(paths(changed)))
     inner = changed
     for step in way:
         inner = inner[step]
@@ -83,7 +83,7 @@ def mutated(body: dict[str, Any], chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_nothing_odd_is_an_error_of_the_gateways(
+async def test_mutated_bodies_never_get_500(
     live: Any, scripted: Any, tokenizer_files: dict[str, bytes], seed: int
 ) -> None:
     inner = tokenizers.Tokenizer.from_buffer(tokenizer_files["tokenizer.json"])
@@ -101,7 +101,7 @@ async def test_nothing_odd_is_an_error_of_the_gateways(
         for path, body in BODIES:
             assert (await http.post(path, json=body)).status_code == 200
             for _ in range(25):
-                content = mutated(body, chance)
+                content = mutate(body, chance)
                 response = await http.post(path, content=content)
                 statuses.add(response.status_code)
                 assert response.status_code in (200, 400, 404), (content[:2000], response.text)

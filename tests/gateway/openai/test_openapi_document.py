@@ -1,4 +1,4 @@
-"""The OpenAPI document: what it describes is what is served, and docs/openai.md names all of it."""
+"""The OpenAPI document matches the endpoints, and docs/openai.md describes every field in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-# Imported as late as schemathesis does it itself, garbage of other tests may end in the middle and break it.
+# Imported here, because if schemathesis imports it later, garbage collection of other tests may interrupt it.
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from mizzen.gateway.openai.embeddings import EmbeddingRequest
@@ -34,7 +34,7 @@ CHECKS = [content_type_conformance, response_schema_conformance, status_code_con
 
 
 @pytest.fixture(scope="module")
-def described(simulated_url: str) -> Any:
+def document(simulated_url: str) -> Any:
     document = httpx.get(f"{simulated_url}/openapi.json", timeout=60).json()
     bounded = schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": False}}})
     schema = schemathesis.openapi.from_dict(document, config=bounded)
@@ -42,13 +42,13 @@ def described(simulated_url: str) -> Any:
     return schema
 
 
-schema = schemathesis.pytest.from_fixture("described")
+schema = schemathesis.pytest.from_fixture("document")
 
 
 @schema.parametrize()
 @settings(max_examples=30, suppress_health_check=list(HealthCheck))
-def test_what_is_served_is_what_is_described(case: Any, simulated_url: str) -> None:
-    """Bodies that the document allows, and some that it does not, of every endpoint."""
+def test_responses_conform_to_the_document(case: Any, simulated_url: str) -> None:
+    """Bodies of every endpoint, allowed by the document or not."""
     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
         case.body["model"] = "demo"
     response = case.call(base_url=simulated_url)
@@ -56,7 +56,7 @@ def test_what_is_served_is_what_is_described(case: Any, simulated_url: str) -> N
     case.validate_response(response, checks=CHECKS)
 
 
-def test_every_reference_of_the_document_resolves(simulated_url: str) -> None:
+def test_every_reference_in_the_document_resolves(simulated_url: str) -> None:
     document = httpx.get(f"{simulated_url}/openapi.json", timeout=60)
     schemas = document.json()["components"]["schemas"]
     names = set(re.findall(r'"#/components/schemas/([^"]+)"', document.text))
@@ -69,7 +69,7 @@ def test_every_reference_of_the_document_resolves(simulated_url: str) -> None:
 
 
 @pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
-def test_the_page_says_what_each_field_of_a_request_does(kind: type[msgspec.Struct]) -> None:
+def test_docs_describe_every_request_field(kind: type[msgspec.Struct]) -> None:
     section = PAGE.read_text().partition(f"\n### {kind.__name__}\n")[2].partition("\n### ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", section, re.MULTILINE))
     assert set(rows) == {field.encode_name for field in msgspec.structs.fields(kind)}
@@ -85,7 +85,5 @@ def test_the_page_says_what_each_field_of_a_request_does(kind: type[msgspec.Stru
         (EmbeddingCreateParams, EmbeddingRequest),
     ],
 )
-def test_each_parameter_of_the_official_client_is_served_or_refused_by_name(
-    params: Any, kind: type[msgspec.Struct]
-) -> None:
+def test_every_parameter_of_the_official_client_is_known(params: Any, kind: type[msgspec.Struct]) -> None:
     assert set(params.__annotations__) <= {field.encode_name for field in msgspec.structs.fields(kind)}

@@ -1,4 +1,4 @@
-"""The official client against a gateway and a real engine with the demo model, on the CPU."""
+"""The official OpenAI client against a gateway and a real engine with the demo model on the CPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def client(gateway: Any) -> openai.AsyncOpenAI:
 
 @pytest.fixture
 def post(gateway: Any) -> Callable[..., Any]:
-    """Return a function that posts a body and returns status and JSON."""
+    """Return a function that posts a body and returns the status and the JSON response."""
 
     async def send(path: str, **body: Any) -> tuple[int, Any]:
         async with httpx.AsyncClient(timeout=120) as http:
@@ -70,7 +70,7 @@ EXTRA = {
 # ── choices ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_choices_have_seeds_of_their_own_and_the_first_is_the_requests(client: Any) -> None:
+async def test_first_choice_uses_the_requests_seed_and_others_differ(client: Any) -> None:
     options: dict[str, Any] = {"max_tokens": 12, "temperature": 1.5, "seed": 7}
     alone = await complete(client, **options)
     several = await complete(client, n=4, **options)
@@ -81,15 +81,17 @@ async def test_choices_have_seeds_of_their_own_and_the_first_is_the_requests(cli
     assert texts[0] == alone.choices[0].text
     assert len(set(texts)) > 1
     assert several.usage.prompt_tokens == alone.usage.prompt_tokens
-    assert several.usage.completion_tokens == sum(len(one) for one in await ids_of(client, n=4, **options))
+    assert several.usage.completion_tokens == sum(
+        len(one) for one in await token_ids_of_choices(client, n=4, **options)
+    )
 
 
-async def ids_of(client: Any, **options: Any) -> list[list[int]]:
+async def token_ids_of_choices(client: Any, **options: Any) -> list[list[int]]:
     answer = await complete(client, return_token_ids=True, **options)
     return [choice.model_extra["token_ids"] for choice in answer.choices]
 
 
-async def test_streamed_choices_are_those_of_the_whole_response(client: Any) -> None:
+async def test_streamed_choices_equal_unstreamed_ones(client: Any) -> None:
     options: dict[str, Any] = {"model": "demo", "messages": USER, "max_tokens": 10, "seed": 3, "n": 3}
     full = await client.chat.completions.create(temperature=1.2, **options)
     stream = await client.chat.completions.create(
@@ -111,7 +113,7 @@ async def test_streamed_choices_are_those_of_the_whole_response(client: Any) -> 
     assert usage.prompt_tokens == full.usage.prompt_tokens
 
 
-async def test_several_prompts_are_answered_as_each_alone(client: Any, tokenizer: Tokenizer) -> None:
+async def test_batched_prompts_are_answered_as_separate_ones(client: Any, tokenizer: Tokenizer) -> None:
     prompts = ["Mizzen", "A pod is", "The gateway"]
     options: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
     alone = [await complete(client, prompt, **options) for prompt in prompts]
@@ -126,7 +128,7 @@ async def test_several_prompts_are_answered_as_each_alone(client: Any, tokenizer
     assert [choice.text for choice in ids.choices] == [one.choices[0].text for one in alone]
 
 
-async def test_best_of_returns_the_most_probable(client: Any) -> None:
+async def test_best_of_returns_the_most_probable_choices(client: Any) -> None:
     options: dict[str, Any] = {"max_tokens": 6, "temperature": 1.8, "seed": 5, "logprobs": 0}
     every = await complete(client, n=6, **options)
     best = await complete(client, n=2, best_of=6, **options)
@@ -134,29 +136,31 @@ async def test_best_of_returns_the_most_probable(client: Any) -> None:
     def mean(choice: Any) -> float:
         return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
 
-    wanted = sorted(every.choices, key=mean, reverse=True)[:2]
-    assert [choice.text for choice in best.choices] == [choice.text for choice in wanted]
+    most_probable = sorted(every.choices, key=mean, reverse=True)[:2]
+    assert [choice.text for choice in best.choices] == [choice.text for choice in most_probable]
     assert best.usage.completion_tokens == every.usage.completion_tokens
     plain = await complete(client, n=1, best_of=6, **{**options, "logprobs": None})
-    assert plain.choices[0].text == wanted[0].text
+    assert plain.choices[0].text == most_probable[0].text
     assert plain.choices[0].logprobs is None
 
 
 # ── sampling ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_fields_of_sampling_reach_the_engine(client: Any, tokenizer: Tokenizer) -> None:
-    greedy = (await ids_of(client, max_tokens=12, temperature=0))[0]
+async def test_sampling_fields_reach_the_engine(client: Any, tokenizer: Tokenizer) -> None:
+    greedy = (await token_ids_of_choices(client, max_tokens=12, temperature=0))[0]
     first = greedy[0]
-    assert (await ids_of(client, max_tokens=12, temperature=2, top_k=1))[0] == greedy
-    assert (await ids_of(client, max_tokens=12, temperature=2, top_p=0))[0] == greedy
-    assert (await ids_of(client, max_tokens=12, temperature=2, min_p=1))[0] == greedy
-    banned = (await ids_of(client, max_tokens=12, temperature=0, logit_bias={str(first): -100}))[0]
+    assert (await token_ids_of_choices(client, max_tokens=12, temperature=2, top_k=1))[0] == greedy
+    assert (await token_ids_of_choices(client, max_tokens=12, temperature=2, top_p=0))[0] == greedy
+    assert (await token_ids_of_choices(client, max_tokens=12, temperature=2, min_p=1))[0] == greedy
+    banned = (
+        await token_ids_of_choices(client, max_tokens=12, temperature=0, logit_bias={str(first): -100})
+    )[0]
     assert first not in banned
     other = tokenizer.encode("z", add_special_tokens=False)[0]
-    forced = await ids_of(client, max_tokens=3, temperature=1, logit_bias={str(other): 100})
+    forced = await token_ids_of_choices(client, max_tokens=3, temperature=1, logit_bias={str(other): 100})
     assert forced == [[other] * 3]
-    once = await ids_of(
+    once = await token_ids_of_choices(
         client,
         max_tokens=6,
         temperature=0,
@@ -164,13 +168,13 @@ async def test_fields_of_sampling_reach_the_engine(client: Any, tokenizer: Token
         presence_penalty=2,
         frequency_penalty=2,
     )
-    freely = await ids_of(client, max_tokens=6, temperature=0, logit_bias={str(other): 10})
+    freely = await token_ids_of_choices(client, max_tokens=6, temperature=0, logit_bias={str(other): 10})
     assert once[0].count(other) <= freely[0].count(other)
-    long = await ids_of(client, max_tokens=60, min_tokens=50, temperature=0)
+    long = await token_ids_of_choices(client, max_tokens=60, min_tokens=50, temperature=0)
     assert len(long[0]) >= 50
 
 
-async def test_min_tokens_and_ignore_eos_go_past_the_end(client: Any) -> None:
+async def test_min_tokens_and_ignore_eos_continue_past_the_end_token(client: Any) -> None:
     chat: dict[str, Any] = {"model": "demo", "messages": USER, "temperature": 0, "max_tokens": 400}
     plain = await client.chat.completions.create(**chat)
     assert plain.choices[0].finish_reason == "stop"
@@ -185,7 +189,7 @@ async def test_min_tokens_and_ignore_eos_go_past_the_end(client: Any) -> None:
     assert endless.usage.completion_tokens == count + 20
 
 
-async def test_special_tokens_show_when_asked_for(client: Any, tokenizer: Tokenizer) -> None:
+async def test_special_tokens_are_in_the_text_if_requested(client: Any, tokenizer: Tokenizer) -> None:
     end = tokenizer.token_id("<|end|>")
     options: dict[str, Any] = {"max_tokens": 2, "logit_bias": {str(end): 100}, "ignore_eos": True}
     hidden = await complete(client, **options)
@@ -193,7 +197,7 @@ async def test_special_tokens_show_when_asked_for(client: Any, tokenizer: Tokeni
     assert (hidden.choices[0].text, shown.choices[0].text) == ("", "<|end|><|end|>")
 
 
-async def test_continuing_the_final_message(client: Any) -> None:
+async def test_final_message_is_continued(client: Any) -> None:
     started = [*USER, {"role": "assistant", "content": "Mizzen serves"}]
     answer = await client.chat.completions.create(
         model="demo", messages=started, temperature=0, max_tokens=5,
@@ -206,7 +210,7 @@ async def test_continuing_the_final_message(client: Any) -> None:
 # ── log probabilities ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_chat_logprobs(client: Any, tokenizer: Tokenizer) -> None:
+async def test_chat_logprobs_describe_the_answer(client: Any, tokenizer: Tokenizer) -> None:
     options: dict[str, Any] = {"model": "demo", "messages": USER, "temperature": 0, "max_tokens": 10}
     answer = await client.chat.completions.create(logprobs=True, top_logprobs=4, **options)
     content = answer.choices[0].logprobs.content
@@ -217,7 +221,7 @@ async def test_chat_logprobs(client: Any, tokenizer: Tokenizer) -> None:
         values = [one.logprob for one in token.top_logprobs]
         assert values == sorted(values, reverse=True)
         assert sum(map(math.exp, values)) <= 1 + 1e-5
-        assert token.logprob == pytest.approx(values[0], abs=1e-6)  # greedy takes the most probable
+        assert token.logprob == pytest.approx(values[0], abs=1e-6)  # greedy selects the most probable token
     bare = await client.chat.completions.create(logprobs=True, **options)
     assert all(token.top_logprobs == [] for token in bare.choices[0].logprobs.content)
     stream = await client.chat.completions.create(logprobs=True, top_logprobs=4, stream=True, **options)
@@ -233,7 +237,7 @@ async def test_chat_logprobs(client: Any, tokenizer: Tokenizer) -> None:
     ]
 
 
-async def test_completion_logprobs_and_echo(client: Any, tokenizer: Tokenizer) -> None:
+async def test_completion_logprobs_describe_answer_and_echo(client: Any, tokenizer: Tokenizer) -> None:
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "logprobs": 3}
     plain = (await complete(client, **options)).choices[0]
     echoed = (await complete(client, echo=True, return_token_ids=True, **options)).choices[0]
@@ -254,20 +258,20 @@ async def test_completion_logprobs_and_echo(client: Any, tokenizer: Tokenizer) -
         assert token in top
 
 
-async def test_prompt_logprobs_are_those_of_the_tokens_generated_one_by_one(
+async def test_prompt_logprobs_equal_logprobs_of_generating_the_tokens(
     client: Any, tokenizer: Tokenizer
 ) -> None:
-    """The probability of a prompt's token is that of generating it after those before it."""
+    """A prompt token's probability equals that of generating it after the preceding tokens."""
     greedy = (await complete(client, temperature=0, max_tokens=5, logprobs=0, return_token_ids=True)).choices[
         0
     ]
     full = tokenizer.encode(PROMPT) + greedy.model_extra["token_ids"]
     echoed = (await complete(client, full, echo=True, max_tokens=1, logprobs=0)).choices[0]
-    found = echoed.logprobs.token_logprobs[len(full) - 5 : len(full)]
-    assert found == pytest.approx(greedy.logprobs.token_logprobs, abs=2e-2)
+    prompt_logprobs = echoed.logprobs.token_logprobs[len(full) - 5 : len(full)]
+    assert prompt_logprobs == pytest.approx(greedy.logprobs.token_logprobs, abs=2e-2)
 
 
-async def test_a_prompt_is_scored_without_an_answer(client: Any, tokenizer: Tokenizer) -> None:
+async def test_max_tokens_zero_with_echo_scores_the_prompt(client: Any, tokenizer: Tokenizer) -> None:
     options: dict[str, Any] = {"echo": True, "logprobs": 2, "temperature": 0}
     alone, longer = [(await complete(client, max_tokens=most, **options)).choices[0] for most in (0, 1)]
     count = len(tokenizer.encode(PROMPT))
@@ -279,7 +283,7 @@ async def test_a_prompt_is_scored_without_an_answer(client: Any, tokenizer: Toke
     )
 
 
-async def test_an_echo_streams_first(client: Any) -> None:
+async def test_echo_is_streamed_first(client: Any) -> None:
     stream = await complete(client, echo=True, stream=True, temperature=0, max_tokens=4, n=2)
     texts = ["", ""]
     async for chunk in stream:
@@ -289,7 +293,7 @@ async def test_an_echo_streams_first(client: Any) -> None:
     assert texts == [full.choices[0].text] * 2
 
 
-async def test_echoed_choices_have_the_prompts_log_probabilities_all(client: Any) -> None:
+async def test_every_echoed_choice_has_prompt_logprobs(client: Any) -> None:
     options: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 1, "seed": 3}
     alone = (await complete(client, **options)).choices[0].logprobs
     several = await complete(client, n=3, **options)
@@ -301,7 +305,7 @@ async def test_echoed_choices_have_the_prompts_log_probabilities_all(client: Any
         )
 
 
-async def test_streamed_log_probabilities_join_to_those_of_the_whole(client: Any) -> None:
+async def test_streamed_logprobs_join_to_unstreamed_ones(client: Any) -> None:
     options: dict[str, Any] = {"echo": True, "logprobs": 2, "max_tokens": 8, "temperature": 0}
     full = (await complete(client, "Größe 世界", **options)).choices[0]
     joined: dict[str, list[Any]] = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
@@ -317,7 +321,7 @@ async def test_streamed_log_probabilities_join_to_those_of_the_whole(client: Any
     assert any(name.startswith("bytes:\\x") for name in full.logprobs.tokens)
 
 
-async def test_tokens_as_ids(client: Any) -> None:
+async def test_logprobs_can_name_tokens_by_id(client: Any) -> None:
     answer = await complete(
         client,
         temperature=0,
@@ -350,7 +354,7 @@ SCHEMA = {
         ({"structured_outputs": {"choice": ["left", "right"]}}, r"left|right"),
     ],
 )
-async def test_answers_match_their_grammar(client: Any, extra: dict[str, Any], pattern: str) -> None:
+async def test_answers_match_the_requested_grammar(client: Any, extra: dict[str, Any], pattern: str) -> None:
     answer = await complete(client, max_tokens=60, temperature=1.5, seed=1, n=3, **extra)
     for choice in answer.choices:
         assert re.fullmatch(pattern, choice.text), choice.text
@@ -358,7 +362,9 @@ async def test_answers_match_their_grammar(client: Any, extra: dict[str, Any], p
 
 
 @pytest.mark.parametrize("newer", [False, True])
-async def test_structural_tags_constrain_parts(client: Any, tokenizer: Tokenizer, newer: bool) -> None:
+async def test_structural_tags_constrain_parts_of_the_text(
+    client: Any, tokenizer: Tokenizer, newer: bool
+) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
     older = {
         "type": "structural_tag",
@@ -367,26 +373,30 @@ async def test_structural_tags_constrain_parts(client: Any, tokenizer: Tokenizer
     }
     content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
     tag = {"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}
-    given = {"type": "structural_tag", "format": tag} if newer else older
+    response_format = {"type": "structural_tag", "format": tag} if newer else older
     bias = {str(tokenizer.encode("<", add_special_tokens=False)[0]): 100}
     answer = await complete(
-        client, response_format=given, max_tokens=60, temperature=0, logit_bias={} if newer else bias
+        client,
+        response_format=response_format,
+        max_tokens=60,
+        temperature=0,
+        logit_bias={} if newer else bias,
     )
     assert re.search(r'<f>\{\s?"a"\s?:\s?1\s?\}</f>', answer.choices[0].text), answer.choices[0].text
 
 
 @pytest.mark.parametrize("form", ["json_schema", "guided_json", "response_format"])
-async def test_answers_conform_to_their_schema(client: Any, form: str) -> None:
+async def test_answers_conform_to_the_requested_schema(client: Any, form: str) -> None:
     wrapped = {"type": "json_schema", "json_schema": {"name": "ship", "schema": SCHEMA, "strict": True}}
-    given: Any = {
+    constraint: Any = {
         "json_schema": json.dumps(SCHEMA), "guided_json": SCHEMA, "response_format": wrapped,
     }[form]  # fmt: skip
     answer = await client.chat.completions.create(
-        model="demo", messages=USER, max_tokens=100, temperature=1, seed=2, extra_body={form: given}
+        model="demo", messages=USER, max_tokens=100, temperature=1, seed=2, extra_body={form: constraint}
     )
-    found = json.loads(answer.choices[0].message.content)
-    assert set(found) == {"name", "size"}
-    assert found["size"] in (1, 2, 3)
+    parsed = json.loads(answer.choices[0].message.content)
+    assert set(parsed) == {"name", "size"}
+    assert parsed["size"] in (1, 2, 3)
 
 
 class Ship(pydantic.BaseModel):
@@ -394,7 +404,7 @@ class Ship(pydantic.BaseModel):
     masts: int = pydantic.Field(ge=1, le=3)
 
 
-async def test_the_clients_own_parsing_of_answers(client: Any) -> None:
+async def test_client_parses_answers_into_its_model(client: Any) -> None:
     answer = await client.chat.completions.parse(
         model="demo", messages=USER, response_format=Ship, max_tokens=60, seed=4
     )
@@ -408,7 +418,7 @@ async def test_the_clients_own_parsing_of_answers(client: Any) -> None:
     assert final.choices[0].message.parsed == answer.choices[0].message.parsed
 
 
-async def test_any_json_object(client: Any) -> None:
+async def test_json_object_format_gives_an_object(client: Any) -> None:
     answer = await client.chat.completions.create(
         model="demo", messages=USER, response_format={"type": "json_object"}, max_tokens=200, temperature=0
     )
@@ -428,7 +438,9 @@ async def test_any_json_object(client: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_cannot_be_compiled_is_400(client: Any, extra: Any, param: str, stream: bool) -> None:
+async def test_grammar_that_does_not_compile_gets_400(
+    client: Any, extra: Any, param: str, stream: bool
+) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         await complete(client, max_tokens=5, stream=stream, **extra)
     assert error.value.type == "invalid_request_error"
@@ -438,7 +450,7 @@ async def test_what_cannot_be_compiled_is_400(client: Any, extra: Any, param: st
 # ── vectors ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_embeddings(client: Any, tokenizer: Tokenizer) -> None:
+async def test_embeddings_are_normalized_vectors_of_each_input(client: Any, tokenizer: Tokenizer) -> None:
     texts = ["A ship has masts.", "A vessel has masts.", "x"]
     answer = await client.embeddings.create(model="demo", input=texts, encoding_format="float")
     vectors = np.array([item.embedding for item in answer.data])
@@ -452,7 +464,7 @@ async def test_embeddings(client: Any, tokenizer: Tokenizer) -> None:
     )
     packed = await client.embeddings.create(
         model="demo", input=texts
-    )  # base64, as the client asks by default
+    )  # the client requests base64 by default
     assert np.array([item.embedding for item in packed.data]) == pytest.approx(vectors, abs=2e-2)
     one = await client.embeddings.create(
         model="demo", input=tokenizer.encode(texts[0]), encoding_format="float"
@@ -465,7 +477,7 @@ async def test_embeddings(client: Any, tokenizer: Tokenizer) -> None:
     assert short.data[0].embedding == pytest.approx(cut, abs=2e-2)
 
 
-async def test_embeddings_in_other_forms(post: Any) -> None:
+async def test_embedding_options_change_the_vectors(post: Any) -> None:
     _, mean = await post("/v1/embeddings", input="a b c", pooling="mean")
     _, last = await post("/v1/embeddings", input="a b c")
     assert mean["data"][0]["embedding"] != last["data"][0]["embedding"]
@@ -477,37 +489,37 @@ async def test_embeddings_in_other_forms(post: Any) -> None:
     assert (status, error["error"]["param"]) == (400, "dimensions")
 
 
-async def test_scores_of_pairs_are_cosines(post: Any) -> None:
+async def test_pair_scores_are_cosine_similarities(post: Any) -> None:
     left, right = "A ship", ["A ship", "completely unrelated"]
     _, vectors = await post("/v1/embeddings", input=[left, *right])
     embedded = np.array([item["embedding"] for item in vectors["data"]])
-    status, found = await post("/v1/score", text_1=left, text_2=right)
-    assert status == 200, found
-    scores = [item["score"] for item in found["data"]]
+    status, body = await post("/v1/score", text_1=left, text_2=right)
+    assert status == 200, body
+    scores = [item["score"] for item in body["data"]]
     assert scores == pytest.approx((embedded[1:] @ embedded[0]).tolist(), abs=2e-2)
     assert scores[0] == pytest.approx(1, abs=2e-2)
     _, pairs = await post("/v1/score", text_1=right, text_2=right)
     assert [item["score"] for item in pairs["data"]] == pytest.approx([1, 1], abs=2e-2)
 
 
-async def test_scores_of_labels_are_probabilities(post: Any, client: Any, tokenizer: Tokenizer) -> None:
+async def test_label_scores_are_probabilities(post: Any, client: Any, tokenizer: Tokenizer) -> None:
     answer = await complete(client, max_tokens=1, temperature=0, logprobs=3, return_tokens_as_token_ids=True)
     top = answer.choices[0].logprobs.top_logprobs[0]
     labels = [int(name.removeprefix("token_id:")) for name in top]
-    status, found = await post("/v1/score", query="Mizzen", items=[" is a", " is"], label_token_ids=labels)
-    assert status == 200, found
-    assert found["scores"][0] == pytest.approx([math.exp(value) for value in top.values()], abs=1e-2)
+    status, body = await post("/v1/score", query="Mizzen", items=[" is a", " is"], label_token_ids=labels)
+    assert status == 200, body
+    assert body["scores"][0] == pytest.approx([math.exp(value) for value in top.values()], abs=1e-2)
     _, softmax = await post(
         "/v1/score", query="Mizzen", items=" is a", label_token_ids=labels, apply_softmax=True
     )
     assert sum(softmax["scores"][0]) == pytest.approx(1)
     assert softmax["scores"][0] == pytest.approx(
-        np.array(found["scores"][0]) / sum(found["scores"][0]), abs=1e-2
+        np.array(body["scores"][0]) / sum(body["scores"][0]), abs=1e-2
     )
     ids = [tokenizer.encode("Mizzen"), tokenizer.encode(" is a", add_special_tokens=False)]
     _, by_ids = await post("/v1/score", query=ids[0], items=[ids[1]], label_token_ids=labels)
-    assert by_ids["scores"][0] == pytest.approx(found["scores"][0], abs=1e-2)
-    assert found["usage"]["prompt_tokens"] == sum(
+    assert by_ids["scores"][0] == pytest.approx(body["scores"][0], abs=1e-2)
+    assert body["usage"]["prompt_tokens"] == sum(
         len(tokenizer.encode("Mizzen" + item)) for item in (" is a", " is")
     )
 
@@ -529,22 +541,22 @@ async def test_scores_of_labels_are_probabilities(post: Any, client: Any, tokeni
         ({"query": "a", "items": "b", "label_token_ids": [10**6]}, "label_token_ids"),
     ],
 )
-async def test_wrong_scores_are_named(post: Any, body: Any, param: str) -> None:
-    status, found = await post("/v1/score", **body)
+async def test_invalid_score_requests_name_the_field(post: Any, body: Any, param: str) -> None:
+    status, answer = await post("/v1/score", **body)
     assert status == 400
-    assert found["error"]["param"] == param
+    assert answer["error"]["param"] == param
 
 
 # ── tokens ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
-async def test_tokenize_and_back(post: Any, tokenizer: Tokenizer, prefix: str) -> None:
+async def test_tokenize_and_detokenize_round_trip(post: Any, tokenizer: Tokenizer, prefix: str) -> None:
     text = "Mizzen, 世界 🙂"
-    _, found = await post(f"{prefix}/tokenize", prompt=text, return_token_strs=True)
-    assert found["tokens"] == tokenizer.encode(text)
-    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
-    assert found["max_model_len"] == 2048
+    _, body = await post(f"{prefix}/tokenize", prompt=text, return_token_strs=True)
+    assert body["tokens"] == tokenizer.encode(text)
+    assert body["count"] == len(body["tokens"]) == len(body["token_strs"])
+    assert body["max_model_len"] == 2048
     _, bare = await post(f"{prefix}/tokenize", prompt=[text, "a"], add_special_tokens=False)
     assert bare["tokens"] == [tokenizer.encode(one, add_special_tokens=False) for one in (text, "a")]
     assert bare["count"] == [len(ids) for ids in bare["tokens"]]
@@ -552,18 +564,18 @@ async def test_tokenize_and_back(post: Any, tokenizer: Tokenizer, prefix: str) -
     assert back == {"prompt": text, "text": text}
 
 
-async def test_a_tokenized_conversation_is_the_prompt(post: Any, client: Any) -> None:
-    _, found = await post("/tokenize", messages=USER)
+async def test_tokenized_conversation_equals_the_prompt(post: Any, client: Any) -> None:
+    _, body = await post("/tokenize", messages=USER)
     answer = await client.chat.completions.create(
         model="demo", messages=USER, max_tokens=1, extra_body={"return_token_ids": True}
     )
-    assert found["tokens"] == answer.model_extra["prompt_token_ids"]
+    assert body["tokens"] == answer.model_extra["prompt_token_ids"]
     _, closed = await post("/tokenize", messages=USER, add_generation_prompt=False)
-    assert found["tokens"][: closed["count"]] == closed["tokens"]
-    assert closed["count"] < found["count"]
+    assert body["tokens"][: closed["count"]] == closed["tokens"]
+    assert closed["count"] < body["count"]
 
 
-async def test_what_only_the_engine_can_know_is_400_too(client: Any) -> None:
+async def test_rejection_by_the_engine_gets_400(client: Any) -> None:
     for options, param in (
         ({"prompt": [10**6]}, "prompt"),
         ({"logit_bias": {"1000000": 1}}, "logit_bias"),
@@ -574,8 +586,8 @@ async def test_what_only_the_engine_can_know_is_400_too(client: Any) -> None:
         assert error.value.param == param
 
 
-async def test_clients_side_by_side(client: Any) -> None:
-    """Requests of all kinds at once answer as alone."""
+async def test_concurrent_requests_answer_as_alone(client: Any) -> None:
+    """Mixed requests sent concurrently get the same answers as alone."""
     alone = await complete(client, temperature=0, max_tokens=8)
     answers = await asyncio.gather(
         *(complete(client, temperature=0, max_tokens=8, n=2) for _ in range(4)),

@@ -1,4 +1,4 @@
-"""Reasoning split from content, however the text is cut; its tokens counted."""
+"""Reasoning is split from content in any split of the text, and its tokens are counted."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def parse(family: ReasoningFamily, pieces: Sequence[str], prompt: str = "") -> t
     parser = family.parser(prompt)
     if parser is None:
         return "", "".join(pieces)
-    found = [parser.feed(piece) for piece in pieces] + [parser.end()]
-    return "".join(reasoning for reasoning, _ in found), "".join(content for _, content in found)
+    deltas = [parser.feed(piece) for piece in pieces] + [parser.end()]
+    return "".join(reasoning for reasoning, _ in deltas), "".join(content for _, content in deltas)
 
 
 @pytest.mark.parametrize("family", [QWEN, DEEPSEEK, MAGISTRAL], ids=lambda family: family.name)
 @settings(max_examples=150)
-@given(thought=texts, content=texts, opened=st.booleans(), space=st.sampled_from(["", "\n", "\n\n"]))
-def test_reasoning_and_content(
-    family: ReasoningFamily, thought: str, content: str, opened: bool, space: str
+@given(reasoning=texts, content=texts, opened=st.booleans(), space=st.sampled_from(["", "\n", "\n\n"]))
+def test_reasoning_is_split_from_content(
+    family: ReasoningFamily, reasoning: str, content: str, opened: bool, space: str
 ) -> None:
     prompt = f"<|assistant|>{family.begin}\n" if opened else "<|assistant|>\n"
     begin = "" if opened else family.begin + space
-    text = f"{begin}{thought}{space}{family.end}{space}{content}"
-    found = parse(family, [text], prompt)
-    assert found == (thought.strip(" \n"), content.lstrip(" \n"))
-    assert parse(family, list(text), prompt) == found
+    text = f"{begin}{reasoning}{space}{family.end}{space}{content}"
+    result = parse(family, [text], prompt)
+    assert result == (reasoning.strip(" \n"), content.lstrip(" \n"))
+    assert parse(family, list(text), prompt) == result
 
 
 @pytest.mark.parametrize("family", [QWEN, DEEPSEEK], ids=lambda family: family.name)
@@ -49,19 +49,19 @@ def test_reasoning_and_content(
     places=st.lists(st.integers(0, 60), max_size=8),
     prompt=st.sampled_from(["", "<think>\n", "<think>\n\n</think>\n\n"]),
 )
-def test_any_text_is_read_alike_however_it_is_cut(
+def test_result_does_not_depend_on_how_text_is_split(
     family: ReasoningFamily, parts: list[str], places: list[int], prompt: str
 ) -> None:
     text = "".join(parts)
     cuts = sorted(min(place, len(text)) for place in places)
     pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole = parse(family, [text], prompt)
-    assert parse(family, pieces, prompt) == whole
-    assert parse(family, list(text), prompt) == whole
+    expected = parse(family, [text], prompt)
+    assert parse(family, pieces, prompt) == expected
+    assert parse(family, list(text), prompt) == expected
 
 
 @pytest.mark.parametrize(
-    ("family", "prompt", "text", "found"),
+    ("family", "prompt", "text", "expected"),
     [
         (QWEN, "", "<think>\nhm\n</think>\n\nyes", ("hm", "yes")),
         (QWEN, "", "no thought", ("", "no thought")),
@@ -80,9 +80,11 @@ def test_any_text_is_read_alike_however_it_is_cut(
         (MAGISTRAL, "", "[THINK]hm[/THINK]yes", ("hm", "yes")),
     ],
 )
-def test_cases(family: ReasoningFamily, prompt: str, text: str, found: tuple[str, str]) -> None:
-    assert parse(family, [text], prompt) == found
-    assert parse(family, list(text), prompt) == found
+def test_parser_handles_unusual_tags(
+    family: ReasoningFamily, prompt: str, text: str, expected: tuple[str, str]
+) -> None:
+    assert parse(family, [text], prompt) == expected
+    assert parse(family, list(text), prompt) == expected
 
 
 def feed(output: ParsedOutput, tokens: Sequence[str]) -> OutputDelta:
@@ -94,13 +96,13 @@ def feed(output: ParsedOutput, tokens: Sequence[str]) -> OutputDelta:
     )
 
 
-def test_reasoning_then_a_call() -> None:
+def test_call_after_reasoning_is_parsed() -> None:
     output = ParsedOutput(QWEN.parser(""), HERMES.parser(["f"]), ())
     tokens = ["<think>", "\n", "a ", "call", "\n", "</think>", "\n\n", "<tool_call>", '{"name": "f"}']
     assert output.counts_tokens
-    found = feed(output, tokens)
-    assert (found.reasoning, found.content) == ("a call", "")
-    assert [call.name for call in found.tool_calls if call.name] == ["f"]
+    delta = feed(output, tokens)
+    assert (delta.reasoning, delta.content) == ("a call", "")
+    assert [call.name for call in delta.tool_calls if call.name] == ["f"]
     assert output.reasoning_tokens == 6
     assert not output.counts_tokens
     assert output.finish_reason == "tool_calls"
@@ -115,21 +117,23 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</think>"}}\n</tool_call>
     places=st.lists(st.integers(0, 90), max_size=8),
     prompt=st.sampled_from(["", "<think>\n"]),
 )
-def test_both_parsers_in_a_row(parts: list[str], places: list[int], prompt: str) -> None:
+def test_reasoning_and_call_parsers_agree_on_any_split(
+    parts: list[str], places: list[int], prompt: str
+) -> None:
     text = "".join(parts)
     cuts = sorted(min(place, len(text)) for place in places)
     pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
-    def found(given: Sequence[str]) -> tuple[str, str, list[tuple[int, str]]]:
+    def parse_pieces(pieces_: Sequence[str]) -> tuple[str, str, list[tuple[int, str]]]:
         output = ParsedOutput(QWEN.parser(prompt), HERMES.parser({"f": {}}), ())
-        delta = feed(output, given)
+        delta = feed(output, pieces_)
         calls: dict[int, str] = {}
         for call in delta.tool_calls:
             calls[call.index] = calls.get(call.index, "") + call.arguments
         assert output.finish_reason == ("tool_calls" if calls else None)
         return delta.content, delta.reasoning, sorted(calls.items())
 
-    assert found(pieces) == found([text]) == found(list(text))
+    assert parse_pieces(pieces) == parse_pieces([text]) == parse_pieces(list(text))
 
 
 @pytest.mark.parametrize(
@@ -143,19 +147,22 @@ def test_both_parsers_in_a_row(parts: list[str], places: list[int], prompt: str)
         (["y"], "<think></think>", 0),
     ],
 )
-def test_tokens_of_reasoning(tokens: list[str], prompt: str, count: int) -> None:
+def test_reasoning_tokens_are_counted(tokens: list[str], prompt: str, count: int) -> None:
     output = ParsedOutput(QWEN.parser(prompt), None, ())
     feed(output, tokens)
     assert output.reasoning_tokens == count
     assert output.finish_reason is None
 
 
-def test_grammars_behind_reasoning() -> None:
+def test_grammars_become_formats_after_reasoning() -> None:
     schema = grammar_format(Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array"}'))
     assert (schema["type"], schema["json_schema"]) == ("json_schema", {"type": "array"})
     assert grammar_format(Grammar(GrammarKind.JSON_OBJECT))["json_schema"] == {"type": "object"}
     assert grammar_format(Grammar(GrammarKind.REGEX, "a+")) == {"type": "regex", "pattern": "a+"}
-    assert grammar_format(Grammar(GrammarKind.EBNF, "root ::= x")) == {"type": "grammar", "grammar": "root ::= x"}
+    assert grammar_format(Grammar(GrammarKind.EBNF, "root ::= x")) == {
+        "type": "grammar",
+        "grammar": "root ::= x",
+    }
     tag = Grammar(GrammarKind.STRUCTURAL_TAG, '{"type": "structural_tag", "format": {"type": "any_text"}}')
     assert grammar_format(tag) == {"type": "any_text"}
     with pytest.raises(ValueError, match="format"):

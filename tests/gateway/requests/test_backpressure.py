@@ -1,4 +1,4 @@
-"""Clients that do not take their answers: whom they keep waiting, what waits for them, and until when."""
+"""Clients that do not read their answers: what waits for them is bounded, and blocks no other client."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tenant_kit import ALICE, BOB, key_file
 BODY = {"model": "demo", "prompt": [5, 6, 7], "stream": True, "return_token_ids": True}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
 MANY = 20_000
-"""Tokens whose events no connection of `unread` holds."""
+"""Number of tokens whose events fit in no connection of `unread`."""
 
 
 @pytest.fixture
 async def unread() -> AsyncIterator[Callable[..., Any]]:
-    """Return a function that asks a gateway for a stream over a connection of small buffers."""
+    """Return a function that starts a stream over a connection with small buffers."""
     clients: list[socket.socket] = []
 
     async def ask(gateway: Any, key: str = "none", **changes: Any) -> socket.socket:
@@ -72,7 +72,7 @@ def ids_of(events: list[dict[str, Any]], index: int = 0) -> list[int]:
 
 
 async def completes(gateway: Any, key: str = "none") -> None:
-    """Have a request of another client answered, soon."""
+    """Check that a request of another client is answered soon."""
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(timeout=10, headers=headers) as http:
         body = {"model": "demo", "prompt": [8, 9], "max_tokens": 3}
@@ -81,10 +81,10 @@ async def completes(gateway: Any, key: str = "none") -> None:
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_who_does_not_read_an_answer_keeps_nobody_waiting(
+async def test_client_that_does_not_read_blocks_no_other(
     live: Any, scripted: Any, until: Any, unread: Any, choices: int
 ) -> None:
-    """As many as may be in work; each gets its whole answer when it reads after all."""
+    """As many as may run at once; each gets its whole answer when it reads later."""
     engine = scripted(context_length=100_000)
     engine.does.tokens_a_step = 50
     gateway = await live(engine, max_in_flight=3)
@@ -100,7 +100,7 @@ async def test_who_does_not_read_an_answer_keeps_nobody_waiting(
             assert ids_of(events, index) == wanted
 
 
-async def test_who_does_not_read_may_have_another_request_in_work(
+async def test_client_that_does_not_read_may_run_another_request(
     live: Any, scripted: Any, until: Any, unread: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.yaml"
@@ -119,10 +119,10 @@ async def test_who_does_not_read_may_have_another_request_in_work(
     assert tenant.running == 0
 
 
-async def test_a_stop_string_is_seen_whoever_reads(
+async def test_stop_string_ends_an_answer_that_is_not_read(
     live: Any, scripted: Any, until: Any, unread: Any, tokenizer: Tokenizer
 ) -> None:
-    """The engine need not go on to the last token that was asked for."""
+    """The engine does not continue to the last requested token."""
     engine = scripted(context_length=100_000)
     words = tokenizer.encode("A mast holds the sails. ", False)
     engine.does.reply = words * 3000 + tokenizer.encode("Enough!", False)
@@ -136,10 +136,10 @@ async def test_a_stop_string_is_seen_whoever_reads(
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_what_waits_for_all_clients_is_bounded(
+async def test_unread_output_of_all_clients_is_bounded(
     live: Any, scripted: Any, until: Any, unread: Any, tmp_path: Path
 ) -> None:
-    """Whoever has most loses its largest answer; another key's is left alone."""
+    """The tenant with the most unread output loses its largest answer; another tenant's is kept."""
     path = tmp_path / "keys.yaml"
     path.write_text(key_file({"name": "a", "key": ALICE}, {"name": "b", "key": BOB}))
     engine = scripted(context_length=100_000)
@@ -168,7 +168,7 @@ def piece(text: str, tokens: int, beside: int = 0) -> AnswerPiece:
 
 
 @given(st.lists(st.integers(0, 400), max_size=60), st.integers(0, 3))
-def test_parts_keep_every_piece_in_order_and_count_exactly(sizes: list[int], beside: int) -> None:
+def test_output_queue_keeps_pieces_in_order_and_counts_exactly(sizes: list[int], beside: int) -> None:
     unread_output = UnreadOutput()
     parts = OutputQueue(unread_output, StreamClient("", None))
     for number, size in enumerate(sizes):
@@ -185,7 +185,7 @@ def test_parts_keep_every_piece_in_order_and_count_exactly(sizes: list[int], bes
     assert not unread_output._tenant_entries
 
 
-async def test_one_sequence_may_be_so_far_behind_and_no_further() -> None:
+async def test_unread_tokens_of_one_sequence_are_bounded() -> None:
     unread_output = UnreadOutput()
     parts = OutputQueue(unread_output, StreamClient("", None))
     for _ in range(MAX_UNREAD_TOKENS // 256):

@@ -1,4 +1,5 @@
-"""Large bodies are read beside the event loop; what would hold the interpreter for long is refused."""
+"""Large bodies are parsed off the event loop; bodies that would hold the interpreter for long are
+rejected."""
 
 from __future__ import annotations
 
@@ -53,10 +54,8 @@ def containers(value: Any) -> int:
 
 
 @given(VALUES, st.booleans(), st.integers(1, 12))
-def test_lists_and_objects_are_counted_and_brackets_in_texts_are_not(
-    value: Any, escaped: bool, piece: int
-) -> None:
-    """Wherever the pieces end: within a text, behind a backslash."""
+def test_containers_are_counted_without_brackets_in_strings(value: Any, escaped: bool, piece: int) -> None:
+    """Wherever the pieces end: within a string, or after a backslash."""
     body, count = json.dumps(value, ensure_ascii=escaped).encode(), containers(value)
     check_containers(body, count, piece)
     if count:
@@ -65,7 +64,7 @@ def test_lists_and_objects_are_counted_and_brackets_in_texts_are_not(
 
 
 @given(st.integers(0, 9), st.integers(1, 4))
-def test_a_text_ends_at_a_quote_behind_an_even_number_of_backslashes(count: int, piece: int) -> None:
+def test_string_ends_at_a_quote_after_an_even_number_of_backslashes(count: int, piece: int) -> None:
     body = b'["' + b"\\" * count + b'",[[["'
     outside = 1 if count % 2 else 4
     check_containers(body, outside, piece)
@@ -74,12 +73,12 @@ def test_a_text_ends_at_a_quote_behind_an_even_number_of_backslashes(count: int,
 
 
 @pytest.mark.parametrize("body", [b'{"a": "[[[', b'"\\', b'"' + b"\\" * 101, b'["[' * 50])
-def test_broken_text_is_left_to_the_decoder(body: bytes) -> None:
+def test_malformed_json_is_left_to_the_decoder(body: bytes) -> None:
     check_containers(body)
     check_containers(body, 51, 7)
 
 
-async def test_the_loop_runs_while_a_large_body_is_read() -> None:
+async def test_event_loop_runs_while_a_large_body_is_parsed() -> None:
     reader, turned = BodyReader(), threading.Event()
 
     def read(body: bytes) -> bool:
@@ -91,7 +90,7 @@ async def test_the_loop_runs_while_a_large_body_is_read() -> None:
 
 
 class Reading:
-    """A reader whose bodies are read when they are let through; `order` has the names of those that were."""
+    """Reader whose bodies are parsed when the test releases them; `order` lists the parsed ones."""
 
     def __init__(self) -> None:
         self.reader = BodyReader()
@@ -100,7 +99,7 @@ class Reading:
         self.free = threading.Event()
 
     def read(self, name: str) -> asyncio.Task[None]:
-        """Begin to read a large body, `name`, of the tenant that its first letter says."""
+        """Start to parse a large body, `name`, of the tenant named by its first letter."""
 
         def parse(body: bytes) -> None:
             self.order.append(name)
@@ -111,14 +110,14 @@ class Reading:
         return asyncio.create_task(self.reader.parse_body(b" " * (SMALL_BYTES + 1), parse, scope))
 
     async def first(self, *names: str) -> list[asyncio.Task[None]]:
-        """Begin with some, and return once the first of them is in work."""
+        """Start several, and return once the first is being parsed."""
         tasks = [self.read(name) for name in names]
         assert await asyncio.to_thread(self.begun.wait, 60)
         return tasks
 
 
-async def test_tenants_take_turns_at_large_bodies() -> None:
-    """However many one sends, another's waits for one of them at most."""
+async def test_tenants_alternate_at_large_bodies() -> None:
+    """However many one tenant sends, another waits for at most one of them."""
     reading = Reading()
     tasks = await reading.first("a1", "a2", "a3", "a4")
     tasks += [reading.read(name) for name in ("b1", "b2", "c1")]
@@ -131,8 +130,8 @@ async def test_tenants_take_turns_at_large_bodies() -> None:
 
 
 @pytest.mark.parametrize("number", range(4))
-async def test_who_goes_before_its_turn_keeps_nobody_waiting(number: int) -> None:
-    """Also while its body is being read: the thread goes on with it, and the next one comes after that."""
+async def test_cancelled_waiter_does_not_block_others(number: int) -> None:
+    """Also while its body is being parsed: the thread finishes it, and the next one comes after that."""
     reading = Reading()
     tasks = await reading.first("a1", "a2", "a3", "a4")
     tasks.append(reading.read("b1"))
@@ -150,7 +149,7 @@ async def test_who_goes_before_its_turn_keeps_nobody_waiting(number: int) -> Non
     reading.reader.close()
 
 
-async def test_a_body_that_cannot_be_read_keeps_nobody_waiting() -> None:
+async def test_unparsable_body_does_not_block_others() -> None:
     reading = Reading()
     reading.free.set()
 
@@ -164,7 +163,7 @@ async def test_a_body_that_cannot_be_read_keeps_nobody_waiting() -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_every_endpoint_reads_large_bodies_beside_the_loop(
+async def test_every_endpoint_parses_large_bodies_off_the_loop(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     module, fields = BODIES[path]
@@ -188,7 +187,7 @@ async def test_every_endpoint_reads_large_bodies_beside_the_loop(
             assert threads[1:] == [threading.get_ident()]
 
 
-async def test_a_body_of_too_many_lists_is_400(live: Any, scripted: Any) -> None:
+async def test_body_with_too_many_containers_is_400(live: Any, scripted: Any) -> None:
     body = b'{"model": "demo", "prompt": [' + b",".join([b"[1]"] * 110_000) + b"]}"
     gateway = await live(scripted())
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
@@ -198,14 +197,14 @@ async def test_a_body_of_too_many_lists_is_400(live: Any, scripted: Any) -> None
 
 
 @pytest.mark.parametrize("length", [1, PIECE_ITEMS, PIECE_ITEMS + 1, 3 * PIECE_ITEMS + 5])
-def test_token_ids_are_the_same_in_pieces(length: int) -> None:
+def test_token_ids_are_the_same_when_parsed_in_pieces(length: int) -> None:
     ids = parse_token_ids(list(range(length)), "prompt")
     assert ids.tolist() == list(range(length))
     assert np.array_equal(prompt_array(ids), np.arange(length, dtype=np.int32))
 
 
 @pytest.mark.parametrize(("wrong", "code"), [(True, "invalid_type"), (-1, "out_of_range")])
-def test_a_wrong_id_is_found_in_every_piece(wrong: Any, code: str) -> None:
+def test_invalid_token_id_is_found_in_every_piece(wrong: Any, code: str) -> None:
     for place in (0, PIECE_ITEMS - 1, PIECE_ITEMS, 2 * PIECE_ITEMS):
         ids: list[Any] = [7] * (2 * PIECE_ITEMS + 1)
         ids[place] = wrong
@@ -214,8 +213,8 @@ def test_a_wrong_id_is_found_in_every_piece(wrong: Any, code: str) -> None:
         assert caught.value.code == code
 
 
-def test_token_ids_take_little_more_than_their_body_while_they_wait() -> None:
-    """Bodies in work are bounded by their bytes: a bound of memory only where requests keep as much."""
+def test_waiting_token_ids_take_little_more_memory_than_their_body() -> None:
+    """The byte budget of bodies bounds memory only if requests take about as much."""
     body = json.dumps({"model": "demo", "prompt": list(range(70_000, 170_000))}).encode()
     parser = RequestParser()
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""What requests leave in memory once they are answered: nothing that waits for the garbage collector."""
+"""Memory of requests after they are answered: nothing waits for the garbage collector."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], int]] = {
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Have nothing collected but what nobody refers to."""
+    """Disable the garbage collector, so that only reference counts free objects."""
     gc.collect()
     gc.disable()
     yield
@@ -50,7 +50,7 @@ def calls() -> list[Any]:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_an_answered_request_is_gone(
+async def test_answered_request_is_freed_without_garbage_collection(
     live: Any, scripted: Any, until: Any, uncollected: None, name: str
 ) -> None:
     path, body, status = REQUESTS[name]
@@ -62,7 +62,7 @@ async def test_an_answered_request_is_gone(
 
 
 @pytest.mark.parametrize("name", ["refused", "broken", "broken choices"])
-async def test_a_request_that_an_engine_fails_is_gone(
+async def test_failed_request_is_freed_without_garbage_collection(
     live: Any, scripted: Any, until: Any, uncollected: None, name: str
 ) -> None:
     engine = scripted()
@@ -78,7 +78,7 @@ async def test_a_request_that_an_engine_fails_is_gone(
     await until(lambda: not calls())
 
 
-async def test_a_request_whose_client_has_left_is_gone(
+async def test_disconnected_request_is_freed_without_garbage_collection(
     live: Any, scripted: Any, until: Any, uncollected: None
 ) -> None:
     engine = scripted()
@@ -95,7 +95,7 @@ async def test_a_request_whose_client_has_left_is_gone(
 
 
 @pytest.mark.parametrize(("size", "trims"), [(10_000, 0), (200_000, 1)])
-async def test_what_large_bodies_took_goes_back_once_they_have_ended(
+async def test_memory_of_large_bodies_is_trimmed_after_they_end(
     live: Any, scripted: Any, until: Any, monkeypatch: pytest.MonkeyPatch, size: int, trims: int
 ) -> None:
     monkeypatch.setattr(malloc_trim, "TRIM_SECONDS", 0.3)
@@ -112,8 +112,8 @@ async def test_what_large_bodies_took_goes_back_once_they_have_ended(
     assert gateway.gateway.body_budget.used == 0
 
 
-def test_freed_memory_goes_back_to_the_system() -> None:
-    """A fifth of a gigabyte in pieces that the C library keeps, with something behind them."""
+def test_trim_returns_freed_memory_to_the_system() -> None:
+    """A fifth of a gigabyte in pieces that glibc keeps, because something follows them."""
     script = """
 from mizzen.gateway.http.malloc_trim import trim
 def resident():

@@ -1,4 +1,4 @@
-"""The Responses API, with OpenAI's client: items in, items and events out."""
+"""The Responses API with the official OpenAI client: items in, items and events out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Model = Callable[..., Any]
 
 @pytest.fixture
 def model(scripted: Any, tokenizer_files: dict[str, bytes]) -> Model:
-    """Return a function that starts an engine which gives an answer."""
+    """Return a function that starts an engine with a fixed answer."""
 
     def start(answer: str, **behaviour: Any) -> Any:
         inner = tokenizers.Tokenizer.from_buffer(tokenizer_files["tokenizer.json"])
@@ -54,7 +54,7 @@ def model(scripted: Any, tokenizer_files: dict[str, bytes]) -> Model:
     return start
 
 
-def prompt_of(engine: Any) -> str:
+def request_prompt(engine: Any) -> str:
     ids = np.frombuffer(engine.requests[-1].prompt, "<i4").tolist()
     return engine.tokenizer.decode(ids, skip_special_tokens=False)
 
@@ -63,18 +63,18 @@ async def create(gateway: Any, **options: Any) -> Response:
     return await gateway.client().responses.create(model="demo", **{"input": "Hi", **options})
 
 
-async def events_of(gateway: Any, **options: Any) -> list[Any]:
+async def stream_events(gateway: Any, **options: Any) -> list[Any]:
     stream = await create(gateway, stream=True, **options)
     return [event async for event in stream]  # type: ignore[attr-defined]
 
 
 def shape(items: list[Any]) -> list[tuple[str, str, str]]:
-    """Return type, status and text of items."""
-    found = []
+    """Return type, status and text of each item."""
+    shapes = []
     for item in items:
         text = item.arguments if item.type == "function_call" else item.content[0].text
-        found.append((item.type, item.status, text))
-    return found
+        shapes.append((item.type, item.status, text))
+    return shapes
 
 
 FULL = [
@@ -85,7 +85,7 @@ FULL = [
 ]
 
 
-async def test_text(live: Any, model: Model) -> None:
+async def test_text_is_one_message_item(live: Any, model: Model) -> None:
     engine = model("Yes.", cached_tokens=4)
     gateway = await live(engine)
     response = await create(
@@ -115,7 +115,7 @@ async def test_text(live: Any, model: Model) -> None:
     assert usage.output_tokens == len(engine.does.reply)
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
     assert usage.input_tokens_details.cached_tokens == 4
-    assert prompt_of(engine).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi")
+    assert request_prompt(engine).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi")
     sampling = engine.requests[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.top_k, sampling.seed) == (
         0.5,
@@ -126,7 +126,7 @@ async def test_text(live: Any, model: Model) -> None:
     )
 
 
-async def test_reasoning_text_and_calls(live: Any, model: Model) -> None:
+async def test_reasoning_text_and_calls_are_separate_items(live: Any, model: Model) -> None:
     engine = model(ANSWER)
     gateway = await live(engine)
     response = await create(gateway, tools=TOOLS)
@@ -137,15 +137,15 @@ async def test_reasoning_text_and_calls(live: Any, model: Model) -> None:
     assert len({item.id for item in response.output}) == 4
     assert [item.id.split("_")[0] for item in response.output] == ["rs", "msg", "fc", "fc"]
     assert response.usage is not None
-    thought = engine.tokenizer.encode("<think>\nü?\n</think>", add_special_tokens=False)
-    assert response.usage.output_tokens_details.reasoning_tokens == len(thought)
+    reasoning = engine.tokenizer.encode("<think>\nü?\n</think>", add_special_tokens=False)
+    assert response.usage.output_tokens_details.reasoning_tokens == len(reasoning)
     assert response.tools[0].to_dict() == TOOLS[0]
 
 
 @pytest.mark.parametrize("tokens_a_step", [1, 7, 200])
-async def test_events_come_in_order(live: Any, model: Model, tokens_a_step: int) -> None:
+async def test_stream_events_are_in_order(live: Any, model: Model, tokens_a_step: int) -> None:
     gateway = await live(model(ANSWER, tokens_a_step=tokens_a_step))
-    events = await events_of(gateway, tools=TOOLS)
+    events = await stream_events(gateway, tools=TOOLS)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds: list[str] = []
     for event in events:
@@ -185,7 +185,7 @@ async def test_events_come_in_order(live: Any, model: Model, tokens_a_step: int)
     assert indices == [0, 1, 2, 3]
 
 
-async def test_the_client_builds_the_same_response_of_a_stream(live: Any, model: Model) -> None:
+async def test_client_builds_the_same_response_from_a_stream(live: Any, model: Model) -> None:
     gateway = await live(model(ANSWER))
     async with gateway.client().responses.stream(model="demo", input="Hi", tools=TOOLS) as stream:
         async for _ in stream:
@@ -195,8 +195,8 @@ async def test_the_client_builds_the_same_response_of_a_stream(live: Any, model:
     assert response.output_text == "Let me see."
 
 
-async def test_a_stream_whose_last_tokens_show_nothing_ends_whole(live: Any, model: Model) -> None:
-    """Its client may use the connection for the next request: nothing may be left on it."""
+async def test_stream_with_invisible_last_tokens_ends_complete(live: Any, model: Model) -> None:
+    """Nothing may be left on the connection, because the client reuses it for the next request."""
     engine = model("<think>\n\n</think>")
     gateway = await live(engine)
     body = {"model": "demo", "input": "Hi", "stream": True}
@@ -208,10 +208,10 @@ async def test_a_stream_whose_last_tokens_show_nothing_ends_whole(live: Any, mod
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_is_cut_short(live: Any, model: Model, stream: bool) -> None:
+async def test_truncated_answer_is_incomplete(live: Any, model: Model, stream: bool) -> None:
     gateway = await live(model("one two three four five six seven eight"))
     if stream:
-        events = await events_of(gateway, max_output_tokens=3)
+        events = await stream_events(gateway, max_output_tokens=3)
         assert events[-1].type == "response.incomplete"
         response = events[-1].response
     else:
@@ -222,15 +222,15 @@ async def test_an_answer_that_is_cut_short(live: Any, model: Model, stream: bool
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_strings_and_calls(live: Any, model: Model, stream: bool) -> None:
-    """They cut none; and a call that the model itself leaves open is incomplete."""
+async def test_stop_strings_do_not_cut_calls(live: Any, model: Model, stream: bool) -> None:
+    """A call that the model itself leaves open is incomplete."""
     gateway = await live(model(ANSWER))
     broken = await live(model(ANSWER.rpartition('"}')[0]))
 
     async def output(of: Any, stop: str) -> list[tuple[str, str, str]]:
         options: dict[str, Any] = {"tools": TOOLS, "extra_body": {"stop": [stop]}}
         if stream:
-            return shape((await events_of(of, **options))[-1].response.output)
+            return shape((await stream_events(of, **options))[-1].response.output)
         return shape((await create(of, **options)).output)
 
     assert await output(gateway, "Köln") == FULL
@@ -239,8 +239,8 @@ async def test_stop_strings_and_calls(live: Any, model: Model, stream: bool) -> 
     assert await output(broken, "Köln") == [*FULL[:3], cut]
 
 
-async def test_a_conversation_of_items(live: Any, model: Model) -> None:
-    """What comes out goes in again; what an assistant thought, said and called is one message."""
+async def test_items_become_the_conversation(live: Any, model: Model) -> None:
+    """Output items can be sent back; consecutive reasoning, text and calls become one message."""
     engine = model(ANSWER)
     gateway = await live(engine)
     first = await create(gateway, tools=TOOLS)
@@ -249,27 +249,27 @@ async def test_a_conversation_of_items(live: Any, model: Model) -> None:
         for item in first.output
         if item.type == "function_call"
     ]
-    told: list[Any] = [
+    items: list[Any] = [
         {"role": "developer", "content": "Speak plainly."},
         {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
         *[item.model_dump() for item in first.output],
         *outputs,
         {"type": "message", "role": "user", "content": "And now?"},
     ]
-    await create(gateway, input=told, instructions="Be brief.", tools=TOOLS)
-    prompt = prompt_of(engine)
+    await create(gateway, input=items, instructions="Be brief.", tools=TOOLS)
+    prompt = request_prompt(engine)
     assert "<|im_start|>system\nBe brief.\n\nSpeak plainly." in prompt
     call = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
     assert f"<|im_start|>assistant\nLet me see.\n{call}\n{call}<|im_end|>" in prompt
     response = "\n<tool_response>\n12 °C\n</tool_response>"
     assert f"<|im_start|>user{response}{response}<|im_end|>" in prompt
     assert prompt.endswith("<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\n")
-    told = [{"role": "user", "content": "Hi"}, *first.output, *outputs]
-    await create(gateway, input=told, tools=TOOLS)
-    assert "<think>\nü?\n</think>\n\nLet me see.\n<tool_call>" in prompt_of(engine)
+    items = [{"role": "user", "content": "Hi"}, *first.output, *outputs]
+    await create(gateway, input=items, tools=TOOLS)
+    assert "<think>\nü?\n</think>\n\nLet me see.\n<tool_call>" in request_prompt(engine)
 
 
-async def test_choices_and_forms_reach_the_engine(live: Any, model: Model) -> None:
+async def test_tool_choice_and_format_reach_the_engine(live: Any, model: Model) -> None:
     engine = model(CALL)
     gateway = await live(engine, reasoning_parser="none")
     response = await create(gateway, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
@@ -285,7 +285,7 @@ async def test_choices_and_forms_reach_the_engine(live: Any, model: Model) -> No
     await create(gateway, tools=TOOLS, tool_choice=allowed)
     assert engine.requests[-1].sampling.grammar is not None
     await create(gateway, tools=TOOLS, tool_choice="none")
-    assert "weather" not in prompt_of(engine)
+    assert "weather" not in request_prompt(engine)
     form = {"format": {"type": "json_schema", "name": "x", "schema": CITY, "strict": True}}
     response = await create(gateway, text=form)
     kind, text = engine.requests[-1].sampling.grammar
@@ -294,20 +294,20 @@ async def test_choices_and_forms_reach_the_engine(live: Any, model: Model) -> No
     await create(gateway, text={"format": {"type": "json_object"}})
     assert engine.requests[-1].sampling.grammar[0] == "json_object"
     await create(gateway, reasoning={"effort": "none"}, include=["reasoning.encrypted_content"])
-    assert prompt_of(engine).endswith("<think>\n\n</think>\n\n")
+    assert request_prompt(engine).endswith("<think>\n\n</think>\n\n")
 
 
-async def test_a_stream_that_breaks_off_says_so(live: Any, model: Model) -> None:
+async def test_broken_stream_ends_with_response_failed(live: Any, model: Model) -> None:
     engine = model("one two three four", fault="error", fault_after=2)
     gateway = await live(engine, max_resumes=0)
-    events = await events_of(gateway)
+    events = await stream_events(gateway)
     assert events[-1].type == "response.failed"
     assert events[-1].response.status == "failed"
     assert "out of memory" in events[-1].response.error.message
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
-async def test_the_synchronous_client(live: Any, model: Model) -> None:
+async def test_synchronous_client_works_with_responses(live: Any, model: Model) -> None:
     gateway = await live(model("Yes."))
 
     def ask() -> str:
@@ -385,7 +385,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_not_served_is_named(live: Any, model: Model) -> None:
+async def test_unsupported_fields_are_named(live: Any, model: Model) -> None:
     gateway = await live(model("Yes."))
     async with httpx.AsyncClient(timeout=60) as http:
         for body, param in BAD:
@@ -394,7 +394,7 @@ async def test_what_is_not_served_is_named(live: Any, model: Model) -> None:
             assert response.status_code == 400, (body, response.text)
             error = response.json()["error"]
             assert (error["type"], error["param"]) == ("invalid_request_error", param), (body, error)
-            for name in set(RENAMED_FIELDS) - set(body):  # of chat's fields
+            for name in set(RENAMED_FIELDS) - set(body):  # fields of chat requests only
                 assert not error["message"].startswith(name), error
         for name in ("previous_response_id", "store"):
             sent = {"model": "demo", "input": "Hi", name: "x" if name != "store" else True}

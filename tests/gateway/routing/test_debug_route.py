@@ -1,4 +1,4 @@
-"""Routes as responses and the debug endpoint show them, and sessions."""
+"""Routes as shown by responses and the debug endpoint, and sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from chat_requests import CHAT
 
 
-async def test_a_response_says_where_it_went_and_the_admin_why(
+async def test_response_names_its_route_and_debug_endpoint_explains_it(
     live: Any, scripted: Any, tmp_path: Any, until: Any
 ) -> None:
     token = tmp_path / "admin.token"
@@ -50,8 +50,8 @@ async def test_a_response_says_where_it_went_and_the_admin_why(
     assert sum(len(one.requests) for one in engines) == 3, "nothing that was explained was sent"
 
 
-async def test_routes_are_explained_as_requests_are_read(live: Any, scripted: Any, tmp_path: Any) -> None:
-    """With the gateway's own families of tools, and within its bounds."""
+async def test_debug_route_parses_requests_like_the_endpoint(live: Any, scripted: Any, tmp_path: Any) -> None:
+    """With the gateway's own tool call format, and within its limits."""
     (tmp_path / "token").write_text("s3cret")
     options = {"admin_token_file": str(tmp_path / "token"), "tool_parser": "hermes", "max_body_bytes": 2000}
     gateway = await live(scripted(), **options)
@@ -66,8 +66,8 @@ async def test_routes_are_explained_as_requests_are_read(live: Any, scripted: An
             assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
 
 
-async def test_sessions_stay_with_their_engine(live: Any, scripted: Any) -> None:
-    """In every gateway alike, by header, prompt_cache_key or user; without one they spread."""
+async def test_sessions_stay_on_their_engine(live: Any, scripted: Any) -> None:
+    """The same in every gateway, by header, prompt_cache_key or user; requests without a session spread."""
     engines = [scripted() for _ in range(3)]
     gateways = [await live(*engines, engine_suspect_seconds=60) for _ in range(2)]
     homes: dict[str, set[str]] = {}

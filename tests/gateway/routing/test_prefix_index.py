@@ -1,4 +1,4 @@
-"""The prefix index beside a dictionary, its memory, and breakers beside their rules."""
+"""The prefix index against a model, its memory, and circuit breakers against a model."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CAPACITY = 24
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Cache events, guesses, resets and time against a set and a dictionary of deadlines.
+    """Cache events, guesses, resets and time, against a set and a dictionary of deadlines.
 
-    Until something was forgotten for want of room the index equals the model; afterwards it is a part of it,
-    never more than the bound, and what was used last is in it.
+    Until blocks were evicted because the index was full, it equals the model. Afterwards it is a part of it,
+    never larger than the bound, and holds what was used last.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class IndexMachine(RuleBasedStateMachine):
         return name in self.stored or self.guessed.get(name, 0.0) > self.now
 
     def newest(self, names: list[int]) -> None:
-        """What was just used is there: the first blocks of a prefix first."""
+        """Check that blocks just used are in the index, the first blocks of a prefix first."""
         assert self.index.match_prefix(names[: CAPACITY // 2]) == len(names[: CAPACITY // 2])
 
     @invariant()
@@ -111,8 +111,8 @@ IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=3
 TestIndex = IndexMachine.TestCase
 
 
-def test_what_a_block_costs_and_that_the_bound_holds() -> None:
-    """Filled far beyond its bound with names in use and out of use, the index stays under it in bytes."""
+def test_prefix_index_memory_per_block_and_bound() -> None:
+    """Filled far beyond its bound with blocks in use and out of use, the index stays below it in bytes."""
     draw, blocks = random.Random(3), 40_000
     gc.collect()
     tracemalloc.start()
@@ -134,7 +134,7 @@ def test_what_a_block_costs_and_that_the_bound_holds() -> None:
         tracemalloc.stop()
 
 
-def test_engines_share_one_bound() -> None:
+def test_engines_share_one_prefix_budget() -> None:
     budget, engines = PrefixBudget(1000), [EnginePrefixes() for _ in range(4)]
     for engine in engines:
         engine.apply_event(list(range(900)), ())
@@ -147,8 +147,11 @@ def test_engines_share_one_bound() -> None:
     )
 
 
-async def test_gateways_know_what_an_engine_holds(live: Any, model_folder: Path, until: Any) -> None:
-    """Over the real wire, from the real radix cache, with evictions: old, new and reconnected ones agree."""
+async def test_prefix_index_follows_cache_events_of_an_engine(
+    live: Any, model_folder: Path, until: Any
+) -> None:
+    """Over the real wire and from the real radix cache, with evictions: old, new and reconnected gateways
+    agree."""
     options = {"kv_cache_tokens": 4096, "step_milliseconds": 1.0, "drain_timeout_seconds": 0.2}
     config = SimulateConfig(
         model=str(model_folder), served_name="demo", wire_bind="tcp://127.0.0.1:*", **options
@@ -171,7 +174,7 @@ async def test_gateways_know_what_an_engine_holds(live: Any, model_folder: Path,
         for _ in range(6):
             await asyncio.gather(*(ask(number) for number in range(8)))
         (link,) = [one.link for one in gateways[0].gateway.table]
-        link._send(Hello(PROTOCOL, "anew"))  # what it knew is void, and told anew
+        link._send(Hello(PROTOCOL, "again"))  # its state is void, and reported again
         await asyncio.gather(*(ask(number) for number in range(4)))
         late = await live(engine.endpoint)
         await until(lambda: known(late) and known(late) == known(gateways[0]) == known(gateways[1]))
@@ -181,7 +184,7 @@ async def test_gateways_know_what_an_engine_holds(live: Any, model_folder: Path,
 
 
 class BreakerMachine(RuleBasedStateMachine):
-    """Requests with any outcome in any order, beside the rules in plain words."""
+    """Requests with any outcome in any order, against the rules in plain words."""
 
     LIMITS = BreakerLimits(failures=3, seconds=1.0, max_seconds=5.0, probes=2)
 

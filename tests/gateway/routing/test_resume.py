@@ -1,4 +1,4 @@
-"""Answers that go on in another engine: the client sees no gap, no token twice, and the right counts."""
+"""Answers that resume on another engine: the client sees no gap, no token twice, and the right counts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PATIENT = {
     "engine_lost_seconds": 120,
     "engine_suspect_seconds": 60,
 }
-"""Where a slow machine must not lose more than the test does."""
+"""Options for tests on slow machines: no request may be lost that the test does not lose itself."""
 
 
 @pytest.fixture
 def story(tokenizer_files: dict[str, bytes]) -> list[int]:
-    """Tokens whose text has letters cut across tokens, and a stop string near its end."""
+    """Tokens whose text has characters split across tokens, and a stop string near its end."""
     return Tokenizer.from_files(tokenizer_files).encode(STORY, add_special_tokens=False)
 
 
@@ -40,7 +40,7 @@ def fields(stream: bool, **options: Any) -> dict[str, Any]:
 
 
 async def ask(client: openai.AsyncOpenAI, stream: bool, **options: Any) -> dict[str, Any]:
-    """Return an answer as one object, streamed or whole."""
+    """Return an answer as one object, streamed or not."""
     extra = {key: options.pop(key) for key in ("top_k",) if key in options}
     body = fields(stream, **options)
     extra["return_token_ids"] = body.pop("return_token_ids")
@@ -71,19 +71,19 @@ async def ask(client: openai.AsyncOpenAI, stream: bool, **options: Any) -> dict[
 
 
 def received(engine: Any) -> list[int]:
-    """Return how many tokens the gateway has of each answer of an engine, the fewest first."""
+    """Return how many tokens of each answer of an engine the gateway has, fewest first."""
     return sorted(stream.received for stream in engine.link._handles.all())
 
 
 def resumes(gateway: Any) -> float:
-    """Return how many answers were resumed."""
+    """Return the number of resumed answers."""
     lines = gateway.gateway.metrics_text().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("mizzen_gateway_resumes_total{"))
 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_an_answer_goes_on_in_another_engine(
+async def test_answer_resumes_on_another_engine(
     live: Any, scripted: Any, story: list[int], fault: str, stream: bool
 ) -> None:
     engines = [scripted(), scripted()]
@@ -107,8 +107,10 @@ async def test_an_answer_goes_on_in_another_engine(
 
 
 @pytest.mark.parametrize("stop", [None, ["END"], ["routes", "zzz"]])
-async def test_any_cut_leaves_no_trace(live: Any, scripted: Any, story: list[int], stop: Any) -> None:
-    """Whatever the places where engines are lost: text, stop strings, log probabilities, counts."""
+async def test_resume_after_any_token_leaves_no_trace(
+    live: Any, scripted: Any, story: list[int], stop: Any
+) -> None:
+    """Wherever engines are lost: text, stop strings, log probabilities and counts stay the same."""
     engines = [scripted(), scripted(), scripted()]
     for engine in engines:
         engine.does.reply, engine.does.end, engine.does.step_seconds = story, story[-1], 0.001
@@ -138,8 +140,8 @@ async def test_any_cut_leaves_no_trace(live: Any, scripted: Any, story: list[int
     assert stop is not None or resumes(gateway) == sum(map(len, cuts))
 
 
-async def test_the_seed_is_fixed_at_the_start(live: Any, scripted: Any) -> None:
-    """A token at a position is drawn with the same seed by every engine; requests without one differ."""
+async def test_seed_is_fixed_at_the_start(live: Any, scripted: Any) -> None:
+    """Every engine samples a token at a position with the same seed; requests without a seed differ."""
     engines = [scripted(), scripted()]
     for engine in engines:
         engine.does.fault, engine.does.cuts = "error", (3, 6)
@@ -161,8 +163,10 @@ def _seed(request: Any) -> int:
     return request.sampling.seed
 
 
-async def test_the_only_engine_is_waited_for(live: Any, scripted: Any, until: Any) -> None:
-    """Its replacement goes on with what it had begun."""
+async def test_answer_waits_for_a_replacement_of_the_only_engine(
+    live: Any, scripted: Any, until: Any
+) -> None:
+    """The replacement continues the answer."""
     first = scripted()
     first.does.step_seconds = 0.02
     gateway = await live(first)
@@ -179,7 +183,7 @@ async def test_the_only_engine_is_waited_for(live: Any, scripted: Any, until: An
     assert all(request.generated for request in second.requests)
 
 
-async def test_an_answer_waits_no_longer_than_it_may(live: Any, scripted: Any, until: Any) -> None:
+async def test_answer_waits_at_most_the_resume_timeout(live: Any, scripted: Any, until: Any) -> None:
     engine = scripted()
     engine.does.step_seconds = 0.02
     gateway = await live(engine, resume_wait_seconds=0.3)
@@ -193,7 +197,7 @@ async def test_an_answer_waits_no_longer_than_it_may(live: Any, scripted: Any, u
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_of_an_answer_that_breaks_off_what_the_client_got_is_charged(
+async def test_interrupted_answer_is_charged_for_delivered_tokens(
     live: Any, scripted: Any, until: Any, tmp_path: Path, stream: bool
 ) -> None:
     path = tmp_path / "keys.yaml"
@@ -216,7 +220,7 @@ async def test_of_an_answer_that_breaks_off_what_the_client_got_is_charged(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_that_kills_engines_is_given_up(live: Any, scripted: Any, stream: bool) -> None:
+async def test_request_that_kills_engines_is_abandoned(live: Any, scripted: Any, stream: bool) -> None:
     engines = [scripted() for _ in range(3)]
     for engine in engines:
         engine.does.fault, engine.does.cuts = "restart", tuple(range(2, 100))
@@ -229,8 +233,8 @@ async def test_a_request_that_kills_engines_is_given_up(live: Any, scripted: Any
 @pytest.mark.parametrize(
     "other", [{"revision": "r2"}, {"model": "another"}], ids=["another revision", "another model"]
 )
-async def test_only_the_same_model_goes_on(live: Any, scripted: Any, other: dict[str, str]) -> None:
-    """A different revision may have different weights behind one tokenizer: it would tell another story."""
+async def test_only_the_same_model_resumes_an_answer(live: Any, scripted: Any, other: dict[str, str]) -> None:
+    """A different revision may have other weights with the same tokenizer, and would continue differently."""
     first, foreign = scripted(), scripted(**other)
     for engine in (first, foreign):
         engine.does.fault, engine.does.cuts = "error", (4,)
@@ -243,8 +247,8 @@ async def test_only_the_same_model_goes_on(live: Any, scripted: Any, other: dict
         assert sum(bool(request.generated) for request in engine.requests) == begun
 
 
-async def test_an_engine_that_must_end_hands_over(live: Any, scripted: Any, until: Any) -> None:
-    """Draining past its deadline it ends what runs with an error; that says nothing of the request."""
+async def test_draining_engine_hands_over_its_answers(live: Any, scripted: Any, until: Any) -> None:
+    """After its drain deadline it ends running requests with an error, which does not count against them."""
     old, new = scripted(), scripted()
     old.does.step_seconds = 0.02
     gateway = await live(old, max_resumes=1, **PATIENT)
@@ -271,9 +275,7 @@ def _found(endpoint: str) -> Any:
     return DiscoveredEngine(name=endpoint, uid="", endpoint=endpoint)
 
 
-async def test_a_client_that_leaves_while_its_answer_waits_leaves_nothing(
-    live: Any, scripted: Any, until: Any
-) -> None:
+async def test_disconnect_during_a_resume_leaves_nothing_behind(live: Any, scripted: Any, until: Any) -> None:
     engine = scripted()
     engine.does.step_seconds = 0.02
     gateway = await live(engine)
@@ -288,30 +290,30 @@ async def test_a_client_that_leaves_while_its_answer_waits_leaves_nothing(
     await until(lambda: gateway.gateway.admission.in_flight == 0 and not len(gateway.gateway.admission))
 
 
-async def test_every_choice_goes_on_by_itself(live: Any, scripted: Any, story: list[int]) -> None:
+async def test_each_choice_resumes_independently(live: Any, scripted: Any, story: list[int]) -> None:
     engines = [scripted(), scripted()]
     for engine in engines:
         engine.does.reply, engine.does.end = story, story[-1]
     gateway = await live(*engines, **PATIENT)
     question = {"model": "demo", "messages": [{"role": "user", "content": "Tell me"}], "n": 3}
 
-    async def told() -> dict[int, str]:
+    async def story_of_choices() -> dict[int, str]:
         texts: dict[int, str] = {}
         async for chunk in await gateway.client().chat.completions.create(**question, stream=True):
             for choice in chunk.choices:
                 texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
         return texts
 
-    calm = await told()
+    calm = await story_of_choices()
     for engine in engines:
         engine.does.fault, engine.does.cuts = "error", (5,)
-    assert await told() == calm
+    assert await story_of_choices() == calm
     assert len(calm) == 3
     assert resumes(gateway) == 3
 
 
 async def test_cached_output_is_not_counted_as_cached_prompt(live: Any, scripted: Any) -> None:
-    """An engine that takes an answer over may have had part of it in its cache."""
+    """An engine that resumes an answer may have had part of the output in its cache."""
     engines = [scripted(), scripted()]
     for engine in engines:
         engine.does.cached_tokens = 1000

@@ -1,4 +1,4 @@
-"""Engine processes that are killed or stopped while they answer: every answer comes out as undisturbed."""
+"""Engine processes that are killed or stopped while they answer: every answer equals an undisturbed one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PATIENT = {
 
 
 class EngineProcess:
-    """An engine and its supervisor, as in a pod."""
+    """Engine with its supervisor, as in a pod."""
 
     def __init__(self, program: list[str], folder: Path, **options: Any) -> None:
         folder.mkdir()
@@ -54,12 +54,12 @@ class EngineProcess:
 
     @property
     def rank(self) -> psutil.Process:
-        """The process that has the model."""
+        """Process that holds the model."""
         (rank,) = psutil.Process(self.process.pid).children()
         return rank
 
     def ended(self) -> str:
-        """Why it has."""
+        """Reason why it has ended."""
         self.log.seek(0)
         return self.log.read()[-2000:]
 
@@ -99,7 +99,7 @@ async def serving(gateway: Any, until: Any, engines: list[EngineProcess]) -> Non
 async def answer(
     client: openai.AsyncOpenAI, stream: bool, seen: Callable[[int], None], **options: Any
 ) -> tuple[str, list[int], str | None, int]:
-    """Return text, token ids, finish reason and counted tokens; `seen` hears how many tokens there are."""
+    """Return text, token ids, finish reason and token count; `seen` is called with the tokens so far."""
     extra = {"return_token_ids": True, "ignore_eos": True}
     body = {"model": "demo", "prompt": "The ship", "max_tokens": 300, "extra_body": extra, **options}
     if not stream:
@@ -121,7 +121,7 @@ async def answer(
 async def all_kinds(
     client: openai.AsyncOpenAI, seen: Callable[[int], None] = lambda count: None
 ) -> list[tuple[str, list[int], str | None, int]]:
-    """Return the answers of all kinds of requests, two of each, asked for at once."""
+    """Return the answers to all kinds of requests, two of each, sent concurrently."""
     return await asyncio.gather(*(answer(client, stream, seen, **how) for stream, how in KINDS * 2))
 
 
@@ -135,7 +135,7 @@ def check(found: list[Any], calm: list[Any]) -> None:
 
 
 class Strike:
-    """Sends a signal to the busiest engine once some stream has so many tokens."""
+    """Sends a signal to the busiest engine once some stream has a number of tokens."""
 
     def __init__(self, gateway: Any, engines: list[EngineProcess], number: int, after: int) -> None:
         self._gateway, self._engines = gateway, engines
@@ -154,12 +154,12 @@ class Strike:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-async def test_a_simulated_engine_is_struck_in_mid_stream(
+async def test_simulated_engine_is_killed_or_stopped_in_mid_stream(
     live: Any, until: Any, processes: Any, model_folder: Path, number: int
 ) -> None:
-    """Its tokens are hashes of all that came before, and of the seed: one wrong token changes all others.
+    """Its tokens are hashes of all previous ones and the seed, so one wrong token changes all later ones.
 
-    SIGTERM drains it, for a time in which no answer ends; what is left then is handed over.
+    SIGTERM drains it for a time in which no answer ends; the rest is handed over.
     """
     options = {"step_milliseconds": 8, "revision": "r", "drain_timeout_seconds": 0.2}
     engines = [processes(SIMULATED, model=model_folder, served_name="demo", **options) for _ in range(2)]
@@ -180,10 +180,10 @@ async def test_a_simulated_engine_is_struck_in_mid_stream(
         assert 'mizzen_gateway_resumes_total{cause="handover"}' in text
 
 
-async def test_a_step_that_hangs_is_left_by_what_the_engine_said_of_its_steps(
+async def test_hanging_step_is_resumed_after_the_announced_step_time(
     live: Any, until: Any, processes: Any, model_folder: Path
 ) -> None:
-    """Nothing else could: its connection lives, and every other time-out is an hour."""
+    """Nothing else could detect it: the connection is alive, and every other timeout is an hour."""
     options = {"step_milliseconds": 2, "revision": "r", "watchdog_seconds": 3600, "model": model_folder}
     good = processes(SIMULATED, served_name="demo", **options)
     bad = processes(SIMULATED, served_name="demo", hang_after_tokens=580, **options)
@@ -266,9 +266,9 @@ CONSTRAINED = ("schema", "ebnf", "tool")
 
 
 async def rich(http: httpx.AsyncClient, name: str, stream: bool, seen: Callable[[int], None]) -> Any:
-    """Return what an answer says: texts, tokens, log probabilities, calls and ends, by choice."""
-    path, asked = RICH[name]
-    body = {"model": "demo", "return_token_ids": True, **asked, "stream": stream}
+    """Return texts, tokens, log probabilities, calls and finish reasons of an answer, by choice."""
+    path, request_body = RICH[name]
+    body = {"model": "demo", "return_token_ids": True, **request_body, "stream": stream}
     found: dict[int, dict[str, Any]] = {}
     events: list[dict[str, Any]] = []
 
@@ -305,7 +305,7 @@ async def rich(http: httpx.AsyncClient, name: str, stream: bool, seen: Callable[
 async def all_rich(
     http: httpx.AsyncClient, seen: Callable[[int], None] = lambda count: None
 ) -> dict[str, Any]:
-    """Return all kinds of answers, streamed and whole, asked for at once."""
+    """Return the answers to all kinds of requests, streamed and not, sent concurrently."""
     names = [(name, stream) for name in RICH for stream in (True, False)]
     answers = await asyncio.gather(*(rich(http, *one, seen) for one in names))
     return {f"{name} {stream}": answer for (name, stream), answer in zip(names, answers, strict=True)}
@@ -321,8 +321,11 @@ def check_rich(found: dict[str, Any], calm: dict[str, Any]) -> None:
         assert choices.keys() == calm[name].keys()
 
 
-async def test_real_engines_are_struck_in_mid_stream(live: Any, until: Any, processes: Any) -> None:
-    """Of three, one is killed, then one is stopped: grammars, calls, penalties, log probabilities go on."""
+async def test_real_engines_are_killed_or_stopped_in_mid_stream(
+    live: Any, until: Any, processes: Any
+) -> None:
+    """Of three engines one is killed, then one stopped: grammars, calls, penalties and log probabilities
+    continue."""
     options = {
         "model": DEMO,
         "served_name": "demo",

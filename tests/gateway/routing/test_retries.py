@@ -1,4 +1,4 @@
-"""Engines that fail, refuse, drain, come late or leave; queues and deadlines."""
+"""Engines that fail or refuse requests: retries, errors, and what counts against whom."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FAULTS = ["gap", "garbage", "short", "error", "forget", "restart", "silent", "ki
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_stream_that_breaks_ends_with_an_error_event(live: Any, scripted: Any, fault: str) -> None:
-    """Never shortened silently: what came is the beginning of the answer, then the client gets an error."""
+async def test_broken_stream_ends_with_an_error_event(live: Any, scripted: Any, fault: str) -> None:
+    """Never shortened silently: the client gets the beginning of the answer, then an error."""
     engine = scripted()
     engine.does.fault, engine.does.step_seconds = fault if fault != "kill" else "", 0.02
     gateway = await live(engine, max_resumes=0, engine_timeout_seconds=0.5, engine_lost_seconds=1.0)
@@ -49,7 +49,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(live: Any, scripted
     assert len(ids) >= 2
 
 
-async def test_the_official_client_raises_when_a_stream_breaks(live: Any, scripted: Any) -> None:
+async def test_official_client_raises_on_a_broken_stream(live: Any, scripted: Any) -> None:
     engine = scripted()
     engine.does.fault = "gap"
     gateway = await live(engine, max_resumes=0)
@@ -58,8 +58,8 @@ async def test_the_official_client_raises_when_a_stream_breaks(live: Any, script
 
 
 @pytest.mark.parametrize("fault", FAULTS[:-1])
-async def test_a_whole_answer_is_tried_again_elsewhere(live: Any, scripted: Any, fault: str) -> None:
-    """Without resuming it starts over: nothing of it has reached the client."""
+async def test_lost_unary_answer_is_retried_on_another_engine(live: Any, scripted: Any, fault: str) -> None:
+    """Without resuming it starts over, because nothing has reached the client."""
     bad, good = scripted(), scripted()
     bad.does.fault = fault
     gateway = await live(bad, good, max_resumes=0, engine_timeout_seconds=0.5, engine_lost_seconds=1.0)
@@ -74,7 +74,9 @@ REFUSALS = [RefusalCode.DRAINING, RefusalCode.QUEUE_FULL, RefusalCode.STARTING, 
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-async def test_a_refused_request_is_tried_elsewhere(live: Any, scripted: Any, code: RefusalCode) -> None:
+async def test_refused_request_is_retried_on_another_engine(
+    live: Any, scripted: Any, code: RefusalCode
+) -> None:
     bad, good = scripted(), scripted()
     bad.does.refuse = code
     gateway = await live(bad, good)
@@ -83,10 +85,8 @@ async def test_a_refused_request_is_tried_elsewhere(live: Any, scripted: Any, co
     assert len(good.requests) == 6
 
 
-async def test_a_request_turned_away_keeps_no_other_from_the_engine(
-    live: Any, scripted: Any, until: Any
-) -> None:
-    """Grammars of one key may be too many; its engine has done nothing wrong, and serves what it takes."""
+async def test_busy_refusal_does_not_back_off_the_engine(live: Any, scripted: Any, until: Any) -> None:
+    """One key may have too many grammars; the engine is not at fault, and serves its other requests."""
     engine = scripted()
     gateway = await live(engine, breaker_failures=1, queue_timeout_seconds=60)
     (known,) = gateway.gateway.table
@@ -101,7 +101,7 @@ async def test_a_request_turned_away_keeps_no_other_from_the_engine(
     assert (await waiting)[1] == "length"
 
 
-async def test_losses_before_the_first_token_are_tried_elsewhere(live: Any, scripted: Any) -> None:
+async def test_loss_before_the_first_token_is_retried_on_another_engine(live: Any, scripted: Any) -> None:
     bad, good = scripted(), scripted()
     bad.does.fault, bad.does.fault_after = "restart", 0
     gateway = await live(bad, good)
@@ -111,7 +111,7 @@ async def test_losses_before_the_first_token_are_tried_elsewhere(live: Any, scri
     assert len(good.requests) == 5
 
 
-async def test_an_engine_that_never_gives_a_token_is_given_up(
+async def test_engine_without_a_first_token_is_abandoned(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
     monkeypatch.setattr(dispatcher, "MIN_ENGINE_SECONDS", 1.0)
@@ -126,7 +126,7 @@ async def test_an_engine_that_never_gives_a_token_is_given_up(
     await until(lambda: len(bad.aborts) == len(bad.requests))
 
 
-async def test_what_no_engine_would_take_is_400(live: Any, scripted: Any) -> None:
+async def test_request_that_every_engine_refuses_is_400(live: Any, scripted: Any) -> None:
     engine = scripted()
     engine.does.refuse = RefusalCode.INVALID
     gateway = await live(engine)
@@ -140,7 +140,7 @@ async def test_what_no_engine_would_take_is_400(live: Any, scripted: Any) -> Non
     assert late.value.response.headers["retry-after"] == "1"
 
 
-async def test_a_request_that_kills_engines_is_given_up(live: Any, scripted: Any) -> None:
+async def test_request_that_kills_engines_is_abandoned(live: Any, scripted: Any) -> None:
     engine = scripted()
     engine.does.fault, engine.does.fault_after = "error", 0
     gateway = await live(engine, max_attempts=2)
@@ -149,7 +149,7 @@ async def test_a_request_that_kills_engines_is_given_up(live: Any, scripted: Any
     assert len(engine.requests) == 2
 
 
-async def test_a_retry_is_tokenized_again_for_another_tokenizer(
+async def test_retry_is_tokenized_again_for_another_tokenizer(
     live: Any, scripted: Any, tokenizer_files: dict[str, bytes]
 ) -> None:
     config = {"chat_template": "other {{ messages[0].content }}"}
@@ -169,10 +169,10 @@ async def test_a_retry_is_tokenized_again_for_another_tokenizer(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("after", [0, 2])
-async def test_an_end_that_is_the_requests_own_fault_blames_no_engine(
+async def test_request_at_fault_does_not_count_against_an_engine(
     live: Any, scripted: Any, stream: bool, after: int
 ) -> None:
-    """It is a 400 (or an event of one), tried once; who sends such requests takes no engine from others."""
+    """It gets a 400 (or an event with one) after one try; such requests take no engine from other clients."""
     engines = [scripted(), scripted()]
     for one in engines:
         one.does.fault, one.does.fault_after = "own", after
@@ -192,7 +192,7 @@ async def test_an_end_that_is_the_requests_own_fault_blames_no_engine(
 
 
 @pytest.mark.parametrize(("cause", "blamed"), [("slow", 0), ("closed", 0), ("connection", 1)])
-async def test_engines_are_not_blamed_for_slow_readers(cause: str, blamed: int) -> None:
+async def test_slow_readers_do_not_count_against_an_engine(cause: str, blamed: int) -> None:
     failures: list[int] = []
     engine = SimpleNamespace(name="e", draining=False, record_failure=failures.append)
     running: Any = SimpleNamespace(
@@ -212,7 +212,7 @@ async def test_engines_are_not_blamed_for_slow_readers(cause: str, blamed: int) 
 
 
 @pytest.mark.parametrize("how", ["refuses", "fails", "dies"])
-async def test_embeddings_are_tried_elsewhere_too(live: Any, scripted: Any, how: str) -> None:
+async def test_embeddings_are_retried_on_another_engine(live: Any, scripted: Any, how: str) -> None:
     bad, good = scripted(), scripted()
     gateway = await live(bad, good, breaker_failures=1000, engine_suspect_seconds=60)
     if how == "refuses":

@@ -1,4 +1,5 @@
-"""Routing: prefixes, sessions, load, bounds, ties; several gateways; and admission as a state machine."""
+"""Routing by prefixes, sessions, load, bounds and ties; several gateways; and admission as a state
+machine."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from mizzen.gateway.routing.session import MAX_SESSION_CHARACTERS, SESSION_HEADE
 
 @dataclass(eq=False)
 class FakeEngine:
-    """A candidate with numbers of its own."""
+    """Candidate with fixed properties."""
 
     name: str
     serving: bool = True
@@ -52,7 +53,7 @@ def chosen(router: Router, wanted: RoutingQuery, engines: list[FakeEngine]) -> t
     return route.engine.name, route.reason
 
 
-def test_a_cached_prefix_attracts() -> None:
+def test_cached_prefix_attracts_requests() -> None:
     engines = [FakeEngine("a"), FakeEngine("b", load=1500), FakeEngine("c")]
     wanted = request()
     engines[1].prefixes.apply_event(wanted.block_hashes, ())
@@ -61,13 +62,13 @@ def test_a_cached_prefix_attracts() -> None:
     assert (route.engine.name, route.reason, route.matched_tokens) == ("b", "prefix", 640)
 
 
-def test_without_a_prefix_the_less_loaded_win() -> None:
+def test_without_a_cached_prefix_the_least_loaded_engine_wins() -> None:
     engines = [FakeEngine("a", load=90_000), FakeEngine("b", load=10_000), FakeEngine("c", load=50_000)]
     assert chosen(default_router(200), request(30, block_hashes=()), engines) == ("b", "load")
 
 
-def test_a_small_difference_of_load_outweighs_no_prefix() -> None:
-    """What is in work elsewhere changes by the millisecond; a prefix is prompt work that need not be done."""
+def test_small_load_difference_does_not_outweigh_a_prefix() -> None:
+    """Load elsewhere changes by the millisecond; a cached prefix saves prefill work."""
     engines = [FakeEngine("a", load=400), FakeEngine("b", load=0), FakeEngine("c", load=0)]
     wanted = request()
     engines[0].prefixes.apply_event(wanted.block_hashes[:2], ())  # a fifth of the prompt
@@ -75,7 +76,7 @@ def test_a_small_difference_of_load_outweighs_no_prefix() -> None:
 
 
 def test_ties_go_to_the_less_loaded_of_two() -> None:
-    """Power of two choices: all equals get work, the most loaded of them least, the least loaded most."""
+    """Power of two choices: all equals get requests, the most loaded the fewest."""
     engines = [FakeEngine(name, load=load) for name, load in (("a", 0.0), ("b", 20.0), ("c", 40.0))]
     router = default_router(125, random.Random(1))
     found = Counter(chosen(router, request(30, block_hashes=()), engines)[0] for _ in range(600))
@@ -85,8 +86,8 @@ def test_ties_go_to_the_less_loaded_of_two() -> None:
 
 
 @pytest.mark.parametrize("session", ["", "one conversation"])
-def test_a_hot_prefix_spreads_over_engines(session: str) -> None:
-    """One prefix and one session: no engine above the load factor, once loads are not small."""
+def test_hot_prefix_spreads_over_engines(session: str) -> None:
+    """One prefix and one session: no engine exceeds the load factor, once loads are not small."""
     engines = [FakeEngine(name) for name in "abcd"]
     router = default_router(125)
     wanted = request(6400, session=session)
@@ -104,7 +105,7 @@ def test_a_hot_prefix_spreads_over_engines(session: str) -> None:
 
 @settings(max_examples=100)
 @given(loads=st.lists(st.floats(0, 1e6), min_size=2, max_size=8), tokens=st.integers(1, 4000), held=st.data())
-def test_bounded_load_holds_whatever_is_cached(loads: list[float], tokens: int, held: Any) -> None:
+def test_bounded_load_holds_for_any_cached_prefix(loads: list[float], tokens: int, held: Any) -> None:
     engines = [FakeEngine(str(i), load=load) for i, load in enumerate(loads)]
     wanted = request(tokens, session="s")
     for engine in engines:
@@ -127,7 +128,7 @@ def test_bounded_load_holds_whatever_is_cached(loads: list[float], tokens: int, 
         {"context_length": 640},
     ],
 )
-def test_who_cannot_take_a_request_is_left_out(left_out: dict[str, Any]) -> None:
+def test_engine_that_cannot_take_a_request_is_excluded(left_out: dict[str, Any]) -> None:
     engines = [FakeEngine("a", **left_out), FakeEngine("b", load=1e9)]
     router = default_router(125)
     assert chosen(router, request(), engines) == ("b", "only")
@@ -137,14 +138,14 @@ def test_who_cannot_take_a_request_is_left_out(left_out: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     "other", [ModelIdentity("m", "r2", "t"), ModelIdentity("n", "r", "t"), ModelIdentity("m", "r", "u")]
 )
-def test_an_answer_goes_on_with_the_same_model_alone(other: ModelIdentity) -> None:
+def test_resumed_answer_only_goes_to_the_same_model(other: ModelIdentity) -> None:
     engines = [FakeEngine("a", model_identity=other), FakeEngine("b", load=1e9)]
     pinned = request(pinned_model=ModelIdentity("m", "r", "t"))
     assert chosen(default_router(125), pinned, engines) == ("b", "only")
     assert default_router(125).route(pinned, engines[:1]) is None
 
 
-def test_a_suspect_engine_gets_what_no_other_can_take() -> None:
+def test_suspect_engine_gets_requests_only_if_no_other_can() -> None:
     engines = [FakeEngine("a", suspect=True), FakeEngine("b", load=1e9)]
     wanted = request()
     engines[0].prefixes.apply_event(wanted.block_hashes, ())
@@ -154,8 +155,8 @@ def test_a_suspect_engine_gets_what_no_other_can_take() -> None:
     assert chosen(router, wanted, engines) == ("a", "only")
 
 
-def test_sessions_keep_their_engine_and_few_move() -> None:
-    """Rendezvous hashing: with one engine less, only its sessions move, and they spread over the others."""
+def test_sessions_keep_their_engine_and_few_move_on_changes() -> None:
+    """Rendezvous hashing: if an engine goes, only its sessions move, and they spread over the others."""
     names = [f"pod-{i}" for i in range(5)]
     wanted = [request(30, block_hashes=(), session=f"user-{i}") for i in range(300)]
 
@@ -172,7 +173,7 @@ def test_sessions_keep_their_engine_and_few_move() -> None:
 
 
 @pytest.mark.parametrize("field", ["user", "prompt_cache_key"])
-def test_a_long_session_is_known_by_a_digest_that_every_gateway_makes(field: str) -> None:
+def test_long_session_is_replaced_by_a_digest(field: str) -> None:
     """It may be as long as a body, and is hashed for each engine and each sequence on the event loop."""
 
     def session(name: str) -> str:
@@ -193,7 +194,7 @@ def test_a_long_session_is_known_by_a_digest_that_every_gateway_makes(field: str
     assert len(homes) == 1
 
 
-def test_gateways_that_do_not_talk_agree_on_a_new_prefix() -> None:
+def test_independent_gateways_agree_on_a_new_prefix() -> None:
     """The first requests of a prefix, at the same moment in four gateways, go to one engine."""
     for seed in range(20):
         homes = {
@@ -204,7 +205,7 @@ def test_gateways_that_do_not_talk_agree_on_a_new_prefix() -> None:
         assert homes.pop()[1] == "home"
 
 
-def test_a_decision_can_be_explained() -> None:
+def test_explain_matches_the_routing_decision() -> None:
     engines = [FakeEngine("a"), FakeEngine("b", load=400_000), FakeEngine("c", full=True), FakeEngine("d")]
     wanted = request(session="s")
     engines[0].prefixes.apply_event(wanted.block_hashes[:5], ())
@@ -222,7 +223,7 @@ def test_a_decision_can_be_explained() -> None:
     assert not found["b"].scores
 
 
-def test_blocks_are_named_as_in_the_engine() -> None:
+def test_block_hashes_equal_those_of_the_engine() -> None:
     prompt = np.arange(BLOCK_TOKENS * 2 + 3, dtype=np.int32)
     prefixes = EnginePrefixes()
     prefixes.apply_event(tuple(block_hashes(prompt)), ())
@@ -233,8 +234,8 @@ def test_blocks_are_named_as_in_the_engine() -> None:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6))
-def test_admission_is_fair_and_loses_no_turn(seed: int) -> None:
-    """Random arrivals, ends, aborts, deadlines and changes of capacity: turns in order, counts exact."""
+def test_admission_is_fair_and_loses_no_capacity(seed: int) -> None:
+    """Random arrivals, ends, aborts, deadlines and capacity changes: admissions in order, counters exact."""
     asyncio.run(admission_run(random.Random(seed)))
 
 

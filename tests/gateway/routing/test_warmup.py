@@ -1,4 +1,4 @@
-"""A new engine's cache is filled with the hottest prefixes before it serves; that holds nothing up."""
+"""A new engine's cache is filled with the hottest prefixes before it serves, without delaying requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOT = "Mizzen serves language models on Kubernetes. " * 40
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """Clock set by the test."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -31,7 +31,7 @@ class Clock:
 
 
 def prompt(*blocks: int) -> np.ndarray:
-    """Token ids of a prompt whose blocks are one number each."""
+    """Return token ids of a prompt whose blocks repeat one number each."""
     return np.repeat(np.array(blocks, np.int32), BLOCK_TOKENS)
 
 
@@ -45,7 +45,7 @@ def found(store: HotPrefixes, blocks: int) -> list[tuple[int, ...]]:
     return [tuple(one.tokens[::BLOCK_TOKENS].tolist()) for one in store.find_hottest(blocks * BLOCK_TOKENS)]
 
 
-def test_the_hottest_are_what_most_prompts_begin_with() -> None:
+def test_hottest_prefixes_are_those_of_most_prompts() -> None:
     store = HotPrefixes(100)
     add(store, 1, 2, 3, times=3)
     add(store, 1, 2, 4, times=2)
@@ -58,7 +58,7 @@ def test_the_hottest_are_what_most_prompts_begin_with() -> None:
     assert found(store, 0) == []
 
 
-def test_what_was_hot_cools_down() -> None:
+def test_prefix_weights_decay() -> None:
     clock = Clock()
     store = HotPrefixes(100, clock)
     add(store, 1, times=8)
@@ -70,7 +70,7 @@ def test_what_was_hot_cools_down() -> None:
     assert found(store, 2) == [(3,), (2,)], "weights are divided before they are too large"
 
 
-def test_equal_prompts_of_other_salts_are_others() -> None:
+def test_equal_prompts_with_other_salts_are_distinct() -> None:
     store = HotPrefixes(100)
     add(store, 1, salt=b"a", times=2)
     add(store, 1, salt=b"b", times=3)
@@ -86,7 +86,7 @@ def test_equal_prompts_of_other_salts_are_others() -> None:
     st.integers(1, 30),
     st.integers(0, 20),
 )
-def test_it_holds_whole_prefixes_within_its_bounds(
+def test_hot_prefixes_stay_whole_and_bounded(
     prompts: list[tuple[list[int], int, bool]], capacity: int, blocks: int
 ) -> None:
     clock = Clock()
@@ -110,7 +110,7 @@ def test_it_holds_whole_prefixes_within_its_bounds(
 
 
 class Warmed:
-    """A gateway whose first engine has answered hot prompts, and a second engine that joins."""
+    """Gateway whose first engine has answered hot prompts, and a second engine that joins."""
 
     def __init__(self, gateway: Any, first: Any) -> None:
         self.gateway, self.table = gateway, gateway.gateway.only_service.table
@@ -142,7 +142,7 @@ async def warmed(live: Any, scripted: Any, until: Any) -> Warmed:
     return it
 
 
-async def test_the_hottest_prefix_is_replayed_before_the_first_request(
+async def test_hottest_prefix_is_replayed_before_the_first_request(
     warmed: Warmed, scripted: Any, until: Any
 ) -> None:
     second = scripted()
@@ -156,9 +156,7 @@ async def test_the_hottest_prefix_is_replayed_before_the_first_request(
     assert warmed.ended("done")
 
 
-async def test_a_prefix_that_cannot_be_replayed_holds_nothing_up(
-    warmed: Warmed, scripted: Any, until: Any
-) -> None:
+async def test_failed_replay_does_not_delay_serving(warmed: Warmed, scripted: Any, until: Any) -> None:
     second = scripted()
     second.does.refuse = RefusalCode.QUEUE_FULL
     warmed.join(second)
@@ -166,7 +164,7 @@ async def test_a_prefix_that_cannot_be_replayed_holds_nothing_up(
     assert warmed.ended("failed")
 
 
-async def test_an_engine_that_is_needed_serves_at_once(warmed: Warmed, scripted: Any, until: Any) -> None:
+async def test_needed_engine_serves_at_once(warmed: Warmed, scripted: Any, until: Any) -> None:
     second = scripted()
     second.does.fault, second.does.fault_after = "mute", 0
     warmed.join(second)
@@ -176,14 +174,14 @@ async def test_an_engine_that_is_needed_serves_at_once(warmed: Warmed, scripted:
     assert warmed.ended("needed")
 
 
-async def test_the_first_engine_of_all_is_not_held_back(live: Any, scripted: Any) -> None:
+async def test_first_engine_is_not_warmed(live: Any, scripted: Any) -> None:
     gateway = await live(scripted(), warm_tokens=4096)
-    told = gateway.gateway.metrics_text().decode()
-    counted = re.findall(r"^mizzen_gateway_warmups_total{.*} (.*)$", told, re.MULTILINE)
+    metrics_text = gateway.gateway.metrics_text().decode()
+    counted = re.findall(r"^mizzen_gateway_warmups_total{.*} (.*)$", metrics_text, re.MULTILINE)
     assert set(counted) == {"0.0"}
 
 
-async def test_it_takes_no_longer_than_its_time(live: Any, scripted: Any, until: Any) -> None:
+async def test_warmup_ends_at_its_time_limit(live: Any, scripted: Any, until: Any) -> None:
     first, second = scripted(), scripted()
     it = Warmed(await live(first, wait=False, warm_tokens=4096, warm_seconds=0.3), first)
     it.table.sync([it.first])
@@ -196,7 +194,7 @@ async def test_it_takes_no_longer_than_its_time(live: Any, scripted: Any, until:
     assert it.ended("deadline")
 
 
-async def test_the_first_request_in_a_real_engine_hits_its_cache(
+async def test_first_request_hits_the_cache_of_a_warmed_real_engine(
     live: Any, until: Any, demo_engine: str, second_engine: str
 ) -> None:
     gateway = await live(demo_engine, wait=False, warm_tokens=4096, warm_seconds=60.0)

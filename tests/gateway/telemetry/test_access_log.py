@@ -1,4 +1,4 @@
-"""One line of JSON a request, with what an operator of the gateway asks for, and no prompt."""
+"""Access log: one line of JSON per request, without prompts by default."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": SECRET}], "max
 
 
 class Lines:
-    """What was written to standard output, by line."""
+    """Lines written to standard output."""
 
     def __init__(self, read: Callable[[], bytes]) -> None:
         self._read = read
@@ -47,7 +47,7 @@ async def ask(gateway: Any, until: Any, lines: Lines, count: int = 1, **body: An
     return lines.all
 
 
-async def test_a_line_says_what_became_of_a_request(
+async def test_access_log_line_describes_the_request(
     scripted: Any, live: Any, until: Any, lines: Lines
 ) -> None:
     engine = scripted(engine="engine-7")
@@ -70,7 +70,7 @@ async def test_a_line_says_what_became_of_a_request(
     assert SECRET.encode() not in lines.text
 
 
-async def test_streams_choices_and_retries_are_told(
+async def test_access_log_includes_streams_choices_and_retries(
     scripted: Any, live: Any, until: Any, lines: Lines
 ) -> None:
     first, second = scripted(), scripted()
@@ -83,7 +83,9 @@ async def test_streams_choices_and_retries_are_told(
     assert found[0]["attempts"] == 2 + len(first.requests)
 
 
-async def test_refusals_are_told_with_their_code(scripted: Any, live: Any, until: Any, lines: Lines) -> None:
+async def test_access_log_includes_the_error_code_of_refusals(
+    scripted: Any, live: Any, until: Any, lines: Lines
+) -> None:
     gateway = await live(scripted())
     await ask(gateway, until, lines, model="absent")
     await ask(gateway, until, lines, count=2, temperature="hot")
@@ -93,7 +95,9 @@ async def test_refusals_are_told_with_their_code(scripted: Any, live: Any, until
     ]
 
 
-async def test_an_answer_that_breaks_off_is_told(scripted: Any, live: Any, until: Any, lines: Lines) -> None:
+async def test_access_log_includes_interrupted_answers(
+    scripted: Any, live: Any, until: Any, lines: Lines
+) -> None:
     engine = scripted()
     engine.does.fault = "error"
     gateway = await live(engine, max_resumes=0)
@@ -102,10 +106,10 @@ async def test_an_answer_that_breaks_off_is_told(scripted: Any, live: Any, until
     assert line["error"] == "engine_lost"
 
 
-async def test_a_fault_of_our_own_is_told_as_one(
+async def test_access_log_marks_internal_errors(
     scripted: Any, live: Any, until: Any, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither as a client that left, nor without the id by which its traceback is found."""
+    """Not as a client disconnect, and with the id by which the traceback is found."""
     gateway = await live(scripted())
 
     def broken(*_: object) -> None:
@@ -124,7 +128,7 @@ async def test_a_fault_of_our_own_is_told_as_one(
     assert 'code="500"' in gateway.gateway.metrics_text().decode()
 
 
-async def test_a_fault_in_a_stream_is_told_as_one(
+async def test_access_log_marks_internal_errors_in_a_stream(
     scripted: Any, live: Any, until: Any, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = await live(scripted())
@@ -135,13 +139,17 @@ async def test_a_fault_in_a_stream_is_told_as_one(
     assert (lines.all[0]["status"], lines.all[0]["error"]) == (200, "internal_error")
 
 
-async def test_prompts_are_there_when_asked_for(scripted: Any, live: Any, until: Any, lines: Lines) -> None:
+async def test_access_log_includes_prompts_on_request(
+    scripted: Any, live: Any, until: Any, lines: Lines
+) -> None:
     gateway = await live(scripted(), access_log="prompts")
     (line,) = await ask(gateway, until, lines)
     assert SECRET in line["prompt"]
 
 
-async def test_prompts_of_token_ids_are_there_too(scripted: Any, live: Any, until: Any, lines: Lines) -> None:
+async def test_access_log_includes_prompts_of_token_ids(
+    scripted: Any, live: Any, until: Any, lines: Lines
+) -> None:
     gateway = await live(scripted(), access_log="prompts")
     async with httpx.AsyncClient(timeout=60) as http:
         body = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 1}
@@ -150,7 +158,7 @@ async def test_prompts_of_token_ids_are_there_too(scripted: Any, live: Any, unti
     assert lines.all[0]["prompt"] == "[5,6,7]"
 
 
-async def test_it_can_be_off(scripted: Any, live: Any) -> None:
+async def test_access_log_can_be_off(scripted: Any, live: Any) -> None:
     gateway = await live(scripted(), access_log="off")
     assert gateway.gateway.access_log is None
     async with httpx.AsyncClient(timeout=60) as http:
@@ -170,7 +178,7 @@ def new_record(**given: Any) -> RequestRecord:
     return RequestRecord(request_id="r", method="POST", path="/", began=1.0, clock=0.25, ended=1.5, **given)
 
 
-def test_lines_are_bounded_whatever_clients_send() -> None:
+def test_access_log_lines_are_bounded_for_any_request() -> None:
     record = new_record(model="m" * 10_000, prompt="p" * 100_000)
     for number in range(1000):
         record.start_attempt(f"engine-{number}", "load")
@@ -182,14 +190,14 @@ def test_lines_are_bounded_whatever_clients_send() -> None:
     assert len(record.attempts) == len(record.phases) == MAX_ATTEMPTS
 
 
-def test_times_are_those_of_the_arrival() -> None:
+def test_access_log_time_is_the_arrival() -> None:
     line = line_of(new_record())
     assert line["time"] == "1970-01-01T00:00:00.250Z"
     assert line["seconds"] == 0.5
     assert line["status"] == 499
 
 
-def test_a_log_that_nobody_reads_any_more_stops_nothing() -> None:
+def test_requests_continue_when_the_log_reader_has_exited() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb", buffering=0) as stream:
@@ -200,7 +208,7 @@ def test_a_log_that_nobody_reads_any_more_stops_nothing() -> None:
 
 
 class Slow(io.BytesIO):
-    """Takes nothing until it is let."""
+    """Output that accepts nothing until the test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +219,7 @@ class Slow(io.BytesIO):
         return super().write(data)
 
 
-def test_a_reader_that_is_slow_holds_up_nobody_and_lost_lines_are_counted() -> None:
+def test_slow_log_reader_delays_no_request_and_dropped_lines_are_counted() -> None:
     slow = Slow()
     log = AccessLog(False, slow)
     record = RequestRecord(request_id="r", method="POST", path="/v1/completions")
@@ -228,8 +236,8 @@ def test_a_reader_that_is_slow_holds_up_nobody_and_lost_lines_are_counted() -> N
     assert sum(line["event"] == "request" for line in lines) + lost[0] == MAX_QUEUED_LINES + 51
 
 
-def test_lines_of_several_processes_do_not_run_into_each_other() -> None:
-    """What is written in one piece ends with a line, and is no more than a pipe keeps whole."""
+def test_log_lines_of_several_processes_do_not_interleave() -> None:
+    """Each write ends with a line and is no larger than a pipe keeps in one piece."""
     held, pieces = threading.Event(), list[bytes]()
 
     class Slow(io.RawIOBase):

@@ -1,4 +1,4 @@
-"""What the gateway counts, that labels stay few, and that its own counters are what Prometheus reads."""
+"""Metrics of the gateway: counts, bounded labels, and its fast metrics as Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def post(gateway: Any, path: str = "/v1/chat/completions", **body: Any) ->
         return await http.post(f"{gateway.url}{path}", json={**BODY, **body})
 
 
-async def test_what_a_stop_string_ends_is_counted_whoever_asks_for_usage(
+async def test_tokens_up_to_a_stop_string_are_counted_with_or_without_usage(
     scripted: Any, live: Any, tokenizer: Tokenizer
 ) -> None:
     engine = scripted()
@@ -94,7 +94,7 @@ async def test_requests_are_counted_by_model(scripted: Any, live: Any) -> None:
         ("score", {"query": [5] * 20, "items": [[6], [7]], "label_token_ids": [7]}),
     ],
 )
-async def test_prompts_of_embeddings_and_scores_are_counted(
+async def test_prompt_tokens_of_embeddings_and_scores_are_counted(
     scripted: Any, live: Any, path: str, body: dict[str, Any], capsysbinary: Any, until: Any
 ) -> None:
     engine = scripted()
@@ -118,7 +118,7 @@ async def test_prompts_of_embeddings_and_scores_are_counted(
     await until(logged)
 
 
-async def test_what_clients_invent_becomes_no_label(scripted: Any, live: Any) -> None:
+async def test_unknown_paths_and_models_become_no_label(scripted: Any, live: Any) -> None:
     gateway = await live(scripted())
     for number in range(20):
         await post(gateway, model=f"invented-{number}")
@@ -131,13 +131,13 @@ async def test_what_clients_invent_becomes_no_label(scripted: Any, live: Any) ->
     assert got("requests_total", path=OTHER_LABEL, code="404", model=OTHER_LABEL) == 20
 
 
-async def test_refusals_are_counted_by_code(live: Any) -> None:
+async def test_refusals_are_counted_by_error_code(live: Any) -> None:
     gateway = await live("tcp://127.0.0.1:9", wait=False, queue_timeout_seconds=0.0)
     assert (await post(gateway)).status_code == 503
     assert (await scrape(gateway))("refused_requests_total", cause="no_engine") == 1
 
 
-async def test_retries_are_counted(scripted: Any, live: Any) -> None:
+async def test_retries_are_counted_by_cause(scripted: Any, live: Any) -> None:
     engine = scripted()
     engine.does.fault, engine.does.fault_after = "error", 0
     gateway = await live(engine, max_attempts=2)
@@ -145,7 +145,7 @@ async def test_retries_are_counted(scripted: Any, live: Any) -> None:
     assert (await scrape(gateway))("retries_total", cause="engine_error") == 2
 
 
-async def test_what_the_gateway_adds_is_without_the_engines_own_time(scripted: Any, live: Any) -> None:
+async def test_added_seconds_exclude_the_engine_time(scripted: Any, live: Any) -> None:
     engine = scripted()
     engine.does.first_token_seconds = 1e-9
     gateway = await live(engine)
@@ -155,7 +155,7 @@ async def test_what_the_gateway_adds_is_without_the_engines_own_time(scripted: A
     assert 0 < scraped("added_seconds_sum", model="demo") < scraped("request_seconds_sum", model="demo")
 
 
-def test_every_label_is_bounded_and_explained() -> None:
+def test_every_metric_label_is_bounded_and_documented() -> None:
     metrics = Metrics()
     metrics.for_model("demo")
     found = set()
@@ -166,7 +166,7 @@ def test_every_label_is_bounded_and_explained() -> None:
     assert found == set(LABELS)
 
 
-def test_models_are_labels_only_up_to_a_bound() -> None:
+def test_number_of_model_labels_is_bounded() -> None:
     metrics = Metrics(lambda: [f"model-{number}" for number in range(10 * MAX_MODELS)])
     for number in range(10 * MAX_MODELS):
         metrics.for_model(f"model-{number}").output_tokens.inc(2)
@@ -175,7 +175,7 @@ def test_models_are_labels_only_up_to_a_bound() -> None:
     assert sum(map(float, series)) == 20 * MAX_MODELS
 
 
-def test_a_request_without_a_model_counts_as_a_request_alone() -> None:
+def test_request_without_a_model_only_counts_as_a_request() -> None:
     metrics = Metrics(lambda: ["demo"])
     record = RequestRecord(request_id="r", method="GET", path="/v1/models", status=200)
     record.ended = record.began + 1
@@ -189,7 +189,7 @@ def test_a_request_without_a_model_counts_as_a_request_alone() -> None:
     bounds=st.lists(st.floats(0.001, 100), min_size=1, max_size=8, unique=True).map(sorted).map(tuple),
     data=st.data(),
 )
-def test_a_spread_is_the_librarys_histogram(bounds: tuple[float, ...], data: st.DataObject) -> None:
+def test_fast_histogram_equals_the_client_library(bounds: tuple[float, ...], data: st.DataObject) -> None:
     """Values on a bound, below and above all of them."""
     value = st.one_of(st.floats(0, 200), st.sampled_from(bounds))
     values = data.draw(st.lists(value, max_size=50))
@@ -208,7 +208,7 @@ def test_a_spread_is_the_librarys_histogram(bounds: tuple[float, ...], data: st.
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/models"])
-async def test_paths_are_the_apis(path: str, scripted: Any, live: Any) -> None:
+async def test_path_labels_are_paths_of_the_api(path: str, scripted: Any, live: Any) -> None:
     gateway = await live(scripted())
     async with httpx.AsyncClient(timeout=60) as http:
         await http.request("GET" if path == "/v1/models" else "POST", f"{gateway.url}{path}", content=b"{}")
@@ -216,7 +216,7 @@ async def test_paths_are_the_apis(path: str, scripted: Any, live: Any) -> None:
     assert ("path", path) in text
 
 
-def test_rare_errors_are_there_before_the_first() -> None:
+def test_rare_error_counters_exist_before_the_first_error() -> None:
     found = samples(Metrics().render().decode())
     assert found[("mizzen_gateway_stream_errors_total", (("cause", "no_engine"),))] == 0
     assert found[("mizzen_gateway_resume_failures_total", (("cause", "too_many"),))] == 0

@@ -13,8 +13,8 @@ from ports import free_ports
 HOSTS = ("127.143.7.2", "127.143.7.3")
 
 
-async def test_gateways_do_not_answer_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever sends one datagram in another gateway's name has the two busy for ever otherwise."""
+async def test_ping_ports_do_not_answer_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one datagram with another gateway's address would keep both busy forever."""
     port = free_ports(HOSTS[0])
     came: list[bytes] = []
     receive = ping.PingProtocol.datagram_received

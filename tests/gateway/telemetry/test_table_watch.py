@@ -1,4 +1,4 @@
-"""The admin API's wait for another routing table."""
+"""Long polls of the admin API for a changed routing table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mizzen.gateway.telemetry.table_watch import TableWatch, parse_wait
+from mizzen.gateway.telemetry.poll import TableWatch, parse_wait
 from mizzen.wire.messages import PROTOCOL
 from ports import free_ports
 from tenant_kit import ALICE, BOB, key_file, replace_file
@@ -22,7 +22,7 @@ def free_endpoint() -> str:
     return f"tcp://127.0.0.1:{free_ports()}"
 
 
-async def test_it_answers_once_the_table_is_another(live: Any, scripted: Any, tmp_path: Any) -> None:
+async def test_long_poll_returns_when_the_table_changes(live: Any, scripted: Any, tmp_path: Any) -> None:
     token = tmp_path / "admin.token"
     token.write_text("s3cret\n")
     engine = scripted()
@@ -47,11 +47,11 @@ async def test_it_answers_once_the_table_is_another(live: Any, scripted: Any, tm
         assert all(one["engines"][0]["state"] != "serving" for one in answers)
         held = asyncio.create_task(http.get(url, params={"version": answers[0]["version"], "wait": "50"}))
         await asyncio.sleep(0.1)
-        gateway.gateway.table_watch.close()
+        gateway.gateway.poll.close()
         assert (await held).status_code in (200, 304)
 
 
-async def test_it_answers_once_api_keys_can_be_read_no_more(live: Any, tmp_path: Path) -> None:
+async def test_long_poll_returns_when_api_keys_become_unreadable(live: Any, tmp_path: Path) -> None:
     token, keys = tmp_path / "admin.token", tmp_path / "keys.yaml"
     token.write_text("s3cret\n")
     replace_file(keys, key_file({"name": "a", "key": ALICE}))
@@ -70,18 +70,18 @@ async def test_it_answers_once_api_keys_can_be_read_no_more(live: Any, tmp_path:
         ):
             if content is not None:
                 replace_file(keys, content)
-            asked = {"version": now["version"], "wait": "50"}
-            now = (await http.get(url, params=asked)).json()
-            told = now["apiKeys"]
-            assert told["inForce"] == in_force
-            assert problem in told["problem"]
-            assert bool(problem) is bool(told["problem"])
-            assert ALICE not in told["problem"]
+            query = {"version": now["version"], "wait": "50"}
+            now = (await http.get(url, params=query)).json()
+            table = now["apiKeys"]
+            assert table["inForce"] == in_force
+            assert problem in table["problem"]
+            assert bool(problem) is bool(table["problem"])
+            assert ALICE not in table["problem"]
             metrics = (await http.get(f"{gateway.admin}/metrics")).text
             assert f"{series} {float(bool(problem) or not in_force)}" in metrics
 
 
-async def test_nothing_is_said_of_keys_where_nobody_needs_one(live: Any, tmp_path: Path) -> None:
+async def test_table_has_no_api_key_status_without_keys(live: Any, tmp_path: Path) -> None:
     token = tmp_path / "admin.token"
     token.write_text("s3cret\n")
     gateway = await live("tcp://127.0.0.1:9", wait=False, admin_token_file=str(token))
@@ -90,7 +90,7 @@ async def test_nothing_is_said_of_keys_where_nobody_needs_one(live: Any, tmp_pat
         assert "mizzen_gateway_api_keys_unusable 0.0" in (await http.get(f"{gateway.admin}/metrics")).text
 
 
-async def test_it_answers_when_a_request_waits_for_an_engine(live: Any, tmp_path: Any) -> None:
+async def test_long_poll_returns_when_a_request_waits_for_an_engine(live: Any, tmp_path: Any) -> None:
     token = tmp_path / "admin.token"
     token.write_text("s3cret\n")
     gateway = await live(
@@ -102,34 +102,34 @@ async def test_it_answers_when_a_request_waits_for_an_engine(live: Any, tmp_path
         now = (await http.get(url)).json()
         assert (now["waiting"], now["queued"], now["inFlight"]) == (0, 0, 0)
         assert now["idleSeconds"] >= 0
-        table_watch = asyncio.create_task(http.get(url, params={"version": now["version"], "wait": "50"}))
+        poll = asyncio.create_task(http.get(url, params={"version": now["version"], "wait": "50"}))
         request = asyncio.create_task(http.post(f"{gateway.url}/v1/chat/completions", json=body))
-        told = (await table_watch).json()
-        while not told["waiting"]:  # it heard first that the engine is not there
-            told = (await http.get(url, params={"version": told["version"], "wait": "50"})).json()
-        assert (told["waiting"], told["queued"], told["idleSeconds"]) == (1, 1, 0)
+        table = (await poll).json()
+        while not table["waiting"]:  # it heard first that the engine is not there
+            table = (await http.get(url, params={"version": table["version"], "wait": "50"})).json()
+        assert (table["waiting"], table["queued"], table["idleSeconds"]) == (1, 1, 0)
         assert (await request).status_code == 503  # its time in the queue is up
-        again = await http.get(url, params={"version": told["version"], "wait": "50"})
+        again = await http.get(url, params={"version": table["version"], "wait": "50"})
         assert again.json()["waiting"] == 0
 
 
-async def test_it_answers_when_an_engine_has_another_problem(
+async def test_long_poll_returns_when_an_engines_problem_changes(
     live: Any, scripted: Any, free_endpoint: str, tmp_path: Any
 ) -> None:
-    """It stays broken: at first nobody is there, then an engine of another release."""
+    """It stays broken: at first nothing listens, then an engine of another release."""
     token = tmp_path / "admin.token"
     token.write_text("s3cret\n")
     gateway = await live(free_endpoint, wait=False, admin_token_file=str(token))
     url = f"{gateway.admin}/admin/engines"
     async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
-        told = (await http.get(url)).json()
-        while told["engines"][0]["state"] != "broken":
-            told = (await http.get(url, params={"version": told["version"], "wait": "50"})).json()
-        assert told["engines"][0]["otherProtocol"] is False
-        wait = {"version": told["version"], "wait": "20"}
-        table_watch = asyncio.create_task(http.get(url, params=wait))
+        table = (await http.get(url)).json()
+        while table["engines"][0]["state"] != "broken":
+            table = (await http.get(url, params={"version": table["version"], "wait": "50"})).json()
+        assert table["engines"][0]["otherProtocol"] is False
+        wait = {"version": table["version"], "wait": "20"}
+        poll = asyncio.create_task(http.get(url, params=wait))
         await asyncio.to_thread(scripted, protocol=PROTOCOL + 1, endpoint=free_endpoint)
-        answer = await table_watch
+        answer = await poll
         assert answer.status_code == 200
         (engine,) = answer.json()["engines"]
     assert engine["state"] == "broken"
@@ -137,16 +137,16 @@ async def test_it_answers_when_an_engine_has_another_problem(
     assert engine["otherProtocol"] is True
 
 
-async def test_who_has_left_waits_no_longer() -> None:
-    table_watch = TableWatch()
+async def test_long_poll_ends_when_its_client_disconnects() -> None:
+    poll = TableWatch()
 
     async def gone() -> bool:
         return True
 
-    assert await table_watch.wait(50, lambda: False, gone) is False
+    assert await poll.wait(50, lambda: False, gone) is False
 
 
-def test_a_wait_is_a_number_of_seconds() -> None:
+def test_wait_option_is_a_bounded_number_of_seconds() -> None:
     assert [parse_wait(text) for text in (None, "", "x", "nan", "inf", "2.5", "1e9")] == [
         0,
         0,

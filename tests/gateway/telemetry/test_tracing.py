@@ -1,4 +1,4 @@
-"""Traces as a collector gets them: a real OTLP receiver over HTTP, and spans that fit into one another."""
+"""Traces as a collector gets them: a real OTLP receiver over HTTP, and nested spans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 class Collector:
-    """An OpenTelemetry collector's HTTP receiver."""
+    """HTTP receiver of an OpenTelemetry collector."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -99,7 +99,7 @@ async def post(gateway: Any, headers: dict[str, str] | None = None, **body: Any)
         )
 
 
-async def test_a_request_is_a_trace(scripted: Any, live: Any, until: Any, collector: Collector) -> None:
+async def test_request_becomes_a_trace(scripted: Any, live: Any, until: Any, collector: Collector) -> None:
     engine = scripted()
     engine.does.cached_tokens = 16
     gateway = await live(engine, otlp_endpoint=collector.url, service="chat")
@@ -132,7 +132,7 @@ async def test_a_request_is_a_trace(scripted: Any, live: Any, until: Any, collec
             assert span.start_time_unix_nano <= span.end_time_unix_nano <= parent.end_time_unix_nano
 
 
-async def test_a_trace_goes_on_from_the_clients(
+async def test_trace_continues_the_clients_trace(
     scripted: Any, live: Any, until: Any, collector: Collector
 ) -> None:
     gateway = await live(scripted(), otlp_endpoint=collector.url)
@@ -145,7 +145,7 @@ async def test_a_trace_goes_on_from_the_clients(
 @pytest.mark.parametrize(
     "given", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "x" * 4000, "é"]
 )
-async def test_a_bad_trace_context_begins_a_trace_of_its_own(
+async def test_invalid_trace_context_starts_a_new_trace(
     given: str, scripted: Any, live: Any, until: Any, collector: Collector
 ) -> None:
     gateway = await live(scripted(), otlp_endpoint=collector.url)
@@ -155,7 +155,7 @@ async def test_a_bad_trace_context_begins_a_trace_of_its_own(
     assert not collector.root.parent_span_id
 
 
-async def test_a_client_that_samples_not_is_heeded(
+async def test_unsampled_client_trace_is_not_exported(
     scripted: Any, live: Any, until: Any, collector: Collector
 ) -> None:
     gateway = await live(scripted(), otlp_endpoint=collector.url)
@@ -165,7 +165,7 @@ async def test_a_client_that_samples_not_is_heeded(
     assert TRACE not in {span.trace_id.hex() for span in collector.spans}
 
 
-async def test_failures_are_errors_and_attempts_are_all_there(
+async def test_failures_are_errors_and_every_attempt_has_a_span(
     scripted: Any, live: Any, until: Any, collector: Collector
 ) -> None:
     engine = scripted()
@@ -180,7 +180,7 @@ async def test_failures_are_errors_and_attempts_are_all_there(
     assert "decode" not in collector.children(attempts[0])
 
 
-async def test_what_is_left_leaves_at_the_end(
+async def test_remaining_spans_are_exported_at_shutdown(
     scripted: Any, live: Any, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
@@ -190,10 +190,10 @@ async def test_what_is_left_leaves_at_the_end(
     assert collector.root is not None
 
 
-async def test_a_collector_that_does_not_answer_holds_up_no_end(
+async def test_unresponsive_collector_does_not_delay_shutdown(
     scripted: Any, live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The SDK's own waits are those of its exporter, 10 s a batch; the end's are ours."""
+    """The SDK waits for its exporter, 10 s per batch; the gateway bounds the wait at shutdown."""
     monkeypatch.setattr(spans, "FLUSH_SECONDS", 0.1)
     ended, answer = threading.Event(), threading.Event()
 
@@ -209,9 +209,7 @@ async def test_a_collector_that_does_not_answer_holds_up_no_end(
     answer.set()
 
 
-async def test_what_clients_invent_names_no_span(
-    scripted: Any, live: Any, until: Any, collector: Collector
-) -> None:
+async def test_unknown_paths_name_no_span(scripted: Any, live: Any, until: Any, collector: Collector) -> None:
     gateway = await live(scripted(), otlp_endpoint=collector.url)
     async with httpx.AsyncClient(timeout=60) as http:
         await http.get(f"{gateway.url}/v1/models/no-such-model")
@@ -224,7 +222,7 @@ async def test_what_clients_invent_names_no_span(
     }
 
 
-async def test_a_collector_that_is_away_stops_nothing(scripted: Any, live: Any) -> None:
+async def test_missing_collector_stops_nothing(scripted: Any, live: Any) -> None:
     gateway = await live(scripted(), otlp_endpoint="http://127.0.0.1:9")
     assert (await post(gateway)).status_code == 200
 
@@ -239,11 +237,13 @@ async def test_a_collector_that_is_away_stops_nothing(scripted: Any, live: Any) 
         ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_SDK_DISABLED": "true"}, ""),
     ],
 )
-def test_where_spans_go(given: str, environment: dict[str, str], wanted: str) -> None:
+def test_traces_endpoint_from_options_and_environment(
+    given: str, environment: dict[str, str], wanted: str
+) -> None:
     assert traces_endpoint(given, environment) == wanted
 
 
-def test_nothing_of_opentelemetry_is_imported_while_it_is_off() -> None:
+def test_opentelemetry_is_not_imported_while_tracing_is_off() -> None:
     code = """
 import sys
 from mizzen.gateway.app import create_app

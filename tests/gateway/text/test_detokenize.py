@@ -1,4 +1,4 @@
-"""Incremental text equals whole-text decoding, and stop strings cut where the whole text would be cut."""
+"""Incremental text equals decoding all tokens, and stop strings cut it where they cut the full text."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ TEXTS = st.text(
 )
 
 
-def chunked(data: st.DataObject, ids: list[int]) -> list[list[int]]:
+def decode_in_chunks(data: st.DataObject, ids: list[int]) -> list[list[int]]:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(ids)), max_size=len(ids))))
     return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
 
 
 @settings(max_examples=150)
 @given(data=st.data())
-def test_pieces_join_to_the_whole_decoding_of_any_tokens(
+def test_pieces_of_any_tokens_join_to_the_full_decoding(
     any_tokenizer: Tokenizer, data: st.DataObject
 ) -> None:
-    """Random ids (unknown ones too) give invalid UTF-8 of all kinds."""
+    """Random ids, including unknown ones, produce all kinds of invalid UTF-8."""
     token = st.integers(0, any_tokenizer.vocab_size + 3)
     ids = data.draw(st.lists(token, max_size=40))
     skip = data.draw(st.booleans())
     detokenizer = any_tokenizer.detokenizer(skip)
-    pieces = [detokenizer.add(chunk) for chunk in chunked(data, ids)]
+    pieces = [detokenizer.add(chunk) for chunk in decode_in_chunks(data, ids)]
     assert "".join([*pieces, detokenizer.flush()]) == any_tokenizer.decode(ids, skip)
 
 
 SIGNS = "e\u0301", "\u1100\u1161\u11a8", "\u03b1\u0313\u0300\u0345", "a", "  ", "\n\n", "hello ", "\U0001f600"
-"""Some of them are composed to fewer characters."""
+"""Characters; NFC composes some of them to fewer."""
 
 
 @settings(max_examples=100)
 @given(signs=st.lists(st.sampled_from(SIGNS), max_size=8), times=st.integers(1, 200), text=TEXTS)
-def test_a_token_stands_for_no_more_characters_than_told(
+def test_characters_per_token_is_an_upper_bound(
     any_tokenizer: Tokenizer, signs: list[str], times: int, text: str
 ) -> None:
-    whole, most = "".join(signs) * times + text, any_tokenizer.characters_per_token
-    assert not most or len(whole) <= most * len(any_tokenizer.encode(whole, False))
+    full_text, most = "".join(signs) * times + text, any_tokenizer.characters_per_token
+    assert not most or len(full_text) <= most * len(any_tokenizer.encode(full_text, False))
 
 
-def test_a_byte_level_tokenizer_tells_a_bound(tokenizer_files: dict[str, bytes]) -> None:
+def test_byte_level_tokenizer_has_a_bound(tokenizer_files: dict[str, bytes]) -> None:
     assert 8 <= Tokenizer.from_files(tokenizer_files).characters_per_token <= 512
 
 
 @settings(max_examples=100)
 @given(text=TEXTS, data=st.data())
-def test_pieces_join_to_the_whole_decoding_of_encoded_text(
+def test_pieces_of_encoded_text_join_to_the_full_decoding(
     any_tokenizer: Tokenizer, text: str, data: st.DataObject
 ) -> None:
     ids = any_tokenizer.encode(text)
     detokenizer = any_tokenizer.detokenizer()
-    pieces = [detokenizer.add(chunk) for chunk in chunked(data, ids)]
+    pieces = [detokenizer.add(chunk) for chunk in decode_in_chunks(data, ids)]
     assert "".join([*pieces, detokenizer.flush()]) == any_tokenizer.decode(ids)
 
 
@@ -70,14 +70,14 @@ def test_no_piece_ends_inside_a_character(any_tokenizer: Tokenizer) -> None:
     ids = any_tokenizer.encode(text)
     detokenizer = any_tokenizer.detokenizer()
     pieces = [detokenizer.add([token]) for token in ids]
-    whole = any_tokenizer.decode(ids)
-    assert "".join([*pieces, detokenizer.flush()]) == whole
-    if "�" not in whole:
+    full_text = any_tokenizer.decode(ids)
+    assert "".join([*pieces, detokenizer.flush()]) == full_text
+    if "�" not in full_text:
         assert not any("�" in piece for piece in pieces)
 
 
-def test_cost_is_linear(any_tokenizer: Tokenizer) -> None:
-    """The worst stream of each kind: bytes that never become text."""
+def test_cost_per_token_is_constant(any_tokenizer: Tokenizer) -> None:
+    """The worst stream of each kind: bytes that never form a character."""
     for token in ("<0xE2>", "â", "a"):
         if (number := any_tokenizer.token_id(token)) is not None:
             detokenizer = any_tokenizer.detokenizer()
@@ -88,7 +88,7 @@ def test_cost_is_linear(any_tokenizer: Tokenizer) -> None:
 
 
 def reference_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
-    """Cut at the stop string that completes first, found by trying every prefix."""
+    """Cut at the stop string that is completed first, found by checking every prefix."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
@@ -101,7 +101,7 @@ def reference_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
     pieces=st.lists(st.text("ab\n", max_size=4), max_size=12),
     stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3).map(tuple),
 )
-def test_stop_strings_cut_as_on_the_whole_text(pieces: list[str], stops: tuple[str, ...]) -> None:
+def test_stop_strings_cut_as_in_the_full_text(pieces: list[str], stops: tuple[str, ...]) -> None:
     stopper = StopStrings(stops)
     got = ""
     arrived = ""
@@ -121,36 +121,36 @@ def test_stop_strings_cut_as_on_the_whole_text(pieces: list[str], stops: tuple[s
 
 @settings(max_examples=100)
 @given(text=TEXTS, stop=st.text(min_size=1, max_size=3), data=st.data())
-def test_a_stream_counts_the_tokens_up_to_the_stop(
+def test_stream_counts_tokens_up_to_the_stop_string(
     any_tokenizer: Tokenizer, text: str, stop: str, data: st.DataObject
 ) -> None:
     ids = any_tokenizer.encode(text)
     stream = TextStream(any_tokenizer, (stop,))
     got, used = "", 0
-    for chunk in chunked(data, ids):
+    for chunk in decode_in_chunks(data, ids):
         if stream.stopped:
             break
         piece, count = stream.add(chunk)
         got, used = got + piece, used + count
     got += stream.flush()
-    whole = any_tokenizer.decode(ids)
-    assert got == reference_cut(whole, (stop,))[0]
+    full_text = any_tokenizer.decode(ids)
+    assert got == reference_cut(full_text, (stop,))[0]
     if not stream.stopped:
         assert used == len(ids)
 
 
-def test_what_was_held_back_and_given_out_begins_no_stop_string() -> None:
+def test_flushed_text_does_not_start_a_stop_string() -> None:
     stopper = StopStrings(("aab",))
     assert (stopper.add("xaa"), stopper.flush(), stopper.add("b")) == ("x", "aa", "b")
     assert (stopper.add("aab"), stopper.matched) == ("", "aab")
 
 
-def test_empty_stop_string_is_refused() -> None:
+def test_empty_stop_string_is_rejected() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopStrings(("",))
 
 
-def test_encode_adds_the_models_own_special_tokens_once(model_folder: Path) -> None:
+def test_encode_adds_special_tokens_once(model_folder: Path) -> None:
     tokenizer = Tokenizer.load(model_folder)
     bos = tokenizer.token_id("<s>")
     assert tokenizer.encode("hello")[0] == bos
@@ -158,7 +158,7 @@ def test_encode_adds_the_models_own_special_tokens_once(model_folder: Path) -> N
     assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
 
 
-def test_a_truncating_tokenizer_json_does_not_truncate(tokenizer_files: dict[str, bytes]) -> None:
+def test_truncation_in_tokenizer_json_is_ignored(tokenizer_files: dict[str, bytes]) -> None:
     import tokenizers
 
     inner = tokenizers.Tokenizer.from_buffer(tokenizer_files["tokenizer.json"])
@@ -169,21 +169,21 @@ def test_a_truncating_tokenizer_json_does_not_truncate(tokenizer_files: dict[str
     )
 
 
-def test_errors_say_what_is_wrong() -> None:
+def test_tokenizer_errors_say_what_is_wrong() -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
         Tokenizer.from_files({})
     with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
         Tokenizer.from_files({"tokenizer.json": b"{]"})
 
 
-def test_a_long_stop_string_that_nearly_comes_costs_each_token_little() -> None:
+def test_long_partial_stop_matches_are_cheap() -> None:
     stopper, got = StopStrings(tuple("a" * 4000 + end for end in "bcde")), 0
     began = time.process_time()
     for _ in range(20_000):
         got += len(stopper.add("aaa"))
     assert (
         time.process_time() - began < 8
-    )  # 10 times of what it takes; by the longest ends it would be a minute
+    )  # 10 times the expected time; comparing the longest suffixes would take a minute
     assert got == 60_000 - 4000
     assert stopper.add("bcd") == ""
     assert stopper.matched == "a" * 4000 + "b"

@@ -14,8 +14,8 @@ from mizzen.gateway.text.model import HUGE_CHARACTERS, MAX_CONCURRENT_HUGE, buil
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 
-async def test_what_no_context_holds_keeps_nobody_waiting(live: Any, scripted: Any, until: Any) -> None:
-    """A huge max_tokens is refused at once, not when everything else has ended."""
+async def test_request_beyond_the_context_is_refused_at_once(live: Any, scripted: Any, until: Any) -> None:
+    """A huge max_tokens is refused at once, not when all other requests have ended."""
     engine = scripted(context_length=4096)
     engine.does.fault, engine.does.fault_after = "mute", 1
     gateway = await live(engine, max_tokens_in_flight=16_384)
@@ -32,10 +32,10 @@ async def test_what_no_context_holds_keeps_nobody_waiting(live: Any, scripted: A
 
 
 @pytest.mark.parametrize("kind", ["chat/completions", "completions", "embeddings"])
-async def test_a_prompt_that_no_context_holds_is_not_even_tokenized(
+async def test_prompt_beyond_every_context_is_not_tokenized(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A token takes some hundred bytes while it is made: a few such prompts would fill the memory."""
+    """A token takes some hundred bytes while tokenizing: a few such prompts would fill the memory."""
     gateway, encode = await live(scripted(context_length=2048)), Tokenizer.encode
 
     def encoded(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -44,20 +44,20 @@ async def test_a_prompt_that_no_context_holds_is_not_even_tokenized(
 
     monkeypatch.setattr(Tokenizer, "encode", encoded)
     text = "hello " * 500_000
-    given = {
+    bodies = {
         "chat/completions": {"messages": [{"role": "user", "content": text}]},
         "completions": {"prompt": ["a", text]},
         "embeddings": {"input": text},
     }
     async with httpx.AsyncClient(timeout=60) as http:
-        answer = await http.post(f"{gateway.url}/v1/{kind}", json={"model": "demo", **given[kind]})
+        answer = await http.post(f"{gateway.url}/v1/{kind}", json={"model": "demo", **bodies[kind]})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded"), error
     assert "the context length is 2048 tokens, but the prompt has at least " in error["message"]
-    assert error["param"] == next(iter(given[kind]))
+    assert error["param"] == next(iter(bodies[kind]))
 
 
-async def test_huge_texts_are_tokenized_by_two_at_a_time(
+async def test_at_most_two_huge_texts_are_tokenized_at_once(
     tokenizer_files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, most, lock = 0, 0, threading.Lock()

@@ -1,4 +1,4 @@
-"""Chat templates render as Transformers renders them, within bounds of time and size."""
+"""Chat templates render as in Transformers, within limits of time and size."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def transformers_tokenizer(tokenizer_files: dict[str, bytes]) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner, **TOKENS)
 
 
-def outcome(render: Any, messages: Any, **options: Any) -> str | None:
-    """Return what is rendered; None when the messages are refused."""
+def try_render(render: Any, messages: Any, **options: Any) -> str | None:
+    """Return the rendered text; None if the template rejects the messages."""
     try:
         return render(messages, **options)
     except Exception:
@@ -70,22 +70,22 @@ def outcome(render: Any, messages: Any, **options: Any) -> str | None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_equal_to_transformers(transformers_tokenizer: Any, name: str, conversation: str) -> None:
+def test_rendering_equals_transformers(transformers_tokenizer: Any, name: str, conversation: str) -> None:
     source = (FOLDER / f"{name}.jinja").read_text()
     template = ChatTemplate(source, TOKENS)
     messages = CONVERSATIONS[conversation]
     rendered = 0
     for extra, tools, prompt in itertools.product(EXTRAS, (None, [TOOL]), (True, False)):
         options = {"tools": tools, "add_generation_prompt": prompt, **extra}
-        ours = outcome(template.render, messages, **options)
+        ours = try_render(template.render, messages, **options)
         options |= {"chat_template": source, "tokenize": False}
-        assert ours == outcome(transformers_tokenizer.apply_chat_template, messages, **options)
+        assert ours == try_render(transformers_tokenizer.apply_chat_template, messages, **options)
         rendered += ours is not None
     if conversation in ("one", "system", "turns"):
         assert rendered
 
 
-def test_equal_token_ids_without_a_second_bos(
+def test_token_ids_equal_transformers_without_a_second_bos(
     transformers_tokenizer: Any, tokenizer_files: dict[str, bytes]
 ) -> None:
     from mizzen.gateway.text.tokenizer import Tokenizer
@@ -103,7 +103,7 @@ def test_equal_token_ids_without_a_second_bos(
     assert ids.count(tokenizer.token_id("<s>") or 0) == 1
 
 
-def test_where_a_template_comes_from() -> None:
+def test_template_file_overrides_the_tokenizer_config() -> None:
     config = {"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]}
     files = {"tokenizer_config.json": json.dumps(config).encode()}
     named = ChatTemplate.from_files(files)
@@ -119,7 +119,7 @@ def test_where_a_template_comes_from() -> None:
     assert ChatTemplate.from_files({"tokenizer_config.json": b"{}"}) is None
 
 
-def test_templates_of_a_folder_as_transformers_saves_them(
+def test_template_folder_saved_by_transformers_is_loaded(
     transformers_tokenizer: Any, tokenizer_files: dict[str, bytes], tmp_path: Path
 ) -> None:
     transformers_tokenizer.chat_template = {"default": "d", "tool_use": "t {{ tools[0].function.name }}"}
@@ -147,7 +147,7 @@ def test_templates_of_a_folder_as_transformers_saves_them(
         ({"tokenizer_config.json": b'{"chat_template": [{"name": "rag", "template": "x"}]}'}, "only rag"),
     ],
 )
-def test_unreadable_templates(files: dict[str, bytes], message: str) -> None:
+def test_invalid_template_files_are_named(files: dict[str, bytes], message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         ChatTemplate.from_files(files)
 
@@ -173,7 +173,7 @@ def test_unreadable_templates(files: dict[str, bytes], message: str) -> None:
         ),
     ],
 )
-def test_bounds_and_sandbox(source: str, message: str) -> None:
+def test_sandbox_rejects_unsafe_and_unbounded_templates(source: str, message: str) -> None:
     template = ChatTemplate(source, TOKENS, seconds=0.3)
     began = time.process_time()
     with pytest.raises(TemplateError, match=message):
@@ -181,12 +181,12 @@ def test_bounds_and_sandbox(source: str, message: str) -> None:
     assert time.process_time() - began < 20
 
 
-def test_no_messages() -> None:
+def test_conversation_without_messages_is_rejected() -> None:
     with pytest.raises(TemplateError, match="at least one"):
         ChatTemplate("x").render([])
 
 
-def test_loop_variables_survive_the_bounds() -> None:
+def test_loop_variables_work_with_the_deadline_check() -> None:
     source = (
         "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.revindex }}{{ loop.last }} "
         "{% endfor %}"
@@ -210,8 +210,8 @@ def test_loop_variables_survive_the_bounds() -> None:
         {"numbers": [1] * 1000},
     ],
 )
-def test_wherever_a_long_text_stands_it_is_seen_to_be_long(value: Any) -> None:
-    """Long conversations are rendered and tokenized off the event loop."""
+def test_long_text_is_detected_anywhere_in_a_conversation(value: Any) -> None:
+    """Long conversations are rendered and tokenized in a thread."""
     assert estimate_characters((({"role": "user", "content": "a"},), {"some": value})) > LONG_CHARACTERS
     assert estimate_characters((({"role": "user", "content": "a"},), {"some": 1})) < LONG_CHARACTERS
-    assert estimate_characters([value] * 1000) < LONG_CHARACTERS + 20_000  # what is beyond is not looked at
+    assert estimate_characters([value] * 1000) < LONG_CHARACTERS + 20_000  # counting stops beyond the limit

@@ -1,4 +1,4 @@
-"""A rollout that brings another tokenizer: no engine gets a request that was tokenized for another."""
+"""Rollouts that change the tokenizer: an engine never gets a prompt from another model's tokenizer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 TEXTS = [f"What is group {number} of the service? " * (1 + number) for number in range(8)]
 
 
-def other(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Another tokenizer of the same kind: all of its tokens have other ids."""
+def other_tokenizer_files(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files of another tokenizer of the same kind, in which every token has another id."""
     model = json.loads(files["tokenizer.json"])
     size = max(model["model"]["vocab"].values()) + 1
 
@@ -28,11 +28,11 @@ def other(files: dict[str, bytes]) -> dict[str, bytes]:
     return {**files, "tokenizer.json": json.dumps(model).encode()}
 
 
-def asked(engine: Any) -> set[bytes]:
+def received_requests(engine: Any) -> set[bytes]:
     return {request.prompt for request in engine.requests}
 
 
-def expected(files: dict[str, bytes]) -> set[bytes]:
+def expected_prompt(files: dict[str, bytes]) -> set[bytes]:
     tokenizer = Tokenizer.from_files(files)
     return {b"".join(one.to_bytes(4, "little") for one in tokenizer.encode(text)) for text in TEXTS}
 
@@ -43,16 +43,16 @@ async def ask(client: openai.AsyncOpenAI, text: str) -> str:
 
 
 @pytest.fixture
-def both(scripted: Callable[..., Any], tokenizer_files: dict[str, bytes]) -> tuple[Any, Any]:
-    changed = other(tokenizer_files)
-    assert not expected(changed) & expected(tokenizer_files), "every text has other tokens"
+def two_engines(scripted: Callable[..., Any], tokenizer_files: dict[str, bytes]) -> tuple[Any, Any]:
+    changed = other_tokenizer_files(tokenizer_files)
+    assert not expected_prompt(changed) & expected_prompt(tokenizer_files), "every text has other tokens"
     return scripted(revision="old"), scripted(changed, revision="new")
 
 
-async def test_requests_go_over_to_the_new_tokenizer_as_its_engines_serve(
-    live: Any, both: tuple[Any, Any], until: Any, tokenizer_files: dict[str, bytes]
+async def test_requests_move_to_the_new_tokenizer_with_its_engines(
+    live: Any, two_engines: tuple[Any, Any], until: Any, tokenizer_files: dict[str, bytes]
 ) -> None:
-    old, new = both
+    old, new = two_engines
     first = DiscoveredEngine(name="old", uid="1", endpoint=old.endpoint, revision="old")
     second = DiscoveredEngine(name="new", uid="2", endpoint=new.endpoint, revision="new")
     gateway = await live(old, wait=False)
@@ -69,11 +69,11 @@ async def test_requests_go_over_to_the_new_tokenizer_as_its_engines_serve(
     reasons += [await ask(client, text) for text in TEXTS]
     reasons += await asyncio.gather(*tasks)
     assert set(reasons) == {"length"}
-    assert asked(old) == expected(tokenizer_files)
-    assert asked(new) == expected(other(tokenizer_files))
+    assert received_requests(old) == expected_prompt(tokenizer_files)
+    assert received_requests(new) == expected_prompt(other_tokenizer_files(tokenizer_files))
 
 
-async def test_an_engine_brings_its_folder_of_templates(
+async def test_engine_sends_its_folder_of_templates(
     live: Any, scripted: Callable[..., Any], tokenizer_files: dict[str, bytes]
 ) -> None:
     engine = scripted({**tokenizer_files, "additional_chat_templates/tool_use.jinja": b"<tool_call>{}"})
@@ -82,14 +82,14 @@ async def test_an_engine_brings_its_folder_of_templates(
     question = {"role": "user", "content": "Look!"}
     await client.chat.completions.create(model="demo", messages=[question], tools=[tool], max_tokens=4)
     ids = Tokenizer.from_files(tokenizer_files).encode("<tool_call>{}", add_special_tokens=False)
-    assert asked(engine) == {b"".join(one.to_bytes(4, "little") for one in ids)}
+    assert received_requests(engine) == {b"".join(one.to_bytes(4, "little") for one in ids)}
 
 
-async def test_what_waits_is_tokenized_for_the_engine_that_comes(
-    live: Any, both: tuple[Any, Any], until: Any, tokenizer_files: dict[str, bytes]
+async def test_waiting_requests_are_tokenized_for_the_engine_that_joins(
+    live: Any, two_engines: tuple[Any, Any], until: Any, tokenizer_files: dict[str, bytes]
 ) -> None:
-    """The only engine goes while requests wait that were tokenized for it."""
-    old, new = both
+    """The only engine leaves while requests that were tokenized for it are waiting."""
+    old, new = two_engines
     first = DiscoveredEngine(name="old", uid="1", endpoint=old.endpoint)
     gateway = await live(old, wait=False, queue_timeout_seconds=60.0, resume_wait_seconds=60.0)
     table, client = gateway.gateway.only_service.table, gateway.client(timeout=60)
@@ -101,13 +101,16 @@ async def test_what_waits_is_tokenized_for_the_engine_that_comes(
     await until(lambda: gateway.gateway.only_service.waiting_requests == len(TEXTS))
     table.sync([DiscoveredEngine(name="new", uid="2", endpoint=new.endpoint)])
     assert set(await asyncio.gather(*tasks)) == {"length"}
-    assert (asked(old), asked(new)) == (set(), expected(other(tokenizer_files)))
+    assert (received_requests(old), received_requests(new)) == (
+        set(),
+        expected_prompt(other_tokenizer_files(tokenizer_files)),
+    )
 
 
-async def test_an_answer_that_has_begun_is_not_continued_by_another_revision(
-    live: Any, both: tuple[Any, Any], until: Any
+async def test_started_answer_is_not_continued_by_another_revision(
+    live: Any, two_engines: tuple[Any, Any], until: Any
 ) -> None:
-    old, new = both
+    old, new = two_engines
     old.does.reply = list(range(10, 40))
     old.does.fault, old.does.cuts = "mute", (3,)
     first = DiscoveredEngine(name="old", uid="1", endpoint=old.endpoint)

@@ -1,7 +1,7 @@
-"""Incremental text against whole-text decoding, for tokenizers of the kinds that models really have.
+"""Incremental text against decoding all tokens, for the kinds of tokenizers that real models have.
 
-Each is built here as the models' own files describe theirs, splitting and normalizing included, and trained
-on text in several scripts. The oracle is the library's `decode` of all tokens at once.
+Each is built as the models' own files describe it, including splitting and normalization, and trained on text
+in several scripts. The reference is the library's `decode` of all tokens.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ BYTES = [f"<0x{value:02X}>" for value in range(256)]
 
 
 def gpt2() -> tokenizers.Tokenizer:
-    """GPT-2: byte-level BPE that splits by itself."""
+    """GPT-2: byte-level BPE with its own splitting."""
     built = tokenizers.Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return byte_level(built)
 
 
 def qwen() -> tokenizers.Tokenizer:
-    """Qwen and Llama 3: byte-level BPE behind a regular expression, NFC, a BOS by the post-processor."""
+    """Qwen and Llama 3: byte-level BPE after a regular expression, NFC, BOS added by the post-processor."""
     built = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     built.normalizer = normalizers.NFC()
     built.pre_tokenizer = pre_tokenizers.Sequence(
@@ -92,7 +92,7 @@ def sentence_piece(prepend: str, strip: bool) -> tokenizers.Tokenizer:
 
 
 def unigram(byte_fallback: bool) -> tokenizers.Tokenizer:
-    """T5 and XLM-R (Metaspace's own decoder); with bytes, as SentencePiece exports Unigram models."""
+    """T5 and XLM-R (decoder Metaspace); with bytes, as SentencePiece exports Unigram models."""
     trained = tokenizers.Tokenizer(models.Unigram())
     trained.normalizer = normalizers.NFKC()
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -137,14 +137,15 @@ def kind(request: pytest.FixtureRequest) -> Tokenizer:
     return Tokenizer(BUILDERS[request.param]())
 
 
-def cut(data: st.DataObject, ids: Sequence[int]) -> list[list[int]]:
-    """Return ids in pieces of any sizes, empty ones too."""
+def split_ids(data: st.DataObject, ids: Sequence[int]) -> list[list[int]]:
+    """Return ids split into pieces of any size, including empty ones."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=8)))
     return [list(ids[a:b]) for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
 
 
-def stopped(text: str, stops: tuple[str, ...]) -> str | None:
-    """Return a text up to the stop string that completes first, found by trying every end, or None."""
+def cut_at_stop(text: str, stops: tuple[str, ...]) -> str | None:
+    """Return a text up to the stop string that is completed first, found by checking every prefix; None
+    without one."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
@@ -154,61 +155,63 @@ def stopped(text: str, stops: tuple[str, ...]) -> str | None:
 
 @settings(max_examples=80)
 @given(data=st.data())
-def test_any_tokens_give_the_text_of_the_whole(kind: Tokenizer, data: st.DataObject) -> None:
-    """Tokens that no text would give: half characters, lone bytes, special tokens, ids that are none."""
+def test_any_tokens_join_to_the_full_decoding(kind: Tokenizer, data: st.DataObject) -> None:
+    """Tokens that no text encodes to: partial characters, single bytes, special tokens, unknown ids."""
     near = st.integers(0, kind.vocab_size + 2)
     bytewise = [kind.token_id(one) for one in BYTES]
     low = st.sampled_from([one for one in bytewise if one is not None] or [0, 1])
     ids = data.draw(st.lists(st.one_of(near, low), max_size=30))
     skip = data.draw(st.booleans())
     stream = kind.detokenizer(skip)
-    assert "".join([*map(stream.add, cut(data, ids)), stream.flush()]) == kind.decode(ids, skip)
+    assert "".join([*map(stream.add, split_ids(data, ids)), stream.flush()]) == kind.decode(ids, skip)
 
 
 @settings(max_examples=80)
 @given(text=TEXTS, data=st.data())
-def test_texts_come_back_whatever_the_pieces(kind: Tokenizer, text: str, data: st.DataObject) -> None:
+def test_encoded_texts_join_to_the_full_decoding(kind: Tokenizer, text: str, data: st.DataObject) -> None:
     ids = kind.encode(text)
     stream = kind.detokenizer()
-    assert "".join([*map(stream.add, cut(data, ids)), stream.flush()]) == kind.decode(ids)
+    assert "".join([*map(stream.add, split_ids(data, ids)), stream.flush()]) == kind.decode(ids)
 
 
 @settings(max_examples=60)
 @given(text=TEXTS)
-def test_what_was_said_is_never_taken_back(kind: Tokenizer, text: str) -> None:
-    """Token by token, what has come is always a beginning of the whole."""
+def test_streamed_text_is_always_a_prefix_of_the_full_text(kind: Tokenizer, text: str) -> None:
+    """Token by token."""
     ids = kind.encode(text)
-    whole, so_far = kind.decode(ids), ""
+    full_text, so_far = kind.decode(ids), ""
     stream = kind.detokenizer()
     for token in ids:
         so_far += stream.add((token,))
-        assert whole.startswith(so_far)
+        assert full_text.startswith(so_far)
 
 
 @settings(max_examples=80)
 @given(text=TEXTS, data=st.data())
-def test_stop_strings_cut_as_in_the_whole_text(kind: Tokenizer, text: str, data: st.DataObject) -> None:
-    """Stop strings that are in the text (across tokens, inside of one), overlap, or are nowhere."""
+def test_stop_strings_cut_as_in_the_full_text_of_every_kind(
+    kind: Tokenizer, text: str, data: st.DataObject
+) -> None:
+    """Stop strings that span tokens, lie within one, overlap, or do not occur."""
     ids = kind.encode(text)
-    whole = kind.decode(ids)
+    full_text = kind.decode(ids)
     piece = st.text(min_size=1, max_size=3)
-    if whole:
-        ends = st.tuples(st.integers(0, len(whole) - 1), st.integers(1, 6))
-        piece |= ends.map(lambda at: whole[at[0] : at[0] + at[1]])
+    if full_text:
+        ends = st.tuples(st.integers(0, len(full_text) - 1), st.integers(1, 6))
+        piece |= ends.map(lambda at: full_text[at[0] : at[0] + at[1]])
     stops = tuple(data.draw(st.lists(piece, min_size=1, max_size=3)))
     stream = TextStream(kind, stops)
     got, used = "", 0
-    for chunk in cut(data, ids):
+    for chunk in split_ids(data, ids):
         if stream.stopped:
             break
         more, count = stream.add(chunk)
         got, used = got + more, used + count
     ended = stream.stopped
     got += stream.flush()
-    wanted = stopped(whole, stops)
-    assert got == (whole if wanted is None else wanted)
+    expected = cut_at_stop(full_text, stops)
+    assert got == (full_text if expected is None else expected)
     if ended:
-        assert stopped(kind.decode(ids[:used]), stops) is not None or used == len(ids)
+        assert cut_at_stop(kind.decode(ids[:used]), stops) is not None or used == len(ids)
     else:
         assert used == len(ids)
 
@@ -217,7 +220,7 @@ def test_stop_strings_cut_as_in_the_whole_text(kind: Tokenizer, text: str, data:
     text=st.text("ab", max_size=20),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3).map(tuple),
 )
-def test_nothing_is_held_back_that_cannot_become_a_stop_string(text: str, stops: tuple[str, ...]) -> None:
+def test_only_possible_stop_prefixes_are_held_back(text: str, stops: tuple[str, ...]) -> None:
     stopper, got = StopStrings(stops), ""
     for end, letter in enumerate(text, 1):
         got += stopper.add(letter)
@@ -227,7 +230,8 @@ def test_nothing_is_held_back_that_cannot_become_a_stop_string(text: str, stops:
         assert not held or any(stop.startswith(held) for stop in stops)
 
 
-def test_these_are_the_kinds_that_are_meant(kind: Tokenizer) -> None:
-    """Each can say what it was not trained on or says so, and none loses a letter of plain text."""
+def test_tokenizers_are_of_the_intended_kinds(kind: Tokenizer) -> None:
+    """Each handles characters outside its training text, or marks them as unknown, and loses no plain
+    letters."""
     text = "The ship has three masts"
     assert kind.decode(kind.encode(text)) == text

@@ -1,4 +1,5 @@
-"""Forced calls of a model that knows no tools: the demo model on the CPU, grammars compiled in its engine."""
+"""Forced calls of a model without tool support: the demo model on the CPU, with grammars compiled in the
+engine."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def check(calls: list[tuple[str, str]]) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 1.5])
-async def test_a_required_tool(client: Any, temperature: float) -> None:
+async def test_required_tool_is_called(client: Any, temperature: float) -> None:
     answer = await client.chat.completions.create(
         model="demo",
         messages=USER,
@@ -65,7 +66,7 @@ async def test_a_required_tool(client: Any, temperature: float) -> None:
         check(calls)
 
 
-async def test_a_named_tool_streamed(client: Any) -> None:
+async def test_named_tool_is_called_in_a_stream(client: Any) -> None:
     stream = await client.chat.completions.create(
         model="demo",
         messages=USER,
@@ -85,17 +86,17 @@ async def test_a_named_tool_streamed(client: Any) -> None:
     check([(name, arguments)])
 
 
-async def test_a_response_with_a_forced_call_and_what_follows(client: Any) -> None:
+async def test_responses_api_forces_a_call_and_accepts_its_output(client: Any) -> None:
     tool = {"type": "function", "name": "weather", "parameters": PARAMETERS}
-    told: list[Any] = [*USER]
+    items: list[Any] = [*USER]
     options: dict[str, Any] = {"model": "demo", "tools": [tool], "tool_choice": "required"}
-    response = await client.responses.create(input=told, max_output_tokens=300, **options)
+    response = await client.responses.create(input=items, max_output_tokens=300, **options)
     calls = [item for item in response.output if item.type == "function_call"]
     check([(call.name, call.arguments) for call in calls])
     assert len(calls) == len(response.output)
 
 
-async def test_a_response_in_a_form(client: Any) -> None:
+async def test_responses_api_enforces_the_text_format(client: Any) -> None:
     form = {"type": "json_schema", "name": "weather", "schema": PARAMETERS, "strict": True}
     response = await client.responses.create(model="demo", input="Hi", text={"format": form}, temperature=1.3)
     jsonschema.validate(json.loads(response.output_text), PARAMETERS)
@@ -110,8 +111,8 @@ TAGGED: dict[str, Any] = {
 }
 
 
-async def test_what_cannot_be_enforced_of_a_schema_is_left_out(client: Any) -> None:
-    """Of tools and forms that do not ask for `strict`; the rest of their schemas holds."""
+async def test_unenforceable_constraints_are_dropped_without_strict(client: Any) -> None:
+    """Applies to tools and formats; the rest of their schemas is enforced."""
     wider = {**TAGGED, "properties": {"the tags": {**TAGS, "uniqueItems": False}, "mail": {"maxLength": 6}}}
     tool = {"type": "function", "function": {"name": "tag", "parameters": TAGGED}}
     answer = await client.chat.completions.create(
@@ -128,7 +129,7 @@ async def test_what_cannot_be_enforced_of_a_schema_is_left_out(client: Any) -> N
     jsonschema.validate(json.loads(answer.choices[0].message.content or ""), wider)
 
 
-async def test_a_strict_schema_that_cannot_be_enforced_is_refused_by_name(client: Any) -> None:
+async def test_unenforceable_strict_schema_gets_400_naming_the_keyword(client: Any) -> None:
     chat, respond = client.chat.completions.create, client.responses.create
     wrong = {"type": "object", "properties": {"the tags": TAGS}}
     strict: dict[str, Any] = {"name": "tag", "parameters": wrong, "strict": True}

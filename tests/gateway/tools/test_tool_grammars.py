@@ -1,4 +1,4 @@
-"""What forced calls let a model write, walked at random through the real grammars: all of it is calls."""
+"""Random walks through real grammars: forced grammars produce only calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WALKS = 12
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, GrammarBuilder]:
-    """Return byte tokens with the markers of all families, and what compiles grammars for them."""
+    """Return a byte tokenizer with the markers of all families, and a grammar compiler for it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = tokenizers.Tokenizer(models.BPE({"</s>": END} | {c: i for i, c in enumerate(alphabet, 1)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -59,7 +59,7 @@ def matcher(builder: GrammarBuilder, grammar: Grammar) -> xgrammar.GrammarMatche
 
 
 def walk(match: xgrammar.GrammarMatcher, size: int, chance: random.Random, text: Tokenizer) -> list[int]:
-    """Return tokens drawn at random among those that are allowed, until nothing but the end is."""
+    """Return tokens drawn at random from the allowed ones, until only the end token is allowed."""
     mask = xgrammar.allocate_token_bitmask(1, size)
     closing = [text.encode(mark, False)[0] for mark in '"}]']
     tokens: list[int] = []
@@ -78,7 +78,7 @@ def walk(match: xgrammar.GrammarMatcher, size: int, chance: random.Random, text:
 
 
 def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: ReasoningFamily | None) -> bool:
-    """Check that tokens are calls and nothing else; tell whether they have come to an end."""
+    """Check that tokens are calls only; return whether they are complete."""
     shown = (*family.shown_tokens, *((reasoning.begin, reasoning.end) if reasoning is not None else ()))
     decoder = text.detokenizer(shown=shown)
     output = ParsedOutput(
@@ -103,7 +103,9 @@ def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: Rea
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_forced_calls(family: ToolFamily, many: bool, tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
+def test_forced_grammars_allow_only_calls(
+    family: ToolFamily, many: bool, tokenizer: tuple[Tokenizer, GrammarBuilder]
+) -> None:
     text, builder = tokenizer
     grammar = structural_tags.structural_tag_grammar(family.forced(CALLS, many, text))
     compiled = builder.compile(grammar)
@@ -114,17 +116,17 @@ def test_forced_calls(family: ToolFamily, many: bool, tokenizer: tuple[Tokenizer
     assert ended >= WALKS // 2
 
 
-BEHIND = [(HERMES, QWEN), (BARE, DEEPSEEK), (MISTRAL, MAGISTRAL)]
+AFTER_REASONING = [(HERMES, QWEN), (BARE, DEEPSEEK), (MISTRAL, MAGISTRAL)]
 
 
-@pytest.mark.parametrize(("family", "reasoning"), BEHIND, ids=lambda one: one.name)
-def test_forced_calls_behind_reasoning(
+@pytest.mark.parametrize(("family", "reasoning"), AFTER_REASONING, ids=lambda one: one.name)
+def test_forced_grammars_allow_calls_after_reasoning(
     family: ToolFamily, reasoning: ReasoningFamily, tokenizer: tuple[Tokenizer, GrammarBuilder]
 ) -> None:
     text, builder = tokenizer
     format = reasoning.format_with_reasoning(family.forced(CALLS, False, text), "", text)
-    thought = f"{'' if reasoning.always_open else reasoning.begin}\nhm <b>\n{reasoning.end}\n\n"
-    ids = text.encode(thought, add_special_tokens=False)
+    reasoning_text = f"{'' if reasoning.always_open else reasoning.begin}\nhm <b>\n{reasoning.end}\n\n"
+    ids = text.encode(reasoning_text, add_special_tokens=False)
     compiled = builder.compile(structural_tags.structural_tag_grammar(format))
     for seed in range(4):
         match = xgrammar.GrammarMatcher(compiled)
@@ -158,14 +160,17 @@ FREE: list[tuple[ToolFamily, str, bool]] = [
 
 
 @pytest.mark.parametrize(("family", "answer", "good"), FREE)
-def test_free_answers(
+def test_free_grammars_allow_text_and_valid_calls(
     family: ToolFamily, answer: str, good: bool, tokenizer: tuple[Tokenizer, GrammarBuilder]
 ) -> None:
     text, builder = tokenizer
-    assert accepts(builder, structural_tags.structural_tag_grammar(family.free(CALLS, True, text)), text, answer) is good
+    assert (
+        accepts(builder, structural_tags.structural_tag_grammar(family.free(CALLS, True, text)), text, answer)
+        is good
+    )
 
 
-def test_one_call_alone(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
+def test_one_call_is_the_limit_without_parallel_calls(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
     text, builder = tokenizer
     call = '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>'
     for build in (HERMES.forced, HERMES.free):
@@ -176,16 +181,18 @@ def test_one_call_alone(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
         assert accepts(builder, many, text, f"{call}\n{call}")
 
 
-def test_a_call_or_the_wanted_form(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
+def test_grammar_allows_a_call_or_the_requested_format(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
     text, builder = tokenizer
-    wanted: Any = structural_tags.json_value({"type": "array", "items": {"type": "integer"}})
-    grammar = structural_tags.structural_tag_grammar(structural_tags.either(HERMES.forced(CALLS, True, text), wanted))
+    requested: Any = structural_tags.json_value({"type": "array", "items": {"type": "integer"}})
+    grammar = structural_tags.structural_tag_grammar(
+        structural_tags.either(HERMES.forced(CALLS, True, text), requested)
+    )
     assert accepts(builder, grammar, text, "[1,2]")
     assert accepts(builder, grammar, text, '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>')
     assert not accepts(builder, grammar, text, "text")
 
 
-def test_a_schema_that_is_not_enforced_is_refused(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
+def test_unenforceable_schema_is_rejected(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:
     text, builder = tokenizer
     calls = [*CALLS, CallSchema("odd", {"type": "object", "properties": {"a": {"not": {"type": "null"}}}})]
     for build in (HERMES.forced, LLAMA.free, MISTRAL.free):

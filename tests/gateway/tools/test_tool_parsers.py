@@ -1,4 +1,4 @@
-"""Tool calls read from text: of every family, however the text is cut, and whatever it holds."""
+"""Tool call parsers of every family: valid and malformed calls, in any split of the text."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ Calls = list[tuple[str, str]]
 Parsed = tuple[str, Calls]
 
 
-def gathered(deltas: Sequence[OutputDelta]) -> Parsed:
-    """Return content and calls of an answer, and check the order of its deltas as OpenAI streams them."""
+def join_deltas(deltas: Sequence[OutputDelta]) -> Parsed:
+    """Return the content and calls of all deltas, and check that they are ordered as OpenAI streams them."""
     content = "".join(delta.content for delta in deltas)
     calls: Calls = []
     ids: set[str] = set()
@@ -69,9 +69,9 @@ def parse(family: ToolFamily, pieces: Sequence[str]) -> Parsed:
     parser = family.parser(TOOLS)
     deltas = [parser.feed(piece) for piece in pieces]
     deltas.append(parser.end())
-    found = gathered(deltas)
-    assert parser.call_count == len(found[1])
-    return found
+    output = join_deltas(deltas)
+    assert parser.call_count == len(output[1])
+    return output
 
 
 # ── how models write ────────────────────────────────────────────────────────────────────────────────────────
@@ -157,8 +157,8 @@ garbage = st.lists(fragments | st.text(max_size=6), max_size=14).map("".join)
 
 
 @st.composite
-def cuts(draw: st.DrawFn, text: str) -> list[str]:
-    """Return a text in pieces."""
+def split_pieces(draw: st.DrawFn, text: str) -> list[str]:
+    """Return a text split into pieces."""
     places = draw(st.lists(st.integers(0, len(text)), max_size=12).map(sorted))
     return [text[i:j] for i, j in zip([0, *places], [*places, len(text)], strict=True)]
 
@@ -169,34 +169,34 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
 @pytest.mark.parametrize("name", WRITERS)
 @settings(max_examples=120)
 @given(data=st.data())
-def test_calls_are_read_as_written(name: str, data: st.DataObject) -> None:
+def test_parser_reads_the_calls_that_a_family_writes(name: str, data: st.DataObject) -> None:
     family, write = WRITERS[name]
     content, calls = data.draw(plain_texts), data.draw(made_calls)
     if name == "json" or (family is LLAMA and content.lstrip().startswith(("{", "<"))):
         content = ""
     text = write(content, calls)
-    found, found_calls = parse(family, [text])
+    found_content, found_calls = parse(family, [text])
     assert found_calls == calls
-    assert found.strip(" \n") == content.strip(" \n")
-    assert parse(family, list(text)) == (found, found_calls)
-    assert parse(family, data.draw(cuts(text))) == (found, found_calls)
+    assert found_content.strip(" \n") == content.strip(" \n")
+    assert parse(family, list(text)) == (found_content, found_calls)
+    assert parse(family, data.draw(split_pieces(text))) == (found_content, found_calls)
 
 
 @pytest.mark.parametrize("family", [HERMES, QWEN_XML, LLAMA, MISTRAL, BARE], ids=lambda one: one.name)
 @settings(max_examples=300)
 @given(data=st.data())
-def test_garbage_is_read_alike_however_it_is_cut(family: ToolFamily, data: st.DataObject) -> None:
+def test_result_does_not_depend_on_how_text_is_split(family: ToolFamily, data: st.DataObject) -> None:
     text = data.draw(garbage)
-    whole = parse(family, [text])
-    assert parse(family, list(text)) == whole
-    assert parse(family, data.draw(cuts(text))) == whole
+    expected = parse(family, [text])
+    assert parse(family, list(text)) == expected
+    assert parse(family, data.draw(split_pieces(text))) == expected
 
 
 @pytest.mark.parametrize("name", WRITERS)
 @settings(max_examples=60)
 @given(content=plain_texts, calls=made_calls, end=st.integers(0, 400))
-def test_an_answer_that_is_cut_short(name: str, content: str, calls: Calls, end: int) -> None:
-    """What was read of a cut answer is a beginning of what would have been read."""
+def test_truncated_output_gives_a_prefix(name: str, content: str, calls: Calls, end: int) -> None:
+    """The result for truncated text is a prefix of the result for the full text."""
     family, write = WRITERS[name]
     text = write(content, calls)
     _, all_calls = parse(family, [text])
@@ -209,17 +209,20 @@ def test_an_answer_that_is_cut_short(name: str, content: str, calls: Calls, end:
 @pytest.mark.parametrize("name", WRITERS)
 @settings(max_examples=60)
 @given(calls=made_calls, end=st.integers(0, 200))
-def test_a_call_is_open_until_its_arguments_are_all_there(name: str, calls: Calls, end: int) -> None:
+def test_call_is_open_until_its_arguments_are_complete(name: str, calls: Calls, end: int) -> None:
     family, write = WRITERS[name]
     parser = family.parser(TOOLS)
     deltas = [parser.feed(letter) for letter in write("", calls)[:end]]
     is_open = parser.call_open
-    _, found = gathered([*deltas, parser.end()])
-    whole = [arguments == given for (_, arguments), (_, given) in zip(found, calls, strict=False)]
-    assert is_open == (False in whole[-1:])
+    _, partial_calls = join_deltas([*deltas, parser.end()])
+    complete = [
+        arguments == expected_arguments
+        for (_, arguments), (_, expected_arguments) in zip(partial_calls, calls, strict=False)
+    ]
+    assert is_open == (False in complete[-1:])
 
 
-def test_a_call_between_tags_is_open_until_its_end() -> None:
+def test_call_between_tags_is_open_until_its_closing_tag() -> None:
     parser = QWEN_XML.parser(TOOLS)
     text = "<tool_call>\n<function=weather>\n<parameter=days>\n5\n</parameter>\n</function>"
     seen = []
@@ -234,8 +237,10 @@ def test_a_call_between_tags_is_open_until_its_end() -> None:
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
 @settings(max_examples=40)
 @given(content=plain_texts, calls=made_calls)
-def test_tokens(name: str, content: str, calls: Calls, small_tokenizer: Tokenizer) -> None:
-    """Text that comes token by token, markers among them being special tokens, is read alike."""
+def test_output_is_the_same_token_by_token(
+    name: str, content: str, calls: Calls, small_tokenizer: Tokenizer
+) -> None:
+    """Includes markers that are special tokens."""
     family, write = WRITERS[name]
     text = write(content, calls)
     decoder = small_tokenizer.detokenizer(shown=MARKERS)
@@ -247,7 +252,7 @@ def test_tokens(name: str, content: str, calls: Calls, small_tokenizer: Tokenize
 
 @pytest.fixture(scope="module")
 def small_tokenizer() -> Tokenizer:
-    """Return byte tokens, and the markers of Llama and Mistral as special ones, as in their vocabularies."""
+    """Return a byte tokenizer with the markers of Llama and Mistral as special tokens."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -260,7 +265,7 @@ def small_tokenizer() -> Tokenizer:
     return Tokenizer(built)
 
 
-def test_shown_special_tokens(small_tokenizer: Tokenizer) -> None:
+def test_shown_special_tokens_are_in_the_text(small_tokenizer: Tokenizer) -> None:
     ids = small_tokenizer.encode("<|python_tag|>a<|eom_id|>b[ARGS]", add_special_tokens=False)
     assert small_tokenizer.detokenizer().add(ids) == "ab"
     assert small_tokenizer.detokenizer(shown=("<|python_tag|>",)).add(ids) == "<|python_tag|>ab"
@@ -272,12 +277,12 @@ def test_shown_special_tokens(small_tokenizer: Tokenizer) -> None:
 
 A1 = ("weather", '{"a": 1}')
 CASES: list[tuple[ToolFamily, str, Parsed]] = [
-    # text around calls; white space at their sides is the format's
+    # text around calls; white space next to calls belongs to the syntax
     (HERMES, 'Hm.\n<tool_call>\n{"name": "weather", "arguments": {"a": 1}}\n</tool_call>', ("Hm.", [A1])),
     (HERMES, '<tool_call>{"name":"weather","arguments":{"a": 1}}</tool_call> So. ', ("So. ", [A1])),
     (HERMES, "just text \n", ("just text \n", [])),
     (HERMES, "a < b <tool", ("a < b <tool", [])),
-    # what models get wrong, and what is meant
+    # common mistakes of models, and their intended meaning
     (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "weather"}</tool_call>', ("", [A1])),
     (HERMES, '<tool_call>{"name": "weather", "arguments": {"a": 1}\n</tool_call>', ("", [A1])),
     (HERMES, '<tool_call>{"name": "weather", "arguments": {"a": 1}}}\n</tool_call>', ("", [A1])),
@@ -285,7 +290,7 @@ CASES: list[tuple[ToolFamily, str, Parsed]] = [
     (HERMES, '<tool_call>{"name": "weather", "parameters": {"a": 1}}', ("", [A1])),
     (HERMES, '<tool_call>{"name": "weather"}</tool_call>', ("", [("weather", "{}")])),
     (HERMES, '<tool_call>{"name": "weather", "arguments": null}</tool_call>', ("", [("weather", "{}")])),
-    # what is no call is content, without the markers
+    # text that is not a call is content, without the markers
     (HERMES, "a <tool_call>\nno json\n</tool_call> b", ("a \nno json\n b", [])),
     (HERMES, '<tool_call>{"name": "x", "arguments": {}}</tool_call>', ('{"name": "x", "arguments": {}}', [])),
     (HERMES, '<tool_call>{"name": "weather", "arguments": 5}', ('{"name": "weather", "arguments": 5}', [])),
@@ -324,19 +329,19 @@ CASES: list[tuple[ToolFamily, str, Parsed]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "text", "found"), CASES)
-def test_cases(family: ToolFamily, text: str, found: Parsed) -> None:
-    assert parse(family, [text]) == found
-    assert parse(family, list(text)) == found
-    assert not any(marker in found[0] for marker in MARKERS)
+@pytest.mark.parametrize(("family", "text", "expected"), CASES)
+def test_parser_handles_malformed_calls(family: ToolFamily, text: str, expected: Parsed) -> None:
+    assert parse(family, [text]) == expected
+    assert parse(family, list(text)) == expected
+    assert not any(marker in expected[0] for marker in MARKERS)
 
 
-def test_arguments_come_as_they_are_written() -> None:
+def test_arguments_are_streamed_as_written() -> None:
     parser = HERMES.parser(TOOLS)
     pieces = ('<tool_call>{"name": "weather", ', '"arguments": {"ci', 'ty": "Kö', 'ln"}', "}</tool_call>")
     deltas = [parser.feed(piece) for piece in pieces]
-    given = [[(call.name, call.arguments) for call in delta.tool_calls] for delta in deltas]
-    assert given == [
+    streamed = [[(call.name, call.arguments) for call in delta.tool_calls] for delta in deltas]
+    assert streamed == [
         [],
         [("weather", ""), (None, '{"ci')],
         [(None, 'ty": "Kö')],
@@ -361,10 +366,12 @@ arguments_by_type = st.fixed_dictionaries(
 
 
 def xml_text(content: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    """Write calls as the templates of Qwen3-Coder do: text as it is, other values as JSON."""
+    """Write calls as Qwen3-Coder's templates do: strings unquoted, other values as JSON."""
     parts = [content]
-    for name, made in calls:
-        values = {key: one if isinstance(one, str) else json.dumps(one) for key, one in made.items()}
+    for name, arguments_of_call in calls:
+        values = {
+            key: one if isinstance(one, str) else json.dumps(one) for key, one in arguments_of_call.items()
+        }
         written = "".join(f"<parameter={key}>\n{one}\n</parameter>\n" for key, one in values.items())
         parts.append(f"\n<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>")
     return "".join(parts)
@@ -372,17 +379,17 @@ def xml_text(content: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
 
 @settings(max_examples=200)
 @given(data=st.data(), content=plain_texts)
-def test_calls_in_tags(data: st.DataObject, content: str) -> None:
+def test_qwen_xml_parser_reads_calls(data: st.DataObject, content: str) -> None:
     calls = data.draw(st.lists(st.tuples(st.just("weather"), arguments_by_type), max_size=3))
     text = xml_text(content, calls)
-    found, found_calls = parse(QWEN_XML, [text])
-    assert [(name, json.loads(made)) for name, made in found_calls] == calls
-    assert found.strip(" \n") == content.strip(" \n")
-    assert parse(QWEN_XML, list(text)) == (found, found_calls)
-    assert parse(QWEN_XML, data.draw(cuts(text))) == (found, found_calls)
+    found_content, found_calls = parse(QWEN_XML, [text])
+    assert [(name, json.loads(arguments)) for name, arguments in found_calls] == calls
+    assert found_content.strip(" \n") == content.strip(" \n")
+    assert parse(QWEN_XML, list(text)) == (found_content, found_calls)
+    assert parse(QWEN_XML, data.draw(split_pieces(text))) == (found_content, found_calls)
 
 
-def test_json_that_is_no_call_is_not_held_back() -> None:
+def test_json_that_is_not_a_call_is_not_held_back() -> None:
     parser = LLAMA.parser(TOOLS)
     assert parser.feed('{"answer').content == ""
     assert parser.feed('": "So').content == '{"answer": "So'
@@ -397,14 +404,16 @@ DETECTED = [
     ("llama31", "llama3"),
     ("llama3", None),
     ("mistral_tools", "mistral"),
-    ("mistral", "mistral"),  # by its token
+    ("mistral", "mistral"),  # detected by its token
 ]
 
 
 @pytest.mark.parametrize(("name", "family"), DETECTED)
-def test_families_are_found_by_templates(name: str, family: str | None, small_tokenizer: Tokenizer) -> None:
-    found = detect_tool_family("auto", (FOLDER / f"{name}.jinja").read_text(), small_tokenizer)
-    assert (found and found.name) == family
+def test_family_is_detected_from_the_template(
+    name: str, family: str | None, small_tokenizer: Tokenizer
+) -> None:
+    detected = detect_tool_family("auto", (FOLDER / f"{name}.jinja").read_text(), small_tokenizer)
+    assert (detected and detected.name) == family
 
 
 @pytest.mark.parametrize(
@@ -417,18 +426,18 @@ def test_families_are_found_by_templates(name: str, family: str | None, small_to
         ("anything", "llama3", "llama3"),
     ],
 )
-def test_families_by_form_and_option(
+def test_option_overrides_the_detected_family(
     template: str, option: str, family: str | None, small_tokenizer: Tokenizer
 ) -> None:
-    found = detect_tool_family(option, template, small_tokenizer)
-    assert (found and found.name) == family
+    detected = detect_tool_family(option, template, small_tokenizer)
+    assert (detected and detected.name) == family
 
 
-def test_ids_for_mistral() -> None:
+def test_mistral_call_ids_have_nine_characters() -> None:
     assert mistral_call_id("abcDEF123") == "abcDEF123"
-    made = {mistral_call_id(f"call_{i}") for i in range(200)}
-    assert len(made) == 200
-    assert all(len(one) == 9 and one.isalnum() for one in made)
+    call_ids = {mistral_call_id(f"call_{i}") for i in range(200)}
+    assert len(call_ids) == 200
+    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in call_ids)
     assert mistral_call_id("call_7") == mistral_call_id("call_7")
 
 
@@ -436,30 +445,30 @@ def test_ids_for_mistral() -> None:
 @settings(max_examples=100)
 @example(content="", calls=[("weather", "{}")], stop=" ")
 @given(content=plain_texts, calls=made_calls, stop=st.text("abc <{[\n.,tol", min_size=1, max_size=3))
-def test_stop_strings_are_found_in_content_alone(name: str, content: str, calls: Calls, stop: str) -> None:
+def test_stop_strings_apply_only_to_content(name: str, content: str, calls: Calls, stop: str) -> None:
     family, write = WRITERS[name]
     if name == "json" or (family is LLAMA and content.lstrip().startswith(("{", "<"))):
         content = ""
     text = write(content, calls)
 
-    def found(pieces: Sequence[str]) -> tuple[Parsed, bool]:
+    def parse_with_stop(pieces: Sequence[str]) -> tuple[Parsed, bool]:
         parser = family.parser(TOOLS, (stop,))
         deltas = [parser.feed(piece) for piece in pieces]
-        return gathered([*deltas, parser.end()]), parser.stopped
+        return join_deltas([*deltas, parser.end()]), parser.stopped
 
-    (said, made), stopped = whole = found([text])
-    assert found(list(text)) == whole
-    assert stop not in said
+    (parsed_content, parsed_calls), stopped = expected = parse_with_stop([text])
+    assert parse_with_stop(list(text)) == expected
+    assert stop not in parsed_content
     if stopped:
-        assert text.startswith((said + stop, said.rstrip() + stop))
-        assert made == []
+        assert text.startswith((parsed_content + stop, parsed_content.rstrip() + stop))
+        assert parsed_calls == []
     else:
-        assert (said, made) == parse(family, [text])
+        assert (parsed_content, parsed_calls) == parse(family, [text])
 
 
 @pytest.mark.parametrize("family", [HERMES, LLAMA, MISTRAL, BARE], ids=lambda one: one.name)
-def test_half_of_a_character_is_no_argument(family: ToolFamily) -> None:
-    """Nobody could be sent it."""
+def test_unpaired_surrogate_is_not_an_argument(family: ToolFamily) -> None:
+    """It could not be encoded and sent."""
     call = r'{"name": "add_2", "arguments": "{\"a\": \"\ud800\"}"}'
     text = {HERMES: f"<tool_call>{call}</tool_call>", MISTRAL: f"[TOOL_CALLS][{call}]"}.get(family, call)
     content, calls = parse(family, [text])

@@ -1,4 +1,4 @@
-"""Tools and reasoning over HTTP, with OpenAI's client: requests, prompts, grammars, answers."""
+"""Tools and reasoning over HTTP with the official OpenAI client: requests, prompts, grammars, responses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Model = Callable[..., Any]
 
 @pytest.fixture
 def model(scripted: Any, tokenizer_files: dict[str, bytes]) -> Model:
-    """Return a function that starts an engine of a model with one of the templates, which gives an answer."""
+    """Return a function that starts an engine of a model with one of the templates and a fixed answer."""
 
     def start(template: str | None, answer: str, **template_config: Any) -> Any:
         inner = tokenizers.Tokenizer.from_buffer(tokenizer_files["tokenizer.json"])
@@ -64,12 +64,12 @@ def model(scripted: Any, tokenizer_files: dict[str, bytes]) -> Model:
     return start
 
 
-def prompt_of(engine: Any) -> str:
+def request_prompt(engine: Any) -> str:
     ids = np.frombuffer(engine.requests[-1].prompt, "<i4").tolist()
     return engine.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def grammar_of(engine: Any) -> dict[str, Any] | None:
+def request_grammar(engine: Any) -> dict[str, Any] | None:
     grammar = engine.requests[-1].sampling.grammar
     if grammar is None:
         return None
@@ -79,34 +79,34 @@ def grammar_of(engine: Any) -> dict[str, Any] | None:
 
 
 async def chat(gateway: Any, stream: bool, **options: Any) -> dict[str, Any]:
-    """Return an answer's message, finish reason and usage, whether streamed or not."""
+    """Return the message, finish reason and usage of a chat, streamed or not."""
     options = {"model": "demo", "messages": USER, **options}
     client = gateway.client()
     if not stream:
         answer = await client.chat.completions.create(**options)
         choice = answer.choices[0]
-        found = choice.message.model_dump(exclude_none=True)
-        found["tool_calls"] = [
-            (call["function"]["name"], call["function"]["arguments"]) for call in found.get("tool_calls", ())
+        result = choice.message.model_dump(exclude_none=True)
+        result["tool_calls"] = [
+            (call["function"]["name"], call["function"]["arguments"]) for call in result.get("tool_calls", ())
         ]
-        return {**found, "reason": choice.finish_reason, "usage": answer.usage}
-    found = {"content": "", "reasoning_content": "", "calls": []}
+        return {**result, "reason": choice.finish_reason, "usage": answer.usage}
+    result = {"content": "", "reasoning_content": "", "calls": []}
     chunks = await client.chat.completions.create(
         stream=True, stream_options={"include_usage": True}, **options
     )
     async for chunk in chunks:
         if chunk.usage is not None:
-            found["usage"] = chunk.usage
+            result["usage"] = chunk.usage
         for choice in chunk.choices:
-            found["reason"] = choice.finish_reason or found.get("reason")
-            found["content"] += choice.delta.content or ""
-            found["reasoning_content"] += (choice.delta.model_extra or {}).get("reasoning_content") or ""
-            take_calls(found["calls"], choice.delta.tool_calls or [])
-    return {**found, "tool_calls": [(call["name"], call["arguments"]) for call in found["calls"]]}
+            result["reason"] = choice.finish_reason or result.get("reason")
+            result["content"] += choice.delta.content or ""
+            result["reasoning_content"] += (choice.delta.model_extra or {}).get("reasoning_content") or ""
+            merge_calls(result["calls"], choice.delta.tool_calls or [])
+    return {**result, "tool_calls": [(call["name"], call["arguments"]) for call in result["calls"]]}
 
 
-def take_calls(calls: list[dict[str, str]], deltas: list[Any]) -> None:
-    """Join a chunk's calls as OpenAI's documentation says: id and name first, then arguments by index."""
+def merge_calls(calls: list[dict[str, str]], deltas: list[Any]) -> None:
+    """Merge a chunk's calls as OpenAI documents it: id and name first, then arguments by index."""
     for delta in deltas:
         if delta.id is not None:
             assert delta.index == len(calls)
@@ -127,39 +127,39 @@ ANSWERS = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("template", ANSWERS)
-async def test_the_model_calls_a_tool(live: Any, model: Model, template: str, stream: bool) -> None:
+async def test_model_calls_a_tool(live: Any, model: Model, template: str, stream: bool) -> None:
     engine = model(template, ANSWERS[template])
     gateway = await live(engine)
-    found = await chat(gateway, stream, tools=TOOLS)
-    assert found["tool_calls"] == [("weather", ARGUMENTS)]
-    assert found["reason"] == "tool_calls"
-    assert found.get("content", "") == ("" if template == "llama31" else "Let me see.")
-    assert "weather" in prompt_of(engine)
-    assert grammar_of(engine) is None
+    result = await chat(gateway, stream, tools=TOOLS)
+    assert result["tool_calls"] == [("weather", ARGUMENTS)]
+    assert result["reason"] == "tool_calls"
+    assert result.get("content", "") == ("" if template == "llama31" else "Let me see.")
+    assert "weather" in request_prompt(engine)
+    assert request_grammar(engine) is None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_calls_in_tags(live: Any, model: Model, stream: bool) -> None:
-    """The form of Qwen3-Coder and later models is found by its template."""
+async def test_qwen_xml_calls_are_detected_by_the_template(live: Any, model: Model, stream: bool) -> None:
+    """The syntax of Qwen3-Coder and later models."""
     text = "<tool_call>\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n</function>\n</tool_call>"
     template = "{{ tools | tojson if tools else '' }}{{ messages[-1].content }}<function=x><parameter=y>"
     engine = model(None, f"Let me see.\n{text}", chat_template=template)
     gateway = await live(engine, reasoning_parser="none")
-    found = await chat(gateway, stream, tools=TOOLS)
-    assert (found["content"], found["tool_calls"]) == ("Let me see.", [("weather", ARGUMENTS)])
-    assert found["reason"] == "tool_calls"
+    result = await chat(gateway, stream, tools=TOOLS)
+    assert (result["content"], result["tool_calls"]) == ("Let me see.", [("weather", ARGUMENTS)])
+    assert result["reason"] == "tool_calls"
     await chat(gateway, stream, tools=TOOLS, tool_choice="required")
-    tags = (grammar_of(engine) or {})["tags"]
+    tags = (request_grammar(engine) or {})["tags"]
     assert tags[0]["begin"] == "<tool_call>\n<function=weather>\n"
     assert (tags[0]["content"]["style"], tags[0]["content"]["json_schema"]) == ("qwen_xml", CITY)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_several_calls_and_several_choices(live: Any, model: Model, stream: bool) -> None:
+async def test_each_choice_has_its_own_calls(live: Any, model: Model, stream: bool) -> None:
     call = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>\n'
     gateway = await live(model("qwen25", call * 2))
-    found = await chat(gateway, stream, tools=TOOLS)
-    assert found["tool_calls"] == [("time", "{}"), ("time", "{}")]
+    result = await chat(gateway, stream, tools=TOOLS)
+    assert result["tool_calls"] == [("time", "{}"), ("time", "{}")]
     answer = await gateway.client().chat.completions.create(model="demo", messages=USER, tools=TOOLS, n=2)
     ids = {call.id for choice in answer.choices for call in choice.message.tool_calls or []}
     assert len(ids) == 4
@@ -167,23 +167,23 @@ async def test_several_calls_and_several_choices(live: Any, model: Model, stream
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_is_no_call_stays_content(live: Any, model: Model, stream: bool) -> None:
+async def test_text_that_is_not_a_call_stays_content(live: Any, model: Model, stream: bool) -> None:
     gateway = await live(model("qwen25", '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>'))
-    found = await chat(gateway, stream, tools=TOOLS)
-    assert (found["tool_calls"], found["reason"]) == ([], "stop")
-    assert found["content"].strip() == '{"name": "rm", "arguments": {}}'
+    result = await chat(gateway, stream, tools=TOOLS)
+    assert (result["tool_calls"], result["reason"]) == ([], "stop")
+    assert result["content"].strip() == '{"name": "rm", "arguments": {}}'
     none = await chat(gateway, stream, tools=TOOLS, tool_choice="none")
     assert (none["tool_calls"], none["reason"]) == ([], "stop")
     assert none["content"].startswith("<tool_call>")
 
 
-async def test_a_call_that_is_cut_short(live: Any, model: Model) -> None:
+async def test_truncated_call_has_finish_reason_length(live: Any, model: Model) -> None:
     engine = model("qwen25", ANSWERS["qwen25"])
     gateway = await live(engine)
     cut = len(engine.does.reply) - 12
-    found = await chat(gateway, True, tools=TOOLS, max_tokens=cut)
-    assert found["reason"] == "length"
-    name, arguments = found["tool_calls"][0]
+    result = await chat(gateway, True, tools=TOOLS, max_tokens=cut)
+    assert result["reason"] == "length"
+    name, arguments = result["tool_calls"][0]
     assert name == "weather"
     assert ARGUMENTS.startswith(arguments)
     assert arguments != ARGUMENTS
@@ -191,40 +191,40 @@ async def test_a_call_that_is_cut_short(live: Any, model: Model) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("template", ANSWERS)
-async def test_stop_strings_end_content_and_no_call(
+async def test_stop_strings_end_content_but_not_calls(
     live: Any, model: Model, template: str, stream: bool
 ) -> None:
     engine = model(template, ANSWERS[template])
     gateway = await live(engine)
-    found = await chat(gateway, stream, tools=TOOLS, stop=["Köln", '"name"', "}"])
-    assert (found["tool_calls"], found["reason"]) == ([("weather", ARGUMENTS)], "tool_calls")
+    result = await chat(gateway, stream, tools=TOOLS, stop=["Köln", '"name"', "}"])
+    assert (result["tool_calls"], result["reason"]) == ([("weather", ARGUMENTS)], "tool_calls")
     if template != "llama31":
-        found = await chat(gateway, stream, tools=TOOLS, stop=["zzz", " see"])
-        assert (found["content"], found["tool_calls"], found["reason"]) == ("Let me", [], "stop")
-        assert found["usage"].completion_tokens < len(engine.does.reply) // 2
+        result = await chat(gateway, stream, tools=TOOLS, stop=["zzz", " see"])
+        assert (result["content"], result["tool_calls"], result["reason"]) == ("Let me", [], "stop")
+        assert result["usage"].completion_tokens < len(engine.does.reply) // 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_strings_end_no_reasoning(live: Any, model: Model, stream: bool) -> None:
+async def test_stop_strings_do_not_end_reasoning(live: Any, model: Model, stream: bool) -> None:
     gateway = await live(model("qwen3", "<think>\nA mast.\n\nOr so.\n</think>\n\nA mast.\n\nNo more."))
-    found = await chat(gateway, stream, stop=["\n\n"])
-    assert (found["reasoning_content"], found["content"]) == ("A mast.\n\nOr so.", "A mast.")
-    assert found["reason"] == "stop"
+    result = await chat(gateway, stream, stop=["\n\n"])
+    assert (result["reasoning_content"], result["content"]) == ("A mast.\n\nOr so.", "A mast.")
+    assert result["reason"] == "stop"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("template", ANSWERS)
-async def test_a_call_that_the_model_leaves_open_is_not_told_as_whole(
+async def test_call_left_open_by_the_model_has_finish_reason_stop(
     live: Any, model: Model, template: str, stream: bool
 ) -> None:
     broken = ANSWERS[template].partition('"}')[0]
     gateway = await live(model(template, broken))
-    found = await chat(gateway, stream, tools=TOOLS)
-    assert (found["tool_calls"], found["reason"]) == ([("weather", ARGUMENTS.partition('"}')[0])], "stop")
+    result = await chat(gateway, stream, tools=TOOLS)
+    assert (result["tool_calls"], result["reason"]) == ([("weather", ARGUMENTS.partition('"}')[0])], "stop")
 
 
 @pytest.mark.parametrize("template", [*ANSWERS, "qwen2"])
-async def test_a_forced_call_that_is_cut_shows_nothing_of_its_form(
+async def test_truncated_forced_call_shows_no_syntax_as_content(
     live: Any, model: Model, template: str
 ) -> None:
     text = ANSWERS.get(template, f'[{{"name": "weather", "arguments": {ARGUMENTS}}}]')
@@ -232,21 +232,21 @@ async def test_a_forced_call_that_is_cut_shows_nothing_of_its_form(
     gateway = await live(engine)
     engine.does.tokens_a_step = 50
     for most in range(1, len(engine.does.reply)):
-        found = await chat(gateway, most % 2 == 1, tools=TOOLS, tool_choice="required", max_tokens=most)
-        assert (found.get("content", ""), found["reason"]) == ("", "length")
-        for name, arguments in found["tool_calls"]:
+        result = await chat(gateway, most % 2 == 1, tools=TOOLS, tool_choice="required", max_tokens=most)
+        assert (result.get("content", ""), result["reason"]) == ("", "length")
+        for name, arguments in result["tool_calls"]:
             assert name == "weather"
             assert ARGUMENTS.startswith(arguments.rstrip("\ufffd"))
 
 
 @pytest.mark.parametrize("template", ANSWERS)
-async def test_prompts_are_those_of_transformers(live: Any, model: Model, template: str) -> None:
+async def test_prompts_equal_those_of_transformers(live: Any, model: Model, template: str) -> None:
     from transformers import PreTrainedTokenizerFast
 
     engine = model(template, "yes")
     gateway = await live(engine)
     call = {"name": "weather", "arguments": ARGUMENTS}
-    given = [
+    conversation = [
         *USER,
         {
             "role": "assistant",
@@ -255,7 +255,7 @@ async def test_prompts_are_those_of_transformers(live: Any, model: Model, templa
         },
         {"role": "tool", "tool_call_id": "call_1", "content": "12 °C"},
     ]
-    await chat(gateway, False, messages=given, tools=[WEATHER], extra_body=DATE)
+    await chat(gateway, False, messages=conversation, tools=[WEATHER], extra_body=DATE)
     call_id = mistral_call_id("call_1") if template == "mistral_tools" else "call_1"
     written = [
         *USER,
@@ -283,8 +283,8 @@ async def test_prompts_are_those_of_transformers(live: Any, model: Model, templa
         tokenize=False,
         **DATE["chat_template_kwargs"],
     )
-    assert prompt_of(engine) == expected
-    body = {"model": "demo", "messages": given, "tools": [WEATHER], **DATE}
+    assert request_prompt(engine) == expected
+    body = {"model": "demo", "messages": conversation, "tools": [WEATHER], **DATE}
     async with httpx.AsyncClient(timeout=60) as client:
         response = await client.post(f"{gateway.url}/tokenize", json=body)
     assert response.status_code == 200, response.text
@@ -294,35 +294,33 @@ async def test_prompts_are_those_of_transformers(live: Any, model: Model, templa
 DATE = {"chat_template_kwargs": {"date_string": "1 Jan 2026"}}
 
 
-def called_with(arguments: Any) -> list[Any]:
-    """Return a conversation with a call."""
+def conversation_with_call(arguments: Any) -> list[Any]:
+    """Return a conversation with a tool call."""
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     tool = {"role": "tool", "tool_call_id": "call_1", "content": "no JSON"}
     return [*USER, {"role": "assistant", "tool_calls": [call]}, tool]
 
 
 @pytest.mark.parametrize("template", ANSWERS)
-async def test_arguments_of_earlier_calls_may_be_anything(live: Any, model: Model, template: str) -> None:
-    """Clients send back what they got: broken JSON, too, which the model sees as it wrote it."""
+async def test_arguments_of_earlier_calls_may_be_invalid_json(live: Any, model: Model, template: str) -> None:
+    """Clients send back what they received, and the model sees it as it was written."""
     engine = model(template, "yes")
     gateway = await live(engine)
     for broken in ('{"city": "Kö', "city=Köln", "[1]", '{"city": "\\ud800"}', "{" * 500):
-        await chat(gateway, False, messages=called_with(broken), tools=TOOLS, extra_body=DATE)
-        assert json.dumps(broken, ensure_ascii=False)[1:-1] in prompt_of(engine)
+        await chat(gateway, False, messages=conversation_with_call(broken), tools=TOOLS, extra_body=DATE)
+        assert json.dumps(broken, ensure_ascii=False)[1:-1] in request_prompt(engine)
     shown = set()
     for empty in ("", "null", "{}", {}, None):
-        await chat(gateway, False, messages=called_with(empty), tools=TOOLS, extra_body=DATE)
-        shown.add(prompt_of(engine))
+        await chat(gateway, False, messages=conversation_with_call(empty), tools=TOOLS, extra_body=DATE)
+        shown.add(request_prompt(engine))
     assert len(shown) == 1
     for same in (ARGUMENTS, json.loads(ARGUMENTS)):
-        await chat(gateway, False, messages=called_with(same), tools=TOOLS, extra_body=DATE)
-        shown.add(prompt_of(engine))
+        await chat(gateway, False, messages=conversation_with_call(same), tools=TOOLS, extra_body=DATE)
+        shown.add(request_prompt(engine))
     assert len(shown) == 2
 
 
-async def test_a_template_that_takes_objects_alone_refuses_other_arguments_by_name(
-    live: Any, model: Model
-) -> None:
+async def test_template_that_needs_objects_rejects_other_arguments(live: Any, model: Model) -> None:
     items = "{% for call in message.tool_calls %}{% for key, value in call.function.arguments | items %}"
     template = (
         f"{{% for message in messages %}}{items}{{{{ key }}}}{{% endfor %}}{{% endfor %}}{{% endfor %}}x"
@@ -330,9 +328,9 @@ async def test_a_template_that_takes_objects_alone_refuses_other_arguments_by_na
     gateway = await live(model(None, "yes", chat_template=template))
     place = "messages[1].tool_calls[0].function.arguments"
     with pytest.raises(openai.BadRequestError, match="JSON object") as refused:
-        await chat(gateway, False, messages=called_with("{"))
+        await chat(gateway, False, messages=conversation_with_call("{"))
     assert refused.value.param == place
-    await chat(gateway, False, messages=called_with(ARGUMENTS))
+    await chat(gateway, False, messages=conversation_with_call(ARGUMENTS))
     items = [
         {"role": "user", "content": "Hi"},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"},
@@ -342,19 +340,19 @@ async def test_a_template_that_takes_objects_alone_refuses_other_arguments_by_na
     assert refused.value.param == "input"
     without = await live(model(None, "yes"))
     with pytest.raises(openai.BadRequestError, match="no chat template"):
-        await chat(without, False, messages=called_with("{"))
+        await chat(without, False, messages=conversation_with_call("{"))
 
 
 # ── forced calls ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_required_and_named_tools_are_forced(live: Any, model: Model) -> None:
+async def test_required_and_named_tools_are_forced_by_grammar(live: Any, model: Model) -> None:
     engine = model("qwen25", ANSWERS["qwen25"].removeprefix("Let me see.\n"))
     gateway = await live(engine)
-    found = await chat(gateway, False, tools=TOOLS, tool_choice="required")
-    assert found["tool_calls"] == [("weather", ARGUMENTS)]
-    assert found["reason"] == "tool_calls"
-    required = grammar_of(engine)
+    result = await chat(gateway, False, tools=TOOLS, tool_choice="required")
+    assert result["tool_calls"] == [("weather", ARGUMENTS)]
+    assert result["reason"] == "tool_calls"
+    required = request_grammar(engine)
     assert required is not None
     assert required["type"] == "tags_with_separator"
     assert [tag["begin"] for tag in required["tags"]] == [
@@ -363,58 +361,58 @@ async def test_required_and_named_tools_are_forced(live: Any, model: Model) -> N
     assert required["tags"][0]["content"]["json_schema"] == CITY
     assert not required["stop_after_first"]
     await chat(gateway, False, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
-    assert (grammar_of(engine) or {})["stop_after_first"]
+    assert (request_grammar(engine) or {})["stop_after_first"]
     named = {"type": "function", "function": {"name": "weather"}}
     await chat(gateway, False, tools=TOOLS, tool_choice=named)
-    format = grammar_of(engine) or {}
+    format = request_grammar(engine) or {}
     assert ([tag["begin"][-26:] for tag in format["tags"]], format["stop_after_first"]) == (
         ['me": "weather", "arguments": '[-26:]],
         True,
     )
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "time"}}]}
     await chat(gateway, False, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
-    assert len((grammar_of(engine) or {})["tags"]) == 1
-    assert "Tells the weather." in prompt_of(engine)
+    assert len((request_grammar(engine) or {})["tags"]) == 1
+    assert "Tells the weather." in request_prompt(engine)
 
 
-async def test_strict_tools_bound_free_calls(live: Any, model: Model) -> None:
+async def test_strict_tools_constrain_free_calls(live: Any, model: Model) -> None:
     engine = model("qwen25", ANSWERS["qwen25"])
     gateway = await live(engine)
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     await chat(gateway, False, tools=[strict, TIME])
-    free = grammar_of(engine) or {}
+    free = request_grammar(engine) or {}
     assert (free["type"], free["triggers"]) == ("triggered_tags", ["<tool_call>"])
     assert [tag["content"]["json_schema"].get("additionalProperties") for tag in free["tags"]] == [None, True]
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}
     await chat(gateway, False, tools=TOOLS, response_format=schema)
-    either = grammar_of(engine) or {}
+    either = request_grammar(engine) or {}
     assert [part["type"] for part in either["elements"]] == ["tags_with_separator", "json_schema"]
 
 
-async def test_special_tokens_are_named_by_id(live: Any, model: Model) -> None:
+async def test_grammars_name_special_tokens_by_id(live: Any, model: Model) -> None:
     engine = model("mistral_tools", ANSWERS["mistral_tools"].removeprefix("Let me see."))
     gateway = await live(engine)
-    found = await chat(gateway, False, tools=TOOLS, tool_choice="required")
-    assert found["tool_calls"] == [("weather", ARGUMENTS)]
-    token, listed = (grammar_of(engine) or {})["elements"]
+    result = await chat(gateway, False, tools=TOOLS, tool_choice="required")
+    assert result["tool_calls"] == [("weather", ARGUMENTS)]
+    token, listed = (request_grammar(engine) or {})["elements"]
     assert token == {"type": "token", "token": engine.tokenizer.token_id("[TOOL_CALLS]")}
     assert listed["elements"][0]["value"] == "["
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_model_that_knows_no_tools(live: Any, model: Model, stream: bool) -> None:
-    """Its calls can be forced; it cannot choose to make some."""
+async def test_model_without_tool_format_can_only_be_forced(live: Any, model: Model, stream: bool) -> None:
+    """Without a known format, the model cannot choose to call a tool."""
     engine = model("qwen2", f'[{{"name": "weather", "arguments": {ARGUMENTS}}}]')
     gateway = await live(engine)
-    found = await chat(gateway, stream, tools=TOOLS, tool_choice="required")
-    assert (found["tool_calls"], found["reason"]) == ([("weather", ARGUMENTS)], "tool_calls")
+    result = await chat(gateway, stream, tools=TOOLS, tool_choice="required")
+    assert (result["tool_calls"], result["reason"]) == ([("weather", ARGUMENTS)], "tool_calls")
     with pytest.raises(openai.BadRequestError) as refused:
         await chat(gateway, stream, tools=TOOLS)
     assert refused.value.param == "tools"
     assert "--tool-parser" in str(refused.value)
 
 
-async def test_the_parser_is_chosen_by_option(live: Any, model: Model) -> None:
+async def test_option_selects_the_parser(live: Any, model: Model) -> None:
     engine = model("qwen2", ANSWERS["qwen25"])
     gateway = await live(engine, tool_parser="hermes")
     assert (await chat(gateway, False, tools=TOOLS))["tool_calls"] == [("weather", ARGUMENTS)]
@@ -423,7 +421,7 @@ async def test_the_parser_is_chosen_by_option(live: Any, model: Model) -> None:
         await chat(other, False, tools=TOOLS)
 
 
-def test_options_name_all_families() -> None:
+def test_options_list_all_families() -> None:
     choices = {field.name: field.metadata["choices"] for field in fields(GatewayConfig)}
     assert choices["tool_parser"] == tool_families.NAMES
     assert choices["reasoning_parser"] == reasoning_families.NAMES
@@ -434,68 +432,70 @@ def test_options_name_all_families() -> None:
 
 @pytest.mark.parametrize("tokens_a_step", [1, 50])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning(live: Any, model: Model, stream: bool, tokens_a_step: int) -> None:
+async def test_reasoning_is_separate_from_content(
+    live: Any, model: Model, stream: bool, tokens_a_step: int
+) -> None:
     engine = model("qwen3", "<think>\nIt is ü.\n</think>\n\nYes.")
     engine.does.tokens_a_step = tokens_a_step
     gateway = await live(engine)
-    found = await chat(gateway, stream)
-    assert (found["reasoning_content"], found["content"], found["reason"]) == ("It is ü.", "Yes.", "stop")
-    thought = engine.tokenizer.encode("<think>\nIt is ü.\n</think>", add_special_tokens=False)
-    assert found["usage"].completion_tokens_details.reasoning_tokens == len(thought)
+    result = await chat(gateway, stream)
+    assert (result["reasoning_content"], result["content"], result["reason"]) == ("It is ü.", "Yes.", "stop")
+    reasoning = engine.tokenizer.encode("<think>\nIt is ü.\n</think>", add_special_tokens=False)
+    assert result["usage"].completion_tokens_details.reasoning_tokens == len(reasoning)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_that_is_cut_counts_each_token_once(live: Any, model: Model, stream: bool) -> None:
+async def test_truncated_reasoning_counts_each_token_once(live: Any, model: Model, stream: bool) -> None:
     engine = model("qwen3", "<think>\nIt is ü.\n</think>\n\nYes.")
     gateway = await live(engine)
-    found = await chat(gateway, stream, max_tokens=4)
-    usage = found["usage"]
-    assert (found["content"], found["reason"], usage.completion_tokens) == ("", "length", 4)
+    result = await chat(gateway, stream, max_tokens=4)
+    usage = result["usage"]
+    assert (result["content"], result["reason"], usage.completion_tokens) == ("", "length", 4)
     assert usage.completion_tokens_details.reasoning_tokens == 4
 
 
-async def test_thinking_can_be_switched_off(live: Any, model: Model) -> None:
+async def test_thinking_can_be_disabled(live: Any, model: Model) -> None:
     engine = model("qwen3", "Yes.</think>")
     gateway = await live(engine)
     off = {"chat_template_kwargs": {"enable_thinking": False}}
-    found = await chat(gateway, False, extra_body=off)
-    assert prompt_of(engine).endswith("<think>\n\n</think>\n\n")
-    assert found["content"] == "Yes.</think>"
-    assert "reasoning_content" not in found
+    result = await chat(gateway, False, extra_body=off)
+    assert request_prompt(engine).endswith("<think>\n\n</think>\n\n")
+    assert result["content"] == "Yes.</think>"
+    assert "reasoning_content" not in result
     json_form = {"type": "json_object"}
     await chat(gateway, False, response_format=json_form, extra_body=off)
     assert engine.requests[-1].sampling.grammar[0] == "json_object"
     await chat(gateway, False, response_format=json_form)
-    thought, _, rest = (grammar_of(engine) or {})["elements"]
-    assert (thought["type"], thought["content"]["begin"], rest["type"]) == (
+    reasoning, _, rest = (request_grammar(engine) or {})["elements"]
+    assert (reasoning["type"], reasoning["content"]["begin"], rest["type"]) == (
         "optional",
         "<think>",
         "json_schema",
     )
 
 
-async def test_a_prompt_that_opens_the_reasoning(live: Any, model: Model) -> None:
+async def test_prompt_may_open_the_reasoning(live: Any, model: Model) -> None:
     template = "{{ messages[0].content }}<think>\n"
     engine = model(None, "hm</think>yes", chat_template=template)
     gateway = await live(engine)
-    found = await chat(gateway, True)
-    assert (found["reasoning_content"], found["content"]) == ("hm", "yes")
+    result = await chat(gateway, True)
+    assert (result["reasoning_content"], result["content"]) == ("hm", "yes")
     await chat(gateway, False, tools=TOOLS, tool_choice="required")
-    thought = (grammar_of(engine) or {})["elements"][0]
-    assert (thought["begin"], thought["end"]) == ("", "</think>")
+    reasoning = (request_grammar(engine) or {})["elements"][0]
+    assert (reasoning["begin"], reasoning["end"]) == ("", "</think>")
     plain = await live(model(None, "hm</think>yes", chat_template=template), reasoning_parser="none")
     assert (await chat(plain, False))["content"] == "hm</think>yes"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_before_a_call(live: Any, model: Model, stream: bool) -> None:
+async def test_reasoning_may_precede_a_call(live: Any, model: Model, stream: bool) -> None:
     text = (
         f'<think>\nhm\n</think>\n\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
     )
     gateway = await live(model("qwen3", text))
-    found = await chat(gateway, stream, tools=TOOLS)
-    assert (found["reasoning_content"], found["tool_calls"]) == ("hm", [("weather", ARGUMENTS)])
-    assert found.get("content", "") == ""
+    result = await chat(gateway, stream, tools=TOOLS)
+    assert (result["reasoning_content"], result["tool_calls"]) == ("hm", [("weather", ARGUMENTS)])
+    assert result.get("content", "") == ""
 
 
 # ── what is refused ───────────────────────────────────────────────────────────────────────────────────────
@@ -565,7 +565,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_bad_tools_are_named(live: Any, model: Model) -> None:
+async def test_invalid_tools_are_named(live: Any, model: Model) -> None:
     gateway = await live(model("qwen25", "yes"))
     async with httpx.AsyncClient(timeout=60) as http:
         for body, param in BAD:
@@ -577,7 +577,7 @@ async def test_bad_tools_are_named(live: Any, model: Model) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"format": {"value": "\\ud800"}}', "{", '{"structures": []}', "[" * 5000])
-async def test_structural_tags_beside_reasoning_are_named(live: Any, model: Model, text: str) -> None:
+async def test_invalid_structural_tags_with_reasoning_are_named(live: Any, model: Model, text: str) -> None:
     gateway = await live(model("qwen3", "yes"))
     with pytest.raises(openai.BadRequestError, match="structural") as refused:
         await chat(gateway, False, extra_body={"structured_outputs": {"structural_tag": text}})

@@ -226,7 +226,9 @@ def test_penalties_and_masks_are_applied_where_rows_are_drawn(vocab: int) -> Non
     words = rng.integers(-(2**31), 2**31, (8, -(-vocab // 32)), dtype=np.int64).astype(np.int32)
     bits = torch.from_numpy(words).to(DEVICE)
     plain, subject = twins
-    plain.logits_params.masks = SimpleNamespace(bits=lambda slots, positions: bits, applied=lambda: None)
+    plain.logits_params.masks = SimpleNamespace(
+        update_bitmasks=lambda slots, positions: bits, mark_applied=lambda: None
+    )
     penalties = GraphPenalties(subject.logits_params, subject.scratch_slot + 1)
     within = penalties.rows_in_graph(slots, np.array([], np.int64))
     assert within.tolist() == [1, 4]

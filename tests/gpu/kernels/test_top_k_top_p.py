@@ -143,7 +143,7 @@ def test_penalties_and_masks_are_applied_and_counted(vocab: int, masked: bool, d
     (plain, slots), (subject, _) = state_of(kinds, vocab, 300), state_of(kinds, vocab, 300)
     words = np.random.default_rng(vocab).integers(-(2**31), 2**31, (30, -(-vocab // 32)), dtype=np.int64)
     bits = UPLOAD(words.astype(np.int32))
-    plain.logits_params.masks = SimpleNamespace(bits=lambda *_: bits, applied=lambda: None)  # type: ignore[assignment]
+    plain.logits_params.masks = SimpleNamespace(update_bitmasks=lambda *_: bits, mark_applied=lambda: None)  # type: ignore[assignment]
     assert subject.scratch_slot is not None
     penalties = GraphPenalties(subject.logits_params, subject.scratch_slot + 1)
     penalties.set_batch(slots, np.empty(0, np.int64))

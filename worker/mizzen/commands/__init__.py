@@ -1,1 +1,1 @@
-"""The commands of `mizzen`, one module each; `mizzen.cli` ties them together."""
+"""Commands of `mizzen`, one module each; `mizzen.cli` registers them."""

@@ -1,4 +1,4 @@
-"""`mizzen chat`: a conversation on the terminal."""
+"""`mizzen chat`: a conversation with a model on the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ctrl-C    stops an answer"""
 
 
 class Conversation:
-    """The turns so far, and how the next one is generated."""
+    """Messages of a conversation, and the options with which the next answer is generated."""
 
     def __init__(self, client: ApiClient, generation_options: GenerationOptions, system: str) -> None:
         self._client, self._generation, self._system = client, generation_options, system
@@ -30,16 +30,16 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all turns but the system message."""
+        """Drop all messages except the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def send_question(self, text: str, show: Callable[[str], None]) -> None:
-        """Send a question and show the answer as it comes.
+        """Send a question and show the answer as it streams.
 
-        An answer that Ctrl-C stops stays in the conversation as far as it came; a failed turn does not.
+        The received part of an answer stopped by Ctrl-C stays in the conversation; a failed turn does not.
 
         Raises:
-            ServiceError, Unreachable: from the client.
+            ServiceError, ServiceUnreachable: raised by the client.
         """
         question = {"role": "user", "content": text}
         pieces: list[str] = []
@@ -56,7 +56,7 @@ class Conversation:
 
 
 def _line_reader() -> Callable[[], str]:
-    """Return what reads the next line: an editor on a terminal, plain lines elsewhere."""
+    """Return a function that reads the next line: with a line editor on a terminal, plainly elsewhere."""
     if not sys.stdin.isatty():
         return input
     from prompt_toolkit import PromptSession
@@ -76,7 +76,7 @@ def _write_piece(piece: str) -> None:
 
 
 def _run_conversation(conversation: Conversation, read: Callable[[], str]) -> None:
-    """Read and answer until the end of input."""
+    """Read lines and answer them until the end of input."""
     from mizzen.commands.client import ServiceError, ServiceUnreachable
 
     while True:
@@ -94,7 +94,7 @@ def _run_conversation(conversation: Conversation, read: Callable[[], str]) -> No
         elif line == "/help":
             print(HELP)
         elif line.startswith("/"):
-            print(f"{line.split()[0]} is no command; there are /reset, /help and /exit")
+            print(f"{line.split()[0]} is not a command; the commands are /reset, /help and /exit")
         elif line:
             try:
                 conversation.send_question(line, _write_piece)
@@ -117,8 +117,8 @@ def _chat(
 ) -> None:
     """Chat with a model on the terminal.
 
-    Answers stream; Ctrl-C stops one; /reset forgets the conversation; /help shows the commands. A model
-    folder is served for as long as the shell runs.
+    Answers are streamed. Ctrl-C stops an answer, /reset forgets the conversation, /help shows the commands.
+    A model folder is served as long as the shell runs.
     """
     from mizzen.commands.client import ServiceError, ServiceUnreachable
 

@@ -1,4 +1,7 @@
-"""Child processes that live and end together."""
+"""Child processes that are started, monitored and stopped together.
+
+`mizzen serve` runs its engine and its gateway with it.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 KILL_GRACE_SECONDS = 10.0
-"""What a child may take beyond its own drain timeout before it is killed."""
+"""Time after its own drain timeout after which a child is killed."""
 SECOND_SIGNAL_SECONDS = 0.25
-"""Between two signals to a child: those that come at the same time are one."""
+"""Pause between two signals to a child: simultaneous ones would be merged."""
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ChildExited:
-    """A child ended; a negative code is a signal, as in `subprocess`."""
+    """Event: a child has exited. A negative code is a signal, as in `subprocess`."""
 
     name: str
     code: int
@@ -30,14 +33,14 @@ class ChildExited:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """This process was asked to end."""
+    """Event: this process was asked to exit."""
 
     signal: int
 
 
 @dataclass(frozen=True, slots=True)
 class SignalReceived:
-    """This process got a signal that does not end it."""
+    """Event: this process received a signal that does not stop it."""
 
     signal: int
 
@@ -46,16 +49,16 @@ ChildEvent = ChildExited | StopRequested | SignalReceived
 
 
 def terminate_with_parent() -> None:
-    """End with the parent, even when it is killed (prctl(2), PR_SET_PDEATHSIG); runs in a new child.
+    """Receive SIGTERM when the parent dies, even if it is killed (prctl(2), PR_SET_PDEATHSIG).
 
-    Does nothing where the kernel is not Linux.
+    Called in a new child process. Does nothing on kernels other than Linux.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class ChildProcesses:
-    """Starts processes, queues their ends and this process's signals as events, and stops them in order."""
+    """Starts processes, queues their exits and this process's signals as events, and stops them in order."""
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[ChildEvent] = queue.SimpleQueue()
@@ -63,16 +66,16 @@ class ChildProcesses:
         self._previous_handlers: dict[int, object] = {}
 
     def handle_signals(self, *signals: int, event: Callable[[int], ChildEvent] = StopRequested) -> None:
-        """Turn signals into events until `close`."""
+        """Queue signals as events until `close`."""
         for number in signals:
             self._previous_handlers[number] = signal.signal(
                 number, lambda received, _: self._events.put(event(received))
             )
 
     def start(self, name: str, command: Sequence[str], on_line: Callable[[str], None] | None = None) -> None:
-        """Start a process in a group of its own, so that a terminal's Ctrl-C reaches this process alone.
+        """Start a process in its own session, so that Ctrl-C on a terminal reaches only this process.
 
-        With `on_line`, that gets the process's standard error line by line, in a thread.
+        A thread passes each line of the process's standard error to `on_line`, if it is given.
         """
         process = subprocess.Popen(
             command,
@@ -91,7 +94,7 @@ class ChildProcesses:
         self._events.put(ChildExited(name, process.wait()))
 
     def next_event(self, seconds: float | None = None) -> ChildEvent | None:
-        """Return the next event, or None when none comes in `seconds`."""
+        """Return the next event, or None after `seconds` without one."""
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:
@@ -101,14 +104,14 @@ class ChildProcesses:
         return event
 
     def signal(self, name: str, number: int) -> None:
-        """Send a child a signal; one that ended gets none."""
+        """Send a signal to a child; do nothing if it has exited."""
         if name in self._running:
             self._running[name].send_signal(number)
 
     def stop(self, name: str, seconds: float, *, hurry: bool = False) -> None:
-        """End a child by SIGTERM, and after `seconds` or at a second signal to this process by SIGKILL.
+        """Stop a child with SIGTERM, then SIGKILL after `seconds` or at a second signal to this process.
 
-        With `hurry` the child gets SIGTERM twice, as from somebody who does not want to wait.
+        With `hurry` the child gets SIGTERM twice, which makes it exit without draining.
         """
         process = self._running.get(name)
         if process is None:
@@ -122,7 +125,7 @@ class ChildProcesses:
             self._running.pop(name, None)
 
     def _wait_for_exit(self, name: str, seconds: float) -> bool:
-        """Wait until a child has ended; tell whether it has before the time is over or a signal comes."""
+        """Wait until a child exits; return False after `seconds`, or at a signal."""
         deadline = time.monotonic() + seconds
         while name in self._running:
             event = self.next_event(max(0.0, deadline - time.monotonic()))
@@ -131,7 +134,7 @@ class ChildProcesses:
         return True
 
     def close(self) -> None:
-        """Kill what still runs and give the signals back."""
+        """Kill all children that still run and restore the signal handlers."""
         for process in self._running.values():
             _kill_group(process)
             process.wait()
@@ -155,12 +158,12 @@ def _read_lines(process: subprocess.Popen[bytes], on_line: Callable[[str], None]
 
 
 def describe_exit(code: int) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
 
 
 def shell_exit_code(code: int) -> int:
-    """Return the exit code that stands for a child's unexpected end, as shells count: 128 plus a signal."""
+    """Return the exit code for a child's unexpected exit as shells define it: 128 plus the signal."""
     return 128 - code if code < 0 else code or 1

@@ -1,4 +1,4 @@
-"""A small client of the OpenAI API for `chat` and `complete`: text deltas from server-sent events."""
+"""Minimal client of the OpenAI API for `chat` and `complete`: text deltas from server-sent events."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import msgspec
 
 CONNECT_SECONDS = 10.0
 KEY_VARIABLE = "MIZZEN_API_KEY"
-"""Environment variable with the API key, for services that need one."""
+"""Name of the environment variable with the API key, for services that require one."""
 LOOPBACK = ("localhost", "127.", "::1")
 
 
 class ServiceError(Exception):
-    """The service refused a request or failed in the middle of an answer; the text says why."""
+    """Raised if the service rejects a request or fails during an answer; the message holds the reason."""
 
 
 class ServiceUnreachable(Exception):
-    """Nobody answers at the URL."""
+    """Raised if no server answers at the URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """How an answer is generated; None leaves a value to the service."""
+    """Parameters with which an answer is generated; None leaves a value to the service."""
 
     model: str
     temperature: float | None = None
@@ -43,13 +43,13 @@ class GenerationOptions:
 
 
 def base_url(text: str) -> str:
-    """Return the base URL (`…/v1`) for what a user wrote."""
+    """Return the base URL (`…/v1`) for a URL given by a user."""
     url = text.rstrip("/")
     return url if url.endswith("/v1") else f"{url}/v1"
 
 
 class ApiClient:
-    """Talks to one service."""
+    """Client of one service."""
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
         self.url = base_url(url)
@@ -58,7 +58,7 @@ class ApiClient:
         self._http = httpx.Client(
             headers={"authorization": f"Bearer {key}"} if key else None,
             timeout=httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS),
-            trust_env=not host.startswith(LOOPBACK),  # no proxy stands between this machine and itself
+            trust_env=not host.startswith(LOOPBACK),  # a proxy is not used for loopback addresses
         )
 
     def __enter__(self) -> ApiClient:
@@ -73,7 +73,7 @@ class ApiClient:
         """Return the names of the models.
 
         Raises:
-            ServiceError, Unreachable: see the classes.
+            ServiceError, ServiceUnreachable: see the classes.
         """
         with self._translate_errors():
             response = self._http.get(f"{self.url}/models")
@@ -84,26 +84,26 @@ class ApiClient:
                 raise ServiceError(f"{self.url}/models does not answer as the OpenAI API does") from error
 
     def chat(self, messages: list[dict[str, str]], generation: GenerationOptions) -> Iterator[str]:
-        """Yield the answer to a conversation, piece by piece.
+        """Yield the text deltas of the answer to a conversation.
 
         Raises:
-            ServiceError, Unreachable: see the classes.
+            ServiceError, ServiceUnreachable: see the classes.
         """
         body = {**generation.request_fields(), "messages": messages}
         for choice in self._stream("chat/completions", body):
             yield choice.get("delta", {}).get("content") or ""
 
     def complete(self, prompt: str, generation: GenerationOptions) -> Iterator[str]:
-        """Yield the continuation of a text, piece by piece.
+        """Yield the text deltas of the continuation of a prompt.
 
         Raises:
-            ServiceError, Unreachable: see the classes.
+            ServiceError, ServiceUnreachable: see the classes.
         """
         for choice in self._stream("completions", {**generation.request_fields(), "prompt": prompt}):
             yield choice.get("text") or ""
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the first choice of every event; closing it early ends the request."""
+        """Yield the first choice of every event; closing the iterator early aborts the request."""
         with self._translate_errors(), self._http.stream("POST", f"{self.url}/{path}", json=body) as response:
             _raise_for_status(response)
             for line in response.iter_lines():
@@ -120,21 +120,21 @@ class ApiClient:
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Turn errors of the connection into this module's."""
+        """Convert errors of the HTTP client to this module's exceptions."""
         try:
             yield
         except httpx.ConnectError as error:
-            raise ServiceUnreachable(f"nobody answers at {self.url}: {error}") from error
+            raise ServiceUnreachable(f"no server answers at {self.url}: {error}") from error
         except httpx.TimeoutException as error:
-            raise ServiceError(f"{self.url} did not go on in time; --timeout gives it longer") from error
+            raise ServiceError(f"{self.url} sent nothing in time; --timeout allows more") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServiceError(f"{self.url}: {error}") from error
         except msgspec.DecodeError as error:
-            raise ServiceError(f"{self.url} sent an event that is no JSON: {error}") from error
+            raise ServiceError(f"{self.url} sent an event that is not JSON: {error}") from error
 
 
 def _raise_for_status(response: httpx.Response) -> None:
-    """Raise the service's own words for a status that is no success."""
+    """Raise a ServiceError with the service's message unless the status is a success."""
     if response.is_success:
         return
     text = response.read().decode(errors="replace")

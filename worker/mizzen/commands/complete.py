@@ -1,4 +1,4 @@
-"""`mizzen complete`: one answer, for scripts."""
+"""`mizzen complete`: a single answer, for scripts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _complete(
 ) -> None:
     """Write the answer to a prompt to standard output.
 
-    Exit codes: 0 answered, 1 the service refused or failed, 2 wrong options, 3 nobody answers at the URL,
+    Exit codes: 0 answered, 1 the service refused or failed, 2 wrong options, 3 no server answers at the URL,
     130 interrupted. Errors go to standard error.
     """
     from mizzen.commands.client import ServiceError, ServiceUnreachable

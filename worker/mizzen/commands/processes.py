@@ -1,4 +1,4 @@
-"""`mizzen engine` and `mizzen gateway`: one process of a pod each."""
+"""`mizzen engine` and `mizzen gateway`: each the main process of a pod."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mizzen.server.config import EngineConfig
 
 
 def _engine(**values: Any) -> None:
-    """Run one engine: it loads a model and serves gateways over ZMQ.
+    """Run one engine, which loads a model and serves gateways over ZMQ.
 
-    A gateway (or `mizzen serve`) is needed to talk to it.
+    Clients need a gateway (or `mizzen serve`) to talk to it.
     """
     config = build(EngineConfig, values)
     from mizzen.server import supervisor
@@ -23,9 +23,9 @@ def _engine(**values: Any) -> None:
 
 
 def _gateway(**values: Any) -> None:
-    """Run one gateway: it serves the OpenAI API and sends the work to engines.
+    """Run one gateway, which serves the OpenAI API and routes requests to engines.
 
-    Engines are those named with --engine, or the pods of the service.
+    Its engines are given by --engine, or are the pods of the service.
     """
     config = build(GatewayConfig, values)
     from mizzen.gateway import main

@@ -1,4 +1,4 @@
-"""What `mizzen serve` shows while it starts, on a terminal and elsewhere."""
+"""Startup progress that `mizzen serve` shows, on a terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ HIDDEN_FIELDS = ("time", "level", "event", "process", "program", "traceback")
 
 
 class StartupProgress(AbstractContextManager["StartupProgress"], Protocol):
-    """Shows how a start goes on, and notes for the user."""
+    """Display of startup progress and of notes for the user."""
 
     def on_line(self, name: str) -> OnLine | None:
-        """Return what takes the log lines of a process; None lets them through as they are."""
+        """Return a function that handles the log lines of a process; None passes them through unchanged."""
         ...
 
     def update(self, state: str, share: float | None = None) -> None:
-        """Show how far the start is: in words, and how much of that is done, 0 to 1."""
+        """Show the state of the startup, and the finished share of that state, 0 to 1."""
         ...
 
     def note(self, text: str) -> None:
-        """Show a line that stays."""
+        """Show a permanent line."""
         ...
 
 
 class PlainProgress(AbstractContextManager["PlainProgress"]):
-    """For log files: a line whenever the state changes, and with each quarter of one that takes long."""
+    """Display for log files: a line whenever the state changes, and at each quarter of a long state."""
 
     def __init__(self) -> None:
         self._shown = ("", 0)
@@ -42,11 +42,11 @@ class PlainProgress(AbstractContextManager["PlainProgress"]):
         return None
 
     def on_line(self, name: str) -> OnLine | None:
-        """Let log lines through."""
+        """Pass log lines through."""
         return None
 
     def update(self, state: str, share: float | None = None) -> None:
-        """Write the state when it is new, or a quarter further."""
+        """Write the state if it has changed or advanced by a quarter."""
         quarters = int((share or 0) * QUARTERS)
         if (state, quarters) != self._shown:
             self._shown = (state, quarters)
@@ -58,7 +58,7 @@ class PlainProgress(AbstractContextManager["PlainProgress"]):
 
 
 class TerminalProgress(AbstractContextManager["TerminalProgress"]):
-    """For people: a line that moves, and of the logs only what they should know."""
+    """Display for terminals: a status line, and only the warnings of the logs."""
 
     def __init__(self, verbose: bool) -> None:
         from rich.console import Console
@@ -77,7 +77,7 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
         self._status.stop()
 
     def on_line(self, name: str) -> OnLine | None:
-        """Show a process's warnings, and all of its lines when verbose."""
+        """Return a function that shows a process's warnings, or all of its lines if verbose."""
 
         def show(line: str) -> None:
             text = line if self._verbose else extract_warning(line)
@@ -87,22 +87,23 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
         return show
 
     def update(self, state: str, share: float | None = None) -> None:
-        """Show the state and how long the start has taken."""
+        """Show the state and the time since the startup began."""
         self._status.update(f"{format_progress(state, share)} ({time.monotonic() - self._began:.0f} s)")
 
     def note(self, text: str) -> None:
-        """Show a line for good; the moving one ends."""
+        """Show a permanent line and remove the status line."""
         self._status.stop()
         self._console.print(f"mizzen: {text}", markup=False, highlight=False)
 
 
 def format_progress(state: str, share: float | None) -> str:
-    """Say how far a start is."""
+    """Format a state and its finished share."""
     return state if share is None else f"{state}, {share:.0%}"
 
 
 def extract_warning(line: str) -> str:
-    """Return what a person should read of a log line: its event if it warns, or all if it is no JSON."""
+    """Return the event and fields of a log line if it is a warning, the whole line if it is not JSON, else
+    \"\"."""
     try:
         entry = msgspec.json.decode(line)
     except msgspec.DecodeError:
@@ -114,5 +115,5 @@ def extract_warning(line: str) -> str:
 
 
 def create_progress(verbose: bool) -> StartupProgress:
-    """Return the display that fits standard error."""
+    """Return the display that suits standard error."""
     return TerminalProgress(verbose) if sys.stderr.isatty() else PlainProgress()

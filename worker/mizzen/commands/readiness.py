@@ -1,4 +1,4 @@
-"""How far the processes of `mizzen serve` are."""
+"""Readiness of the processes of `mizzen serve`, probed over HTTP."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PHASES = {
 
 
 class ReadinessProbe:
-    """Asks both processes whether a request would succeed; `state` says in words how far they are.
+    """Probes whether a request would succeed; `state` describes the startup of both processes.
 
-    `share` is how much of that is done, 0 to 1, where somebody counts.
+    `progress` is the finished share of that state, 0 to 1, or None if it is not measured.
     """
 
     def __init__(self, engine: EngineConfig, gateway: GatewayConfig) -> None:
@@ -35,10 +35,10 @@ class ReadinessProbe:
         self.progress: float | None = None
 
     def check(self) -> bool:
-        """Tell whether both are ready and the gateway would send a request to the engine now."""
+        """Return whether both processes are ready and the gateway would route a request to the engine."""
         status, text = _get(self._engine.http_host, self._engine.http_port, "/readyz")
         if not status and self.state != "starting":
-            return False  # it ends: what it was last at tells more
+            return False  # the engine is exiting: keep the last state, which is more useful
         if status != 200:
             phase, self.progress = _parse_phase(text)
             self.state = f"engine: {phase}"
@@ -56,7 +56,7 @@ class ReadinessProbe:
 
 
 def _get(host: str, port: int, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
-    """Return status and body of a GET; status 0 when nobody answers."""
+    """Return the status and body of a GET request; status 0 if no server answers."""
     connection = HTTPConnection(host, port, timeout=PROBE_SECONDS)
     try:
         connection.request("GET", path, headers=headers or {})
@@ -69,14 +69,14 @@ def _get(host: str, port: int, path: str, headers: dict[str, str] | None = None)
 
 
 class _ReadyzBody(msgspec.Struct):
-    """What is read of an engine's `/readyz`."""
+    """Fields of an engine's `/readyz` that are used here."""
 
     phase: str = ""
     progress: float | None = None
 
 
 def _parse_phase(text: str) -> tuple[str, float | None]:
-    """Say what an engine that is not ready does, and how much of it is done, by the body of its `/readyz`."""
+    """Return the description and progress of an engine's startup phase, from the body of its `/readyz`."""
     try:
         ready = msgspec.json.decode(text, type=_ReadyzBody)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""`mizzen serve`: a gateway and an engine on this machine, the same processes as in the pods."""
+"""`mizzen serve`: a gateway and an engine on this machine, the same processes as in pods."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ANY_PORT = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Both configurations, and the folder that lives as long as the processes."""
+    """Configurations of both processes, and the folder that is removed after they exit."""
 
     engine: EngineConfig
     gateway: GatewayConfig
@@ -64,7 +64,7 @@ class ServeConfig:
 
 
 def serve_settings() -> list[options.Setting]:
-    """Return the settings of both processes that `serve` leaves to the user; common ones once."""
+    """Return the settings of both processes that `serve` leaves to the user, shared settings once."""
     settings = {}
     for config, process in ((EngineConfig, "engine"), (GatewayConfig, "gateway")):
         for setting in options.settings(config):
@@ -77,10 +77,10 @@ def serve_settings() -> list[options.Setting]:
 
 
 def reserve_port(reserved: contextlib.ExitStack, host: str, port: int, option: str = "--port") -> int:
-    """Return `port`, or a free one for 0, which no other gets before `held` is closed.
+    """Return `port`, or a free port for 0, and keep it reserved until `reserved` is closed.
 
     Raises:
-        typer.BadParameter: the address cannot be listened on; names the option that chooses another port.
+        typer.BadParameter: the address is unusable; the message names the option that sets another port.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = reserved.enter_context(socket.socket(family))
@@ -100,21 +100,21 @@ def _check_model(model: Path) -> None:
     from mizzen.gateway.text.tokenizer import read_files
 
     if not (model / "config.json").is_file():
-        problem = "has no config.json" if model.is_dir() else "is no folder"
+        problem = "has no config.json" if model.is_dir() else "is not a folder"
         raise typer.BadParameter(
             f"{str(model)!r} {problem}; give a folder with config.json, the tokenizer and safetensors"
         )
     try:
-        build_text_model("", read_files(model))  # what the gateway would say once the engine is up
+        build_text_model("", read_files(model))  # fails with the error that the gateway would report later
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{str(model)!r}: {error}") from error
 
 
 def build_config(model: Path, values: dict[str, Any], folder: Path) -> ServeConfig:
-    """Return the configurations for the options given; keys and token are written into `folder`.
+    """Build both configurations from the given options; write keys and token to `folder`.
 
     Raises:
-        typer.BadParameter: names the option and what would be right.
+        typer.BadParameter: an option is invalid; the message names it and the allowed values.
     """
     from mizzen.server.config_check import check_config
     from mizzen.wire.curve_keys import write_keys
@@ -133,7 +133,7 @@ def build_config(model: Path, values: dict[str, Any], folder: Path) -> ServeConf
     write_keys(folder)
     (folder / "admin.token").write_text(secrets.token_urlsafe(32))
     endpoint = f"ipc://{folder}/wire"
-    if len(endpoint) > 100:  # a path of a Unix socket has 107 bytes at most
+    if len(endpoint) > 100:  # the path of a Unix socket has at most 107 bytes
         endpoint = f"tcp://{local}:{wire_port}"
     engine = {
         **_fields(EngineConfig, values),
@@ -154,7 +154,7 @@ def build_config(model: Path, values: dict[str, Any], folder: Path) -> ServeConf
     }
     config = ServeConfig(options.build(EngineConfig, engine), options.build(GatewayConfig, gateway), folder)
     try:
-        check_config(config.engine)  # what the engine would say, before anything is started
+        check_config(config.engine)  # fails with the error that the engine would report later
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     return config
@@ -172,17 +172,17 @@ def base_url(gateway: GatewayConfig) -> str:
 
 
 def process_command(command: str, config: Any) -> Sequence[str]:
-    """Return the command line of one process, as a pod would run it."""
+    """Return the command line of one process, as in a pod."""
     return [sys.executable, "-m", "mizzen.cli", command, *options.arguments(config)]
 
 
 def run_processes(config: ServeConfig, progress: StartupProgress) -> int:
-    """Run both processes until one ends or this one is told to; return the exit code."""
+    """Run both processes until one exits or a signal arrives; return the exit code."""
     children = ChildProcesses()
     children.handle_signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     children.handle_signals(signal.SIGUSR2, event=SignalReceived)
     try:
-        # Both start before the progress display does: a child follows the thread that started it.
+        # Start both before the progress display: a child is terminated with the thread that started it.
         children.start("engine", process_command("engine", config.engine), progress.on_line("engine"))
         children.start("gateway", process_command("gateway", config.gateway), progress.on_line("gateway"))
         with progress:
@@ -225,18 +225,18 @@ def _supervise(children: ChildProcesses, config: ServeConfig, progress: StartupP
 def _stop_after_exit(
     event: ChildExited, children: ChildProcesses, config: ServeConfig, progress: StartupProgress, ready: bool
 ) -> None:
-    """End what is left when one process has ended, and say why: at once where others wait, and at last."""
+    """Stop the remaining process after one has exited, and show the reason."""
     description = _describe_child_exit(event, config)
     if event.name == "engine":
         if ready:
             progress.note(f"{description}; open requests end with an error")
-        children.stop("gateway", KILL_GRACE_SECONDS, hurry=True)  # the engine that it waits for never comes
+        children.stop("gateway", KILL_GRACE_SECONDS, hurry=True)  # it would wait in vain for the engine
     _stop(children, config)
-    progress.note(description)  # last, where people look first
+    progress.note(description)  # last, where users look first
 
 
 def _stop(children: ChildProcesses, config: ServeConfig) -> None:
-    """End the gateway first: its open streams still need the engine."""
+    """Stop the gateway first: its open streams still need the engine."""
     children.stop("gateway", config.gateway.drain_timeout_seconds + KILL_GRACE_SECONDS)
     children.stop("engine", config.engine.drain_timeout_seconds + KILL_GRACE_SECONDS)
 
@@ -244,7 +244,7 @@ def _stop(children: ChildProcesses, config: ServeConfig) -> None:
 def _request_trace(
     children: ChildProcesses, config: ServeConfig, progress: StartupProgress, ready: bool
 ) -> None:
-    """Have the engine take a trace; one that starts could not take the signal yet, and would end."""
+    """Make the engine take a trace; do not signal a starting engine, which the signal would kill."""
     if ready and config.engine.profile:
         children.signal("engine", signal.SIGUSR2)
     else:
@@ -271,7 +271,7 @@ def _serve(
 ) -> None:
     """Serve a model on this machine: one engine and one gateway with the OpenAI API.
 
-    The URL goes to standard output once a request would succeed; everything else goes to standard error.
+    The URL is written to standard output once requests succeed; all other output goes to standard error.
     """
     folder = Path(tempfile.mkdtemp(prefix="mizzen-"))  # private: mkdtemp makes it 0700
     try:

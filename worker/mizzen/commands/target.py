@@ -1,4 +1,4 @@
-"""Where `chat` and `complete` send requests: a URL, or a model folder that is served meanwhile."""
+"""Target of `chat` and `complete`: the URL of a service, or a model folder that is served temporarily."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ MaxTokens = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Makes an answer reproducible.")]
 Timeout = Annotated[float, typer.Option(min=1, help="Seconds to wait for the next piece of an answer.")]
 FOLDER_OPTIONS = ("device", "dtype", "tensor", "threads", "context_length")
-"""Options of `serve` that go with a model folder; who needs more runs `mizzen serve` and gives its URL."""
+"""Options of `serve` that are allowed with a model folder; for others, use `mizzen serve` and its URL."""
 
 
 def folder_settings() -> list[Setting]:
-    """Return the settings for a model folder; None stands for what `serve` does without the option."""
+    """Return the settings for a model folder; None stands for the default of `serve`."""
     return [
         dataclasses.replace(setting, default=None, optional=True)
         for setting in settings(EngineConfig)
@@ -52,11 +52,11 @@ def folder_settings() -> list[Setting]:
 
 @contextlib.contextmanager
 def open_client(target: str, values: Mapping[str, Any], timeout_seconds: float) -> Iterator[ApiClient]:
-    """Yield a client of a URL, or of a model folder that is served meanwhile with the options in `values`.
+    """Yield a client of a URL, or of a model folder that is served with the options in `values` until exit.
 
     Raises:
-        typer.BadParameter: the target is neither, or options of `serve` come with a URL.
-        ServiceError: the folder could not be served; the text holds the end of the log.
+        typer.BadParameter: the target is neither, or options of `serve` are given with a URL.
+        ServiceError: the folder could not be served; the message holds the end of the log.
     """
     from mizzen.commands.client import ApiClient
 
@@ -80,7 +80,7 @@ def open_client(target: str, values: Mapping[str, Any], timeout_seconds: float) 
 def generation_options(
     client: ApiClient, model: str, temperature: float | None, max_tokens: int | None, seed: int | None
 ) -> GenerationOptions:
-    """Return how to generate; the model's name is asked for when it is not given."""
+    """Return the generation options; query the service for a model name if none is given."""
     from mizzen.commands.client import GenerationOptions, ServiceError
 
     if not model:
@@ -114,7 +114,7 @@ def _serve_folder(folder: str, serve_options: Sequence[str]) -> Iterator[str]:
 
 
 def _spinner(text: str) -> contextlib.AbstractContextManager[object]:
-    """Show that something goes on, when somebody looks."""
+    """Show a spinner if standard error is a terminal."""
     if not sys.stderr.isatty():
         return contextlib.nullcontext()
     from rich.console import Console
@@ -127,7 +127,7 @@ def _read_url(process: subprocess.Popen[str], log: IO[str]) -> str:
     from mizzen.commands.client import ServiceError
 
     assert process.stdout is not None
-    url = process.stdout.readline().strip()  # serve itself ends when its start takes too long
+    url = process.stdout.readline().strip()  # serve exits if its startup takes too long
     if not url:
         process.wait()
         log.seek(0)
@@ -138,12 +138,12 @@ def _read_url(process: subprocess.Popen[str], log: IO[str]) -> str:
 
 
 def _stop_serve(process: subprocess.Popen[str]) -> None:
-    """End `serve`: at once, for nobody else uses it."""
+    """Stop `serve` immediately: it has no other clients."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        process.terminate()  # a second signal makes serve kill what it waits for
+        process.terminate()  # a second signal makes serve kill its children
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:

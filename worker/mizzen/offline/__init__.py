@@ -1,4 +1,4 @@
-"""Answers batches of prompts in this process, without a server."""
+"""Offline inference: batches of prompts in this process, without a server."""
 
 from mizzen.offline.llm import LLM, Completion
 

@@ -1,4 +1,7 @@
-"""A batch of requests that is run to its end in this process."""
+"""Run a batch of requests to completion in this process.
+
+Used by `LLM`; the engine has no other requests meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ from mizzen.gateway.text.stream import TextStream
 from mizzen.wire.client.stream import TokenLogprobs, logprob_entries
 
 ProgressCallback = Callable[[int, int], None]
-"""(requests that ended, tokens that came)."""
+"""Callback after each step, with the numbers of finished requests and of new tokens."""
 
 
 @dataclass(slots=True)
 class BatchEntry:
-    """A request that is being answered."""
+    """A request of the batch and its output so far."""
 
     request: Request
     stream: TextStream | None
-    """Present where stop strings have to be found while tokens come."""
+    """Detokenizer that finds stop strings; None if the request has none."""
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     stopped: bool = False
@@ -37,15 +40,15 @@ class BatchEntry:
 
 
 class Batch:
-    """Requests that run together."""
+    """Requests that run together on one engine."""
 
     def __init__(self, engine: Engine, entries: Sequence[BatchEntry], max_live: int) -> None:
-        """Prepare; `run` runs them.
+        """Prepare a batch; `run` runs it.
 
         Args:
-            engine: has nothing else to do meanwhile.
-            answers: one for each request; they are filled in.
-            room: requests that the engine takes at once.
+            engine: Engine without other requests.
+            entries: One entry per request, which `run` fills in.
+            max_live: Maximum number of requests submitted at the same time.
         """
         self._engine = engine
         self._entries = entries
@@ -53,15 +56,15 @@ class Batch:
         self._live: dict[int, BatchEntry] = {}
 
     def run(self, advance: ProgressCallback) -> None:
-        """Run the requests to their ends, feeding the engine as its queue has room.
+        """Run all requests to completion, keeping at most `max_live` submitted.
 
         Args:
-            advance: told after each step what it brought.
+            advance: Called after each step.
 
         Raises:
-            ValueError: a request was refused.
-            RuntimeError: a request failed. The engine is free for the next batch in either case.
-            StepFailed: the device failed; the engine cannot go on.
+            ValueError: a request was rejected.
+            RuntimeError: a request failed. In both cases the engine is ready for the next batch.
+            StepFailed: the device failed; the engine is unusable.
         """
         waiting = iter(self._entries)
         done = 0
@@ -83,7 +86,7 @@ class Batch:
             raise
 
     def _step(self) -> tuple[int, int]:
-        """Run a step; return how many requests ended and how many tokens came."""
+        """Run a step; return the numbers of finished requests and of new tokens."""
         output = self._engine.step(time.monotonic())
         finished: list[Finished] = []
         tokens = 0
@@ -95,7 +98,7 @@ class Batch:
                 if (entry := self._live.get(rid)) is not None:
                     self._append_token(entry, token)
         finished += self._engine.drain_finished()
-        self._engine.drain_cache_events()  # nobody here routes by them; they must not pile up
+        self._engine.drain_cache_events()  # not used here, but they must not accumulate
         for end in finished:
             entry = self._live.pop(end.rid, None)
             if entry is None:
@@ -108,7 +111,7 @@ class Batch:
         return len(finished), tokens
 
     def _append_token(self, entry: BatchEntry, token: int) -> None:
-        """Take a request's next token; end the request when its text completes a stop string."""
+        """Append a request's next token; abort the request once its text contains a stop string."""
         if entry.stopped:
             return
         entry.tokens.append(token)
@@ -119,7 +122,7 @@ class Batch:
                 self._engine.abort(entry.request.rid)
 
     def _abort_rest(self) -> None:
-        """End what is left of a batch that cannot go on, so that the engine is free for the next."""
+        """Abort the remaining requests of a failed batch, so that the engine is ready for the next."""
         for rid in self._live:
             self._engine.abort(rid)
         while self._engine.busy:
@@ -128,7 +131,7 @@ class Batch:
 
 
 def _collect_side_outputs(reports: RequestSideOutputs, live: Mapping[int, BatchEntry]) -> None:
-    """Take what a step gives requests beside their tokens."""
+    """Add a step's log probabilities and embeddings to the entries."""
     for part in reports.logprobs:
         if (entry := live.get(part.rid)) is None:
             continue

@@ -1,4 +1,4 @@
-"""The class that answers batches of prompts in this process, without a server."""
+"""`LLM`: offline inference on batches of prompts in this process, without a server."""
 
 from __future__ import annotations
 
@@ -33,31 +33,33 @@ if TYPE_CHECKING:
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 LARGE_GPU_PREFILL_TOKENS = 16384
-"""Prompt tokens of a step where nobody waits for a token: fewer steps beside decodes, measured."""
+"""Default prefill chunk on large GPUs: offline, no client waits for a token, so fewer, larger steps are
+faster."""
 LARGE_GPU_BYTES = 64 << 30
-"""Bytes of memory beside which what such a step takes is little."""
+"""Minimum GPU memory in bytes for `LARGE_GPU_PREFILL_TOKENS`: such a step needs little of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The answer to one prompt."""
+    """Output for one prompt."""
 
     text: str
-    """Without the token or string that ended it; empty without a tokenizer."""
+    """Output text without the stop token or string; empty if the tokenizer is skipped."""
     token_ids: list[int]
-    """All output tokens, the one that ended the answer included."""
+    """All output tokens, including the one that ended the output."""
     finish_reason: str
-    """stop (an end token, a stop token or a stop string) or length."""
+    """"stop" (at an end token, a stop token or a stop string) or "length"."""
     cached_tokens: int
-    """Prompt tokens whose KV came from the prefix cache."""
+    """Number of prompt tokens whose KV came from the prefix cache."""
     logprobs: list[TokenLogprobs] | None = None
-    """One for each of `token_ids`, where `SamplingParams.logprobs` asks for them."""
+    """Log probabilities of each of `token_ids`; None unless `SamplingParams.logprobs` is set."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """One for each token of the prompt from the second on, where `SamplingParams.prompt_logprobs` asks."""
+    """Log probabilities of each prompt token from the second on; None unless `SamplingParams.prompt_logprobs`
+    is set."""
 
 
 class LLM:
-    """A model in this process.
+    """A model that runs in this process.
 
     >>> with LLM("models/demo", device="cpu") as llm:
     ...     print(llm.generate(["Hello"], SamplingParams(temperature=0))[0].text)
@@ -70,15 +72,16 @@ class LLM:
 
         Args:
             model: Folder with config.json, the tokenizer and safetensors.
-            skip_tokenizer: Take and give token ids alone; text stays empty.
+            skip_tokenizer: Use only token ids; `Completion.text` stays empty.
             options: The fields of `mizzen.engine.config.EngineOptions`, for example `device`, `dtype`,
-                `tensor`, `prefill_chunk_tokens` or `kv_cache_tokens`. `device` is cuda where there is a
-                GPU, else cpu. Nobody reads along: unless given, `max_step_milliseconds` is not bounded, and
-                `prefill_chunk_tokens` is 16,384 on a GPU of 64 GiB and more.
+                `tensor`, `prefill_chunk_tokens` or `kv_cache_tokens`. `device`
+                defaults to cuda if there is a GPU, else to cpu. Because no client waits for single tokens,
+                `max_step_milliseconds` is unbounded by default, and `prefill_chunk_tokens` is 16,384 on a
+                GPU with at least 64 GiB.
 
         Raises:
             TypeError: an option is unknown.
-            ValueError: an option, the model or its tokenizer cannot be used; the message says what and why.
+            ValueError: an option, the model or its tokenizer is unusable; the message says which and why.
         """
         from mizzen.engine.loading.loader import load_engine
 
@@ -114,7 +117,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Free the model; the object is of no use afterwards."""
+        """Free the model; the object cannot be used afterwards."""
         self.engine.close()
         if self._ranks:
             self._ranks.close()
@@ -129,15 +132,15 @@ class LLM:
         """Continue prompts, given as texts or as token ids.
 
         Args:
-            prompts: All of them together form one batch, whatever their number.
-            params: One for all, or one for each; the defaults of `SamplingParams` when left out.
-            progress: Show a bar; by default where the error output is a terminal.
+            prompts: Prompts of one batch, in any number.
+            params: Sampling parameters for all prompts, or one per prompt; by default `SamplingParams()`.
+            progress: Whether to show a progress bar; by default if standard error is a terminal.
 
         Returns:
             Completions in the order of the prompts.
 
         Raises:
-            ValueError: a prompt cannot be answered, and nothing has run; or a grammar is refused.
+            ValueError: a prompt is invalid, and nothing has run; or a grammar was rejected.
         """
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list: [prompt] for a single one")
@@ -161,11 +164,11 @@ class LLM:
         """Return one vector for each prompt (texts or token ids), float32 [prompts, hidden size].
 
         Args:
-            prompts: All of them together form one batch, whatever their number.
-            pooling: "last" takes the last token's hidden state (after the final norm), "mean" the mean over
-                all tokens; None what the model was made for (`1_Pooling/config.json`, else "last").
-            normalize: Scale vectors to length 1.
-            progress: Show a bar; by default where the error output is a terminal.
+            prompts: Prompts of one batch, in any number.
+            pooling: "last" for the last token's hidden state (after the final norm), "mean" for the mean over
+                all tokens; None for the model's own pooling (`1_Pooling/config.json`, else "last").
+            normalize: Whether to scale vectors to length 1.
+            progress: Whether to show a progress bar; by default if standard error is a terminal.
 
         Raises:
             ValueError: a prompt cannot be embedded, or the pooling is unknown; nothing has run.
@@ -194,17 +197,17 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[Completion]:
-        """Answer one conversation, or several, of messages such as {"role": "user", "content": "Hi"}.
+        """Answer one or several conversations of messages such as {"role": "user", "content": "Hi"}.
 
         Raises:
-            ValueError: the model has no chat template, or it refuses the messages.
+            ValueError: the model has no chat template, or the template rejects the messages.
         """
         template = ChatTemplate.load(self.options.model)
         if template is None or self.tokenizer is None:
             raise ValueError(f"{self.options.model} has no chat template (or its tokenizer is skipped)")
         single = bool(conversations) and isinstance(conversations[0], Mapping)
         chats: Any = [conversations] if single else conversations
-        # A rendered template holds its own special tokens.
+        # A rendered template contains its special tokens.
         prompts = [
             self.tokenizer.encode(template.render(messages), add_special_tokens=False) for messages in chats
         ]
@@ -220,7 +223,7 @@ class LLM:
         return list(params)
 
     def _token_ids(self, index: int, prompt: str | Sequence[int]) -> Int32:
-        """Return a prompt's token ids, checked."""
+        """Return a prompt's validated token ids."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError(f"prompt {index} is text, but the tokenizer is skipped: give token ids")
@@ -237,7 +240,7 @@ class LLM:
         return ids.astype(np.int32)
 
     def _build_entry(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> BatchEntry:
-        """Check one prompt and its parameters, and make its request."""
+        """Validate a prompt and its parameters, and build its request."""
         ids = self._token_ids(index, prompt)
         if fault := params.token_fault(self.engine.info.vocab_size):
             raise ValueError(fault)
@@ -261,7 +264,7 @@ class LLM:
         )
 
     def _run_batch(self, entries: list[BatchEntry], progress: bool | None) -> None:
-        """Run requests to their ends, with a bar where one is wanted."""
+        """Run requests to completion, with a progress bar if wanted."""
         batch = Batch(self.engine, entries, self.options.max_waiting_requests)
         if sys.stderr.isatty() if progress is None else progress:
             with ProgressBar(len(entries)) as bar:
@@ -284,14 +287,14 @@ class LLM:
             token_ids=entry.tokens,
             finish_reason=reason,
             cached_tokens=end.cached_tokens,
-            # Tokens that came behind a stop string are passed over, and so is what was said of them.
+            # Tokens after a stop string are dropped, and so are their log probabilities.
             logprobs=None if sampling.logprobs is None else entry.logprobs[:count],
             prompt_logprobs=None if sampling.prompt_logprobs is None else entry.prompt_logprobs,
         )
 
 
 def start_ranks(options: EngineOptions) -> LocalRanks | None:
-    """Start the ranks beside this one's, where the model has several."""
+    """Start the other ranks of the model; return None if it has only one."""
     if options.tensor == 1:
         return None
     from mizzen.server.ranks.in_process import LocalRanks
@@ -300,14 +303,14 @@ def start_ranks(options: EngineOptions) -> LocalRanks | None:
 
 
 def has_gpu() -> bool:
-    """Tell whether PyTorch finds a GPU."""
+    """Return whether PyTorch finds a GPU."""
     import torch
 
     return torch.cuda.is_available()
 
 
 def gpu_bytes() -> int:
-    """Return the memory of the first GPU, 0 where PyTorch finds none."""
+    """Return the memory of the first GPU in bytes; 0 if PyTorch finds none."""
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory if has_gpu() else 0

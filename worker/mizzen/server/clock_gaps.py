@@ -11,12 +11,12 @@ NORMAL_CHECK_SECONDS = 1.0
 
 
 class ClockGapMeter:
-"""Measures the time in which the monitor did not run."""
+    """Measures the time in which the monitor did not run."""
 
     def __init__(self) -> None:
         self._checked_at: float | None = None
 
     def measure(self, now: float) -> float:
-"""Record a check at `now`; return the seconds since the previous check that count as a gap."""
+        """Record a check at `now`; return the seconds since the previous check that count as a gap."""
         previous, self._checked_at = self._checked_at, now
         return max(0.0, now - previous - NORMAL_CHECK_SECONDS) if previous is not None else 0.0

@@ -18,17 +18,17 @@ from mizzen.wire.endpoint import require_safe
 
 
 def check_config(config: EngineConfig, *, computes: bool = True) -> None:
-"""Check a configuration as far as possible without starting a process.
+    """Check a configuration as far as possible without starting a process.
 
     Args:
-config: Configuration of the engine.
-computes: Whether a model is loaded; a simulated engine needs no complete config.json.
+        config: Configuration of the engine.
+        computes: Whether a model is loaded; a simulated engine needs no complete config.json.
 
     Raises:
-ValueError: a value is invalid; the message names the option or file and the allowed values.
+        ValueError: a value is invalid; the message names the option or file and the allowed values.
     """
     if not Path(config.model).is_dir():
-        raise ModelFolderError(f"--model {config.model} is no folder")
+        raise ModelFolderError(f"--model {config.model} is not a folder")
     if config.tensor > 1:
         plan_memory_bytes(config)
     if computes:
@@ -44,9 +44,9 @@ ValueError: a value is invalid; the message names the option or file and the all
 
 
 def open_keys(config: EngineConfig) -> KeyFolder | None:
-"""Return the configured CURVE keys; None if there are none.
+    """Return the configured CURVE keys; None without --keys.
 
     Raises:
-KeyFileError: a key file is missing or malformed; the message names it.
+        KeyFileError: a key file is missing or malformed; the message names it.
     """
     return KeyFolder(Path(config.keys), "engine") if config.keys else None

@@ -25,7 +25,7 @@ replaces the colon in names such as `vllm:...` by `_`."""
 
 @dataclass(frozen=True, slots=True)
 class Health:
-"""Result of a probe: its body, and whether it succeeded."""
+    """Result of a probe: its body, and whether it succeeded."""
 
     ok: bool
     body: dict[str, Any]
@@ -33,7 +33,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-"""Callbacks into the supervisor, called from the server's threads."""
+    """Callbacks into the supervisor, called from the server's threads."""
 
     get_liveness: Callable[[], Health]
     get_readiness: Callable[[], Health]
@@ -88,18 +88,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def is_local_client(client: str, server: str) -> bool:
-"""Return whether a connection comes from the same pod: over loopback, or from the address it goes to."""
+    """Return whether a connection comes from the same pod: over loopback, or from the address it goes to."""
     return client == server or ipaddress.ip_address(client).is_loopback
 
 
 class HttpServer(ThreadingHTTPServer):
-"""HTTP server that answers from daemon threads until it is stopped."""
+    """HTTP server that answers from daemon threads until it is stopped."""
 
     daemon_threads = True
     request_queue_size = 64
 
     def __init__(self, host: str, port: int, routes: Routes) -> None:
-"""Bind the address and start serving.
+        """Bind the address and start serving.
 
         Raises:
             OSError: the address cannot be bound.
@@ -110,11 +110,11 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-"""Log an error of a client at debug level."""
+        """Log an error of a client at debug level."""
         log.debug("http client failed", exc_info=True)
 
     def server_bind(self) -> None:
-"""Bind without resolving this host's name.
+        """Bind without resolving this host's name.
 
         SO_REUSEADDR lets a restarted container bind although its predecessor's connections are in TIME_WAIT.
         """
@@ -124,6 +124,6 @@ class HttpServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def stop(self) -> None:
-"""Stop serving and close the socket."""
+        """Stop serving and close the socket."""
         self.shutdown()
         self.server_close()

@@ -28,13 +28,13 @@ Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFam
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-"""State that `/metrics` exports: rank 0's snapshot and the supervisor's own state."""
+    """State that `/metrics` exports: rank 0's snapshot and the supervisor's own state."""
 
     snapshot: Snapshot
     state: str
-"""State of the engine: starting, serving, draining or failed."""
+    """State of the engine: starting, serving, draining or failed."""
     end: str
-"""Kind of the failure; empty if the engine has not failed."""
+    """Kind of the failure; empty if the engine has not failed."""
     uptime_seconds: float
 
 
@@ -42,7 +42,7 @@ STATES = ("starting", "serving", "draining", "failed")
 
 
 class EngineCollector:
-"""Collector that reads the engine's state at every scrape."""
+    """Collector that reads the engine's state at every scrape."""
 
     def __init__(self, model: str, view: Callable[[], EngineView], page_size: int) -> None:
         self._model = model
@@ -111,7 +111,7 @@ class EngineCollector:
         yield self._gauge(f"{SGLANG}cache_hit_rate", text, hits)
 
     def _compatibility_metrics(self, snapshot: Snapshot) -> Iterator[Family]:
-"""Yield metrics that only vLLM or SGLang define: KV in tokens, requests by a single finish reason."""
+        """Yield metrics that only vLLM or SGLang define: KV in tokens, requests by a single finish reason."""
         for name, field in TOKENS.items():
             text = (
                 "Tokens held by running requests" if field == "pages_used" else "KV cache capacity in tokens"
@@ -170,7 +170,7 @@ def _names(metric: Metric | Histogram) -> tuple[str, ...]:
 
 
 def build_registry(model: str, view: Callable[[], EngineView], page_size: int) -> CollectorRegistry:
-"""Return a registry that holds only the engine's metrics; `page_size` is in tokens."""
+    """Return a registry that holds only the engine's metrics; `page_size` is in tokens."""
     metrics = CollectorRegistry(auto_describe=False)
     metrics.register(EngineCollector(model, view, page_size))  # pyright: ignore[reportArgumentType]
     return metrics

@@ -27,14 +27,14 @@ MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
 class ModelFolderError(ValueError):
-"""Raised if a model folder cannot be served; the message names the file."""
+    """Raised if a model folder cannot be served; the message names the file."""
 
 
 def read_model_files(folder: Path) -> dict[str, bytes]:
     """Return the tokenizer and configuration files of a model folder, by name.
 
     Raises:
-ModelFolderError: the folder is missing, or a file is too large or unreadable.
+        ModelFolderError: the folder is missing, or a file is too large or unreadable.
     """
     if not folder.is_dir():
         raise ModelFolderError(f"--model {folder} is not a folder")
@@ -56,7 +56,7 @@ ModelFolderError: the folder is missing, or a file is too large or unreadable.
 
 
 def tokenizer_hash(files: dict[str, bytes]) -> str:
-"""Return the SHA-256 of the files that determine tokens and templates, in hexadecimal."""
+    """Return the SHA-256 of the files that determine tokens and templates, in hexadecimal."""
     digest = hashlib.sha256()
     for name in sorted(files):
         if name in OTHER_FILES:

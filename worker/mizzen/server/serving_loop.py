@@ -32,20 +32,20 @@ STRAGGLER_SECONDS = 0.2
 
 
 class ControlCommand(bytes, enum.Enum):
-"""Command that the supervisor writes to a rank's control pipe."""
+    """Command that the supervisor writes to a rank's control pipe."""
 
     DRAIN = b"d"
-"""Reject new requests and finish the current ones."""
+    """Reject new requests and finish the current ones."""
     END = b"e"
-"""Drain, then exit; requests that still run after the drain timeout end with an error."""
+    """Drain, then exit; requests that still run after the drain timeout end with an error."""
 
 
 class SupervisorGone(RuntimeError):
-"""Raised when the control pipe is closed: the supervisor is gone."""
+    """Raised when the control pipe is closed: the supervisor is gone."""
 
 
 class ServingLoop:
-"""Drives one engine and one wire server from one thread."""
+    """Drives one engine and one wire server from one thread."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ServingLoop:
         control: int,
         drain_timeout_seconds: float,
     ) -> None:
-"""Prepare the loop; `control` is the read end of the control pipe, which becomes non-blocking."""
+        """Prepare the loop; `control` is the read end of the control pipe, which becomes non-blocking."""
         os.set_blocking(control, False)
         self._engine = engine
         self._wire = wire
@@ -71,7 +71,7 @@ class ServingLoop:
         self._ending = False
 
     def run(self) -> None:
-"""Serve until the supervisor sends END.
+        """Serve until the supervisor sends END.
 
         Raises:
             SupervisorGone: the control pipe was closed.
@@ -126,7 +126,7 @@ class ServingLoop:
         self._silence_limit.record_step(seconds, len(output.rids), len(first_token_seconds), live)
         if len(first_token_seconds):
             self._status.count_first_tokens(first_token_seconds)
-# A decoding request gets a token in every step, so the step's duration is its inter-token latency.
+        # A decoding request gets a token in every step, so the step's duration is its inter-token latency.
         later_tokens = len(output.rids) - (len(first_token_seconds) - len(output.side_outputs.vectors))
         if later_tokens > 0:
             self._status.count_later_tokens(seconds, later_tokens)
@@ -134,12 +134,13 @@ class ServingLoop:
             self._status.count_finished(output.finished, durations)
 
     def _ages(self, ends: Sequence[Finished], now: float) -> list[float]:
-"""Return the seconds since the arrival of finished requests, whose ids must still be in the wire's table."""
+        """Return the seconds since the arrival of finished requests, whose ids must still be in the wire's
+        table."""
         arrival = self._wire.out.table.arrival
         return [float(now - arrival[end.rid]) for end in ends]
 
     def _publish(self) -> bool:
-"""Do the periodic work; return False if gateways have not received the current load yet."""
+        """Do the periodic work; return False if gateways have not received the current load yet."""
         now = time.monotonic()
         self._publish_at = now + PUBLISH_SECONDS
         self._handle_commands(now)
@@ -182,7 +183,7 @@ class ServingLoop:
         return True
 
     def _idle_timeout(self) -> float:
-"""Return the time for which an idle loop may sleep."""
+        """Return the time for which an idle loop may sleep."""
         if self._ending:
             return STRAGGLER_SECONDS / 4
         due = self._wire.next_timeout()

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class SignalQueue:
-"""Collects signals while entered, in the main thread; restores the previous handlers on exit."""
+    """Collects signals while entered, in the main thread; restores the previous handlers on exit."""
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers
@@ -36,7 +36,7 @@ class SignalQueue:
         os.close(self._write)
 
     def wait(self, seconds: float) -> list[int]:
-"""Return the signals received, waiting at most `seconds` for one."""
+        """Return the signals received, waiting at most `seconds` for one."""
         select.select([self._read], [], [], seconds)
         try:
             return list(os.read(self._read, 4096))
@@ -45,4 +45,4 @@ class SignalQueue:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-"""Do nothing: the wakeup descriptor records the signal, which SIG_IGN would prevent."""
+    """Do nothing: the wakeup descriptor records the signal, which SIG_IGN would prevent."""

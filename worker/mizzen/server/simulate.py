@@ -34,7 +34,7 @@ RANK_MODULE = "mizzen.server.ranks.simulated"
 class SimulatedEngine:
     """A simulated engine in a thread of this process, as a context manager.
 
-Gateways connect to `endpoint`. `drain` and `stop` do the same as the supervisor's commands.
+    Gateways connect to `endpoint`. `drain` and `stop` do the same as the supervisor's commands.
     """
 
     def __init__(self, config: SimulateConfig, limits: WireLimits | None = None) -> None:
@@ -69,16 +69,16 @@ Gateways connect to `endpoint`. `drain` and `stop` do the same as the supervisor
 
     @property
     def status(self) -> Snapshot:
-"""Status snapshot, as a supervisor would read it."""
+        """Status snapshot, as a supervisor would read it."""
         return self._reader.read()
 
     @property
     def endpoint(self) -> str:
-"""Endpoint that gateways connect to; waits until the engine has started.
+        """Endpoint that gateways connect to; waits until the engine has started.
 
         Raises:
-RuntimeError: the startup failed.
-TimeoutError: the startup took longer than `startup_timeout_seconds`.
+            RuntimeError: the startup failed.
+            TimeoutError: the startup took longer than `startup_timeout_seconds`.
         """
         deadline = time.monotonic() + self._config.startup_timeout_seconds
         while time.monotonic() < deadline:
@@ -91,18 +91,18 @@ TimeoutError: the startup took longer than `startup_timeout_seconds`.
         raise TimeoutError("the simulated engine did not start in time")
 
     def drain(self) -> None:
-"""Reject new requests; running requests continue."""
+        """Reject new requests; running requests continue."""
         os.write(self._commands, ControlCommand.DRAIN.value)
 
     def stop(self) -> None:
-"""Drain, exit, and wait for the exit."""
+        """Drain, exit, and wait for the exit."""
         if self._thread.is_alive():
             os.write(self._commands, ControlCommand.END.value)
             self._thread.join(self._config.drain_timeout_seconds + self._config.start_seconds + 10)
 
 
 def parse_config(arguments: list[str]) -> SimulateConfig:
-"""Parse a command line into a configuration; each field is an option."""
+    """Parse a command line into a configuration; each field is an option."""
     parser = argparse.ArgumentParser(prog="python -m mizzen.server.simulate", description=__doc__)
     parser.add_argument(
         "program", nargs="?", choices=["engine"], help="as arguments of an engine's pod begin"
@@ -135,7 +135,7 @@ def _converter(kind: object) -> type:
 
 
 class _BooleanOption:
-"""Converter of boolean options such as `--check-integrity true`."""
+    """Converter of boolean options such as `--check-integrity true`."""
 
     def __new__(cls, text: str) -> bool:  # type: ignore[misc]
         if text not in ("true", "false"):

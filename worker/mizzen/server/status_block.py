@@ -26,7 +26,7 @@ _READ_ATTEMPTS = 200
 
 
 def create_status_blocks(ranks: int) -> int:
-"""Return the descriptor of zeroed memory for the blocks of all ranks; the caller closes it."""
+    """Return the descriptor of zeroed memory for the blocks of all ranks; the caller closes it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("mizzen-status")
     else:
@@ -38,7 +38,8 @@ def create_status_blocks(ranks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One rank's values by name (see `mizzen.server.metric_catalogue`), and its text: its address, or its error."""
+    """One rank's values by name (see `mizzen.server.metric_catalogue`), and its text: its address, or its
+    error."""
 
     values: array[float]
     text: str
@@ -48,7 +49,7 @@ class Snapshot:
 
 
 class StatusWriter:
-"""Writer of one rank's block; `values` is private to the rank until `publish`."""
+    """Writer of one rank's block; `values` is private to the rank until `publish`."""
 
     def __init__(self, descriptor: int, rank: int) -> None:
         self._memory = mmap.mmap(descriptor, 0)
@@ -58,12 +59,12 @@ class StatusWriter:
         self._text = bytes(TEXT_BYTES)
 
     def set_text(self, text: str) -> None:
-"""Set the text of the next snapshot, truncated to `TEXT_BYTES` of UTF-8."""
+        """Set the text of the next snapshot, truncated to `TEXT_BYTES` of UTF-8."""
         cut = text.encode(errors="replace")[:TEXT_BYTES].decode(errors="ignore").encode()
         self._text = cut.ljust(TEXT_BYTES, b"\0")
 
     def publish(self) -> None:
-"""Publish `values` and the text as the snapshot that readers see."""
+        """Publish `values` and the text as the snapshot that readers see."""
         memory, start = self._memory, self._start
         payload = self.values.tobytes() + self._text
         checksum = zlib.crc32(payload)
@@ -75,7 +76,7 @@ class StatusWriter:
 
 
 class StatusReader:
-"""Reader of one rank's block, used by the supervisor."""
+    """Reader of one rank's block, used by the supervisor."""
 
     def __init__(self, descriptor: int, rank: int) -> None:
         self._memory = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
@@ -83,7 +84,7 @@ class StatusReader:
         self._last = Snapshot(array("d", bytes(_VALUES)), "")
 
     def read(self) -> Snapshot:
-"""Return the newest complete snapshot; all zeros before the first one."""
+        """Return the newest complete snapshot; all zeros before the first one."""
         start = self._start
         for _ in range(_READ_ATTEMPTS):
             raw = self._memory[start : start + BLOCK_BYTES]

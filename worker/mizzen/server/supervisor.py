@@ -1,7 +1,7 @@
-"""The engine pod's first process: starts the ranks, shows how they are, and ends the pod with a reason.
+"""Supervisor: first process of an engine pod. Starts the ranks, exports their state and exits with a reason.
 
-It imports no torch and takes no part in serving. What it knows of a rank comes from the status block and from
-the kernel, so a rank that hangs, is stopped or dies is seen within a second.
+It never imports torch and takes no part in serving. Its knowledge of a rank comes from the status block and
+from the kernel, so it notices within a second that a rank hangs, is stopped or dies.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 4.0
-"""Beyond the drain timeout, for ranks to send their last frames and free the device."""
+"""Time after the drain timeout in which ranks send their last frames and free the device."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR2)
 DEVICE_LOST_EXIT_CODE = 3
 """Exit code of an engine whose device is gone or broken."""
 RANK_MODULE = "mizzen.server.ranks.leader"
 FOLLOWER_MODULE = "mizzen.server.ranks.follower"
-"""Runs the ranks behind the first."""
+"""Module of the processes of ranks 1 and up."""
 
 
 class Supervisor:
-    """Supervises one engine. `run` once."""
+    """Supervises one engine; `run` may be called once."""
 
     def __init__(self, config: EngineConfig, rank_module: str = RANK_MODULE) -> None:
         self._config = config
@@ -62,7 +62,7 @@ class Supervisor:
         self._monitor = GroupMonitor(config, self._links) if self._links else None
         self._clock_gaps = ClockGapMeter()
         self._heartbeat = 0.0
-        """When rank 0's loop last turned, as far as can be blamed on it."""
+        """Time of the last iteration of rank 0's loop, moved forward by clock gaps."""
         self._ranks: list[RankProcess] = []
         self._exit: ExitReason | None = None
         self._draining = False
@@ -100,7 +100,7 @@ class Supervisor:
         return end.code
 
     def _spawn(self) -> None:
-        """Start this node's ranks."""
+        """Start the ranks of this node."""
         config = self._config
         if self._links and self._node_group:
             self._links = connect_pods(self._links, config, self._node_group.group, self._node_group.key)
@@ -110,14 +110,14 @@ class Supervisor:
 
     @property
     def _is_leader(self) -> bool:
-        """Whether rank 0 is here."""
+        """Whether this node runs rank 0."""
         return self._config.node_rank == 0
 
     @property
     def _model(self) -> str:
         return self._config.served_name or Path(self._config.model).resolve().name
 
-    # ── one turn ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── one poll ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _poll(self, signals: list[int]) -> None:
         reap_ranks(self._ranks)
@@ -137,7 +137,7 @@ class Supervisor:
                 now,
             )
             if self._node_group.exit_requested and self._terminating_since is None:
-                log.info("another node was asked to end, so all do")
+                log.info("another node was asked to exit, so the group exits")
                 self._terminate()
             exit_reason = self._node_group.decide_exit(self._exit or exit_reason, now)
         self._exit = exit_reason
@@ -147,11 +147,11 @@ class Supervisor:
         if self._terminating_since is not None:
             self._exit = ExitReason(128 + number, "signal", f"ended at once by a second signal ({name})")
             return
-        log.info("asked to end", extra={"fields": {"signal": name}})
+        log.info("exit requested", extra={"fields": {"signal": name}})
         self._terminate()
 
     def _terminate(self) -> None:
-        """Drain, then end; another node than 0 has node 0 do so, and ends with it."""
+        """Drain, then exit; on nodes 1 and up, node 0 drains and this node exits with it."""
         self._terminating_since = time.monotonic()
         if not self._is_leader and self._node_group and self._node_group.group:
             return
@@ -163,7 +163,7 @@ class Supervisor:
             rank.send_command(ControlCommand.END)
 
     def _profile(self) -> None:
-        """Let rank 0 take a trace; where none can be, the signal would end it."""
+        """Make rank 0 take a trace; do not forward the signal where it would kill the rank."""
         if not self._is_leader or not self._config.profile or self._phase() < Phase.SERVING:
             log.warning(
                 "SIGUSR2 takes a trace of an engine that serves, and was started with --profile FOLDER"
@@ -172,23 +172,23 @@ class Supervisor:
         self._ranks[0].signal(signal.SIGUSR2)
 
     def _check_exited_ranks(self) -> ExitReason | None:
-        ended = [rank for rank in self._ranks if rank.code is not None]
+        ended = [process for process in self._ranks if process.code is not None]
         if not ended:
             return None
-        over = self._terminating_since is not None or not self._is_leader
-        if over and all(rank.code == 0 for rank in ended):
+        is_expected = self._terminating_since is not None or not self._is_leader
+        if is_expected and all(process.code == 0 for process in ended):
             return ExitReason(0) if len(ended) == len(self._ranks) else None
-        codes = {rank.rank: rank.code or 0 for rank in ended if rank.code != 0 or not over}
-        statuses = {number: reader.read() for number, reader in enumerate(self._readers, self._first_rank)}
-        number = find_failed_rank(codes, statuses)
-        message = statuses[number].text
-        if statuses[number]["phase"] != Phase.FAILED:
-            return ExitReason(1, "rank_died", self._ranks[number - self._first_rank].describe_exit())
+        codes = {process.rank: process.code or 0 for process in ended if process.code != 0 or not is_expected}
+        statuses = {rank: reader.read() for rank, reader in enumerate(self._readers, self._first_rank)}
+        rank = find_failed_rank(codes, statuses)
+        message = statuses[rank].text
+        if statuses[rank]["phase"] != Phase.FAILED:
+            return ExitReason(1, "rank_died", self._ranks[rank - self._first_rank].describe_exit())
         if is_device_lost(message):
-            return ExitReason(DEVICE_LOST_EXIT_CODE, "device_lost", f"rank {number} failed: {message}")
-        if codes.get(number) == CONFIGURATION_EXIT_CODE:
-            return ExitReason(CONFIGURATION_EXIT_CODE, MISCONFIGURED, f"rank {number} failed: {message}")
-        return ExitReason(1, "rank_failed", f"rank {number} failed: {message}")
+            return ExitReason(DEVICE_LOST_EXIT_CODE, "device_lost", f"rank {rank} failed: {message}")
+        if codes.get(rank) == CONFIGURATION_EXIT_CODE:
+            return ExitReason(CONFIGURATION_EXIT_CODE, MISCONFIGURED, f"rank {rank} failed: {message}")
+        return ExitReason(1, "rank_failed", f"rank {rank} failed: {message}")
 
     def _check_deadlines(self, now: float) -> ExitReason | None:
         config, since = self._config, self._terminating_since
@@ -201,21 +201,21 @@ class Supervisor:
             return ExitReason(
                 1, "startup_timeout", f"not started within {limit}: {self._node_group.describe_wait()}"
             )
-        for number, reader in enumerate(self._readers, self._first_rank):
+        for rank, reader in enumerate(self._readers, self._first_rank):
             status = reader.read()
             if status["phase"] < Phase.SERVING:
                 if now - self._started > config.startup_timeout_seconds:
                     phase = Phase(int(status["phase"])).name.lower()
                     reason = (
-                        f"rank {number} did not start within --startup-timeout-seconds "
+                        f"rank {rank} did not start within --startup-timeout-seconds "
                         f"{config.startup_timeout_seconds:g}; it was in phase {phase}"
                     )
                     return ExitReason(1, "startup_timeout", reason)
-            elif number or status["phase"] > Phase.DRAINING:
-                continue  # the pulses tell of ranks behind the first
+            elif rank or status["phase"] > Phase.DRAINING:
+                continue  # ranks 1 and up are monitored through their heartbeats
             elif (silence := self._silence()) > config.watchdog_seconds:
                 reason = (
-                    f"rank {number} made no progress for {silence:.1f} s "
+                    f"rank {rank} made no progress for {silence:.1f} s "
                     f"(--watchdog-seconds {config.watchdog_seconds:g}) with {status['live']:.0f} requests"
                 )
                 return ExitReason(1, "watchdog", reason)
@@ -233,10 +233,10 @@ class Supervisor:
         log.error("engine failed", extra={"fields": {"kind": end.kind, "reason": end.reason}})
         _write_termination_message(self._config, f"{end.kind}: {end.reason}")
 
-    # ── what HTTP shows; called from its threads ──────────────────────────────────────────────────────────
+    # ── callbacks of the HTTP server, called from its threads ─────────────────────────────────────────────
 
     def _phase(self) -> Phase:
-        """Return the phase of the rank that is furthest behind."""
+        """Return the earliest phase of all ranks."""
         phases = [Phase(int(reader.read()["phase"])) for reader in self._readers]
         return min(phases + (self._node_group.phases if self._node_group else []))
 
@@ -249,15 +249,16 @@ class Supervisor:
         return "draining" if self._draining or phase != Phase.SERVING else "serving"
 
     def _silence(self) -> float:
-        """Return the seconds since the last turn of rank 0's loop, where it is here."""
+        """Return the seconds since the last iteration of rank 0's loop; 0 if this node does not run rank
+        0."""
         if not self._is_leader:
             return 0.0
         return time.monotonic() - max(self._heartbeat, self._readers[0].read()["heartbeat"])
 
     def _record_heartbeat(self, now: float) -> None:
-        """Note rank 0's heartbeat; time in which this process did not run either does not count."""
-        heard = max(self._heartbeat, self._readers[0].read()["heartbeat"])
-        self._heartbeat = min(now, heard + self._clock_gaps.measure(now))
+        """Record rank 0's heartbeat; exclude time in which this process did not run either."""
+        heartbeat = max(self._heartbeat, self._readers[0].read()["heartbeat"])
+        self._heartbeat = min(now, heartbeat + self._clock_gaps.measure(now))
 
     def _liveness(self) -> Health:
         state = self._state()
@@ -292,21 +293,21 @@ class Supervisor:
 
 
 def _write_termination_message(config: EngineConfig, message: str) -> None:
-    """Write the termination message: what Kubernetes shows of an engine that has ended."""
+    """Write the termination message, which Kubernetes shows for an exited engine."""
     path = Path(config.termination_message)
-    # Kubernetes mounts the file in /dev; where it did not, nothing of ours belongs there.
+    # Kubernetes mounts the file into /dev; do not create it there if it has not.
     if path.is_file() or (path.parent.is_dir() and path.parent != Path("/dev")):
         try:
             path.write_text(f"{message}\n")
         except OSError as error:
-            log.warning("no termination message", extra={"fields": {"reason": str(error)}})
+            log.warning("cannot write the termination message", extra={"fields": {"reason": str(error)}})
 
 
 def _node_group(config: EngineConfig, now: float) -> NodeGroup | None:
-    """Return the other nodes of a configuration, if there are some.
+    """Connect to the other nodes of a configuration; return None for a single node.
 
     Raises:
-        ValueError: an endpoint cannot be used, or only with keys.
+        ValueError: an endpoint is unusable, or needs keys.
     """
     if config.nodes == 1:
         return None
@@ -315,11 +316,11 @@ def _node_group(config: EngineConfig, now: float) -> NodeGroup | None:
 
 
 def run_engine(config: EngineConfig, rank_module: str = RANK_MODULE) -> int:
-    """Run an engine in the foreground until it ends; return the exit code.
+    """Run an engine in the foreground until it exits; return the exit code.
 
-    0 after a drain; 1 after a failure; 2 for a configuration that cannot work; 3 when a device is lost, so
-    that a restart in its place does not help; 128 + n when a second signal n ended it at once. Except after
-    0, the reason is in the log and in the termination message.
+    The code is 0 after a drain; 1 after a failure; 2 for an invalid configuration; 3 if a device is lost, so
+    that a restart on the same device does not help; 128 + n if a second signal n ended the engine at once.
+    Except for 0, the reason is in the log and in the termination message.
     """
     set_up_logging(process="supervisor")
     try:

@@ -53,7 +53,7 @@ def sampling_params(
 
 
 def value_or_default(value: Any, default: Any) -> Any:
-    """Return `value`, or the default if it is None or equal to the default."""
+    """Return `value`, or the default if `value` is absent (None) or equal to it."""
     return default if value is None or value == default else value
 
 

@@ -153,7 +153,7 @@ def cut_after_last_message(text: str, message: Mapping[str, Any]) -> str:
 
 
 def normalize_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without keys that are None, with its reasoning under the names that templates use."""
+    """Return a message without null values, with its reasoning under the names that templates use."""
     result = {key: value for key, value in message.items() if value is not None}
     reasoning = next((result[key] for key in _REASONING if key in result), None)
     if reasoning is not None:

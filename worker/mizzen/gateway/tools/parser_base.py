@@ -219,7 +219,7 @@ class MarkerParser(ABC):
         self._output.add_content(self._any_marker.sub("", text))
 
     def _content_until_marker(self, text: str) -> tuple[str, str]:
-        """Consume content up to the next marker; return the marker ("" if there is none) and the rest."""
+        """Consume content up to the next marker; return the marker ("" if not found) and the rest."""
         marker_match = self._any_marker.search(text)
         if marker_match is not None:
             self._output.add_content(text[: marker_match.start()])

@@ -30,7 +30,7 @@ def _children(value: object) -> Iterable[object]:
 
 
 def find_schema_fault(schema: object) -> SchemaFault:
-    """Return the path and description of the first fault of a schema; None if there is none.
+    """Return the path and description of the first fault of a schema; None without a fault.
 
     The schema must not be `is_too_deep`.
     """

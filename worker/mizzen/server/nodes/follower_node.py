@@ -28,7 +28,7 @@ KEY_TRY_SECONDS = 3.0
 
 @dataclass
 class FollowerNode:
-"""Group as seen from nodes 1 and up."""
+    """Group as seen from nodes 1 and up."""
 
     config: EngineConfig
     keys: KeyFolder | None
@@ -37,7 +37,7 @@ class FollowerNode:
     started: bool = False
 
     def __post_init__(self) -> None:
-"""Connect to node 0."""
+        """Connect to node 0."""
         config = self.config
         self._life = secrets.token_hex(8)
         self._settings = shared_settings(config)
@@ -51,30 +51,30 @@ class FollowerNode:
         self._own_exit_since: float | None = None
 
     def _connect(self) -> NodeClient:
-"""Connect with the next generation of keys in turn: node 0 may have either."""
-key_pairs = self.keys.ring.own if self.keys else (None,)
+        """Connect with the next generation of keys in turn: node 0 may have either."""
+        key_pairs = self.keys.ring.own if self.keys else (None,)
         name = f"node{self.config.node_rank}/{self._life}"
         return NodeClient(self._address, key_pairs[self._key_attempts % len(key_pairs)], name)
 
     @property
     def key(self) -> str:
-"""Public key of the group's connections, as reported by node 0; empty without keys."""
+        """Public key of the group's connections, as reported by node 0; empty if no keys are configured."""
         return self._state.key if self._state is not None else ""
 
     @property
     def exit_requested(self) -> bool:
-"""Always False: node 0 reports its exit, never a request to exit."""
+        """Always False: node 0 reports its exit, never a request to exit."""
         return False
 
     @property
     def phases(self) -> list[Phase]:
-"""Empty: node 0 accounts for the ranks of other nodes."""
+        """Empty: node 0 accounts for the ranks of other nodes."""
         return []
 
     def exchange_reports(
         self, ranks: Sequence[RankReport], own_exit: ExitReason | None, exit_requested: bool, now: float
     ) -> None:
-"""Receive node 0's messages; send a join request or this node's report."""
+        """Receive node 0's messages; send a join request or this node's report."""
         for message in self._client.receive():
             if isinstance(message, NodeRefused):
                 self._refusal = message
@@ -99,7 +99,7 @@ key_pairs = self.keys.ring.own if self.keys else (None,)
             self._client = self._connect()
 
     def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
-"""Return the exit reason that node 0 reports; this node's own if node 0 reports none in time."""
+        """Return the exit reason that node 0 reports; this node's own if node 0 reports none in time."""
         state, limit = self._state, self.config.rank_deadline_seconds
         if state is not None and state.state == "done":
             return ExitReason(0)
@@ -117,16 +117,16 @@ key_pairs = self.keys.ring.own if self.keys else (None,)
         if own_exit is None or state is None or own_exit.kind == "signal":
             return own_exit
         if own_exit.code == 0:
-return None  # the ranks exited at rank 0's request; node 0 reports the reason
+            return None  # the ranks exited at rank 0's request; node 0 reports the reason
         since = self._own_exit_since = self._own_exit_since if self._own_exit_since is not None else now
         return own_exit if now - since > 2 * ROOT_CAUSE_SECONDS else None
 
     def read_heartbeats(self, now: float) -> list[RankHeartbeat]:
-"""Return no heartbeats: node 0 monitors the ranks of all nodes."""
+        """Return no heartbeats: node 0 monitors the ranks of all nodes."""
         return []
 
     def describe_wait(self) -> str:
-"""Describe that node 0 is unreachable or waits for other nodes; empty once the group has started."""
+        """Describe that node 0 is unreachable or waits for other nodes; empty once the group has started."""
         if self.started:
             return ""
         if self._state is not None:
@@ -134,5 +134,5 @@ return None  # the ranks exited at rank 0's request; node 0 reports the reason
         return f"waits for node 0 at {self._address}, with the keys of this one"
 
     def close(self, end: ExitReason) -> None:
-"""Disconnect; a report has already told node 0 of this node's own failure."""
+        """Disconnect; node 0 already has a report of this node's own failure."""
         self._client.close()

@@ -34,64 +34,64 @@ CONSEQUENTIAL_KIND = "rank_failed"
 
 
 class NodeGroup(Protocol):
-"""Other nodes of a group, as the supervisor sees them."""
+    """Other nodes of a group, as the supervisor sees them."""
 
     @property
     def started(self) -> bool:
-"""Whether the ranks may be started; never reverts to False."""
+        """Whether the ranks may be started; never reverts to False."""
         ...
 
     @property
     def group(self) -> str:
-"""Id of the group; set once it has started."""
+        """Id of the group; set once it has started."""
         ...
 
     @property
     def key(self) -> str:
-        """Public key of the group's connections; empty without keys."""
+        """Public key of the group's connections; empty if no keys are configured."""
         ...
 
     @property
     def exit_requested(self) -> bool:
-"""Whether another node was asked to exit."""
+        """Whether another node was asked to exit."""
         ...
 
     @property
     def phases(self) -> list[Phase]:
-"""Phases of the ranks of other nodes that this node accounts for."""
+        """Phases of the ranks of other nodes that this node accounts for."""
         ...
 
     def exchange_reports(
         self, ranks: Sequence[RankReport], own_exit: ExitReason | None, exit_requested: bool, now: float
     ) -> None:
-"""Receive the other nodes' messages and send them this node's state."""
+        """Receive the other nodes' messages and send them this node's state."""
         ...
 
     def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
-"""Return this node's exit reason, if any; `own_exit` is the one it would have without a group."""
+        """Return this node's exit reason, if any; `own_exit` is the one it would have without a group."""
         ...
 
     def read_heartbeats(self, now: float) -> list[RankHeartbeat]:
-"""Return the heartbeats of other nodes' ranks, in rank order."""
+        """Return the heartbeats of other nodes' ranks, in rank order."""
         ...
 
     def describe_wait(self) -> str:
-"""Describe what the startup waits for; empty once the group has started."""
+        """Describe what the startup waits for; empty once the group has started."""
         ...
 
     def close(self, end: ExitReason) -> None:
-"""Report the exit reason to the other nodes and disconnect."""
+        """Report the exit reason to the other nodes and disconnect."""
         ...
 
 
 def tcp_endpoint(address: str, port: int) -> str:
-"""Return the ZMQ endpoint of a host and a port."""
+    """Return the ZMQ endpoint of a host and a port."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
 @contextlib.contextmanager
 def explain_port_errors(port: int) -> Iterator[None]:
-"""Add the option --ranks-port to the message of a ValueError about an unusable endpoint."""
+    """Add the option --ranks-port to the message of a ValueError about an unusable endpoint."""
     try:
         yield
     except UnsafeEndpoint:
@@ -101,7 +101,7 @@ def explain_port_errors(port: int) -> Iterator[None]:
 
 
 def shared_settings(config: EngineConfig) -> dict[str, str]:
-"""Return the settings that must be equal on all nodes, by option name."""
+    """Return the settings that must be equal on all nodes, by option name."""
     names = [
         option.name for option in dataclasses.fields(EngineOptions) if option.name not in PER_NODE_OPTIONS
     ]
@@ -114,7 +114,7 @@ def shared_settings(config: EngineConfig) -> dict[str, str]:
 
 
 def _hash_model_files(folder: Path) -> str:
-"""Return a hash of the model's configuration and of the sizes of its weight files."""
+    """Return a hash of the model's configuration and of the sizes of its weight files."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
@@ -122,7 +122,7 @@ def _hash_model_files(folder: Path) -> str:
 
 
 def describe_differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-"""Return a description of each setting that differs."""
+    """Return a description of each setting that differs."""
     names = [name for name in (*ours, *(set(theirs) - set(ours))) if ours.get(name) != theirs.get(name)]
     return [
         f"{name} ({theirs.get(name, 'nothing')} there, {ours.get(name, 'nothing')} here)" for name in names

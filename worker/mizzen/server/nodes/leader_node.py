@@ -39,21 +39,21 @@ KEY_REFRESH_SECONDS = 2.0
 
 @dataclass
 class _Member:
-"""A node that has joined."""
+    """A node that has joined."""
 
     name: bytes
     life: str
     received_at: float
     report: NodeReport | None = None
     reported_at: float = 0.0
-"""Time at which `report` was received."""
+    """Time at which `report` was received."""
     rival: tuple[str, float] = ("", 0.0)
-"""`life` of another process that claims this node's rank, and the time of its first claim."""
+    """`life` of another process that claims this node's rank, and the time of its first claim."""
 
 
 @dataclass
 class LeaderNode:
-"""Group as seen from node 0."""
+    """Group as seen from node 0."""
 
     config: EngineConfig
     keys: KeyFolder | None
@@ -61,7 +61,7 @@ class LeaderNode:
     started: bool = False
 
     def __post_init__(self) -> None:
-"""Listen for the other nodes."""
+        """Listen for the other nodes."""
         self._key_pair = self.keys.ring.own[0] if self.keys else None
         self._server = self._listen()
         self._keys_checked_at = 0.0
@@ -76,17 +76,17 @@ class LeaderNode:
 
     @property
     def key(self) -> str:
-        """Public key of the group's connections; empty without keys."""
+        """Public key of the group's connections; empty if no keys are configured."""
         return self._key_pair.public.decode() if self._key_pair else ""
 
     @property
     def exit_requested(self) -> bool:
-"""Whether a node was asked to exit."""
+        """Whether a node was asked to exit."""
         return any(member.report is not None and member.report.asked for member in self._members.values())
 
     @property
     def phases(self) -> list[Phase]:
-"""Phases of all ranks of other nodes; SPAWN before their first report."""
+        """Phases of all ranks of other nodes; SPAWN before their first report."""
         if not self.started:
             return [Phase.SPAWN]
         reports = [member.report for member in self._members.values()]
@@ -99,7 +99,7 @@ class LeaderNode:
     def exchange_reports(
         self, ranks: Sequence[RankReport], own_exit: ExitReason | None, exit_requested: bool, now: float
     ) -> None:
-"""Receive the nodes' messages, admit nodes that join, and send them the group's state."""
+        """Receive the nodes' messages, admit nodes that join, and send them the group's state."""
         for name, message in self._server.receive():
             if isinstance(message, Join):
                 self._handle_join(name, message, now)
@@ -120,7 +120,8 @@ class LeaderNode:
         self._broadcast("run" if self.started else "wait", "")
 
     def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
-"""Return the root cause of an exit: a rank that was killed takes precedence over ranks that then fail."""
+        """Return the root cause of an exit: a rank that was killed takes precedence over ranks that then
+        fail."""
         if own_exit is not None and own_exit.kind != CONSEQUENTIAL_KIND:
             return own_exit
         if not self.started:
@@ -152,7 +153,7 @@ class LeaderNode:
         return ExitReason(1, CONSEQUENTIAL_KIND, "; ".join(reasons))
 
     def read_heartbeats(self, now: float) -> list[RankHeartbeat]:
-"""Return the heartbeats of the ranks of nodes 1 and up, in this machine's clock."""
+        """Return the heartbeats of the ranks of nodes 1 and up, in this machine's clock."""
         heartbeats: list[RankHeartbeat] = []
         for _, member in sorted(self._members.items()):
             if member.report is None or not member.report.ranks:
@@ -166,7 +167,7 @@ class LeaderNode:
         return heartbeats
 
     def describe_wait(self) -> str:
-"""Describe the nodes that have not joined yet; empty once the group has started."""
+        """Describe the nodes that have not joined yet; empty once the group has started."""
         if self.started:
             return ""
         missing = [node for node in range(1, self.config.nodes) if node not in self._members]
@@ -174,7 +175,7 @@ class LeaderNode:
         return "; ".join([f"waits for nodes {', '.join(map(str, missing))} of {self.config.nodes}", *refused])
 
     def close(self, end: ExitReason) -> None:
-"""Report the group's exit to the other nodes and close the socket."""
+        """Report the group's exit to the other nodes and close the socket."""
         self._broadcast("failed" if end.code else "done", end.reason)
         self._server.close()
 
@@ -188,7 +189,7 @@ class LeaderNode:
             return
         member = self._members.get(join.node)
         if member is not None and member.life != join.life and self._is_alive(member, join, now):
-return  # the new process retries its join
+            return  # the new process retries its join
         if member is None or member.life != join.life:
             log.info("a node has joined", extra={"fields": {"node": join.node}})
             self._members[join.node] = _Member(name, join.life, now)
@@ -196,7 +197,7 @@ return  # the new process retries its join
             member.received_at = now
 
     def _is_alive(self, member: _Member, join: Join, now: float) -> bool:
-"""Return whether a member is still running although another process claims its rank.
+        """Return whether a member is still running although another process claims its rank.
 
         A restarted pod takes its predecessor's rank. A member whose messages still arrive some time after the
         new process first joined is running: they cannot be delayed messages of a process that exited.
@@ -229,10 +230,12 @@ return  # the new process retries its join
             if (member.name, member.life) == (name, report.life):
                 member.received_at, member.reported_at, member.report = now, now, report
                 return
-        self._server.send(name, NodeRefused(1, "node 0 has restarted: all nodes of the group have to restart"))
+        self._server.send(
+            name, NodeRefused(1, "node 0 has restarted: all nodes of the group have to restart")
+        )
 
     def _refresh_keys(self, now: float) -> None:
-"""Switch to the newest keys while the group has not started: they may change while node 0 waits."""
+        """Switch to the newest keys while the group has not started: they may change while node 0 waits."""
         if self.keys is None or now - self._keys_checked_at < KEY_REFRESH_SECONDS:
             return
         self._keys_checked_at = now

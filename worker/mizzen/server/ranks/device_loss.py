@@ -18,11 +18,11 @@ LOST_DEVICE_ERRORS = (
     "fallen off the bus",
     "cuda error: unknown error",
 )
-"""Messages of cudaErrorECCUncorrectable, NvlinkUncorrectable, HardwareStackError, DevicesUnavailable, NoDevice
-and Unknown, and the messages of PyTorch and NVML for the same errors; lower case."""
+"""Messages of cudaErrorECCUncorrectable, NvlinkUncorrectable, HardwareStackError, DevicesUnavailable,
+NoDevice and Unknown, and the messages of PyTorch and NVML for the same errors; lower case."""
 
 
 def is_device_lost(message: str) -> bool:
-"""Return whether a failure message means that the device is gone or broken."""
+    """Return whether a failure message means that the device is gone or broken."""
     lowered = message.lower()
     return any(error in lowered for error in LOST_DEVICE_ERRORS)

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def run_follower(rank: int, links: RankLinks, options: EngineOptions, keys: str, status: PhaseStatus) -> None:
-"""Load a rank and run plans until rank 0 ends them.
+    """Load a rank and run plans until rank 0 ends them.
 
     Raises:
         Exception: loading or a step failed.
@@ -52,7 +52,7 @@ def run_follower(rank: int, links: RankLinks, options: EngineOptions, keys: str,
         options, lambda: RankGroup(placement), status.begin_phase, status.report_progress
     )
     gc.collect()
-gc.freeze()  # a garbage collection over all of torch would delay a step
+    gc.freeze()  # a garbage collection over all of torch would delay a step
     heartbeat.mark_serving()
     status.enter_phase(Phase.SERVING)
     follower.run_plans(plans, heartbeat)
@@ -62,7 +62,7 @@ gc.freeze()  # a garbage collection over all of torch would delay a step
 
 
 def open_plan_receiver(rank: int, links: RankLinks, keys: str) -> RingReader | PlanClient:
-"""Open a rank's end of the plan channel: shared memory in rank 0's pod, TCP in other pods."""
+    """Open a rank's end of the plan channel: shared memory in rank 0's pod, TCP in other pods."""
     if not links.first_rank:
         return RingReader(links.ring, rank - 1)
     return PlanClient(
@@ -73,12 +73,12 @@ def open_plan_receiver(rank: int, links: RankLinks, keys: str) -> RingReader | P
 
 
 def select_engine_options(values: dict[str, Any]) -> EngineOptions:
-"""Return the engine's options among the options of a process."""
+    """Return the engine's options among the options of a process."""
     return EngineOptions(**{f.name: values[f.name] for f in fields(EngineOptions) if f.name in values})
 
 
 def main() -> int:
-"""Run the process; its command line is only for the parent process."""
+    """Run the process; its command line is only for the parent process."""
     parser = argparse.ArgumentParser(description="a rank; started by rank 0 or by the supervisor")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -105,7 +105,7 @@ def main() -> int:
 
 
 def exit_process(code: int) -> NoReturn:
-"""Exit without finalizing the interpreter, which takes seconds once torch is imported."""
+    """Exit without finalizing the interpreter, which takes seconds once torch is imported."""
     logging.shutdown()
     os._exit(code)
 

@@ -34,10 +34,10 @@ KILL_SECONDS = 5.0
 
 
 class LocalRanks:
-"""Ranks 1 and up, as child processes of this one. Call `close` after the engine is closed."""
+    """Ranks 1 and up, as child processes of this one. Call `close` after the engine is closed."""
 
     def __init__(self, options: EngineOptions) -> None:
-"""Start the ranks; they load while rank 0 loads."""
+        """Start the ranks; they load while rank 0 loads."""
         if options.nodes > 1:
             raise ValueError(f"--nodes {options.nodes} is for `mizzen engine`: leave it at 1 here")
         size = options.tensor
@@ -49,13 +49,13 @@ class LocalRanks:
         self._detector = StallDetector(size, RANK_SECONDS, STEP_SECONDS, own_rank=0)
         self._checked_at = 0.0
         self._fault: str | None = None
-# The thread that creates this object may end long before the ranks do.
+        # The thread that creates this object may end long before the ranks do.
         self._spawn_thread = SpawnThread(lambda: [self._spawn(rank) for rank in range(1, size)])
         self._processes = self._spawn_thread.result
         self._guard = LaunchGuard(lambda: self._find_fault(time.monotonic()))
 
     def connect_followers(self) -> FollowerRanks:
-"""Return rank 0's connections to the other ranks."""
+        """Return rank 0's connections to the other ranks."""
         self._heartbeat.start()
         self._heartbeat.mark_serving()
         plans = RingWriter(self._links.ring)
@@ -68,10 +68,10 @@ class LocalRanks:
         )
 
     def raise_if_failed(self) -> None:
-"""Check the other ranks, at most every `CHECK_SECONDS`.
+        """Check the other ranks, at most every `CHECK_SECONDS`.
 
         Raises:
-RanksFailed: a rank exited or is stuck; all of them have been killed.
+            RanksFailed: a rank exited or is stuck; all of them have been killed.
         """
         now = time.monotonic()
         if now - self._checked_at < CHECK_SECONDS:
@@ -81,7 +81,7 @@ RanksFailed: a rank exited or is stuck; all of them have been killed.
             raise RanksFailed(fault)
 
     def close(self) -> None:
-"""Wait until the ranks exit, which they do at the end of the plans; kill the remaining ones."""
+        """Wait until the ranks exit, which they do at the end of the plans; kill the remaining ones."""
         self._guard.close()
         self._heartbeat.close()
         deadline = time.monotonic() + EXIT_SECONDS
@@ -95,8 +95,9 @@ RanksFailed: a rank exited or is stuck; all of them have been killed.
         self._links.close_in_rank()
 
     def _find_fault(self, now: float) -> str | None:
-"""Return a description of a fault of the other ranks, after which they are killed; None without a fault."""
-# The first fault is the cause of all later ones, such as the exits of the killed ranks.
+        """Return a description of a fault of the other ranks, after which they are killed; None without a
+        fault."""
+        # The first fault is the cause of all later ones, such as the exits of the killed ranks.
         if self._fault is None:
             self._fault = self._describe_exited_rank() or self._detector.find_fault(
                 self._heartbeats.read(), now

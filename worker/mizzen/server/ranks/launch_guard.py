@@ -1,7 +1,7 @@
 """Abort a program whose kernel launches will never return because another rank of the model is gone.
 
-A GPU queues about a thousand kernels; further launches block. If the first queued kernel waits for a rank that
-is gone, they block for ever, in a call that no exception can interrupt. Used by `LocalRanks`.
+A GPU queues about a thousand kernels; further launches block. If the first queued kernel waits for a rank
+that is gone, they block for ever, in a call that no exception can interrupt. Used by `LocalRanks`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ EXIT_SECONDS = 30
 
 
 def abort_process() -> None:
-"""Exit immediately: an orderly shutdown would wait for the GPU."""
+    """Exit immediately: an orderly shutdown would wait for the GPU."""
     logging.shutdown()
     sys.stderr.flush()
     os._exit(1)
 
 
 def arm_exit_alarm() -> None:
-"""Set an alarm at exit, so that the kernel ends this process even if its GPU never lets it finish.
+    """Set an alarm at exit, so that the kernel ends this process even if its GPU never lets it finish.
 
     The exit code is minus SIGALRM if the alarm goes off; otherwise it is unchanged.
     """
@@ -46,12 +46,12 @@ def _set_alarm() -> None:
 
 
 class LaunchGuard:
-"""Context manager around each launch of one thread, which a separate thread monitors until `close`."""
+    """Context manager around each launch of one thread, which a separate thread monitors until `close`."""
 
     def __init__(
         self, find_fault: Callable[[], str | None], abort: Callable[[], None] = abort_process
     ) -> None:
-"""Start the monitoring thread.
+        """Start the monitoring thread.
 
         Args:
             find_fault: Returns a description of a rank's failure, None if all ranks are running.
@@ -73,7 +73,7 @@ class LaunchGuard:
         self._since = 0.0
 
     def close(self) -> None:
-"""Stop the monitoring thread."""
+        """Stop the monitoring thread."""
         self._closed.set()
         self._thread.join()
 

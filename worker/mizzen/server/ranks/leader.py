@@ -44,14 +44,14 @@ ConfigT = TypeVar("ConfigT", bound=EngineConfig)
 
 
 class StartupReporter(Protocol):
-"""Receiver of the progress of an engine's startup."""
+    """Receiver of the progress of an engine's startup."""
 
     def begin_phase(self, name: str) -> None:
-"""Record the start of a phase: config, weights, kv, graphs or warmup."""
+        """Record the start of a phase: config, weights, kv, graphs or warmup."""
         ...
 
     def report_progress(self, done: int, total: int) -> None:
-"""Record the finished part of the phase, in bytes or items."""
+        """Record the finished part of the phase, in bytes or items."""
         ...
 
 
@@ -60,20 +60,20 @@ EngineLoader = Callable[[ConfigT, StartupReporter], EngineProtocol]
 
 
 class TraceableEngine(EngineProtocol, Protocol):
-"""Engine whose steps can be traced."""
+    """Engine whose steps can be traced."""
 
     def profile(self) -> None:
-"""Take a trace of the next steps; safe in a signal handler."""
+        """Take a trace of the next steps; safe in a signal handler."""
         ...
 
 
 def engine_name(config: EngineConfig) -> str:
-"""Return the engine's name: the configured one, or host name and process id of the supervisor."""
+    """Return the engine's name: the configured one, or host name and process id of the supervisor."""
     return config.engine_id or f"{socket.gethostname()}-{os.getppid()}"
 
 
 def build_welcome(config: EngineConfig, engine: EngineProtocol, files: dict[str, bytes]) -> Welcome:
-"""Return the message with which the engine greets gateways."""
+    """Return the message with which the engine greets gateways."""
     info = engine.info
     return Welcome(
         protocol=PROTOCOL,
@@ -94,10 +94,10 @@ def build_welcome(config: EngineConfig, engine: EngineProtocol, files: dict[str,
 
 
 def open_wire_keys(config: EngineConfig) -> KeyFolder | None:
-"""Return the configured CURVE keys, after checking that the endpoint is safe with them.
+    """Return the configured CURVE keys, after checking that the endpoint is safe with them.
 
     Raises:
-ValueError: the endpoint is unsafe or malformed, or a key file is unusable.
+        ValueError: the endpoint is unsafe or malformed, or a key file is unusable.
     """
     keys = KeyFolder(Path(config.keys), "engine") if config.keys else None
     require_safe(config.wire_bind, keys)
@@ -111,10 +111,11 @@ def serve_engine(
     load: EngineLoader[ConfigT],
     limits: WireLimits | None = None,
 ) -> None:
-"""Load an engine and serve it until the supervisor stops it.
+    """Load an engine and serve it until the supervisor stops it.
 
     Raises:
-Exception: loading or a step failed; gateways have been notified, and the reason is in the status block.
+        Exception: loading or a step failed; gateways have been notified, and the reason is in the status
+            block.
     """
     wire: WireServer | None = None
     engine: EngineProtocol | None = None
@@ -131,7 +132,7 @@ Exception: loading or a step failed; gateways have been notified, and the reason
         ServingLoop(engine, wire, status, control, config.drain_timeout_seconds).run()
         status.enter_phase(Phase.ENDED)
     except BaseException as error:
-status.fail(f"{type(error).__name__}: {error}")  # first, because the rest may hang
+        status.fail(f"{type(error).__name__}: {error}")  # first, because the rest may hang
         if wire:
             wire.out.end_all(0, "the engine failed")
         raise
@@ -143,10 +144,10 @@ status.fail(f"{type(error).__name__}: {error}")  # first, because the rest may h
 
 
 def main(config_type: type[ConfigT], importer: Callable[[RankLinks | None], EngineLoader[ConfigT]]) -> int:
-"""Run the process of rank 0; its command line is only for the supervisor.
+    """Run the process of rank 0; its command line is only for the supervisor.
 
     `importer` does the slow imports and returns the function that loads the engine; it receives the links to
-    the other ranks, None if there are none.
+    the other ranks, None if rank 0 is the only one.
     """
     parser = argparse.ArgumentParser(description="a rank; started by the supervisor")
     for name in ("rank", "status-fd", "control-fd", "parent"):
@@ -173,7 +174,7 @@ def main(config_type: type[ConfigT], importer: Callable[[RankLinks | None], Engi
 
 
 def _freeze_after_load(load: EngineLoader[ConfigT]) -> EngineLoader[ConfigT]:
-"""Exclude all loaded objects from garbage collection: one over all of torch would delay a step."""
+    """Exclude all loaded objects from garbage collection: one over all of torch would delay a step."""
 
     def load_and_freeze(config: ConfigT, startup: StartupReporter) -> EngineProtocol:
         engine = load(config, startup)
@@ -185,20 +186,20 @@ def _freeze_after_load(load: EngineLoader[ConfigT]) -> EngineLoader[ConfigT]:
 
 
 def exit_process(code: int) -> NoReturn:
-"""Exit without finalizing the interpreter, which takes seconds once torch is imported."""
+    """Exit without finalizing the interpreter, which takes seconds once torch is imported."""
     logging.shutdown()
     os._exit(code)
 
 
 def _trace_on_signal(config: EngineConfig, engine: TraceableEngine) -> EngineProtocol:
-"""Make SIGUSR2, which the supervisor forwards, take a trace if a trace folder is configured."""
+    """Make SIGUSR2, which the supervisor forwards, take a trace if a trace folder is configured."""
     if config.profile:
         signal.signal(signal.SIGUSR2, lambda number, frame: engine.profile())
     return engine
 
 
 def import_engine(links: RankLinks | None) -> EngineLoader[EngineConfig]:
-"""Import the real engine and return its loader; only this function imports torch."""
+    """Import the real engine and return its loader; only this function imports torch."""
     from mizzen.engine.loading.loader import load_engine
 
     if links is None:

@@ -19,37 +19,39 @@ from mizzen.wire.ranks.plan_ring import RingDescriptors, create_ring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLinks:
-"""Descriptors and endpoints that are the same for all ranks of a pod."""
+    """Descriptors and endpoints that are the same for all ranks of a pod."""
 
     local_ranks: int
-"""Number of ranks in this pod."""
+    """Number of ranks in this pod."""
     rendezvous: str
-"""URL of the rendezvous: file:///path of `rendezvous_file`, the same in all ranks; between pods
+    """URL of the rendezvous: file:///path of `rendezvous_file`, the same in all ranks; between pods
     tcp://host:port/group."""
     rendezvous_file: int
-"""Descriptor of an unnamed in-memory file that all ranks write to at startup, so that no file is left behind."""
+    """Descriptor of an unnamed in-memory file that all ranks write to at startup, so that no file is left
+    behind."""
     ring: RingDescriptors
-"""Descriptors of the ring of plans."""
+    """Descriptors of the ring of plans."""
     heartbeats: int
-"""Descriptor of the ranks' heartbeats."""
+    """Descriptor of the ranks' heartbeats."""
     status: int
-"""Descriptor of the ranks' status blocks."""
+    """Descriptor of the ranks' status blocks."""
     first_rank: int = 0
-"""First rank of this pod."""
+    """First rank of this pod."""
     plan_endpoint: str = ""
-"""Endpoint at which rank 0 sends plans to the ranks of other pods; empty without other pods."""
+    """Endpoint at which rank 0 sends plans to the ranks of other pods; empty in a group of one pod."""
     address: str = ""
-"""Address of this pod; empty without other pods."""
+    """Address of this pod; empty in a group of one pod."""
     public_key: str = ""
-"""Public key of the key pair of the plan endpoint; empty without other pods or without keys."""
+    """Public key of the key pair of the plan endpoint; empty in a group of one pod or if no keys are
+    configured."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-"""All descriptors that a rank inherits."""
+        """All descriptors that a rank inherits."""
         return (*self.ring.all, self.heartbeats, self.status, self.rendezvous_file)
 
     def to_json(self) -> str:
-"""Return the links as an argument of a rank's command line."""
+        """Return the links as an argument of a rank's command line."""
         return json.dumps(
             {
                 "local_ranks": self.local_ranks,
@@ -67,28 +69,29 @@ class RankLinks:
 
     @classmethod
     def from_json(cls, text: str) -> RankLinks:
-"""Return the links that `to_json` has encoded."""
+        """Return the links that `to_json` has encoded."""
         values = json.loads(text)
         memory, *wake = values.pop("ring")
         return cls(ring=RingDescriptors(memory, tuple(wake)), **values)
 
     def close(self) -> None:
-"""Close the descriptors in a process that is not a rank."""
+        """Close the descriptors in a process that is not a rank."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
     def close_in_rank(self) -> None:
-"""Close the descriptors in a rank, except the rendezvous file: torch may write to it until the process exits."""
+        """Close the descriptors in a rank, except the rendezvous file: torch may write to it until the
+        process exits."""
         for descriptor in self.descriptors:
             if descriptor != self.rendezvous_file:
                 os.close(descriptor)
 
 
 def create_rank_links(options: EngineOptions) -> RankLinks:
-"""Create the links of a new pod; the caller closes them.
+    """Create the links of a new pod; the caller closes them.
 
     Raises:
-ValueError: a step of this size does not fit the shared memory.
+        ValueError: a step of this size does not fit the shared memory.
     """
     local_ranks, room = options.local_ranks, plan_memory_bytes(options)
     rendezvous_file = os.memfd_create("mizzen-ranks")
@@ -103,13 +106,13 @@ ValueError: a step of this size does not fit the shared memory.
 
 
 def connect_pods(links: RankLinks, config: EngineConfig, group: str, public_key: str) -> RankLinks:
-"""Return links extended by the endpoints through which this pod's ranks reach those of other pods.
+    """Return links extended by the endpoints through which this pod's ranks reach those of other pods.
 
     Args:
         links: Links of this pod.
         config: Configuration of the engine.
         group: Id of the group.
-        key: Public key of the group's connections; empty without keys.
+        key: Public key of the group's connections; empty if no keys are configured.
     """
     host, port = config.leader_address if config.node_rank else config.ranks_address, config.ranks_port
     host = f"[{host}]" if ":" in host else host

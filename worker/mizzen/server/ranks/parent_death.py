@@ -19,12 +19,12 @@ ResultT = TypeVar("ResultT")
 
 
 def set_parent_death_signal(parent: int) -> None:
-"""Have the kernel kill this process when process `parent` dies, even if it cannot run Python code then.
+    """Have the kernel kill this process when process `parent` dies, even if it cannot run Python code then.
 
     To the kernel, the parent is the thread that started this process: see `SpawnThread`.
 
     Raises:
-ProcessLookupError: the parent has already died.
+        ProcessLookupError: the parent has already died.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
@@ -36,22 +36,22 @@ ProcessLookupError: the parent has already died.
 
 
 class SpawnThread(Generic[ResultT]):
-"""Thread that starts processes and outlives them, even if the thread that requested them ends."""
+    """Thread that starts processes and outlives them, even if the thread that requested them ends."""
 
     def __init__(self, start: Callable[[], ResultT]) -> None:
         """Call `start` in the thread.
 
         Raises:
-Exception: `start` raised it; the thread has ended.
+            Exception: `start` raised it; the thread has ended.
         """
         self._future: Future[ResultT] = Future()
         self._closed = threading.Event()
         threading.Thread(target=self._run, args=(start,), name="mizzen-starter", daemon=True).start()
         self.result = self._future.result()
-"""Return value of `start`."""
+        """Return value of `start`."""
 
     def close(self) -> None:
-"""End the thread, and with it all processes that still run."""
+        """End the thread, and with it all processes that still run."""
         self._closed.set()
 
     def _run(self, start: Callable[[], ResultT]) -> None:

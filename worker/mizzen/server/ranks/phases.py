@@ -18,7 +18,7 @@ PROGRESS_SECONDS = 0.1
 
 
 class PhaseStatus:
-"""Publishes a rank's phase, the progress of the phase, and the reason of a failure."""
+    """Publishes a rank's phase, the progress of the phase, and the reason of a failure."""
 
     def __init__(self, writer: StatusWriter) -> None:
         self._writer = writer
@@ -27,7 +27,7 @@ class PhaseStatus:
         self._failed_phase = Phase.SPAWN
 
     def enter_phase(self, phase: Phase) -> None:
-"""Enter a phase; record and log the duration of the previous phase if it belongs to startup."""
+        """Enter a phase; record and log the duration of the previous phase if it belongs to startup."""
         now, values = time.monotonic(), self._values
         if self._phase in STARTUP_PHASES:
             spent = INDEX[f"phase_seconds_{self._phase.name}"]
@@ -42,11 +42,11 @@ class PhaseStatus:
         self._writer.publish()
 
     def begin_phase(self, name: str) -> None:
-"""Enter a startup phase by the name that the engine's loader uses."""
+        """Enter a startup phase by the name that the engine's loader uses."""
         self.enter_phase(Phase[name.upper()])
 
     def report_progress(self, done: int, total: int) -> None:
-"""Publish the finished part of the phase, in bytes or items."""
+        """Publish the finished part of the phase, in bytes or items."""
         now, values = time.monotonic(), self._values
         values[INDEX["phase_done"]], values[INDEX["phase_total"]] = done, total
         if done < total and now - values[INDEX["heartbeat"]] < PROGRESS_SECONDS:
@@ -55,22 +55,22 @@ class PhaseStatus:
         self._writer.publish()
 
     def fail(self, reason: str) -> None:
-"""Publish the reason of a failure."""
+        """Publish the reason of a failure."""
         self._writer.set_text(reason)
         self._failed_phase = self._phase
         self.enter_phase(Phase.FAILED)
 
     def exit_code(self, error: BaseException) -> int:
-"""Return the exit code of a rank that failed with an error.
+        """Return the exit code of a rank that failed with an error.
 
-        Invalid configurations raise ValueError in the config phase, before weights are read. Later errors, such
-        as too little memory, and ports in use may be gone at the next start.
+        Invalid configurations raise ValueError in the config phase, before weights are read. Later errors,
+        such as too little memory, and ports in use may be gone at the next start.
         """
         wrong = isinstance(error, ValueError) and not isinstance(error, CannotListen)
         return CONFIGURATION_EXIT_CODE if wrong and self._failed_phase == Phase.CONFIG else 1
 
 
 def phase_progress(ranks: Iterable[Snapshot], phase: Phase) -> float | None:
-"""Return the progress of a phase, 0 to 1, of the slowest rank; None if no rank reports progress."""
+    """Return the progress of a phase, 0 to 1, of the slowest rank; None if no rank reports progress."""
     here = [rank for rank in ranks if rank["phase"] == phase and rank["phase_total"]]
     return min((rank["phase_done"] / rank["phase_total"] for rank in here), default=None)

@@ -14,14 +14,14 @@ from mizzen.wire.ranks.plan_tcp import PlanServer
 
 
 class PlanChannel:
-"""Sends plans to all other ranks. Not thread-safe."""
+    """Sends plans to all other ranks. Not thread-safe."""
 
     def __init__(self, ring: RingWriter | None, server: PlanServer | None) -> None:
         self._ring = ring
         self._server = server
 
     def wait_for_ranks(self, seconds: float) -> None:
-"""Wait until the ranks of other pods are connected.
+        """Wait until the ranks of other pods are connected.
 
         Raises:
             PlanChannelStalled: a rank did not connect in time.
@@ -30,10 +30,10 @@ class PlanChannel:
             self._server.wait(seconds)
 
     def send(self, plan: StepPlan) -> None:
-"""Send a plan to all ranks, first to the most distant ones.
+        """Send a plan to all ranks, first to the most distant ones.
 
         Raises:
-PlanChannelStalled: a rank does not receive plans.
+            PlanChannelStalled: a rank does not receive plans.
             PlanChannelBroken: a rank is gone or has reconnected.
         """
         if self._server:
@@ -42,7 +42,7 @@ PlanChannelStalled: a rank does not receive plans.
             self._ring.send(plan)
 
     def end(self) -> None:
-"""Signal the end of the plans, and wait until the ranks of other pods have received it."""
+        """Signal the end of the plans, and wait until the ranks of other pods have received it."""
         if self._ring:
             self._ring.end()
         if self._server:
@@ -54,7 +54,7 @@ def open_plan_channel(config: EngineConfig, links: RankLinks) -> PlanChannel:
     """Open the channel to the ranks of a configuration.
 
     Raises:
-ValueError: the endpoint is unusable, or needs keys.
+        ValueError: the endpoint is unusable, or needs keys.
     """
     local = config.local_ranks
     ring = RingWriter(links.ring) if local > 1 else None

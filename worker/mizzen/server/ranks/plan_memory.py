@@ -17,13 +17,13 @@ REQUEST_BYTES = 64
 
 
 def plan_memory_bytes(options: EngineOptions) -> int:
-"""Return the size in bytes of a ring that holds two of the largest plans, up to `MAX_RING_BYTES`.
+    """Return the size in bytes of a ring that holds two of the largest plans, up to `MAX_RING_BYTES`.
 
     The largest plan has the maximum number of tokens of a step and starts every slot with a cached prefix,
     whose pages it lists.
 
     Raises:
-ValueError: the tokens alone would not fit.
+        ValueError: the tokens alone would not fit.
     """
     context = options.context_length or read_config(Path(options.model)).context_length
     slots = options.max_running_requests

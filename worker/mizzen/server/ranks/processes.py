@@ -17,29 +17,29 @@ KILL_SECONDS = 5.0
 
 
 class RankProcess:
-"""Process of one rank, and the write end of its control pipe."""
+    """Process of one rank, and the write end of its control pipe."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes], control: int) -> None:
-        self.rank = number
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], control: int) -> None:
+        self.rank = rank
         self.process = process
         self.code: int | None = None
-"""Exit code, negative for a signal that killed the process; None while it runs."""
+        """Exit code, negative for a signal that killed the process; None while it runs."""
         self._control = control
 
     def send_command(self, command: ControlCommand) -> None:
-"""Write a command to the control pipe; do nothing if the rank has exited."""
+        """Write a command to the control pipe; do nothing if the rank has exited."""
         try:
             os.write(self._control, command.value)
         except BrokenPipeError:
             pass
 
     def signal(self, number: int) -> None:
-"""Send a signal; do nothing if the rank has exited."""
+        """Send a signal; do nothing if the rank has exited."""
         if self.code is None:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-"""Kill the process."""
+        """Kill the process."""
         if self.code is None:
             self.process.kill()
             try:
@@ -49,7 +49,7 @@ class RankProcess:
         os.close(self._control)
 
     def describe_exit(self) -> str:
-"""Describe how an exited rank ended."""
+        """Describe how an exited rank ended."""
         subject = f"rank {self.rank} (process {self.process.pid})"
         if self.code is None or self.code >= 0:
             return f"{subject} ended with exit code {self.code} without being asked to"
@@ -61,7 +61,7 @@ class RankProcess:
 def spawn_rank(
     module: str, rank: int, config: EngineConfig, block: int, links: RankLinks | None = None
 ) -> RankProcess:
-"""Start a rank that inherits the status block, a control pipe and the links to the other ranks."""
+    """Start a rank that inherits the status block, a control pipe and the links to the other ranks."""
     read, write = os.pipe()
     command = [sys.executable, "-m", module, "--rank", str(rank), "--status-fd", str(block)]
     command += ["--control-fd", str(read), "--parent", str(os.getpid())]
@@ -78,7 +78,7 @@ def spawn_rank(
 
 
 def kill_ranks(ranks: list[RankProcess]) -> None:
-"""Kill all ranks; signal all of them before waiting for any, because a device may delay an exit."""
+    """Kill all ranks; signal all of them before waiting for any, because a device may delay an exit."""
     for rank in ranks:
         rank.signal(signal.SIGKILL)
     for rank in ranks:
@@ -86,7 +86,7 @@ def kill_ranks(ranks: list[RankProcess]) -> None:
 
 
 def reap_ranks(ranks: list[RankProcess]) -> None:
-"""Record the exit codes of ranks that have exited; as process 1, also reap orphans."""
+    """Record the exit codes of ranks that have exited; as process 1, also reap orphans."""
     for rank in ranks:
         if rank.code is None:
             rank.code = rank.process.poll()
@@ -100,6 +100,7 @@ def _reap_orphans(own_pids: set[int]) -> None:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if ended is None or ended.si_pid in own_pids:  # the Popen object of a rank reads its exit code at the next poll
+        # the Popen object of a rank reads its exit code at the next poll
+        if ended is None or ended.si_pid in own_pids:
             return
         os.waitpid(ended.si_pid, 0)

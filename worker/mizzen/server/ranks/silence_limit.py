@@ -20,23 +20,23 @@ DECAY = 0.999
 
 
 class SilenceLimit:
-"""Observes steps; `seconds` is the time without a step after which the engine is considered to hang."""
+    """Observes steps; `seconds` is the time without a step after which the engine is considered to hang."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-"""Current limit; 0 if there is none."""
+        """Current limit in seconds; 0 if unknown."""
         self._longest = 0.0
         self._steps = 0
         self._sizes: Counter[int] = Counter()
 
     def record_step(self, seconds: float, rows: int, first_tokens: int, live: int) -> None:
-"""Record a step.
+        """Record a step.
 
         Args:
-seconds: Time since the previous step.
+            seconds: Time since the previous step.
             rows: Number of requests that got tokens.
-            firsts: how many of them got their first ones.
-live: Number of requests in the engine, including waiting ones.
+            first_tokens: Number of these requests that got their first token.
+            live: Number of requests in the engine, including waiting ones.
         """
         if first_tokens or not rows or rows < live:  # the step contained prefill, or the next one may
             self.seconds = 0.0
@@ -49,5 +49,5 @@ live: Number of requests in the engine, including waiting ones.
         self.seconds = SLOWEST_FACTOR * self._longest if sizes_seen and self._steps >= MIN_STEPS else 0.0
 
     def reset(self) -> None:
-"""Drop the limit because the duration of the next step is unknown."""
+        """Drop the limit because the duration of the next step is unknown."""
         self.seconds = 0.0

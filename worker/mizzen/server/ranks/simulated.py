@@ -36,10 +36,10 @@ START_PARTS = 10
 
 
 def read_model_sizes(folder: Path) -> tuple[int, int, tuple[int, ...]]:
-"""Return the vocabulary size, the context length and the end tokens of a model folder.
+    """Return the vocabulary size, the context length and the end tokens of a model folder.
 
     Raises:
-ModelFolderError: neither config.json nor tokenizer.json contains the vocabulary size.
+        ModelFolderError: neither config.json nor tokenizer.json contains the vocabulary size.
     """
     model, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
     vocab = model.get("vocab_size") or _load_tokenizer(folder).get_vocab_size()
@@ -62,7 +62,8 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def build_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int, ...]) -> Script:
-"""Return the script of the model's output: the configured reply, or endless tokens hashed from the context."""
+    """Return the script of the model's output: the configured reply, or endless tokens hashed from the
+    context."""
     if config.reply:
         tokenizer = _load_tokenizer(Path(config.model))
         ids = tokenizer.encode(config.reply, add_special_tokens=False).ids
@@ -79,17 +80,18 @@ def build_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int,
 
 
 class FaultInjector:
-"""Makes a step fail after the configured number of tokens; called with every plan, in the device's thread."""
+    """Makes a step fail after the configured number of tokens; called with every plan, in the device's
+    thread."""
 
     def __init__(self, config: SimulateConfig) -> None:
         self._config = config
         self._tokens = 0
 
     def __call__(self, plan: StepPlan) -> float:
-"""Return 0 as the delay of a step.
+        """Return 0 as the delay of a step.
 
         Raises:
-RuntimeError: the step is configured to fail.
+            RuntimeError: the step is configured to fail.
         """
         config, self._tokens = self._config, self._tokens + plan.samples
         if 0 < config.die_after_tokens <= self._tokens:
@@ -102,7 +104,7 @@ RuntimeError: the step is configured to fail.
 
 
 def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
-"""Build a simulated engine, with the configured startup time and failure.
+    """Build a simulated engine, with the configured startup time and failure.
 
     Raises:
         RuntimeError: the startup is configured to fail.
@@ -160,7 +162,7 @@ def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
 
 
 def import_simulated(links: RankLinks | None) -> EngineLoader[SimulateConfig]:
-"""Return `load_simulated`; there are no slow imports and no other ranks."""
+    """Return `load_simulated`; there are no slow imports and no other ranks."""
     return load_simulated
 
 

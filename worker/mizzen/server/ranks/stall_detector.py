@@ -13,7 +13,7 @@ STARTUP_SECONDS = 60.0
 
 
 class StallDetector:
-"""Finds the rank that stalls the others, by comparing successive heartbeats.
+    """Finds the rank that stalls the others, by comparing successive heartbeats.
 
     A rank is at fault if it does not run for `seconds`, launches no step for `seconds` while others do, or
     does not complete a step within `step_seconds`. While any rank loads, ranks only have to run, within
@@ -23,7 +23,7 @@ class StallDetector:
     def __init__(
         self, ranks: int, seconds: float, step_seconds: float, *, own_rank: int | None = None
     ) -> None:
-"""Set the deadlines.
+        """Set the deadlines.
 
         Args:
             ranks: Number of ranks.
@@ -34,20 +34,20 @@ class StallDetector:
         self._seconds = seconds
         self._step_seconds = step_seconds
         self._own_rank = own_rank
-"""Rank of this process: it runs, and the program decides what its thread does."""
+        """Rank of this process: it runs, and the program decides what its thread does."""
         self._clock_gaps = ClockGapMeter()
         self._alive_at = [0.0] * ranks
-"""Time at which each rank last ran, moved forward by clock gaps."""
+        """Time at which each rank last ran, moved forward by clock gaps."""
         self._lagging: list[tuple[int, float] | None] = [None] * ranks
-"""For ranks that lag behind others: their current step, and since when they have been at it."""
+        """For ranks that lag behind others: their current step, and since when they have been at it."""
         self._unfinished: list[tuple[int, float] | None] = [None] * ranks
-"""For ranks with steps in flight: the last completed step, and since when it has been the last."""
+        """For ranks with steps in flight: the last completed step, and since when it has been the last."""
 
     def find_fault(self, heartbeats: list[RankHeartbeat], now: float) -> str | None:
-"""Return a description of the fault of a rank; None if there is none."""
+        """Return a description of the fault of a rank; None if all ranks are well."""
         self._exclude_gap(self._clock_gaps.measure(now), heartbeats, now)
         if any(heartbeat.serving and not heartbeat.alive for heartbeat in heartbeats):
-return None  # a rank is exiting
+            return None  # a rank is exiting
         all_serving = all(heartbeat.serving for heartbeat in heartbeats)
         limit = self._seconds if all_serving else max(self._seconds, STARTUP_SECONDS)
         faults = [self._check_alive(rank, heartbeat, limit, now) for rank, heartbeat in enumerate(heartbeats)]
@@ -61,7 +61,7 @@ return None  # a rank is exiting
         return next((fault for fault in faults if fault), None)
 
     def _exclude_gap(self, seconds: float, heartbeats: list[RankHeartbeat], now: float) -> None:
-"""Move all recorded times forward by the length of a clock gap."""
+        """Move all recorded times forward by the length of a clock gap."""
         alive_at = [
             max(at, heartbeat.alive) for at, heartbeat in zip(self._alive_at, heartbeats, strict=True)
         ]
@@ -81,7 +81,8 @@ return None  # a rank is exiting
         )
         if rank == self._own_rank or now - since <= self._seconds:
             return None
-        return f"{_rank_name(rank, heartbeat)} is at step {heartbeat.launched} for {now - since:.1f} s, others at {newest_step}"
+        name, seconds = _rank_name(rank, heartbeat), now - since
+        return f"{name} is at step {heartbeat.launched} for {seconds:.1f} s, others at {newest_step}"
 
     def _check_step(self, rank: int, heartbeat: RankHeartbeat, now: float) -> str | None:
         since = self._stuck_since(
@@ -98,7 +99,7 @@ return None  # a rank is exiting
     def _stuck_since(
         marks: list[tuple[int, float] | None], rank: int, step: int, is_stuck: bool, now: float
     ) -> float:
-"""Return the time since which a rank has been stuck at a step; `now` if it is not stuck."""
+        """Return the time since which a rank has been stuck at a step; `now` if it is not stuck."""
         entry = marks[rank]
         if not is_stuck:
             marks[rank] = None

@@ -1,4 +1,4 @@
-"""Of ranks that ended, the one is named that ended the others; and all are ended at once."""
+"""The root cause among failed ranks, and the killing of all ranks."""
 
 from __future__ import annotations
 
@@ -28,31 +28,35 @@ def failing(since: float, text: str = "RuntimeError: Connection closed by peer")
 
 
 CASES = {
-    "one that was killed took others along": (
+    "a killed rank made others fail": (
         {0: 1, 2: -9},
         {0: failing(5.0), 1: serving(), 2: serving()},
         2,
     ),
-    "the first that failed": ({0: 1, 1: 1, 2: 1}, {0: failing(5.1), 1: failing(5.2), 2: failing(5.0)}, 2),
-    "one that failed first and ends last": ({0: 1}, {0: failing(5.1), 1: failing(5.0), 2: serving()}, 1),
-    "a lost device, whoever noticed first": (
+    "the earliest failure": ({0: 1, 1: 1, 2: 1}, {0: failing(5.1), 1: failing(5.2), 2: failing(5.0)}, 2),
+    "the earliest failure, although its process is still running": (
+        {0: 1},
+        {0: failing(5.1), 1: failing(5.0), 2: serving()},
+        1,
+    ),
+    "a lost device, whichever rank failed first": (
         {0: 1, 1: -6, 2: 1},
         {0: failing(5.0), 1: serving(), 2: failing(5.1, "CUDA error: uncorrectable ECC error")},
         2,
     ),
-    "one that ended without a word": ({1: 0}, {0: serving(), 1: serving()}, 1),
-    "one that failed and was killed at its end": ({1: -9}, {0: serving(), 1: failing(5.0)}, 1),
+    "an exit without a reported failure": ({1: 0}, {0: serving(), 1: serving()}, 1),
+    "a rank killed after it reported a failure": ({1: -9}, {0: serving(), 1: failing(5.0)}, 1),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_who_is_to_blame(case: str) -> None:
+def test_the_failed_rank_is_found(case: str) -> None:
     codes, statuses, wanted = CASES[case]
     assert find_failed_rank(codes, statuses) == wanted
 
 
-class Process:
-    """A process that does not go while its device holds it."""
+class StubbornProcess:
+    """Process that does not exit while its device blocks it."""
 
     def __init__(self, done: list[str]) -> None:
         self.pid, self.done = 1, done
@@ -68,9 +72,9 @@ class Process:
         return -9
 
 
-def test_no_rank_waits_for_another_one_to_go() -> None:
+def test_all_ranks_are_signaled_before_any_is_waited_for() -> None:
     done: list[str] = []
-    process: Any = Process(done)
+    process: Any = StubbornProcess(done)
     ranks = [RankProcess(number, process, os.open(os.devnull, os.O_WRONLY)) for number in range(3)]
     kill_ranks(ranks)
     assert done[:3] == ["signal"] * 3

@@ -1,4 +1,4 @@
-"""What an engine says of how long it may be silent: only what its own steps have shown."""
+"""Silence limit that an engine announces, derived from its own steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_nothing_is_said_of_prompts_of_new_sizes_and_of_the_first_steps(steps: list[Any]) -> None:
+def test_no_limit_is_given_for_prefill_new_sizes_and_first_steps(steps: list[Any]) -> None:
     limit, alike, longest = SilenceLimit(), [], 0.0
     for seconds, rows, first_tokens, others in steps:
         limit.record_step(seconds, rows, first_tokens, rows + others)
@@ -34,7 +34,7 @@ def test_nothing_is_said_of_prompts_of_new_sizes_and_of_the_first_steps(steps: l
             assert SLOWEST_FACTOR * seconds <= limit.seconds <= SLOWEST_FACTOR * longest
 
 
-def test_an_arrival_takes_it_back() -> None:
+def test_an_arriving_request_drops_the_limit() -> None:
     limit = SilenceLimit()
     for _ in range(MIN_STEPS):
         limit.record_step(0.01, 1, 0, 1)
@@ -43,8 +43,8 @@ def test_an_arrival_takes_it_back() -> None:
     assert not limit.seconds
 
 
-def test_it_is_taken_back_before_a_prompt_runs(connect: Any, model: Any) -> None:
-    """The frame that takes it back comes before the first token of what made it necessary."""
+def test_the_limit_is_withdrawn_before_a_prefill_runs(connect: Any, model: Any) -> None:
+    """The frame that withdraws the limit precedes the first token of the request that caused it."""
     options = {"model": str(model), "wire_bind": "tcp://127.0.0.1:*", "step_milliseconds": 2.0}
     with SimulatedEngine(SimulateConfig(**options, drain_timeout_seconds=0.2)) as engine:
         gateway = connect(engine.endpoint)

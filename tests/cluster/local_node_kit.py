@@ -1,0 +1,66 @@
+"""The node of a local cluster: pods of every kind, seen through the API as any user sees them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+
+def eventually(check: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Wait until `check()` is true, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (value := check()):
+        assert time.monotonic() < deadline, f"not true within {seconds} s"
+        time.sleep(0.1)
+    return value
+
+
+class Space:
+    """A namespace of one test."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+        self.name = f"t-{uuid.uuid4().hex[:8]}"
+        cluster.kubectl("create", "namespace", self.name)
+        cluster.kubectl("wait", "--for=create", "serviceaccount/default", "-n", self.name, "--timeout=60s")
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        return self.cluster.kubectl("-n", self.name, *arguments, stdin=stdin)
+
+    def get(self, *arguments: str) -> dict[str, Any]:
+        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    def pod(self, name: str) -> dict[str, Any]:
+        return self.get("pod", name)
+
+    def create(self, kind: str, name: str, api: str = "v1", **fields: Any) -> None:
+        body = {"apiVersion": api, "kind": kind, "metadata": {"name": name}, **fields}
+        self.kubectl("create", "-f", "-", stdin=json.dumps(body))
+
+    def run(self, name: str, code: str, container: dict[str, Any] | None = None, **spec: Any) -> None:
+        self.create("Pod", name, spec=pod_spec(code, container, **spec))
+
+    def wait(self, what: str, condition: str, seconds: int = 60) -> None:
+        self.kubectl("wait", f"--for={condition}", what, f"--timeout={seconds}s")
+
+    def events(self, reason: str) -> list[dict[str, Any]]:
+        return [item for item in self.get("events")["items"] if item["reason"] == reason]
+
+
+def pod_spec(code: str, container: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    main = {"name": "main", "image": "any", "command": [sys.executable, "-c", code], **(container or {})}
+    return {"containers": [main], "restartPolicy": "Never", "terminationGracePeriodSeconds": 5, **spec}
+
+
+def condition(pod: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next((item for item in pod["status"].get("conditions", ()) if item["type"] == kind), {})
+
+
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    """The status of the first container; that of one which the node has not looked at before it has."""
+    unseen = {"state": {}, "lastState": {}, "restartCount": 0}
+    return pod["status"].get("containerStatuses", [unseen])[0]

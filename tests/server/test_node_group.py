@@ -1,0 +1,353 @@
+"""Supervisors of a group of nodes: real sockets and keys, no ranks, a simulated clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_process import DEMO, SECONDS
+from mizzen.server.config import EngineConfig
+from mizzen.server.config_check import check_config
+from mizzen.server.exit_reason import ExitReason
+from mizzen.server.metric_catalogue import Phase
+from mizzen.server.nodes.follower_node import FollowerNode
+from mizzen.server.nodes.group import describe_differences, shared_settings
+from mizzen.server.nodes.leader_node import LeaderNode
+from mizzen.server.ranks.plan_memory import plan_memory_bytes
+from mizzen.wire.curve_keys import KeyFolder, find_pair, write_keys
+from mizzen.wire.endpoint import UnsafeEndpoint
+from mizzen.wire.ranks.node_messages import PROTOCOL, Join, NodeClient, NodeRefused, RankReport
+from mizzen.wire.ranks.plan_ring import CAPACITY
+from ports import free_ports
+
+LEADER = "127.0.0.2"
+
+
+class LocalGroup:
+    """Node 0 and other nodes in one process, with a clock that tests advance."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port, self.now = folder, free_ports(LEADER, 3), 100.0
+        self.nodes: list[LeaderNode | FollowerNode] = []
+
+    def config(self, rank: int, nodes: int = 2, **options: Any) -> EngineConfig:
+        address = LEADER if rank == 0 else f"127.0.0.{3 + rank}"
+        given = {"tensor": nodes, "nodes": nodes, "ranks_port": self.port, "node_rank": rank, **options}
+        return EngineConfig(model=str(DEMO), ranks_address=address, leader_address=LEADER, **given)
+
+    def leader(self, keys: Path | None = None, **options: Any) -> LeaderNode:
+        self.nodes.append(LeaderNode(self.config(0, **options), KeyFolder(keys, "engine") if keys else None))
+        return self.nodes[-1]  # type: ignore[return-value]
+
+    def follower(self, rank: int = 1, keys: Path | None = None, **options: Any) -> FollowerNode:
+        folder = KeyFolder(keys, "engine") if keys else None
+        self.nodes.append(FollowerNode(self.config(rank, **options), folder, self.now))
+        return self.nodes[-1]  # type: ignore[return-value]
+
+    def exchange_reports(
+        self, *nodes: LeaderNode | FollowerNode, own: ExitReason | None = None, exit_requested: bool = False
+    ) -> None:
+        for node in nodes:
+            last = node is nodes[-1]
+            node.exchange_reports([RANK], own if last else None, exit_requested and last, self.now)
+
+    def until(self, condition: Callable[[], Any], *nodes: LeaderNode | FollowerNode, **told: Any) -> Any:
+        """Let nodes exchange messages until a condition holds, with the clock standing still."""
+        deadline = time.monotonic() + SECONDS
+        while not (found := condition()):
+            assert time.monotonic() < deadline
+            self.exchange_reports(*nodes, **told)
+            time.sleep(0.01)
+        return found
+
+    def start_group(self, *others: FollowerNode, **options: Any) -> tuple[LeaderNode, FollowerNode]:
+        leader, other = self.leader(**options), self.follower(**options)
+        self.until(lambda: leader.started and other.started and leader.phases[0], leader, other)
+        return leader, other
+
+
+RANK = RankReport(int(Phase.SERVING), "", 0.1, 7, 6, 123)
+FAILED = ExitReason(1, "rank_failed", "rank 1 failed: ValueError: x")
+DIED = ExitReason(1, "rank_died", "rank 1 (process 123) was killed by signal 9")
+WRONG = ExitReason(
+    2, "wrong configuration", "rank 1 failed: ValueError: --attention-decode fa3 does not run here"
+)
+
+
+@pytest.fixture
+def local_group(tmp_path: Path) -> Iterator[LocalGroup]:
+    group = LocalGroup(tmp_path)
+    yield group
+    for node in group.nodes:
+        node.close(ExitReason(0))
+
+
+def test_the_group_starts_once_all_nodes_have_joined(local_group: LocalGroup) -> None:
+    leader, first = local_group.leader(nodes=3), local_group.follower(nodes=3)
+    local_group.until(lambda: first.group, leader, first)
+    assert not leader.started
+    assert leader.describe_wait() == "waits for nodes 2 of 3"
+    assert first.describe_wait() == "node 0 waits for other nodes"
+    second = local_group.follower(2, nodes=3)
+    local_group.until(lambda: first.started and second.started, leader, first, second)
+    assert first.group == second.group == leader.group
+    local_group.until(lambda: leader.phases == [Phase.SERVING] * 2, leader, first, second)
+    assert [heartbeat.launched for heartbeat in leader.read_heartbeats(local_group.now)] == [7, 7]
+    assert leader.decide_exit(None, local_group.now) is None
+
+
+def test_a_node_lost_before_the_start_is_waited_for_again(local_group: LocalGroup) -> None:
+    leader, first = local_group.leader(nodes=3), local_group.follower(nodes=3)
+    local_group.until(lambda: first.group, leader, first)
+
+    def forgotten() -> bool:
+        local_group.now += 60  # earlier messages may still be in transit
+        return leader.describe_wait() == "waits for nodes 1, 2 of 3"
+
+    local_group.until(forgotten, leader)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"page_size": 32, "prefix_cache": "none"}, "--page-size (32 there, 16 here), --prefix-cache (none"),
+        ({"revision": "b"}, "--revision (b there,  here)"),
+        ({"tensor": 4}, "--tensor (4 there, 2 here)"),
+    ],
+)
+def test_a_node_with_other_settings_is_rejected_with_the_difference(
+    changed: dict[str, Any], said: str, local_group: LocalGroup
+) -> None:
+    leader, other = local_group.leader(), local_group.follower(**changed)
+    end = local_group.until(lambda: other.decide_exit(None, local_group.now), leader, other)
+    assert (end.code, end.kind) == (2, "refused")
+    assert said in end.reason
+    assert said in leader.describe_wait()
+    assert not leader.started
+
+
+def test_another_release_and_an_invalid_node_rank_are_rejected(local_group: LocalGroup) -> None:
+    leader = local_group.leader()
+    for number, (protocol, node, said) in enumerate(
+        [(PROTOCOL + 1, 1, "of another release"), (PROTOCOL, 2, "--node-rank 2 is not between 1 and 1")]
+    ):
+        client = NodeClient(f"tcp://{LEADER}:{local_group.port}", None, f"stranger-{number}")
+        client.send(Join(protocol, "life", node, {}))
+        found: list[Any] = []
+        local_group.until(lambda: found.extend(client.receive()) or found, leader)  # noqa: B023 - called here alone
+        assert isinstance(found[0], NodeRefused)
+        assert said in found[0].reason
+        client.close()
+
+
+def test_no_node_can_join_a_started_group(local_group: LocalGroup) -> None:
+    leader, _ = local_group.start_group()
+    again = local_group.follower()
+    end = local_group.until(lambda: again.decide_exit(None, local_group.now), leader, again)
+    assert (end.code, end.kind) == (1, "refused")
+    assert "all of its nodes have to restart" in end.reason
+
+
+def test_a_duplicate_node_rank_is_rejected_and_the_first_node_stays(local_group: LocalGroup) -> None:
+    leader, first = local_group.leader(nodes=3), local_group.follower(nodes=3)
+    local_group.until(lambda: first.group, leader, first)
+    second = local_group.follower(nodes=3)
+
+    def told() -> ExitReason | None:
+        local_group.now += 0.02
+        return second.decide_exit(None, local_group.now)
+
+    end = local_group.until(told, leader, first, second)
+    assert (end.code, end.kind) == (1, "refused")
+    assert "another node 1 is there already: give each its own --node-rank" in end.reason
+    assert first.decide_exit(None, local_group.now) is None
+    third = local_group.follower(2, nodes=3)
+    local_group.until(lambda: first.started and third.started, leader, first, third)
+
+
+def test_a_restarted_node_takes_its_own_place(local_group: LocalGroup) -> None:
+    """This works even before node 0 notices that the former process is gone."""
+    leader, first = local_group.leader(nodes=3), local_group.follower(nodes=3)
+    local_group.until(lambda: first.group, leader, first)
+    first.close(ExitReason(0))
+    local_group.nodes.remove(first)
+    again = local_group.follower(nodes=3)
+
+    def let_in() -> bool:
+        local_group.now += 0.02
+        assert again.decide_exit(None, local_group.now) is None
+        return bool(again.group)
+
+    local_group.until(let_in, leader, again)
+    assert leader.describe_wait() == "waits for nodes 2 of 3"
+
+
+def test_a_restarted_node_0_rejects_nodes_of_its_former_group(local_group: LocalGroup) -> None:
+    leader, other = local_group.start_group()
+    leader._server.close()
+    local_group.nodes.remove(leader)
+    new = local_group.leader()
+    end = local_group.until(lambda: other.decide_exit(None, local_group.now), new, other)
+    assert (end.kind, "node 0 has restarted" in end.reason) == ("refused", True)
+
+
+def test_a_node_with_other_keys_cannot_join(local_group: LocalGroup, tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        write_keys(tmp_path / name)
+    leader = local_group.leader(tmp_path / "ours")
+    stranger, other = local_group.follower(1, tmp_path / "theirs"), local_group.follower(1, tmp_path / "ours")
+    local_group.until(lambda: other.started, leader, stranger, other)
+    assert stranger.group == ""
+    assert (
+        stranger.describe_wait()
+        == f"waits for node 0 at tcp://{LEADER}:{local_group.port}, with the keys of this one"
+    )
+    assert other.key == leader.key == (tmp_path / "ours" / "engine.public").read_text()
+
+
+def test_nodes_connect_with_either_generation_of_keys(local_group: LocalGroup, tmp_path: Path) -> None:
+    """Node 0 has the current and the next generation; the other node has only the next one, later both."""
+    both, late = tmp_path / "both", tmp_path / "late"
+    write_keys(both)
+    write_keys(late)
+    for half in ("public", "secret"):
+        (both / f"next.engine.{half}").write_bytes((late / f"engine.{half}").read_bytes())
+    leader, other = local_group.leader(both), local_group.follower(1, late)
+    for _ in range(20):
+        local_group.exchange_reports(leader, other)
+    assert other.group == ""
+    for half in ("public", "secret"):
+        (late / f"next.engine.{half}").write_bytes((both / f"engine.{half}").read_bytes())
+
+    def met() -> bool:
+        local_group.now += 0.2
+        return other.started
+
+    local_group.until(met, leader, other)
+    assert other.key == (both / "engine.public").read_text()
+    pair = find_pair(late, "engine", other.key)
+    assert pair.public.decode() == other.key
+
+
+def test_node_0_switches_to_new_keys_while_it_waits(local_group: LocalGroup, tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys")
+    leader = local_group.leader(tmp_path / "keys")
+    before = leader.key
+    write_keys(tmp_path / "keys")
+    other = local_group.follower(1, tmp_path / "keys")
+    local_group.now += 10
+    local_group.until(lambda: other.started, leader, other)
+    assert before != leader.key == other.key
+
+
+@pytest.mark.parametrize("kind", [FAILED, DIED, WRONG])
+def test_a_failed_node_stops_the_group(kind: ExitReason, local_group: LocalGroup) -> None:
+    leader, other = local_group.start_group()
+
+    def over() -> ExitReason | None:
+        local_group.now += 0.05
+        return leader.decide_exit(None, local_group.now)
+
+    end = local_group.until(over, leader, other, own=kind)
+    assert (end.code, end.kind, end.reason) == (kind.code, kind.kind, f"node 1: {kind.reason}")
+    leader.close(end)
+    local_group.nodes.remove(leader)
+    end = local_group.until(lambda: other.decide_exit(kind, local_group.now), other)
+    assert (end.code, end.kind, end.reason) == (1, "group_failed", f"node 1: {kind.reason}")
+
+
+def test_a_killed_rank_takes_precedence_over_consequential_failures(local_group: LocalGroup) -> None:
+    """Rank 0 finds its connection closed before node 1 reports that its rank was killed."""
+    leader, other = local_group.start_group()
+    own = ExitReason(1, "rank_failed", "rank 0 failed: connection closed by peer")
+    assert leader.decide_exit(own, local_group.now) is None
+    end = local_group.until(lambda: leader.decide_exit(own, local_group.now), leader, other, own=DIED)
+    assert end.reason == f"node 1: {DIED.reason}"
+
+
+def test_a_silent_node_stops_the_group(local_group: LocalGroup) -> None:
+    leader, other = local_group.start_group()
+    local_group.now += 7.9
+    assert leader.decide_exit(None, local_group.now) is None
+    assert other.decide_exit(None, local_group.now) is None
+    assert leader.read_heartbeats(local_group.now)[0].alive == local_group.now, (
+        "its ranks are not at fault meanwhile"
+    )
+    local_group.now += 0.5
+    lost = leader.decide_exit(None, local_group.now)
+    assert lost is not None
+    assert (lost.kind, lost.reason[:28]) == ("node_lost", "node 1 has said nothing for ")
+    gone = other.decide_exit(None, local_group.now)
+    assert gone is not None
+    assert gone.kind == "leader_lost"
+
+
+def test_a_node_asked_to_exit_waits_for_node_0(local_group: LocalGroup) -> None:
+    leader, other = local_group.start_group()
+    local_group.until(lambda: leader.exit_requested, leader, other, exit_requested=True)
+    assert other.decide_exit(ExitReason(0), local_group.now) is None, "its ranks may end before node 0 does"
+    leader.close(ExitReason(0))
+    local_group.nodes.remove(leader)
+    assert local_group.until(lambda: other.decide_exit(None, local_group.now), other) == ExitReason(0)
+
+
+def test_ranks_of_nodes_without_a_report_are_included(local_group: LocalGroup) -> None:
+    leader, others = local_group.leader(nodes=3), [local_group.follower(rank, nodes=3) for rank in (1, 2)]
+    local_group.until(lambda: leader.started, leader, *others)
+    assert len(leader.read_heartbeats(local_group.now)) == 2
+    local_group.until(
+        lambda: all(heartbeat.serving for heartbeat in leader.read_heartbeats(local_group.now)),
+        leader,
+        *others,
+    )
+
+
+def test_steps_too_large_for_shared_memory_are_rejected() -> None:
+    config = EngineConfig(model=str(DEMO), tensor=2, context_length=1 << 20, prefill_chunk_tokens=10**8)
+    with pytest.raises(
+        ValueError, match=r"--prefill-chunk-tokens 100000000 .* with --tensor, 33554432 at most"
+    ):
+        check_config(config)
+
+
+def test_the_shared_memory_holds_the_largest_plan() -> None:
+    """Every slot of the plan starts with the longest possible cached prefix and lists its pages."""
+    config = EngineConfig(model=str(DEMO), tensor=2, context_length=1 << 17)
+    assert plan_memory_bytes(config) > 2 * 12 * config.max_running_requests * (1 << 17) // config.page_size
+    assert plan_memory_bytes(EngineConfig(model=str(DEMO), tensor=2)) == CAPACITY
+
+
+def test_nodes_on_other_machines_require_keys() -> None:
+    config = EngineConfig(model=str(DEMO), tensor=2, nodes=2, ranks_address="192.0.2.1")
+    with pytest.raises(UnsafeEndpoint, match="needs CURVE keys"):
+        check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"nodes": 3}, "--tensor 2 must be a multiple of --nodes 3"),
+        ({"nodes": 2, "node_rank": 2}, "--node-rank 2 must be below --nodes 2"),
+        ({"nodes": 2, "node_rank": 1}, "--node-rank 1 needs --leader-address"),
+        ({"nodes": 2, "all_reduce": "fused"}, "--all-reduce fused only works within one machine"),
+    ],
+)
+def test_invalid_group_options_are_rejected(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        EngineConfig(model=str(DEMO), tensor=2, **options)
+
+
+def test_per_node_options_are_not_compared() -> None:
+    ours = EngineConfig(model=str(DEMO), tensor=2, nodes=2, threads=1)
+    theirs = EngineConfig(
+        model=str(DEMO), tensor=2, nodes=2, threads=2, node_rank=1, leader_address=LEADER, http_port=1
+    )
+    assert describe_differences(shared_settings(ours), shared_settings(theirs)) == []
+    other = EngineConfig(model=str(DEMO), tensor=2, nodes=2, dtype="bfloat16")
+    assert describe_differences(shared_settings(ours), shared_settings(other)) == [
+        "--dtype (bfloat16 there, auto here)"
+    ]
