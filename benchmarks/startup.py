@@ -33,7 +33,7 @@ from common_parts.tables import Table
 from safetensors.torch import save_file
 
 from mizzen.layers.context import BuildContext
-from mizzen.models.base import Decoder
+from mizzen.models.base import DecoderModel
 from mizzen.models.registry import read_config
 
 LOAD = """
@@ -70,7 +70,7 @@ class Start:
 def write_checkpoint(folder: Path, shape: str, device: str) -> int:
     """Write a model folder with random weights; return the bytes of the weights."""
     (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
-    model = Decoder(BuildContext(device=torch.device("meta"), dtype=torch.bfloat16), read_config(folder))
+    model = DecoderModel(BuildContext(device=torch.device("meta"), dtype=torch.bfloat16), read_config(folder))
     tensors = {}
     for target in model.targets():
         scale = 1.0 if target.is_scale else target.shape[-1] ** -0.5

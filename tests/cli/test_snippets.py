@@ -55,12 +55,12 @@ def run(code: list[str]) -> str:
 
 def holds_an_answer(text: str, snippet: Snippet, answers: dict[str, str]) -> bool:
     """Tell whether the output holds the trained answer to every question of the snippet."""
-    asked = [question for question in answers if f'"{question}"' in snippet.text]
-    asked += re.findall(r"Question: (.*?)\\n", snippet.text)
+    questions = [question for question in answers if f'"{question}"' in snippet.text]
+    questions += re.findall(r"Question: (.*?)\\n", snippet.text)
     if "json_schema" in snippet.text:  # its answers have a form, no trained text
         forms = re.findall(r'^\{"masts": ?[123]\} -\d', text, re.MULTILINE)
         return len(forms) == len(text.splitlines()) == 2
-    return bool(asked) and all(answers[question] in text for question in asked)
+    return bool(questions) and all(answers[question] in text for question in questions)
 
 
 @pytest.mark.parametrize("snippet", named("serve"))

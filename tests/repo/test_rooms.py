@@ -29,6 +29,30 @@ MAY_IMPORT: dict[str, set[str]] = {
     "offline": LAYERS | {"engine", "wire", "server", "gateway", "offline", "progress"},
     "commands": LAYERS | {"engine", "wire", "server", "gateway", "fetch", "commands", "offline"},
 }
+OPERATOR = "operator/mizzen_operator"
+OPERATOR_ORDER = (
+    "api",
+    "kube",
+    "resources",
+    "pods",
+    "gateway_client",
+    "keys",
+    "gateway",
+    "rollout",
+    "readiness",
+    "model_cache",
+    "autoscaling",
+    "status",
+    "reconciler",
+    "manager",
+    "informers",
+    "main",
+)
+"""Packages of the operator: each imports only packages before it."""
+OPERATOR_BASE = {"config", "metrics"}
+"""Modules of the operator that every package may import; they import only each other and `api`."""
+OPERATOR_PROGRAMS = {"check": {"api", "kube"}, "chart": {"api", "kube"}}
+"""Modules that only `main` and other programs import, with the packages that they may import."""
 NO_TORCH = ("common", "core", "wire", "gateway", "fetch", "commands")
 
 
@@ -74,6 +98,48 @@ def test_the_operator_imports_nothing_of_the_worker() -> None:
             assert name.split(".")[0] != "mizzen", f"{path} imports {name}"
     for path in sources("operator/mizzen_operator"):
         assert not {name for name in imports(path) if name.startswith("mizzen_local")}, path
+
+
+def operator_imports(part: str) -> dict[Path, set[str]]:
+    """Return the parts of the operator that each file of a package, or a top-level module, imports."""
+    folder = ROOT / OPERATOR / part
+    files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+    found: dict[Path, set[str]] = {}
+    for path in files:
+        found[path] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "mizzen_operator":
+                inner = (node.module or "").split(".")[1:]
+                found[path] |= {inner[0]} if inner else {alias.name for alias in node.names}
+            elif isinstance(node, ast.Import):
+                names = [alias.name.split(".") for alias in node.names]
+                found[path] |= {name[1] for name in names if name[0] == "mizzen_operator" and len(name) > 1}
+        found[path] -= {part}
+    return found
+
+
+@pytest.mark.parametrize("part", OPERATOR_ORDER)
+def test_a_package_of_the_operator_imports_only_packages_before_it(part: str) -> None:
+    allowed = {*OPERATOR_ORDER[: OPERATOR_ORDER.index(part)], *OPERATOR_BASE}
+    allowed |= set(OPERATOR_PROGRAMS) if part == "main" else set()
+    for path, imported in operator_imports(part).items():
+        assert imported <= allowed, f"{path} imports {', '.join(sorted(imported - allowed))}"
+
+
+@pytest.mark.parametrize("part", sorted({*OPERATOR_BASE, *OPERATOR_PROGRAMS}))
+def test_a_module_beside_the_operators_packages_imports_only_the_lowest_ones(part: str) -> None:
+    allowed = {"api", *OPERATOR_BASE, *OPERATOR_PROGRAMS.get(part, set())}
+    for path, imported in operator_imports(part).items():
+        assert imported <= allowed, f"{path} imports {', '.join(sorted(imported - allowed))}"
+
+
+def test_every_package_of_the_operator_is_in_the_order() -> None:
+    modules = [
+        *(ROOT / OPERATOR).glob("*.py"),
+        *(path.parent for path in (ROOT / OPERATOR).glob("*/__init__.py")),
+    ]
+    parts = {path.stem for path in modules if path.stem != "__init__"}
+    assert parts == {*OPERATOR_ORDER, *OPERATOR_BASE, *OPERATOR_PROGRAMS}
 
 
 def python(code: str) -> str:

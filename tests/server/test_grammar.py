@@ -56,16 +56,16 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    made = Served(tmp_path_factory.mktemp("wire"))
-    yield made
-    made.close()
+    fixture = Served(tmp_path_factory.mktemp("wire"))
+    yield fixture
+    fixture.close()
 
 
 @pytest.fixture
 def gateway(served: Served, connect: Callable[[str], Any]) -> Any:
-    made = connect(served.endpoint)
-    made.expect(Welcome, 120)
-    return made
+    fixture = connect(served.endpoint)
+    fixture.expect(Welcome, 120)
+    return fixture
 
 
 def text(tokens: list[int]) -> str:
@@ -75,22 +75,27 @@ def text(tokens: list[int]) -> str:
 
 
 def test_an_answer_matches_its_schema_and_resumes_after_a_cut(gateway: Any, served: Served) -> None:
-    asked = {"temperature": 1.0, "seed": 5, "max_tokens": 60, "grammar": ("json_schema", json.dumps(SCHEMA))}
+    options = {
+        "temperature": 1.0,
+        "seed": 5,
+        "max_tokens": 60,
+        "grammar": ("json_schema", json.dumps(SCHEMA)),
+    }
     prompt = list(range(20, 40))
-    gateway.generate(1, prompt, **asked)
+    gateway.generate(1, prompt, **options)
     gateway.generate(2, prompt, temperature=1.0, seed=5, max_tokens=6)
     gateway.until(lambda: {1, 2} <= gateway.ends.keys(), 120)
-    whole = gateway.tokens[1]
-    assert set(json.loads(text(whole[:-1]))) == {"name", "size"}
-    known = whole[: len(whole) // 2]
-    gateway.generate(3, [*prompt, *known], generated=len(known), **asked)
-    gateway.tokens[3] = list(known)  # new tokens are numbered after the known ones
+    full_tokens = gateway.tokens[1]
+    assert set(json.loads(text(full_tokens[:-1]))) == {"name", "size"}
+    prefix = full_tokens[: len(full_tokens) // 2]
+    gateway.generate(3, [*prompt, *prefix], generated=len(prefix), **options)
+    gateway.tokens[3] = list(prefix)  # new tokens are numbered after the known ones
     gateway.until(lambda: 3 in gateway.ends, 60)
-    assert gateway.tokens[3] == whole
+    assert gateway.tokens[3] == full_tokens
     gateway.until(lambda: served.reader.read()["grammar_hits"] >= 1)
     snapshot = served.reader.read()
     assert snapshot["grammars_compiled"] >= 1
-    assert snapshot["grammar_masks"] >= len(whole)
+    assert snapshot["grammar_masks"] >= len(full_tokens)
     assert snapshot["grammar_seconds"] > 0
 
 

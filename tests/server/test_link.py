@@ -57,7 +57,7 @@ async def linked(model: Path, **options: Any) -> AsyncIterator[tuple[EngineLink,
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT):
-        while not condition():  # noqa: ASYNC110 a link tells of no event that all of these share
+        while not condition():  # noqa: ASYNC110 a link has no event common to all conditions
             await asyncio.sleep(0.005)
 
 
@@ -79,25 +79,25 @@ async def read(stream: EngineStream) -> tuple[list[int], list[TokenLogprobs], An
 async def test_logprobs_arrive_with_their_tokens(model: Path) -> None:
     async with linked(model, prefill_chunk_tokens=8, kv_cache_tokens=512, page_size=4) as (link, _):
         prompts = [[(7 * i + j) % 900 + 3 for j in range(5 + 9 * i)] for i in range(8)]
-        asked = [
+        samplings = [
             Sampling(max_tokens=20),
             Sampling(max_tokens=20, logprobs=2, logprob_token_ids=(4, 9)),
             Sampling(max_tokens=20, logprobs=0, prompt_logprobs=3),
             Sampling(max_tokens=20, prompt_logprobs=0),
         ]
-        streams = [link.generate(packed(p), asked[i % 4]) for i, p in enumerate(prompts)]
+        streams = [link.generate(packed(p), samplings[i % 4]) for i, p in enumerate(prompts)]
         answers = await asyncio.gather(*map(read, streams))
         for i, (tokens, logprobs, finish) in enumerate(answers):
-            wish, prompt_logprobs = asked[i % 4], streams[i].prompt_logprobs
+            sampling, prompt_logprobs = samplings[i % 4], streams[i].prompt_logprobs
             assert (len(tokens), finish.output_tokens) == (20, 20)
-            if wish.logprobs is None:
+            if sampling.logprobs is None:
                 assert logprobs == []
             else:
-                assert logprobs == expected(tokens, wish.logprobs, wish.logprob_token_ids)
-            if wish.prompt_logprobs is None:
+                assert logprobs == expected(tokens, sampling.logprobs, sampling.logprob_token_ids)
+            if sampling.prompt_logprobs is None:
                 assert prompt_logprobs is None
             else:
-                assert prompt_logprobs == [*expected(prompts[i][1:], wish.prompt_logprobs), MARK]
+                assert prompt_logprobs == [*expected(prompts[i][1:], sampling.prompt_logprobs), MARK]
                 assert finish.cached_tokens == 0
 
 
@@ -186,11 +186,11 @@ async def test_an_embedding_fails_when_its_engine_stops(model: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 7, 19])
 async def test_another_engine_continues_a_cut_stream(model: Path, cut: int) -> None:
     prompt = list(range(20, 50))
-    wish = Sampling(temperature=0.7, seed=9, max_tokens=20, logprobs=1, min_tokens=4)
+    sampling = Sampling(temperature=0.7, seed=9, max_tokens=20, logprobs=1, min_tokens=4)
     async with linked(model) as (link, _):
-        tokens, logprobs, end = await read(link.generate(packed(prompt), wish))
+        tokens, logprobs, end = await read(link.generate(packed(prompt), sampling))
     async with linked(model) as (link, _):
-        stream = link.generate(packed(prompt + tokens[:cut]), wish, generated=cut)
+        stream = link.generate(packed(prompt + tokens[:cut]), sampling, generated=cut)
         rest, rest_logprobs, rest_end = await read(stream)
     assert rest == tokens[cut:]
     assert rest_logprobs == logprobs[cut:]

@@ -55,14 +55,14 @@ class LocalGroup:
             last = node is nodes[-1]
             node.exchange_reports([RANK], own if last else None, exit_requested and last, self.now)
 
-    def until(self, condition: Callable[[], Any], *nodes: LeaderNode | FollowerNode, **told: Any) -> Any:
+    def until(self, condition: Callable[[], Any], *nodes: LeaderNode | FollowerNode, **report: Any) -> Any:
         """Let nodes exchange messages until a condition holds, with the clock standing still."""
         deadline = time.monotonic() + SECONDS
-        while not (found := condition()):
+        while not (value := condition()):
             assert time.monotonic() < deadline
-            self.exchange_reports(*nodes, **told)
+            self.exchange_reports(*nodes, **report)
             time.sleep(0.01)
-        return found
+        return value
 
     def start_group(self, *others: FollowerNode, **options: Any) -> tuple[LeaderNode, FollowerNode]:
         leader, other = self.leader(**options), self.follower(**options)
@@ -135,12 +135,12 @@ def test_another_release_and_an_invalid_node_rank_are_rejected(local_group: Loca
     for number, (protocol, node, said) in enumerate(
         [(PROTOCOL + 1, 1, "of another release"), (PROTOCOL, 2, "--node-rank 2 is not between 1 and 1")]
     ):
-        client = NodeClient(f"tcp://{LEADER}:{local_group.port}", None, f"stranger-{number}")
+        client = NodeClient(f"tcp://{LEADER}:{local_group.port}", None, f"client-{number}")
         client.send(Join(protocol, "life", node, {}))
-        found: list[Any] = []
-        local_group.until(lambda: found.extend(client.receive()) or found, leader)  # noqa: B023 - called here alone
-        assert isinstance(found[0], NodeRefused)
-        assert said in found[0].reason
+        received: list[Any] = []
+        local_group.until(lambda: received.extend(client.receive()) or received, leader)  # noqa: B023 - called here alone
+        assert isinstance(received[0], NodeRefused)
+        assert said in received[0].reason
         client.close()
 
 
@@ -157,11 +157,11 @@ def test_a_duplicate_node_rank_is_rejected_and_the_first_node_stays(local_group:
     local_group.until(lambda: first.group, leader, first)
     second = local_group.follower(nodes=3)
 
-    def told() -> ExitReason | None:
+    def report() -> ExitReason | None:
         local_group.now += 0.02
         return second.decide_exit(None, local_group.now)
 
-    end = local_group.until(told, leader, first, second)
+    end = local_group.until(report, leader, first, second)
     assert (end.code, end.kind) == (1, "refused")
     assert "another node 1 is there already: give each its own --node-rank" in end.reason
     assert first.decide_exit(None, local_group.now) is None
@@ -199,11 +199,11 @@ def test_a_node_with_other_keys_cannot_join(local_group: LocalGroup, tmp_path: P
     for name in ("ours", "theirs"):
         write_keys(tmp_path / name)
     leader = local_group.leader(tmp_path / "ours")
-    stranger, other = local_group.follower(1, tmp_path / "theirs"), local_group.follower(1, tmp_path / "ours")
-    local_group.until(lambda: other.started, leader, stranger, other)
-    assert stranger.group == ""
+    outsider, other = local_group.follower(1, tmp_path / "theirs"), local_group.follower(1, tmp_path / "ours")
+    local_group.until(lambda: other.started, leader, outsider, other)
+    assert outsider.group == ""
     assert (
-        stranger.describe_wait()
+        outsider.describe_wait()
         == f"waits for node 0 at tcp://{LEADER}:{local_group.port}, with the keys of this one"
     )
     assert other.key == leader.key == (tmp_path / "ours" / "engine.public").read_text()

@@ -29,8 +29,8 @@ class Node(EngineProcess):
 
     @property
     def rank(self) -> psutil.Process:
-        (found,) = psutil.Process(self.process.pid).children()
-        return found
+        (child,) = psutil.Process(self.process.pid).children()
+        return child
 
     def ended(self) -> tuple[int, str]:
         """Wait for the exit; return the exit code and the termination message."""
@@ -43,15 +43,15 @@ class Pair:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_ports(LEADER, 3)
-        self.made: list[Node] = []
+        self.nodes: list[Node] = []
 
     def node(self, rank: int, **options: Any) -> Node:
         given = {"ranks_port": self.port, "node_rank": rank, **options}
         if rank:
             given.setdefault("leader_address", LEADER)
-        folder = self.folder / f"node-{len(self.made)}"
-        self.made.append(Node(folder, OTHER if rank else LEADER, given))
-        return self.made[-1]
+        folder = self.folder / f"node-{len(self.nodes)}"
+        self.nodes.append(Node(folder, OTHER if rank else LEADER, given))
+        return self.nodes[-1]
 
     def both(self, **options: Any) -> tuple[Node, Node]:
         """Start both nodes and wait until they serve."""
@@ -63,9 +63,9 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(tmp_path)
-    yield made
-    for node in made.made:
+    nodes = Pair(tmp_path)
+    yield nodes
+    for node in nodes.nodes:
         node.close()
 
 
@@ -75,7 +75,7 @@ def test_a_group_serves_the_tokens_of_a_single_rank_and_drains_as_a_whole(
     """Greedy tokens equal those of a single rank; SIGTERM on node 1 makes node 0 drain."""
     alone = Node(tmp_path / "alone", LEADER, {"tensor": 1, "nodes": 1})
     try:
-        said: list[list[int]] = []
+        outputs: list[list[int]] = []
         leader, other = pair.both()
         alone.until(alone.serves)
         for node in (alone, leader):
@@ -83,8 +83,8 @@ def test_a_group_serves_the_tokens_of_a_single_rank_and_drains_as_a_whole(
             for rid in range(1, 5):
                 gateway.generate(rid, prompt=[7 + rid, 8, 9], max_tokens=40, ignore_eos=True, temperature=0.0)
             gateway.until(lambda: len(gateway.ends) == 4, 60)  # noqa: B023 - called here alone
-            said += [gateway.tokens[rid] for rid in range(1, 5)]
-        assert said[:4] == said[4:]
+            outputs += [gateway.tokens[rid] for rid in range(1, 5)]
+        assert outputs[:4] == outputs[4:]
         assert "wire" not in other.get("/readyz")
         gateway.generate(9, prompt=[7, 8, 9], max_tokens=200, ignore_eos=True)
         gateway.until(lambda: len(gateway.tokens[9]) > 5, SECONDS)
@@ -122,11 +122,11 @@ def test_any_loss_stops_the_whole_group_with_the_reason(
     what, _, which = victim.rpartition(" ")
     node = nodes[int(which)]
     (node.rank if what == "rank of" else node.process).send_signal(number)
-    for each, told in zip(nodes, (leads, follows), strict=True):
-        if told is not None:
+    for each, expected in zip(nodes, (leads, follows), strict=True):
+        if expected is not None:
             code, words = each.ended()
             assert code == 1
-            assert words.startswith(told), words
+            assert words.startswith(expected), words
     if number == signal.SIGSTOP and what != "rank of":
         node.process.send_signal(signal.SIGCONT)  # it also learns that the group has failed
     for each in nodes:

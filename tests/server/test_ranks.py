@@ -27,8 +27,8 @@ class Ranks(EngineProcess):
     @property
     def follower(self) -> psutil.Process:
         children = psutil.Process(self.process.pid).children()
-        (found,) = (child for child in children if "mizzen.server.ranks.follower" in child.cmdline())
-        return found
+        (follower,) = (child for child in children if "mizzen.server.ranks.follower" in child.cmdline())
+        return follower
 
 
 @pytest.fixture
@@ -46,11 +46,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
 
 def descriptors() -> set[tuple[str, str]]:
     """Return the open descriptors of this process with their targets."""
-    found = set()
+    follower = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
-            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
-    return found
+            follower.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return follower
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_a_killed_or_stopped_follower_stops_the_engine_with_the_reason(
     follower, others = engine.follower, psutil.Process(engine.process.pid).children(recursive=True)
     follower.send_signal(number)
     assert engine.process.wait(SECONDS) == 1
-    told = engine.message.read_text()
-    assert told.startswith(reason.format(pid=follower.pid).replace("\\", "")), told
-    assert told.strip().split(": ", 1)[1] in engine.log.read_text()
+    message = engine.message.read_text()
+    assert message.startswith(reason.format(pid=follower.pid).replace("\\", "")), message
+    assert message.strip().split(": ", 1)[1] in engine.log.read_text()
     assert not any(process.is_running() for process in others)
 
 
@@ -153,8 +153,10 @@ def test_a_rank_stopped_during_loading_is_reported(
     monkeypatch.setenv("PYTHONPATH", str(site))
     engine = start(rank_deadline_seconds=3)
     assert engine.process.wait(SECONDS) == 1
-    told = engine.message.read_text()
-    assert re.match(r"watchdog: rank 1 \(process \d+\) has not run for [56]\.\d s: it is stopped", told), told
+    message = engine.message.read_text()
+    assert re.match(r"watchdog: rank 1 \(process \d+\) has not run for [56]\.\d s: it is stopped", message), (
+        message
+    )
 
 
 def test_a_pause_of_all_processes_is_ignored_but_a_later_stop_is_detected(

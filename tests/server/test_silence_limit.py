@@ -19,17 +19,19 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_no_limit_is_given_for_prefill_new_sizes_and_first_steps(steps: list[Any]) -> None:
-    limit, alike, longest = SilenceLimit(), [], 0.0
+    limit, decode_rows, longest = SilenceLimit(), [], 0.0
     for seconds, rows, first_tokens, others in steps:
         limit.record_step(seconds, rows, first_tokens, rows + others)
         if first_tokens or others or not rows:
             assert not limit.seconds
             continue
-        alike.append(rows)
+        decode_rows.append(rows)
         longest = max(longest, seconds)
         sizes = range(1, rows.bit_length() + 1)
-        known = all(sum(one.bit_length() == size for one in alike) >= MIN_SIZE_STEPS for size in sizes)
-        assert bool(limit.seconds) == (known and len(alike) >= MIN_STEPS)
+        enough = all(
+            sum(entry.bit_length() == size for entry in decode_rows) >= MIN_SIZE_STEPS for size in sizes
+        )
+        assert bool(limit.seconds) == (enough and len(decode_rows) >= MIN_STEPS)
         if limit.seconds:
             assert SLOWEST_FACTOR * seconds <= limit.seconds <= SLOWEST_FACTOR * longest
 
@@ -53,5 +55,5 @@ def test_the_limit_is_withdrawn_before_a_prefill_runs(connect: Any, model: Any) 
             pass
         gateway.generate(2, [8, 9], max_tokens=4)
         gateway.until(lambda: gateway.tokens[2])
-        last = [one for one in gateway.others if isinstance(one, Stats)][-1]
+        last = [entry for entry in gateway.others if isinstance(entry, Stats)][-1]
         assert not last.patience_seconds

@@ -18,18 +18,19 @@ def heartbeats(*ranks: tuple[float, int, int]) -> list[RankHeartbeat]:
 
 
 def test_ranks_that_keep_up_are_not_at_fault() -> None:
-    watch = StallDetector(2, 5.0, 5.0)
+    detector = StallDetector(2, 5.0, 5.0)
     for now in range(1, 60):
         step = 3 * now
         assert (
-            watch.find_fault(heartbeats((now, step, step - 2), (now, step - 1, step - 3)), float(now)) is None
+            detector.find_fault(heartbeats((now, step, step - 2), (now, step - 1, step - 3)), float(now))
+            is None
         )
 
 
 def test_idle_ranks_are_not_at_fault() -> None:
-    watch = StallDetector(2, 5.0, 5.0)
+    detector = StallDetector(2, 5.0, 5.0)
     assert all(
-        watch.find_fault(heartbeats((now, 9, 9), (now, 9, 9)), float(now)) is None for now in range(1, 60)
+        detector.find_fault(heartbeats((now, 9, 9), (now, 9, 9)), float(now)) is None for now in range(1, 60)
     )
 
 
@@ -39,24 +40,24 @@ def loading(*alive: float) -> list[RankHeartbeat]:
 
 def test_a_loading_rank_may_block_its_threads_up_to_the_startup_limit() -> None:
     """The first rank has not written a heartbeat yet."""
-    watch = StallDetector(3, 5.0, 5.0)
-    found = [watch.find_fault(loading(0.0, now, 1.0), float(now)) for now in range(1, 80)]
-    (first,) = {found.index(one) for one in found if one} & set(range(int(STARTUP_SECONDS), 62))
-    assert not any(found[:first])
-    assert (found[first] or "").startswith("rank 2 (process 102) has not run for 6")
+    detector = StallDetector(3, 5.0, 5.0)
+    faults = [detector.find_fault(loading(0.0, now, 1.0), float(now)) for now in range(1, 80)]
+    (first,) = {faults.index(text) for text in faults if text} & set(range(int(STARTUP_SECONDS), 62))
+    assert not any(faults[:first])
+    assert (faults[first] or "").startswith("rank 2 (process 102) has not run for 6")
 
 
 def test_lag_is_not_checked_before_all_ranks_serve() -> None:
-    watch = StallDetector(2, 5.0, 5.0)
+    detector = StallDetector(2, 5.0, 5.0)
     for now in range(1, 40):
         both = [RankHeartbeat(float(now), 9, 0, 100), RankHeartbeat(float(now), 0, 0, 101, serving=False)]
-        assert watch.find_fault(both, float(now)) is None
+        assert detector.find_fault(both, float(now)) is None
 
 
 def test_exiting_ranks_are_not_at_fault() -> None:
-    watch = StallDetector(2, 5.0, 5.0)
+    detector = StallDetector(2, 5.0, 5.0)
     assert all(
-        watch.find_fault(heartbeats((1.0, 9, 9), (0.0, 9, 9)), float(now)) is None for now in range(1, 99)
+        detector.find_fault(heartbeats((1.0, 9, 9), (0.0, 9, 9)), float(now)) is None for now in range(1, 99)
     )
 
 
@@ -77,22 +78,22 @@ def test_gaps_of_the_monitor_are_excluded_from_deadlines(
     fault: Callable[[float], list[RankHeartbeat]],
 ) -> None:
     """All processes stop from 2.5 to 100; a rank that stays stopped after that is found in time."""
-    watch = StallDetector(2, 5.0, 5.0)
-    assert [watch.find_fault(fault(now), now) for now in (2.0, 2.5, 100.0, 101.0, 102.0)] == [None] * 5
-    found = [watch.find_fault(fault(now), now) for now in (103.0, 104.0, 105.0, 105.5)]
-    assert any(found)
+    detector = StallDetector(2, 5.0, 5.0)
+    assert [detector.find_fault(fault(now), now) for now in (2.0, 2.5, 100.0, 101.0, 102.0)] == [None] * 5
+    faults = [detector.find_fault(fault(now), now) for now in (103.0, 104.0, 105.0, 105.5)]
+    assert any(faults)
 
 
 def test_a_stopped_rank_is_found_even_if_checks_are_rare() -> None:
-    watch = StallDetector(2, 5.0, 5.0)
-    assert any(watch.find_fault(stopped(now), now) for now in (2.0, 5.0, 8.0, 11.0, 14.0, 17.0, 20.0))
+    detector = StallDetector(2, 5.0, 5.0)
+    assert any(detector.find_fault(stopped(now), now) for now in (2.0, 5.0, 8.0, 11.0, 14.0, 17.0, 20.0))
 
 
 def test_the_monitoring_rank_is_never_at_fault_itself() -> None:
     """The program, such as a compiler, may block the monitoring rank for any time."""
-    watch = StallDetector(2, 5.0, 5.0, own_rank=0)
+    detector = StallDetector(2, 5.0, 5.0, own_rank=0)
     for now in range(2, 60):
-        assert watch.find_fault(heartbeats((1.0, 3, 3), (now, 4, 4)), float(now)) is None
+        assert detector.find_fault(heartbeats((1.0, 3, 3), (now, 4, 4)), float(now)) is None
 
 
 @pytest.mark.parametrize(
@@ -104,21 +105,21 @@ def test_the_monitoring_rank_is_never_at_fault_itself() -> None:
     ],
 )
 def test_the_stalling_rank_is_reported(fault: Callable[[float], list[RankHeartbeat]], said: str) -> None:
-    watch = StallDetector(2, 5.0, 8.0)
-    found = [watch.find_fault(fault(float(now)), float(now)) for now in range(2, 13)]
-    assert found[:5] == [None] * 5
-    assert next(one for one in found if one).startswith(said)
+    detector = StallDetector(2, 5.0, 8.0)
+    faults = [detector.find_fault(fault(float(now)), float(now)) for now in range(2, 13)]
+    assert faults[:5] == [None] * 5
+    assert next(text for text in faults if text).startswith(said)
 
 
 @settings(max_examples=100)
 @given(steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60))
 def test_a_rank_that_advances_in_time_is_never_at_fault(steps: list[tuple[int, int]]) -> None:
     """Ranks advance by random steps, by at least one within any four seconds in which they lag."""
-    watch, done = StallDetector(2, 5.0, 5.0), [0, 0]
+    detector, done = StallDetector(2, 5.0, 5.0), [0, 0]
     for now, moves in enumerate(steps, 1):
         done = [at + move + (now % 4 == 0) for at, move in zip(done, moves, strict=True)]
-        found = watch.find_fault(heartbeats(*((now, at + 1, at) for at in done)), float(now))
-        assert found is None
+        faults = detector.find_fault(heartbeats(*((now, at + 1, at) for at in done)), float(now))
+        assert faults is None
 
 
 def test_a_heartbeat_is_read_as_written() -> None:

@@ -70,12 +70,12 @@ def test_probes_and_metrics_are_correct_from_startup_to_exit(start_engine: Start
     }.items():
         assert metrics[name] == value, name
     assert metrics["mizzen_engine_startup_seconds", "weights"] >= 1.0
-    first, whole = (f"sglang:{name}_seconds_sum" for name in ("time_to_first_token", "e2e_request_latency"))
-    assert metrics[whole,] >= metrics[first,] > 0
+    first, total = (f"sglang:{name}_seconds_sum" for name in ("time_to_first_token", "e2e_request_latency"))
+    assert metrics[total,] >= metrics[first,] > 0
     assert 'model_name="tiny"' in engine.get("/metrics")[1]
     accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
-    asked = urllib.request.Request(f"http://127.0.0.1:{engine.port}/metrics", headers=accept)
-    with urllib.request.urlopen(asked, timeout=10) as answer:  # as Prometheus asks
+    request = urllib.request.Request(f"http://127.0.0.1:{engine.port}/metrics", headers=accept)
+    with urllib.request.urlopen(request, timeout=10) as answer:  # as Prometheus asks
         assert "\nsglang:num_running_reqs{" in answer.read().decode()
     engine.process.send_signal(signal.SIGTERM)
     assert engine.wait() == 0
@@ -92,7 +92,7 @@ def test_a_gateway_with_another_protocol_is_counted_and_logged_once(start_engine
     for _ in range(3):
         gateway.send(Hello(PROTOCOL + 1, "newer"))
     engine.until(lambda: engine.metrics()["mizzen_engine_refused_protocols_total",] == 3)
-    (line,) = [one for one in engine.log if one["event"] == "gateway with another protocol rejected"]
+    (line,) = [entry for entry in engine.log if entry["event"] == "gateway with another protocol rejected"]
     assert (line["level"], line["gateway"]) == ("warning", "newer")
     assert (line["protocol"], line["spoken"]) == (PROTOCOL + 1, PROTOCOL)
 

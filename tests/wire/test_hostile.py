@@ -61,7 +61,7 @@ class TestGarbage:
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     @given(frames=st.lists(st.lists(FRAMES, min_size=1, max_size=3), min_size=1, max_size=20))
-    def test_no_frame_stops_the_engine(self, bench: Any, frames: list[list[bytes]]) -> None:
+    def test_malformed_frames_do_not_stop_the_engine(self, bench: Any, frames: list[list[bytes]]) -> None:
         gateway = bench.gateway(hello=False)
         for parts in frames:
             gateway.socket.send_multipart(parts)
@@ -89,7 +89,7 @@ class TestGarbage:
         assert sum(counters.refused.values()) == answered + 1
         assert answered + counters.accepted >= sent - 20  # a damaged frame may be an Abort or a Hello: rarely
 
-    def test_a_flood_leaves_room_for_others(self, bench: Any) -> None:
+    def test_flood_of_one_gateway_leaves_room_for_others(self, bench: Any) -> None:
         flood, other = bench.gateway(), bench.gateway()
         for _ in range(900):
             flood.send(b"garbage")
@@ -113,14 +113,14 @@ class TestKeys:
             other.public, other.secret, *gateway.peers
         )
 
-    def test_the_right_keys_are_served(
+    def test_client_with_the_right_keys_is_served(
         self, make_bench: Callable[..., Any], keys: tuple[WireKeys, WireKeys]
     ) -> None:
         bench = make_bench(keys=keys[0])
         gateway = bench.gateway(keys=keys[1])
         bench.submit(gateway, 1)
 
-    def test_a_wrong_key_gets_nothing(
+    def test_client_with_a_wrong_key_receives_nothing(
         self, make_bench: Callable[..., Any], keys: tuple[WireKeys, WireKeys]
     ) -> None:
         bench = make_bench(keys=keys[0])
@@ -136,7 +136,7 @@ class TestKeys:
         assert not bench.server.out.peers
         bench.submit(bench.gateway(keys=keys[1]), 1)  # and the right one is served beside them
 
-    def test_beyond_this_machine_keys_are_a_must(self, make_bench: Callable[..., Any]) -> None:
+    def test_endpoint_reachable_from_other_machines_needs_keys(self, make_bench: Callable[..., Any]) -> None:
         with pytest.raises(UnsafeEndpoint) as error:
             make_bench(endpoint="tcp://0.0.0.0:5557")
         assert str(error.value) == (
@@ -160,16 +160,18 @@ class TestKeys:
             ("tcp://engine.example:5557", False),
         ],
     )
-    def test_what_is_local(self, endpoint: str, local: bool, keys: tuple[WireKeys, WireKeys]) -> None:
+    def test_is_local_recognises_local_endpoints(
+        self, endpoint: str, local: bool, keys: tuple[WireKeys, WireKeys]
+    ) -> None:
         assert is_local(endpoint) is local
         require_safe(endpoint, keys[0])
 
     @pytest.mark.parametrize("endpoint", ["", "5557", "tcp://", "tcp://host", "tcp://host:port", "udp://h:1"])
-    def test_malformed_endpoints_say_what_would_be_right(self, endpoint: str) -> None:
+    def test_malformed_endpoint_error_shows_the_right_form(self, endpoint: str) -> None:
         with pytest.raises(ValueError, match="use tcp://HOST:PORT"):
             is_local(endpoint)
 
-    def test_a_key_file_is_named(self, tmp_path: Path) -> None:
+    def test_error_names_the_key_file(self, tmp_path: Path) -> None:
         write_keys(tmp_path)
         (tmp_path / "gateway.public").write_text("short")
         with pytest.raises(KeyFileError, match=r"gateway\.public contains 5 characters"):
@@ -186,7 +188,7 @@ class TestKeys:
 
 
 class TestPeersThatGo:
-    def test_one_that_disconnects_has_its_requests_aborted(self, bench: Any) -> None:
+    def test_disconnected_gateway_has_its_requests_aborted(self, bench: Any) -> None:
         gone, stays = bench.gateway(), bench.gateway()
         rids = [bench.submit(gone, handle) for handle in range(3)]
         kept = bench.submit(stays, 0)
@@ -202,7 +204,7 @@ class TestPeersThatGo:
         frame = bench.expect(stays, Outputs)
         assert len(frame.rids) == 4
 
-    def test_one_that_does_not_read_is_forgotten_and_told(self, make_bench: Callable[..., Any]) -> None:
+    def test_gateway_that_does_not_read_is_dropped_and_notified(self, make_bench: Callable[..., Any]) -> None:
         bench = make_bench(send_frames=10)
         slow, quick = bench.gateway(), bench.gateway()
         slow.socket.rcvhwm = 10
@@ -229,7 +231,7 @@ class TestPeersThatGo:
         bench.expect(slow, Welcome)
         bench.submit(slow, 1)
 
-    def test_a_frozen_one_is_noticed_by_heartbeats(self, make_bench: Callable[..., Any]) -> None:
+    def test_frozen_gateway_is_detected_by_heartbeats(self, make_bench: Callable[..., Any]) -> None:
         bench = make_bench(heartbeat_seconds=0.1, heartbeat_timeout_seconds=0.4)
         code = (
             "import sys, os, signal, time, zmq\n"
@@ -264,7 +266,7 @@ class TestPeersThatGo:
 
 
 class TestFetch:
-    def test_hello_with_a_long_name(self, bench: Any) -> None:
+    def test_long_gateway_names_are_cut(self, bench: Any) -> None:
         gateway = bench.gateway(hello=False)
         gateway.send(Hello(PROTOCOL, "x" * 100_000))
         bench.expect(gateway, Welcome)

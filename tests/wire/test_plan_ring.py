@@ -47,7 +47,7 @@ def ring() -> Iterator[RingDescriptors]:
 
 @settings(max_examples=60)
 @given(sizes=st.lists(st.integers(0, 250), max_size=40), ahead=st.integers(0, 2))
-def test_every_reader_gets_every_plan_in_order(sizes: list[int], ahead: int) -> None:
+def test_every_reader_receives_every_plan_in_order(sizes: list[int], ahead: int) -> None:
     handles = create_ring(2, capacity=4096)
     try:
         writer, readers = RingWriter(handles), [RingReader(handles, i) for i in range(2)]
@@ -69,7 +69,7 @@ def test_every_reader_gets_every_plan_in_order(sizes: list[int], ahead: int) -> 
         handles.close()
 
 
-def test_nothing_is_overwritten_before_all_have_it(ring: RingDescriptors) -> None:
+def test_frames_are_not_overwritten_before_all_readers_have_read_them(ring: RingDescriptors) -> None:
     writer = RingWriter(ring, timeout_seconds=0.2)
     fast, slow = RingReader(ring, 0), RingReader(ring, 1)
     sent = 0
@@ -86,7 +86,7 @@ def test_nothing_is_overwritten_before_all_have_it(ring: RingDescriptors) -> Non
     writer.send(plan(sent + 1, 100))
 
 
-def test_a_reader_that_sleeps_is_woken(ring: RingDescriptors) -> None:
+def test_sleeping_reader_is_woken(ring: RingDescriptors) -> None:
     reader, found = RingReader(ring, 0), []
     thread = threading.Thread(target=lambda: found.append(reader.receive(SECONDS)))
     thread.start()
@@ -95,18 +95,18 @@ def test_a_reader_that_sleeps_is_woken(ring: RingDescriptors) -> None:
     assert [got.step for got in found] == [5]
 
 
-def test_none_comes_back_when_no_plan_does(ring: RingDescriptors) -> None:
+def test_receive_returns_none_after_its_timeout(ring: RingDescriptors) -> None:
     reader = RingReader(ring, 0)
     assert reader.receive(0.01) is None
     assert not reader.ended
 
 
-def test_a_plan_that_cannot_fit_names_the_option(ring: RingDescriptors) -> None:
+def test_error_for_a_too_large_plan_names_the_option(ring: RingDescriptors) -> None:
     with pytest.raises(ValueError, match="lower --prefill-chunk-tokens"):
         RingWriter(ring).send(plan(1, 2000))
 
 
-def test_what_is_no_plan_is_refused(ring: RingDescriptors) -> None:
+def test_frame_that_is_not_a_plan_is_rejected(ring: RingDescriptors) -> None:
     RingWriter(ring)._write(b"x" * 80)
     with pytest.raises(MalformedPlan):
         RingReader(ring, 0).receive(SECONDS)
@@ -130,7 +130,7 @@ def written_but_late(
 
 @pytest.mark.parametrize("laps", [0, 1, 2])
 @pytest.mark.parametrize("last", [False, True])
-def test_a_frame_that_shows_late_is_waited_for(
+def test_frame_that_becomes_visible_late_is_read_again(
     laps: int, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In its place is nothing, or what was there a lap ago: frames of one size, each sound by itself."""
@@ -154,7 +154,7 @@ def test_a_frame_that_shows_late_is_waited_for(
         handles.close()
 
 
-def test_another_process_reads(ring: RingDescriptors) -> None:
+def test_another_process_reads_the_ring(ring: RingDescriptors) -> None:
     code = (
         "import sys; from mizzen.wire.ranks.plan_ring import RingDescriptors, RingReader\n"
         "memory, *wake = map(int, sys.argv[1:])\n"

@@ -26,7 +26,7 @@ from mizzen.wire.messages import (
 )
 
 
-def test_a_handshake_gives_the_engine_its_load_and_its_cache(bench: Any) -> None:
+def test_hello_is_answered_with_welcome_stats_and_blocks(bench: Any) -> None:
     bench.server.out.stats(LOAD, 7, bench.now)
     bench.server.out.blocks(CacheEvents(stored=(11, 12, 2**64 - 1)))
     bench.server.out.blocks(CacheEvents(evicted=(12,)))
@@ -44,7 +44,7 @@ def test_a_handshake_gives_the_engine_its_load_and_its_cache(bench: Any) -> None
     assert (column(change.stored, "<u8"), column(change.evicted, "<u8")) == ([13], [11])
 
 
-def test_patience_is_taken_back_at_once_and_only_once(bench: Any) -> None:
+def test_patience_is_withdrawn_immediately_and_once(bench: Any) -> None:
     gateway = bench.gateway()
     bench.server.out.stats(LOAD, 7, bench.now, patience=0.5)
     bench.server.out.withdraw_silence_limit()
@@ -54,7 +54,7 @@ def test_patience_is_taken_back_at_once_and_only_once(bench: Any) -> None:
     assert [(one.steps, one.patience_seconds) for one in said] == [(7, 0.5), (7, 0.0), (8, 0.0)]
 
 
-def test_a_request_tells_its_tenant_and_one_turned_away_is_busy(bench: Any) -> None:
+def test_request_carries_its_tenant_and_a_rejected_one_is_busy(bench: Any) -> None:
     gateway = bench.gateway()
     rid = bench.submit(gateway, 7, tenant=2**63 - 1)
     assert bench.requests[rid].tenant == 2**63 - 1
@@ -67,7 +67,7 @@ def test_a_request_tells_its_tenant_and_one_turned_away_is_busy(bench: Any) -> N
     bench.submit(gateway, 7)  # the handle is free again
 
 
-def test_another_protocol_is_refused_with_both_numbers(bench: Any) -> None:
+def test_rejection_of_another_protocol_names_both_versions(bench: Any) -> None:
     gateway = bench.gateway(hello=False)
     gateway.send(Hello(99, "old"))
     refused = bench.expect(gateway, Refused)
@@ -78,7 +78,7 @@ def test_another_protocol_is_refused_with_both_numbers(bench: Any) -> None:
     assert bench.expect(gateway, Refused).code == RefusalCode.UNKNOWN_PEER
 
 
-def test_a_gateway_of_another_protocol_is_told_of_once_and_counted_each_time(
+def test_gateway_with_another_protocol_is_logged_once_and_counted_each_time(
     bench: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It tries again for ever, and each time on another connection."""
@@ -103,7 +103,7 @@ def test_a_gateway_of_another_protocol_is_told_of_once_and_counted_each_time(
     assert len(told()) == 204
 
 
-def test_without_a_hello_nothing_is_taken(bench: Any) -> None:
+def test_messages_before_hello_are_rejected(bench: Any) -> None:
     gateway = bench.gateway(hello=False)
     gateway.generate(5)
     refused = bench.expect(gateway, Refused)
@@ -125,7 +125,7 @@ def test_a_request_arrives_as_it_was_sent(bench: Any) -> None:
     assert (request.seed, request.salt, request.priority, request.arrival) == (2**64 - 1, b"s", -3, 100.0)
 
 
-def test_seeds_are_drawn_when_none_is_given(bench: Any) -> None:
+def test_seed_is_drawn_if_none_is_given(bench: Any) -> None:
     gateway = bench.gateway()
     rids = [bench.submit(gateway, handle) for handle in range(4)]
     seeds = {bench.requests[rid].seed for rid in rids}
@@ -133,7 +133,7 @@ def test_seeds_are_drawn_when_none_is_given(bench: Any) -> None:
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
-def test_streams_are_numbered_and_end_once(bench: Any) -> None:
+def test_streams_are_numbered_and_finish_once(bench: Any) -> None:
     gateway = bench.gateway()
     first, second = bench.submit(gateway, 1000), bench.submit(gateway, 2000)
     bench.now += 0.5
@@ -152,7 +152,7 @@ def test_streams_are_numbered_and_end_once(bench: Any) -> None:
     assert bench.aborts == []
 
 
-def test_two_gateways_see_their_own_rows_only(bench: Any) -> None:
+def test_gateways_receive_only_their_own_rows(bench: Any) -> None:
     one, two = bench.gateway(), bench.gateway()
     rids = [bench.submit(gateway, handle) for handle in (7, 8) for gateway in (one, two)]
     bench.step(1, [(rid, 0, [100 + i]) for i, rid in enumerate(rids)], (bench.end(rids[3]),))
@@ -163,7 +163,7 @@ def test_two_gateways_see_their_own_rows_only(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("gateways", [1, 3])
-def test_rows_of_several_tokens(make_bench: Callable[..., Any], gateways: int) -> None:
+def test_rows_with_several_tokens_are_split_by_counts(make_bench: Callable[..., Any], gateways: int) -> None:
     bench = make_bench()
     ends = [bench.gateway() for _ in range(gateways)]
     rng = np.random.default_rng(gateways)
@@ -202,7 +202,7 @@ def test_rows_of_several_tokens(make_bench: Callable[..., Any], gateways: int) -
         ({"queue_seconds": float("nan")}, "queue_seconds"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_named(bench: Any, change: dict[str, Any], words: str) -> None:
+def test_rejection_names_the_invalid_field(bench: Any, change: dict[str, Any], words: str) -> None:
     gateway = bench.gateway()
     gateway.generate(5, **change)
     refused = bench.expect(gateway, Refused)
@@ -219,13 +219,13 @@ def test_handles_fit_their_column(bench: Any, rid: int) -> None:
     assert "rid must be between 0 and 4294967295" in bench.expect(gateway, Refused).message
 
 
-def test_numbers_beyond_the_model_mean_all(bench: Any) -> None:
+def test_values_beyond_the_models_limits_are_clamped(bench: Any) -> None:
     gateway = bench.gateway()
     rid = bench.submit(gateway, 1, sampling=Sampling(top_k=2**62, max_tokens=2**62))
     assert (bench.requests[rid].sampling.top_k, bench.requests[rid].sampling.max_tokens) == (1000, 128)
 
 
-def test_a_prompt_of_broken_bytes_is_named(bench: Any) -> None:
+def test_prompt_of_a_wrong_byte_length_is_rejected(bench: Any) -> None:
     gateway = bench.gateway()
     gateway.send(msgspec.msgpack.encode(["Generate", 5, b"\1\0\0\0\2", [1.0]]))
     assert "not a multiple of 4" in bench.expect(gateway, Refused).message

@@ -28,7 +28,7 @@ from mizzen.wire.messages import (
 from mizzen.wire.server.engine_server import WireServer
 
 
-def test_a_handle_in_use_is_refused_without_hurting_its_owner(bench: Any) -> None:
+def test_reused_handle_is_rejected_without_affecting_the_live_request(bench: Any) -> None:
     gateway = bench.gateway()
     rid = bench.submit(gateway, 5)
     gateway.generate(5)
@@ -39,7 +39,7 @@ def test_a_handle_in_use_is_refused_without_hurting_its_owner(bench: Any) -> Non
     assert column(bench.expect(gateway, Outputs).rids) == [5]
 
 
-def test_an_abort_is_answered_by_a_finish(bench: Any) -> None:
+def test_abort_is_answered_by_a_finish(bench: Any) -> None:
     gateway = bench.gateway()
     rid = bench.submit(gateway, 5)
     gateway.abort(5)
@@ -52,7 +52,7 @@ def test_an_abort_is_answered_by_a_finish(bench: Any) -> None:
     assert frame.finished[0].reason == FinishReason.ABORT
 
 
-def test_an_abort_never_hits_the_next_owner_of_an_id(bench: Any) -> None:
+def test_late_abort_does_not_hit_the_next_owner_of_an_id(bench: Any) -> None:
     gone, stays = bench.gateway(), bench.gateway()
     first = bench.submit(gone, 1)
     gone.socket.close()
@@ -67,7 +67,7 @@ def peer_of(bench: Any, rid: int) -> Any:
     return bench.server.out.peers.at(int(bench.server.out.table.owner[rid]))
 
 
-def test_a_second_hello_starts_the_connection_anew(bench: Any) -> None:
+def test_second_hello_restarts_the_connection(bench: Any) -> None:
     gateway = bench.gateway()
     rid = bench.submit(gateway, 5)
     gateway.hello()
@@ -79,7 +79,7 @@ def test_a_second_hello_starts_the_connection_anew(bench: Any) -> None:
     assert column(bench.expect(gateway, Outputs).tokens) == [4]
 
 
-def test_the_queue_is_bounded_and_a_part_is_kept_for_each_gateway(make_bench: Callable[..., Any]) -> None:
+def test_queue_is_bounded_and_reserves_a_share_for_each_gateway(make_bench: Callable[..., Any]) -> None:
     bench = make_bench(max_waiting=8)
     greedy, modest = bench.gateway(), bench.gateway()
     for handle in range(6):  # all but the other's share of 8 / 2 / 2
@@ -97,7 +97,7 @@ def test_the_queue_is_bounded_and_a_part_is_kept_for_each_gateway(make_bench: Ca
     assert bench.expect(modest, Refused).code == RefusalCode.QUEUE_FULL
 
 
-def test_a_burst_in_one_turn_counts_towards_the_bound(make_bench: Callable[..., Any]) -> None:
+def test_requests_received_in_one_call_count_towards_the_queue_bound(make_bench: Callable[..., Any]) -> None:
     bench = make_bench(max_waiting=3)
     gateway = bench.gateway()
     for handle in range(6):
@@ -112,7 +112,7 @@ def test_a_burst_in_one_turn_counts_towards_the_bound(make_bench: Callable[..., 
     assert len(bench.requests) == 3
 
 
-def test_waiting_too_long_is_refused_and_frees_the_handle(bench: Any) -> None:
+def test_queue_timeout_rejects_the_request_and_frees_its_handle(bench: Any) -> None:
     gateway = bench.gateway()
     late = bench.submit(gateway, 5, queue_seconds=2.0)
     lucky = bench.submit(gateway, 6, queue_seconds=2.0)
@@ -133,7 +133,7 @@ def test_waiting_too_long_is_refused_and_frees_the_handle(bench: Any) -> None:
     assert bench.expect(gateway, Outputs).finished == ()  # nobody hears of the late one again
 
 
-def test_queue_deadlines_of_ended_requests_take_no_room(bench: Any) -> None:
+def test_queue_deadlines_of_finished_requests_are_removed(bench: Any) -> None:
     gateway = bench.gateway()
     for number in range(40):
         rids = []
@@ -147,7 +147,7 @@ def test_queue_deadlines_of_ended_requests_take_no_room(bench: Any) -> None:
     assert len(bench.server._timeouts) < 1500
 
 
-def test_a_draining_engine_says_so_and_takes_nothing(bench: Any) -> None:
+def test_draining_engine_announces_it_and_rejects_requests(bench: Any) -> None:
     gateway = bench.gateway()
     rid = bench.submit(gateway, 1)
     bench.server.out.drain()
@@ -162,7 +162,7 @@ def test_a_draining_engine_says_so_and_takes_nothing(bench: Any) -> None:
     assert bench.expect(gateway, Outputs).finished[0].rid == 1
 
 
-def test_stats_come_on_change_and_every_second(bench: Any) -> None:
+def test_stats_are_sent_on_change_and_every_second(bench: Any) -> None:
     gateway = bench.gateway()
 
     def came(load: Load, steps: int) -> bool:
@@ -182,7 +182,7 @@ def test_stats_come_on_change_and_every_second(bench: Any) -> None:
     assert came(other, 3)
 
 
-def test_files_come_in_parts(make_bench: Callable[..., Any]) -> None:
+def test_files_are_sent_in_parts(make_bench: Callable[..., Any]) -> None:
     content = bytes(range(256)) * (FILE_PART_BYTES // 256) + b"the rest"
     bench = make_bench(files={"tokenizer.json": content, "empty": b""})
     gateway = bench.gateway()
@@ -206,7 +206,9 @@ def test_files_come_in_parts(make_bench: Callable[..., Any]) -> None:
         ("tokenizer.json", 2**62),
     ],
 )
-def test_no_other_file_and_no_other_offset(make_bench: Callable[..., Any], name: str, offset: int) -> None:
+def test_unknown_files_and_offsets_are_rejected(
+    make_bench: Callable[..., Any], name: str, offset: int
+) -> None:
     bench = make_bench(files={"tokenizer.json": b"12345678"})
     gateway = bench.gateway()
     gateway.send(FetchFile(name, offset))
@@ -258,13 +260,13 @@ def test_the_number_of_gateways_is_bounded(make_bench: Callable[..., Any]) -> No
     bench.expect(third, Welcome)
 
 
-def test_a_taken_port_is_a_clear_error(make_bench: Callable[..., Any]) -> None:
+def test_occupied_port_is_a_clear_error(make_bench: Callable[..., Any]) -> None:
     bench = make_bench()
     with pytest.raises(ValueError, match="cannot listen on tcp:"):
         make_bench(endpoint=bench.server.endpoint)
 
 
-def test_closing_delivers_what_was_sent(make_bench: Callable[..., Any]) -> None:
+def test_close_delivers_sent_frames(make_bench: Callable[..., Any]) -> None:
     bench = make_bench(linger_seconds=2.0)
     gateway = bench.gateway()
     rid = bench.submit(gateway, 5)
@@ -276,7 +278,7 @@ def test_closing_delivers_what_was_sent(make_bench: Callable[..., Any]) -> None:
     assert any(isinstance(message, Outputs) for message in gateway.inbox)
 
 
-def test_a_server_is_a_router_that_never_drops_silently(bench: Any) -> None:
+def test_server_socket_is_a_mandatory_router(bench: Any) -> None:
     server: WireServer = bench.server
     [(_, socket)] = server._doors
     assert socket.type == zmq.ROUTER

@@ -134,7 +134,7 @@ NO_GATEWAY_ROUTES = "NoGatewayRoutes"
 ENGINE_NOT_READY = "EngineNotReady"
 PASSED = "Passed"
 REFUSED = "Refused"
-NOT_ASKED = "NotAsked"
+VERIFICATION_REMOVED = "NotAsked"
 
 # --- Reasons of scale changes by the autoscaler ---
 ABOVE_MAXIMUM = "AboveMaximum"

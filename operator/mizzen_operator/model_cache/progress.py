@@ -38,7 +38,7 @@ class Download:
         bytes_per_second: current rate.
         seconds_left: remaining seconds at this rate; None without a rate.
         cached_time: time at which the model was complete; empty until it is.
-        error: error of the last attempt; empty if there was none.
+        error: error of the last attempt; empty if it succeeded.
         waiting_for: what the fetch waits for, or retries; empty if it makes progress.
     """
 
@@ -91,7 +91,7 @@ class Download:
 
 
 def load_finished_download(service: InferenceService) -> Download | None:
-    """Return the finished download in a service's status; None if there is none for its model and cache."""
+    """Return the finished download in a service's status; None for another model or cache."""
     model = service.status.get("model", {})
     if model.get("place") != cache_location(service) or not model.get("cachedTime"):
         return None

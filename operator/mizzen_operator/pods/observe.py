@@ -70,10 +70,10 @@ class ObservedState:
 
     Attributes:
         groups: groups of its engine pods; pods of a deleted service of the same name are left out.
-        taken_names: names of all pods with the service's label, whoever owns them.
+        taken_names: names of all pods with the service's label, of any owner.
         gateways: pods of its gateway.
-        deployment: the gateway's Deployment; None if there is none.
-        gateway_service: the gateway's Service; None if there is none.
+        deployment: the gateway's Deployment; None if absent.
+        gateway_service: the gateway's Service; None if absent.
         mislabelled_pods: names and uids of its engine pods whose other labels were removed or changed: their
             revision is unknown, and gateways would route to them for ever.
     """

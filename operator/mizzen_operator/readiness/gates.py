@@ -120,7 +120,7 @@ class ReadinessGates:
         """Write the verdict on one group, if there is one; return the group as it is then."""
         verification = service.rollout.verification
         if verification is None:  # it was removed from the spec
-            return await self._open_verified(service, group, reasons.NOT_ASKED)
+            return await self._open_verified(service, group, reasons.VERIFICATION_REMOVED)
         if not askable:
             return group
         key = ServiceKey(service.namespace, service.name)

@@ -35,7 +35,7 @@ class PromptClient(Protocol):
     async def ask_prompt(
         self, key: ServiceKey, uid: str, prompt: str, max_tokens: int, seconds: float
     ) -> tuple[int, dict[str, Any]]:
-        """Return HTTP status and body of the answer; the status is 0 if there is none."""
+        """Return HTTP status and body of the answer; the status is 0 without an answer."""
         ...
 
 
@@ -71,7 +71,7 @@ class Verifier:
     def get_verdict(
         self, key: ServiceKey, uid: str, verification_id: str, verification: Verification
     ) -> Verdict | None:
-        """Return the verdict on a group; None if there is none yet, and then the group is being asked.
+        """Return the verdict on a group; None before it exists; then the group is being asked.
 
         Args:
             key: the group's service.
@@ -134,14 +134,14 @@ def judge_answer(prompt: Prompt, number: int, status: int, answer: dict[str, Any
     Args:
         prompt: the golden prompt.
         number: number of the prompt, from 1.
-        status: HTTP status of the answer; 0 if there is none.
+        status: HTTP status; 0 without an answer.
         answer: body of the answer.
     """
-    subject = f"prompt {number} ({_excerpt(prompt.prompt)})"
+    label = f"prompt {number} ({_excerpt(prompt.prompt)})"
     if status in (400, 504):
         error = answer.get("error")
         message = (error.get("message") if isinstance(error, dict) else error) or f"HTTP {status}"
-        return Verdict(f"{subject}: {str(message)[: 2 * MAX_EXCERPT]}")
+        return Verdict(f"{label}: {str(message)[: 2 * MAX_EXCERPT]}")
     if status != 200 or not isinstance(answer.get("text"), str):
         return None
     text = answer["text"]
@@ -149,7 +149,7 @@ def judge_answer(prompt: Prompt, number: int, status: int, answer: dict[str, Any
         return Verdict()
     truncated = prompt.expected.startswith(text) and text
     hint = "; it was cut off by maxTokens" if truncated else ""
-    return Verdict(f"{subject}: expected {_excerpt(prompt.expected)}, got {_excerpt(text)}{hint}")
+    return Verdict(f"{label}: expected {_excerpt(prompt.expected)}, got {_excerpt(text)}{hint}")
 
 
 def _excerpt(text: str) -> str:

@@ -83,9 +83,9 @@ class ReconcileContext:
         download: progress of the model's download; None if the model is not fetched.
         routing: routing state of the gateways.
         gateway: the service's gateway; None until it is known, or if it cannot be created.
-        rotation: progress of a key rotation; None if there is none.
+        rotation: progress of a key rotation; None if absent.
         cold_start: `status.coldStart` of a group that has just begun to serve; empty if none has.
-        failure: first error that keeps the operator from applying the spec; None if there is none.
+        failure: first error that keeps the operator from applying the spec; None if absent.
         missing_refs: objects that the spec names, that do not exist, and that a pod is waiting for.
         restarts_counted: the rollout state counts the restarts of the groups. Until it does, a status keeps
             its old `groups`, because restarts recorded there are treated as already counted.
@@ -113,7 +113,7 @@ class ReconcileContext:
 
     @property
     def deployment(self) -> Mapping[str, Any]:
-        """The gateway's current Deployment; empty if there is none."""
+        """The gateway's current Deployment; empty if absent."""
         return self.observed.deployment or {} if self.gateway is None else self.gateway.deployment
 
     @property
@@ -127,7 +127,7 @@ class ReconcileContext:
         return PreviousResult(self.revision, gateway, self.failure, self.download)
 
     def with_previous(self, previous: PreviousResult) -> ReconcileContext:
-        """Return this context with the previous reconcile's values for those that it does not have yet."""
+        """Return this context, with the previous reconcile's values in place of missing ones."""
         gateway, failure, download = self.gateway, self.failure, self.download
         last = previous.gateway
         if gateway is None and last is not None and (last.shared is not None) == self.service.shares_gateway:

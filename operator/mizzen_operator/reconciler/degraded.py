@@ -58,7 +58,11 @@ class DegradedReconciler:
     async def _query_gateways(
         self, key: ServiceKey, service: InvalidService, gateways: Sequence[GatewayPod]
     ) -> RoutingState:
-        name = child_names.SHARED_GATEWAY if service.shares_gateway else child_names.root_keys_secret(service.name)
+        name = (
+            child_names.SHARED_GATEWAY
+            if service.shares_gateway
+            else child_names.root_keys_secret(service.name)
+        )
         secret = await self._kube.get(ObjectRef("Secret", service.namespace, name))
         try:
             token = read_value(secret or {"data": {}, "metadata": {"name": name}}, labels.ADMIN_TOKEN)

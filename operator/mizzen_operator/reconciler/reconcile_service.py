@@ -106,7 +106,7 @@ class ServiceReconciler:
                 context.record_failure(gateway.failure)
                 # 4. Ask the gateways which groups they route to.
                 routing = context.routing = await self._query_gateways(key, context, gateway)
-                # 5. Readiness gates: write those that the answers change.
+                # 5. Readiness gates: write the gates that the answers change.
                 context.groups = await collaborators.readiness_gates.update_routable(
                     service, observed.groups, routing
                 )

@@ -116,7 +116,7 @@ def _advance(
 ) -> RolloutProgress | None:
     """Return the best progress so far, with the time of the last improvement.
 
-    A new target starts a new clock only if the previous target was reached. Otherwise, whoever scales a
+    A new target starts a new clock only if the previous target was reached. Otherwise, a user who scales a
     service again and again would keep a rollout without progress from ever exceeding its deadline.
     """
     if service.rollout.paused:

@@ -113,7 +113,7 @@ def abandon_unverified_revision(
         service: the service.
         revision: the revision.
         group: the group that failed.
-        stable: the stable revision; empty if there is none.
+        stable: the stable revision; empty if absent.
     """
     verification = service.rollout.verification
     pause = verification is not None and verification.on_failure == "Pause"
@@ -122,8 +122,8 @@ def abandon_unverified_revision(
     )
     if pause:
         outcome += "; the group is kept, without requests"
-    subject = f"group {group.index} of revision {revision}"
-    message = f"{subject} failed spec.rollout.verification: {group.verification_error}; {outcome}"
+    failed = f"group {group.index} of revision {revision}"
+    message = f"{failed} failed spec.rollout.verification: {group.verification_error}; {outcome}"
     return Abandoned(revision, spec_hash(service), (), reasons.VERIFICATION_FAILED, message[:MAX_MESSAGE])
 
 

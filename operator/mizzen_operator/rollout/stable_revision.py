@@ -28,7 +28,7 @@ def next_stable_revision(
 
     Args:
         service: the service.
-        current: the stable revision so far; empty if there is none.
+        current: the stable revision so far; empty if absent.
         revision: the revision of the spec.
         live: the service's live groups, of all revisions.
         serving: number of groups of `revision` that serve.
@@ -52,7 +52,7 @@ def count_old_to_keep(service: InferenceService, stable: str, revision: str) -> 
 
     Args:
         service: the service; `spec.rollout.partition` names the number.
-        stable: the stable revision; empty if there is none, and then nothing is kept.
+        stable: the stable revision; empty if absent, and then nothing is kept.
         revision: the revision of the spec.
     """
     return min(service.rollout.partition, service.groups) if stable not in ("", revision) else 0

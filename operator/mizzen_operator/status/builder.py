@@ -65,7 +65,7 @@ def is_same_status(current: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def cleanup_patch(current: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the merge patch that removes foreign fields from a status; None if there are none.
+    """Return the merge patch that removes foreign fields from a status; None if it has none.
 
     Server-side apply keeps the fields that others have added, for example by editing the status by hand.
 
@@ -124,7 +124,7 @@ def condition_entry(
 
     Args:
         condition: the condition.
-        previous: the entry of its type in the status that was written last; empty if there is none.
+        previous: the entry of its type in the status that was written last; empty if absent.
         generation: generation of the spec.
         now: time of the transition, if its status has changed.
     """

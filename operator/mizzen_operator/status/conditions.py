@@ -262,7 +262,7 @@ def _keys_rotating(inputs: StatusInputs) -> list[Condition]:
 
 
 def _api_keys_in_force(inputs: StatusInputs) -> list[Condition]:
-    """Return ApiKeysInForce: True if the gateway accepts the Secrets' API keys; empty without a report."""
+    """Return ApiKeysInForce: True if the gateway accepts the Secrets' API keys; empty if it reports nothing."""
     report = inputs.api_keys
     if report is None:
         return []

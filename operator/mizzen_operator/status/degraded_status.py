@@ -30,7 +30,7 @@ class InvalidService:
 
     Attributes:
         generation: generation of the spec.
-        status: the status that was written last; empty if there is none.
+        status: the status that was written last; empty if absent.
         shares_gateway: the service shares its namespace's gateway.
         wanted_groups: number of groups that the spec seems to ask for; 0 if the service is being deleted.
         deleting: the service is being deleted, which is not a failure.
@@ -55,7 +55,7 @@ class DegradedSnapshot:
         failure: why its spec is not acted on.
         groups: its groups, with the current values of their readiness gates.
         gateways: pods of its gateway.
-        deployment: the gateway's Deployment; empty if there is none.
+        deployment: the gateway's Deployment; empty if absent.
         settled: the gateway and every existing group run as they should.
     """
 

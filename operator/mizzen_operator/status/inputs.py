@@ -30,15 +30,15 @@ class StatusInputs:
         engine_image: image of the engines of that revision.
         groups: the service's groups, with the current values of their readiness gates.
         gateways: pods of the service's gateway.
-        deployment: the gateway's Deployment; empty if there is none.
-        failure: error that kept the operator from applying the spec; None if there was none.
+        deployment: the gateway's Deployment; empty if absent.
+        failure: error that kept the operator from applying the spec; None if absent.
         sharing: services that share the gateway; None if it is dedicated, or if they are not known yet.
         rollout: state of the rollout.
         overdue: the rollout has exceeded its progress deadline.
         scale_history: changes of replicas by this process's autoscaler, the latest last.
-        competing_hpa: name of a HorizontalPodAutoscaler that scales the service too; empty if there is none.
+        competing_hpa: name of a HorizontalPodAutoscaler that scales the service too; empty if absent.
         keys: the service's keys; None if they are not known yet.
-        rotation: progress of a key rotation; None if there is none.
+        rotation: progress of a key rotation; None if absent.
         memory_fit: result of the GPU memory check; None if the spec does not declare the sizes.
         download: progress of the model's download; None if the model is not fetched.
         cold_start: `status.coldStart` of a group that has just begun to serve; empty if none has.

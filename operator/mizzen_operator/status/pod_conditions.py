@@ -89,7 +89,7 @@ def gateway_ready_condition(
     """Return the condition GatewayReady: whether all gateway pods are ready and up to date.
 
     Args:
-        deployment: the gateway's Deployment; empty if there is none.
+        deployment: the gateway's Deployment; empty if absent.
         pods: the gateway's pods.
         wanted: number of pods wanted.
         secrets: names of the Secrets that a pod waits for before it starts.
@@ -126,7 +126,7 @@ def gateway_ready_condition(
 
 
 def find_failing_gateway(pods: Sequence[GatewayPod]) -> GatewayPod | None:
-    """Return a failing gateway pod of the current template; None if there is none.
+    """Return a failing gateway pod of the current template; None if no pod fails.
 
     A pod of an older template does not count: its successor may be the fix.
     """

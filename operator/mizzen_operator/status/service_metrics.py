@@ -38,9 +38,9 @@ class _ServiceSeries:
     Attributes:
         groups: number of groups, by state.
         conditions: whether each condition is True, by type.
-        rollout_since: start of the current rollout; None if there is none.
+        rollout_since: start of the current rollout; None if absent.
         overdue_since: time at which the current rollout exceeded its progress deadline, or will.
-        oldest_start: creation of the oldest group that has never served; None if there is none.
+        oldest_start: creation of the oldest group that has never served; None if absent.
         restarts: restarts of engines that this process has seen.
         failures: failures of engines that this process has seen, by cause.
         group_restarts: restart counts of the existing groups, by name, at the last update.

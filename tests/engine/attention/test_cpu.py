@@ -65,7 +65,7 @@ CASES = [
 
 @pytest.mark.parametrize(("share", "scattered"), CASES)
 @pytest.mark.parametrize("rows", [1, 9])
-def test_decodes(backends, share: list[int], scattered: bool, rows: int) -> None:
+def test_decodes_equal_the_reference(backends, share: list[int], scattered: bool, rows: int) -> None:
     rng = np.random.default_rng(rows)
     table = make_table(rng, rows, share, scattered)
     lengths = rng.integers(1, COLUMNS * PAGE, rows).astype(np.int32)
@@ -90,7 +90,7 @@ def test_decodes(backends, share: list[int], scattered: bool, rows: int) -> None
 
 @pytest.mark.parametrize(("share", "scattered"), CASES)
 @pytest.mark.parametrize("rows", [1, 5])
-def test_prefill_chunks(backends, share: list[int], scattered: bool, rows: int) -> None:
+def test_prefill_chunks_equal_the_reference(backends, share: list[int], scattered: bool, rows: int) -> None:
     rng = np.random.default_rng(rows)
     table = make_table(rng, rows, share, scattered)
     # Chunks write their KV, which no other row may share.
@@ -121,7 +121,7 @@ def test_prefill_chunks(backends, share: list[int], scattered: bool, rows: int) 
     assert CpuPrefill(geometry, kv, chunks, pages).levels > 1
 
 
-def test_first_chunks_need_no_merge(backends) -> None:
+def test_first_chunks_are_not_merged(backends) -> None:
     reference, _ = backends
     table = np.arange(COLUMNS, dtype=np.int32)[None]
     pages = PageTable(host=table, device=torch.from_numpy(table))
@@ -131,7 +131,7 @@ def test_first_chunks_need_no_merge(backends) -> None:
 
 @given(data=st.data())
 @settings(max_examples=60)
-def test_spans_cover_what_is_read_exactly_once(data: st.DataObject) -> None:
+def test_spans_and_leftovers_cover_each_token_exactly_once(data: st.DataObject) -> None:
     rows = data.draw(st.integers(1, 6))
     share = data.draw(st.lists(st.integers(0, 8), max_size=2))
     seed = data.draw(st.integers(0, 1000))

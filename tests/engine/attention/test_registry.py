@@ -1,4 +1,4 @@
-"""What `auto` makes of a device, with and without the packages that backends need."""
+"""The choice of attention backends by device, and the errors for unsupported choices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kv(dtype: torch.dtype = torch.bfloat16) -> KVSpec:
     return KVSpec(torch.device("cuda"), dtype)
 
 
-def place(
+def fake_gpu(
     monkeypatch: pytest.MonkeyPatch,
     capability: tuple[int, int],
     packages: set[str],
@@ -41,17 +41,17 @@ def place(
     monkeypatch.setattr(flashinfer.shutil, "which", lambda name: compiler if name == compiler else None)
 
 
-def chosen(
+def selected(
     monkeypatch: pytest.MonkeyPatch,
     capability: tuple[int, int],
     packages: set[str],
     cache: KVSpec | None = None,
     head_dim: int = 128,
     heads: int = 8,
-    **there: str,
+    **machine: str,
 ) -> tuple[str, str]:
-    """Return what decodes and prompts get."""
-    place(monkeypatch, capability, packages, **there)
+    """Return the backends that `auto` selects for decodes and prefills."""
+    fake_gpu(monkeypatch, capability, packages, **machine)
     geometry = Geometry(heads=heads, kv_heads=2, head_dim=head_dim, windows=(None,))
     return (
         select_backend("auto", geometry, cache or kv(), decode=True),
@@ -62,57 +62,57 @@ def chosen(
 BOTH = {"sgl_kernel", "flashinfer", "flashinfer_jit_cache"}
 
 
-def test_our_own_kernel_and_fa3_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen(monkeypatch, HOPPER, BOTH) == ("split", "fa3")
-    assert chosen(monkeypatch, HOPPER, BOTH, kv(torch.float8_e4m3fn)) == ("split", "fa3")
+def test_hopper_uses_flash_decode_and_fa3(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert selected(monkeypatch, HOPPER, BOTH) == ("split", "fa3")
+    assert selected(monkeypatch, HOPPER, BOTH, kv(torch.float8_e4m3fn)) == ("split", "fa3")
 
 
-def test_heads_that_our_kernel_does_not_serve_go_to_fa3(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen(monkeypatch, HOPPER, BOTH, head_dim=96) == ("fa3", "fa3")
+def test_head_dims_without_flash_decode_use_fa3(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert selected(monkeypatch, HOPPER, BOTH, head_dim=96) == ("fa3", "fa3")
     assert "not 96" in str(
         flash_decode.unsupported_reason(Geometry(heads=8, kv_heads=2, head_dim=96, windows=(None,)), kv())
     )
 
 
-def test_many_query_heads_of_a_kv_head_go_to_fa3(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen(monkeypatch, HOPPER, BOTH, heads=32) == ("fa3", "fa3")
-    assert chosen(monkeypatch, HOPPER, BOTH, heads=16) == ("split", "fa3")
-    assert chosen(monkeypatch, HOPPER, BOTH, kv(torch.float8_e4m3fn), heads=32) == ("split", "fa3")
-    assert chosen(monkeypatch, AMPERE, BOTH, heads=32) == ("split", "flashinfer")
+def test_large_gqa_groups_use_fa3_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert selected(monkeypatch, HOPPER, BOTH, heads=32) == ("fa3", "fa3")
+    assert selected(monkeypatch, HOPPER, BOTH, heads=16) == ("split", "fa3")
+    assert selected(monkeypatch, HOPPER, BOTH, kv(torch.float8_e4m3fn), heads=32) == ("split", "fa3")
+    assert selected(monkeypatch, AMPERE, BOTH, heads=32) == ("split", "flashinfer")
 
 
-def test_kernels_of_another_pytorch_are_passed_over_and_told(
+def test_kernels_built_for_another_pytorch_are_skipped_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "sgl_kernel").mkdir()
     broken = 'raise OSError("flash_ops.so: undefined symbol: _ZN5torch7Library4_def\\nand more")'
     (tmp_path / "sgl_kernel" / "__init__.py").write_text(broken)
-    place(monkeypatch, HOPPER, BOTH)
+    fake_gpu(monkeypatch, HOPPER, BOTH)
     monkeypatch.delitem(sys.modules, flash_attention3.PACKAGE)
     monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,))
     assert select_backend("auto", geometry, kv(), decode=False) == "flashinfer"
-    why = flash_attention3.unsupported_reason(geometry, kv())
-    assert why is not None and why.endswith("(flash_ops.so: undefined symbol: _ZN5torch7Library4_def)")
-    assert f"built for PyTorch {torch.__version__}" in why
+    reason = flash_attention3.unsupported_reason(geometry, kv())
+    assert reason is not None and reason.endswith("(flash_ops.so: undefined symbol: _ZN5torch7Library4_def)")
+    assert f"built for PyTorch {torch.__version__}" in reason
 
 
 @pytest.mark.parametrize(("capability", "packages"), [(AMPERE, BOTH), (HOPPER, BOTH - {"sgl_kernel"})])
-def test_flashinfer_where_fa3_does_not_run(
+def test_prefills_use_flashinfer_without_fa3(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], packages: set[str]
 ) -> None:
-    assert chosen(monkeypatch, capability, packages) == ("split", "flashinfer")
+    assert selected(monkeypatch, capability, packages) == ("split", "flashinfer")
 
 
-def test_nothing_is_chosen_that_could_not_be_compiled(
+def test_flashinfer_without_kernels_or_compiler_is_not_chosen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    assert chosen(monkeypatch, AMPERE, {"flashinfer"}) == ("split", "reference")
+    assert selected(monkeypatch, AMPERE, {"flashinfer"}) == ("split", "reference")
     assert "fa3 does not run here: it needs a Hopper GPU; flashinfer does not run here" in caplog.text
     assert "its kernels are not compiled, and no nvcc is here" in caplog.text
-    assert chosen(monkeypatch, AMPERE, {"flashinfer"}, compiler="nvcc") == ("split", "flashinfer")
+    assert selected(monkeypatch, AMPERE, {"flashinfer"}, compiler="nvcc") == ("split", "flashinfer")
 
 
 GEOMETRY = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,))
@@ -120,20 +120,22 @@ GEOMETRY = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,))
 
 @pytest.mark.parametrize("option", ["--attention-prefill", "--attention-decode"])
 @pytest.mark.parametrize("name", ["flashinfer", "flashinfer-fa3"])
-def test_a_chosen_flashinfer_without_kernels_is_refused(
+def test_choosing_flashinfer_without_kernels_is_an_error(
     monkeypatch: pytest.MonkeyPatch, name: str, option: str
 ) -> None:
-    place(monkeypatch, HOPPER, {"flashinfer", "sgl_kernel"})
+    fake_gpu(monkeypatch, HOPPER, {"flashinfer", "sgl_kernel"})
     names = {"prefill": "auto", "decode": "auto"} | {option.removeprefix("--attention-"): name}
     words = rf"{option} {name} does not run here: its kernels are not compiled.*flashinfer-jit-cache"
     with pytest.raises(ValueError, match=words):
         check_backends(GEOMETRY, kv(), **names)
-    place(monkeypatch, HOPPER, BOTH)
+    fake_gpu(monkeypatch, HOPPER, BOTH)
     check_backends(GEOMETRY, kv(), **names)
 
 
-def test_kernels_that_the_package_brings_are_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    place(monkeypatch, AMPERE, {"flashinfer"}, folder=tmp_path)
+def test_kernels_inside_the_flashinfer_package_are_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_gpu(monkeypatch, AMPERE, {"flashinfer"}, folder=tmp_path)
     assert not flashinfer.has_compiled_kernels()
     kernel = tmp_path / "data/aot/batch_prefill/batch_prefill.so"
     kernel.parent.mkdir(parents=True)
@@ -150,15 +152,15 @@ def test_kernels_that_the_package_brings_are_enough(monkeypatch: pytest.MonkeyPa
         ("", "", "/usr/local/cuda/bin/nvcc"),
     ],
 )
-def test_a_compiler_is_looked_for_where_flashinfer_does(
+def test_the_compiler_search_follows_flashinfers(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, compiler: str
 ) -> None:
-    place(monkeypatch, AMPERE, {"flashinfer"}, compiler=compiler)
+    fake_gpu(monkeypatch, AMPERE, {"flashinfer"}, compiler=compiler)
     if variable:
         assert not flashinfer.has_compiler()
         monkeypatch.setenv(variable, value)
     assert flashinfer.has_compiler()
-    place(monkeypatch, AMPERE, {"flashinfer"})
+    fake_gpu(monkeypatch, AMPERE, {"flashinfer"})
     monkeypatch.setenv("CUDA_HOME", "/cuda")
     assert not flashinfer.has_compiler()
 
@@ -181,13 +183,13 @@ def test_a_compiler_is_looked_for_where_flashinfer_does(
         ({"prefill": "fa3"}, kv(torch.float32), "--attention-prefill fa3 .* float8, not float32"),
     ],
 )
-def test_a_choice_that_cannot_run_is_refused(
+def test_choosing_an_unsupported_backend_is_an_error(
     monkeypatch: pytest.MonkeyPatch, names: dict[str, str], cache: KVSpec, words: str
 ) -> None:
-    place(monkeypatch, HOPPER, BOTH)
+    fake_gpu(monkeypatch, HOPPER, BOTH)
     with pytest.raises(ValueError, match=words):
         check_backends(GEOMETRY, cache, **{"prefill": "auto", "decode": "auto", **names})
 
 
-def test_full_precision_runs_by_plain_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen(monkeypatch, HOPPER, BOTH, kv(torch.float32)) == ("reference", "reference")
+def test_float32_uses_the_reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert selected(monkeypatch, HOPPER, BOTH, kv(torch.float32)) == ("reference", "reference")

@@ -1,4 +1,4 @@
-"""The fused kernels, in Triton's interpreter: the tests of tests/gpu without a GPU."""
+"""Tests of tests/gpu that run without a GPU, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ KERNELS = (
     "tests/gpu/kernels/test_kernels.py",
     *(f"tests/gpu/engine/test_logprobs.py::{name}" for name in LOGPROBS),
     "tests/gpu/engine/test_logits_processing.py::test_the_penalty_kernel_equals_the_eager_reference",
-    f"{FLASH_DECODE}::test_split_attention[(3, 1, 32, 24, True)-60-4x32s0w4]",
-    f"{FLASH_DECODE}::test_split_attention[(4, 2, 128, 16, True)-None-2x32s2w2]",
-    "tests/gpu/attention/test_split_plan.py::test_the_device_plans_as_its_plain_twin",
+    f"{FLASH_DECODE}::test_triton_decode_equals_the_reference[(3, 1, 32, 24, True)-60-4x32s0w4]",
+    f"{FLASH_DECODE}::test_triton_decode_equals_the_reference[(4, 2, 128, 16, True)-None-2x32s2w2]",
+    "tests/gpu/attention/test_split_plan.py::test_the_device_plan_equals_the_host_plan",
 )
 
 

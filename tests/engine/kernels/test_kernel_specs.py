@@ -1,4 +1,4 @@
-"""The kernels compiled at start-up are those that layers, attention and captured graphs load later."""
+"""Start-up compiles exactly the kernels that layers, attention and captured graphs load later."""
 
 from __future__ import annotations
 

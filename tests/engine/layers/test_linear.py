@@ -1,4 +1,4 @@
-"""Products that are added to the residual stream as they end give what the sum behind them does."""
+"""Linear layers: GEMMs that add to the residual stream equal a GEMM and a separate addition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mizzen.models.registry import read_config
 
 
 class Pair:
-    """The first of two ranks, as far as layers ask."""
+    """The first of two ranks, with only the attributes that layers read."""
 
     size, rank = 2, 0
 
@@ -36,7 +36,7 @@ def layer(*, bias: bool = False, fused: bool = True, **build: object) -> RowPara
     return found
 
 
-def test_many_rows_are_added_in_place_and_few_are_not() -> None:
+def test_large_batches_are_added_to_the_residual_in_place() -> None:
     down = layer()
     for count in (1, MIN_FUSED_ADD_ROWS - 1, MIN_FUSED_ADD_ROWS, MIN_FUSED_ADD_ROWS + 7):
         x, residual = torch.randn(count, 40, dtype=torch.float64), torch.randn(count, 24, dtype=torch.float64)
@@ -53,7 +53,7 @@ def test_many_rows_are_added_in_place_and_few_are_not() -> None:
 @pytest.mark.parametrize(
     "how", [{"bias": True}, {"fused": False}, {"collectives": Pair()}], ids=["bias", "plain", "ranks"]
 )
-def test_what_several_ranks_or_a_bias_or_the_plain_twin_give_stays_a_term(how: dict[str, object]) -> None:
+def test_layers_that_cannot_fuse_the_addition_return_a_term(how: dict[str, object]) -> None:
     down = layer(**how)  # type: ignore[arg-type]
     residual = torch.zeros(2 * MIN_FUSED_ADD_ROWS, 24, dtype=torch.float64)
     term = down.add_to_residual(residual, torch.ones(2 * MIN_FUSED_ADD_ROWS, 40, dtype=torch.float64))
@@ -62,13 +62,13 @@ def test_what_several_ranks_or_a_bias_or_the_plain_twin_give_stays_a_term(how: d
 
 
 class Adapted(UnquantizedLinear):
-    """Weights that are not all: what derives from plain ones may do so for more than its weights say."""
+    """A linear method that computes more than a linear_layer with its weight."""
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return super().apply(x, out) + 1000
 
 
-def test_a_method_of_another_kind_is_asked_whatever_the_number_of_rows() -> None:
+def test_other_linear_methods_are_never_bypassed() -> None:
     down = layer(make_linear=Adapted)
     residual = torch.zeros(MIN_FUSED_ADD_ROWS, 24, dtype=torch.float64)
     term = down.add_to_residual(residual, torch.zeros(MIN_FUSED_ADD_ROWS, 40, dtype=torch.float64))
@@ -76,10 +76,10 @@ def test_a_method_of_another_kind_is_asked_whatever_the_number_of_rows() -> None
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_model_that_adds_at_once_has_the_same_stream(
+def test_fused_additions_leave_a_models_residual_stream_unchanged(
     family: str, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every layer, also the last, behind whose attention only the sampled rows go on."""
+    """In every layer, including the last, where only the sampled rows continue after the attention."""
     kit.save_model(tmp_path, family)
     options = EngineOptions(
         model=str(tmp_path), device="cpu", max_running_requests=5, prefill_chunk_tokens=64, page_size=4
@@ -91,26 +91,32 @@ def test_a_model_that_adds_at_once_has_the_same_stream(
     attention = model_setup.make_attention_with_kv(
         model, 4, len(plan.pages.pages), prefill="reference", decode="reference"
     )
-    products = [product for layer in model.layers for product in (layer.attention.o_proj, layer.mlp.down)]
-    assert len(products) == 2 * config.layers
+    row_parallel = [
+        linear_layer for layer in model.layers for linear_layer in (layer.attention.o_proj, layer.mlp.down)
+    ]
+    assert len(row_parallel) == 2 * config.layers
     streams: list[torch.Tensor] = []
     logits = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden, *out: streams.append(hidden) or logits(hidden, *out))
-    assert not any(product.fused_add_method for product in products)  # on a CPU, where nothing is fused
-    for product in products:
-        product.fused_add_method = product.method
-    for fewest in (1000, 1, 6):  # none, all, all but behind the last attention
-        monkeypatch.setattr(linear, "MIN_FUSED_ADD_ROWS", fewest)
+    assert not any(
+        linear_layer.fused_add_method for linear_layer in row_parallel
+    )  # on a CPU, where nothing is fused
+    for linear_layer in row_parallel:
+        linear_layer.fused_add_method = linear_layer.method
+    for min_rows in (1000, 1, 6):  # none, all, all but behind the last attention
+        monkeypatch.setattr(linear, "MIN_FUSED_ADD_ROWS", min_rows)
         state = SlotState(5, 16, Uploader(torch.device("cpu")), vocab=config.vocab_size)
         with torch.inference_mode():
             StepExecutor(model, attention, state, Uploader(torch.device("cpu")))(plan)
-    plain, at_once, some = streams
-    assert plain.shape == (5, config.hidden_size)
-    torch.testing.assert_close(at_once, plain)
-    torch.testing.assert_close(some, plain)
+    unfused, fused, partly_fused = streams
+    assert unfused.shape == (5, config.hidden_size)
+    torch.testing.assert_close(fused, unfused)
+    torch.testing.assert_close(partly_fused, unfused)
 
 
-def test_memory_is_measured_with_gates_in_memory(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_fused_swiglu_is_disabled_only_inside_the_context_manager(
+    kit: SimpleNamespace, tmp_path: Path
+) -> None:
     kit.save_model(tmp_path, "llama")
     options = EngineOptions(model=str(tmp_path), device="cpu")
     model = model_setup.make_model(options, read_config(tmp_path), lambda done, total: None)

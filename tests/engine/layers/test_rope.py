@@ -1,4 +1,4 @@
-"""Yarn and dynamic: frequencies as Transformers computes them, contexts as far as they are stretched."""
+"""RoPE extensions yarn and dynamic: frequencies equal those of Transformers, contexts are extended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ],
     ids=str,
 )
-def test_yarn_is_that_of_transformers(more: dict[str, Any]) -> None:
+def test_yarn_equals_transformers(more: dict[str, Any]) -> None:
     rope = parse_config(Fields({**SHAPE, "rope_scaling": {**YARN, **more}})).rope
     theirs = Qwen3Config(**SHAPE, head_dim=128, rope_parameters={**YARN, **more, "rope_theta": 1e6})
     inverse, scale = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
@@ -47,7 +47,7 @@ def test_yarn_is_that_of_transformers(more: dict[str, Any]) -> None:
     assert rope.attention_factor == pytest.approx(scale)
 
 
-def test_a_context_is_what_yarn_stretches_it_to() -> None:
+def test_yarn_extends_the_context_length() -> None:
     def context(**rope: Any) -> int:
         return parse_config(Fields({**SHAPE, "rope_scaling": {"rope_type": "yarn", **rope}})).context_length
 
@@ -56,7 +56,7 @@ def test_a_context_is_what_yarn_stretches_it_to() -> None:
     assert context(factor=4.0) == 40960
 
 
-def test_the_original_context_may_stand_beside_the_rope() -> None:
+def test_the_original_context_may_be_a_top_level_field() -> None:
     shape = {**SHAPE, "original_max_position_embeddings": 20000}
     scaling = {"rope_type": "yarn", "factor": 4.0}
     config = parse_config(Fields({**shape, "rope_scaling": scaling}))
@@ -67,7 +67,7 @@ def test_the_original_context_may_stand_beside_the_rope() -> None:
 
 
 @pytest.mark.parametrize("length", [100, 4096, 4097, 6000, 8192])
-def test_dynamic_is_that_of_transformers_for_the_context_served(length: int) -> None:
+def test_dynamic_equals_transformers_at_the_served_context(length: int) -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     shape = {**SHAPE, "max_position_embeddings": 4096}
     config = parse_config(Fields({**shape, "rope_scaling": scaling}))
@@ -79,8 +79,8 @@ def test_dynamic_is_that_of_transformers_for_the_context_served(length: int) -> 
     assert config.context_length == config.rope.served_context == 8192
 
 
-def test_a_dynamic_model_gives_the_logits_of_transformers(kit: SimpleNamespace, tmp_path: Path) -> None:
-    """At the length that both stretch to: a prompt as long as the context that is served."""
+def test_logits_with_dynamic_rope_equal_transformers(kit: SimpleNamespace, tmp_path: Path) -> None:
+    """With a prompt as long as the served context, to which both extend."""
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     theirs = kit.save_model(tmp_path, "llama", max_position_embeddings=64, rope_parameters=scaling)
     bench, prompt = kit.Bench(tmp_path), kit.tokens(128)
@@ -97,6 +97,6 @@ def test_a_dynamic_model_gives_the_logits_of_transformers(kit: SimpleNamespace, 
         ({"truncate": "no"}, "truncate must be true or false"),
     ],
 )
-def test_wrong_parameters_are_named(changes: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(Fields({**SHAPE, "rope_scaling": {**YARN, **changes}}))

@@ -12,20 +12,20 @@ PAGE = Path(__file__).parents[3] / "docs" / "tensor.md"
 COLUMNS = ("fused_push", "fused_read", "fused_two_shot", "one_shot", "two_shot")
 
 
-def test_the_documentation_has_the_table() -> None:
+def test_docs_list_the_measured_sizes() -> None:
     lines = [line for line in PAGE.read_text().splitlines() if line[:3] in ("| 2", "| 4", "| 8")]
     rows = [line.strip("| ").split(" | ") for line in lines]
-    told = {
+    documented = {
         int(ranks): AllReduceSizes(
             **{name: int(size) * KIB for name, size in zip(COLUMNS, sizes, strict=True)}
         )
         for ranks, *sizes in rows
     }
-    assert told == SIZES_BY_RANKS
+    assert documented == SIZES_BY_RANKS
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_every_way_has_sizes(ranks: int) -> None:
+def test_every_method_has_sizes(ranks: int) -> None:
     for method in METHODS:
         sizes = resolve_sizes(method, ranks)
         assert (sizes == AllReduceSizes()) == (method == "nccl")
@@ -34,6 +34,6 @@ def test_every_way_has_sizes(ranks: int) -> None:
     assert resolve_sizes("auto", ranks) == SIZES_BY_RANKS.get(ranks, resolve_sizes("auto", 3))
 
 
-def test_an_unknown_way_is_refused_by_name() -> None:
+def test_an_unknown_method_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"--all-reduce must be one of auto, nccl, one-shot.*not 'ring'"):
         resolve_sizes("ring", 2)

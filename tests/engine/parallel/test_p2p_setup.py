@@ -1,4 +1,4 @@
-"""Ranks stay in step over what goes by peer memory: where one cannot make it or finds it wrong, none has it.
+"""Peer-memory objects exist on all ranks or on none: if one rank fails or finds errors, all do without.
 
 Ranks are threads here; allocations, collectives and kernels are stand-ins in which each waits for the others,
 so that a rank out of step is a barrier that breaks.
@@ -142,7 +142,9 @@ class Stage:
         values.copy_(self.exchange(values.clone())[0])
         self.spoil(values)
 
-    def lookup_rows(self, peers: Any, calls: Any, ids: Any, table: Any, out: Any, start: int, *_: int) -> None:
+    def lookup_rows(
+        self, peers: Any, calls: Any, ids: Any, table: Any, out: Any, start: int, *_: int
+    ) -> None:
         tables = self.exchange(table)
         out.copy_(torch.cat(tables)[ids])
         self.spoil(out)
@@ -185,7 +187,7 @@ def maker(kind: str, rank: int, ranks: int) -> Make:
     return make_token_broadcast if kind == "tokens" else make_logits_buffers
 
 
-def stand_ins(monkeypatch: pytest.MonkeyPatch, ranks: int, fault: Fault) -> Stage:
+def install_fakes(monkeypatch: pytest.MonkeyPatch, ranks: int, fault: Fault) -> Stage:
     """Put the stand-ins in place."""
     stage = Stage(ranks, fault)
     monkeypatch.setattr(dist, "all_reduce", stage.all_reduce)
@@ -197,17 +199,17 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, ranks: int, fault: Fault) -> Stag
     return stage
 
 
-def made_by_all(monkeypatch: pytest.MonkeyPatch, kind: str, ranks: int, fault: Fault) -> list[Any]:
+def make_on_ranks(monkeypatch: pytest.MonkeyPatch, kind: str, ranks: int, fault: Fault) -> list[Any]:
     """Return what each rank has."""
-    return stand_ins(monkeypatch, ranks, fault).on_ranks(lambda rank: maker(kind, rank, ranks))
+    return install_fakes(monkeypatch, ranks, fault).on_ranks(lambda rank: maker(kind, rank, ranks))
 
 
 @pytest.mark.parametrize("deaf", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_all_find_whether_what_they_write_arrives(
+def test_all_ranks_agree_whether_copies_arrive(
     monkeypatch: pytest.MonkeyPatch, ranks: int, deaf: bool
 ) -> None:
-    stage = stand_ins(monkeypatch, ranks, Fault(rank=ranks - 1, deaf=deaf))
+    stage = install_fakes(monkeypatch, ranks, Fault(rank=ranks - 1, deaf=deaf))
 
     def tried(rank: int) -> Make:
         return lambda memory: check_copies_arrive(memory, stage.groups[rank], DEVICE)  # type: ignore[arg-type]
@@ -217,8 +219,8 @@ def test_all_find_whether_what_they_write_arrives(
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_ranks_have_it(monkeypatch: pytest.MonkeyPatch, kind: str, ranks: int) -> None:
-    assert None not in made_by_all(monkeypatch, kind, ranks, Fault())
+def test_all_ranks_make_the_object(monkeypatch: pytest.MonkeyPatch, kind: str, ranks: int) -> None:
+    assert None not in make_on_ranks(monkeypatch, kind, ranks, Fault())
 
 
 COMPILATIONS = [(kind, count) for kind in KINDS for count in range(3 if kind == "norm" else 1)]
@@ -226,27 +228,27 @@ COMPILATIONS = [(kind, count) for kind in KINDS for count in range(3 if kind == 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("kind", "compilation"), COMPILATIONS)
-def test_all_do_without_what_one_cannot_compile(
+def test_all_ranks_do_without_if_one_cannot_compile(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, compilation: int, rank: int
 ) -> None:
     fault = Fault(rank=rank, compilation=compilation)
-    assert made_by_all(monkeypatch, kind, 2, fault) == [None, None]
+    assert make_on_ranks(monkeypatch, kind, 2, fault) == [None, None]
     assert "this driver is too old" in caplog.text and "another rank cannot" in caplog.text
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_do_without_what_one_has_no_memory_for(
+def test_all_ranks_do_without_if_one_is_out_of_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, rank: int
 ) -> None:
-    assert made_by_all(monkeypatch, kind, 2, Fault(rank=rank, allocation=1)) == [None, None]
+    assert make_on_ranks(monkeypatch, kind, 2, Fault(rank=rank, allocation=1)) == [None, None]
     assert "no memory is left" in caplog.text
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_do_without_what_one_finds_wrong(
+def test_all_ranks_do_without_if_one_finds_errors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, rank: int
 ) -> None:
-    assert made_by_all(monkeypatch, kind, 2, Fault(rank=rank, wrong=True)) == [None, None]
+    assert make_on_ranks(monkeypatch, kind, 2, Fault(rank=rank, wrong=True)) == [None, None]
     assert "a check gave wrong results" in caplog.text

@@ -1,4 +1,4 @@
-"""Ranks come together under the settings that they need."""
+"""Process groups form with the environment and addresses that they need."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def join(folder: Path) -> None:
     ("address", "rendezvous", "where"),
     [("", "file:///{}/meet", "127.0.0.1"), ("127.0.0.3", "tcp://127.0.0.3:{}/x", "127.0.0.3")],
 )
-def test_sums_on_the_cpu_are_exchanged_where_nobody_else_reaches(
+def test_gloo_listens_only_on_loopback_or_the_pods_address(
     address: str, rendezvous: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gloo by itself listens at whatever the host's name stands for."""
+    """By default, gloo listens at the address of the host name."""
     device, used = dist.ProcessGroupGloo.create_device, []
 
     def create_device(*, hostname: str) -> Any:
@@ -64,14 +64,16 @@ def test_sums_on_the_cpu_are_exchanged_where_nobody_else_reaches(
     assert used == [where]
 
 
-def test_multicast_is_off_before_nccl_and_symmetric_memory_look(meet: dict[str, str], tmp_path: Path) -> None:
+def test_multicast_is_disabled_before_nccl_starts(meet: dict[str, str], tmp_path: Path) -> None:
     join(tmp_path)
     assert meet["NCCL_NVLS_ENABLE"] == "0"
     assert meet["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
     assert meet["TORCH_NCCL_ENABLE_MONITORING"] == "0"
 
 
-def test_what_was_set_stays(meet: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_are_already_set_are_kept(
+    meet: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
     join(tmp_path)
     assert meet["NCCL_NVLS_ENABLE"] == "1"

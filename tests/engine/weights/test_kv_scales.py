@@ -1,4 +1,4 @@
-"""Scales of an 8-bit KV cache: read, folded into weights exactly, and worth it."""
+"""Scales of an 8-bit KV cache: reading, exact folding into weights, and their benefit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_scales_are_found_under_each_name(
     kit.Bench(tmp_path)  # they are no unexpected weights
 
 
-def test_a_scale_that_cannot_be_is_named(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_an_invalid_scale_is_named(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "llama")
     save_scales(tmp_path, {LAYER.format(0) + "k_scale": 0.0})
     with pytest.raises(WeightsError, match=r"layers.0.self_attn.k_scale must be a positive number, not 0.0"):
@@ -55,7 +55,7 @@ def test_a_scale_that_cannot_be_is_named(kit: SimpleNamespace, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_folding_changes_keys_and_values_alone(kit: SimpleNamespace, tmp_path: Path, family: str) -> None:
+def test_folding_changes_only_keys_and_values(kit: SimpleNamespace, tmp_path: Path, family: str) -> None:
     theirs = kit.save_model(tmp_path, family)
     bench, prompt = kit.Bench(tmp_path), kit.tokens(40)
     plain = kit.Bench(tmp_path)
@@ -96,7 +96,7 @@ def test_scales_keep_large_values_in_range(kit: SimpleNamespace, tmp_path: Path)
     assert clipped > 3 * scaled
 
 
-def test_the_engine_folds_what_it_finds_for_8_bits_alone(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_scales_are_folded_only_for_8_bit_caches(kit: SimpleNamespace, tmp_path: Path) -> None:
     from mizzen.engine.loading.model_setup import fold_checkpoint_kv_scales
 
     kit.save_model(tmp_path, "llama")
@@ -119,6 +119,6 @@ def test_the_engine_folds_what_it_finds_for_8_bits_alone(kit: SimpleNamespace, t
         ({"quant_method": "awq"}, False),
     ],
 )
-def test_what_is_quantized_besides_is_refused(quantization: dict[str, Any] | None, served: bool) -> None:
+def test_only_kv_cache_quantization_is_accepted(quantization: dict[str, Any] | None, served: bool) -> None:
     fields = Fields({} if quantization is None else {"quantization_config": quantization})
     assert quantizes_only_kv(fields.child("quantization_config")) == served

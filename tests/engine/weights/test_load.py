@@ -1,4 +1,4 @@
-"""Loading: what is wrong with a folder is named."""
+"""Loading a model folder: errors name the file, field or tensor."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def test_a_missing_field_is_named(folder: Path) -> None:
         read_config(folder)
 
 
-def test_older_rope_fields(folder: Path) -> None:
+def test_older_rope_fields_are_read(folder: Path) -> None:
     old = {"rope_theta": 777.0, "rope_scaling": {"type": "linear", "factor": 3.0}}
     change_config(folder, remove=("rope_parameters",), **old)
     rope = read_config(folder).rope
     assert (rope.kind, rope.theta, rope.factor) == ("linear", 777.0, 3.0)
 
 
-def test_older_rope_fields_may_say_the_same(folder: Path) -> None:
+def test_older_rope_fields_may_repeat_the_new_ones(folder: Path) -> None:
     rope = {"factor": 3.0, "rope_theta": 777.0}
     change_config(
         folder,
@@ -114,21 +114,21 @@ def test_older_rope_fields_may_say_the_same(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("window", "windows"), [(None, (None, None)), (9, (None, 9))])
-def test_a_window_of_null_is_none(
+def test_a_null_window_means_full_attention(
     kit: SimpleNamespace, tmp_path: Path, window: int | None, windows: tuple[int | None, ...]
 ) -> None:
     kit.save_model(tmp_path, "qwen2")
-    asked = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": window}
-    change_config(tmp_path, remove=("layer_types",), **asked)
+    config = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": window}
+    change_config(tmp_path, remove=("layer_types",), **config)
     assert read_config(tmp_path).windows == windows
 
 
-def test_no_model(tmp_path: Path) -> None:
+def test_a_folder_without_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
         read_config(tmp_path)
 
 
-def test_end_tokens(folder: Path) -> None:
+def test_end_tokens_come_from_the_generation_config_first(folder: Path) -> None:
     config = read_config(folder)
     path = folder / "generation_config.json"
     path.write_text(json.dumps({"eos_token_id": [7, 9, 7]}))
@@ -154,7 +154,7 @@ def test_unexpected_tensors_are_named(folder: Path) -> None:
         load(folder)
 
 
-def test_names_of_another_program_are_told_beside_ours(folder: Path) -> None:
+def test_foreign_tensor_names_are_listed_next_to_missing_ones(folder: Path) -> None:
     change_weights(
         folder, lambda w: w.update({"blk.0.attn_k": w.pop("model.layers.0.self_attn.k_proj.weight")})
     )
@@ -162,7 +162,7 @@ def test_names_of_another_program_are_told_beside_ours(folder: Path) -> None:
         load(folder)
 
 
-def test_whole_numbers_are_no_weights(folder: Path) -> None:
+def test_integer_tensors_are_rejected(folder: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     change_weights(folder, lambda weights: weights.update({name: weights[name].to(torch.int8)}))
     with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.up_proj\.weight is I8: quantized"):
@@ -175,13 +175,13 @@ def test_a_wrong_shape_is_named(folder: Path) -> None:
         load(folder)
 
 
-def test_a_tied_head_may_be_in_the_file(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_copy_of_a_tied_head_is_accepted(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "llama", tie_word_embeddings=True)
     change_weights(tmp_path, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}))
     assert load(tmp_path)
 
 
-def test_a_head_of_its_own_is_used_although_tied(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_separate_head_is_used_despite_tie_word_embeddings(kit: SimpleNamespace, tmp_path: Path) -> None:
     model = kit.save_model(tmp_path, "llama", tie_word_embeddings=True)
     change_weights(tmp_path, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].flip(0)}))
     theirs, prompt = type(model).from_pretrained(tmp_path, dtype=torch.float32), kit.tokens(9)
@@ -191,7 +191,7 @@ def test_a_head_of_its_own_is_used_although_tied(kit: SimpleNamespace, tmp_path:
     assert not torch.allclose(ours, kit.oracle(model, prompt))
 
 
-def test_no_files_and_damaged_ones(folder: Path) -> None:
+def test_missing_and_damaged_files_are_named(folder: Path) -> None:
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     with pytest.raises(WeightsError, match=r"model\.safetensors cannot be read: .*git lfs pull"):
         load(folder)
@@ -203,7 +203,7 @@ def test_no_files_and_damaged_ones(folder: Path) -> None:
         load(folder)
 
 
-def test_an_index_may_name_only_its_own_files(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_an_index_may_name_only_files_in_its_folder(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "llama", shard="20KB")
     index = tmp_path / "model.safetensors.index.json"
     values = json.loads(index.read_text())
@@ -239,7 +239,7 @@ def test_dummy_weights_are_seeded(folder: Path) -> None:
         ),
     ],
 )
-def test_options_that_cannot_be_served(folder: Path, options: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_errors(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_engine(EngineOptions(model=str(folder), device="cpu", **options))
 

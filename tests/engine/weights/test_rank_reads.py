@@ -1,4 +1,4 @@
-"""Each rank reads its own bytes of a checkpoint and no more; together ranks read all of it, mostly once."""
+"""Each rank reads only its own bytes of a checkpoint; together the ranks read every byte, mostly once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mizzen.layers.context import BuildContext
 from mizzen.layers.sharding import Axis, Mesh
 from mizzen.layers.weight_target import WeightTarget
-from mizzen.models.base import Decoder
+from mizzen.models.base import DecoderModel
 from mizzen.models.registry import read_config
 from mizzen.weights import stream as streaming
 from mizzen.weights.stream import FileRange, SafetensorsHeader
@@ -33,7 +33,7 @@ def targets_of(folder: Path, rank: int, ranks: int) -> list[WeightTarget]:
     others: Any = SimpleNamespace(rank=rank, size=ranks)
     mesh = Mesh(Axis(rank, ranks))
     build = BuildContext(device=torch.device("cpu"), dtype=torch.float32, mesh=mesh, collectives=others)
-    return [one for one in Decoder(build, read_config(folder)).targets() if one.destination.numel()]
+    return [one for one in DecoderModel(build, read_config(folder)).targets() if one.destination.numel()]
 
 
 def holders(name: str, ranks: int) -> int:
@@ -58,7 +58,7 @@ def read_by(pieces: list[FileRange], size: int, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ranks_read_their_own_bytes(
+def test_ranks_read_only_their_own_bytes(
     family: str, ranks: int, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads = {"num_attention_heads": 8, "num_key_value_heads": KV_HEADS, "intermediate_size": 48}
@@ -68,7 +68,7 @@ def test_ranks_read_their_own_bytes(
     each = []
     for rank in range(ranks):
         pieces = [header.file_range(target) for target in targets_of(tmp_path, rank, ranks)]
-        assert None not in pieces, "a part of a tensor is read whole"
+        assert None not in pieces, "a shard is read as a whole tensor"
         each.append(read_by([piece for piece in pieces if piece], size, monkeypatch))
     assert max(counts.max() for counts in each) == 1
     times = np.sum(each, 0)

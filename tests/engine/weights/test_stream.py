@@ -1,4 +1,4 @@
-"""Pieces of files arrive whole, whatever their size and place, and what is wrong with a file is named."""
+"""File ranges of any size and position are streamed completely; errors name the file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
     return made
 
 
-def test_pieces_are_parts_of_tensors(
+def test_file_ranges_are_slices_of_tensors(
     tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "BLOCK", 100)
@@ -54,7 +54,9 @@ def test_pieces_are_parts_of_tensors(
     assert sum(seen) == sum(wanted.destination.nbytes for wanted in targets)
 
 
-def test_what_does_not_lie_together_is_no_piece(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_converted_and_strided_targets_have_no_file_range(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
     header = SafetensorsHeader(tmp_path / "x.safetensors")
     converted = target("a", tensors["a"].float(), slice(0, 31))
     assert header.file_range(converted) is None
@@ -63,7 +65,7 @@ def test_what_does_not_lie_together_is_no_piece(tensors: dict[str, torch.Tensor]
     assert header.file_range(WeightTarget(name="a", shape=(31, 17), shard=part, destination=strided)) is None
 
 
-def test_a_file_that_ends_too_soon_is_named(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_a_truncated_file_is_named(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     header = SafetensorsHeader(path)
     piece = header.file_range(target("b", tensors["b"], slice(0, 64)))
@@ -73,7 +75,7 @@ def test_a_file_that_ends_too_soon_is_named(tensors: dict[str, torch.Tensor], tm
         stream_to_device([late], lambda size: None)
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_safetensors_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"\xff" * 64)
     with pytest.raises(ValueError, match="header"):

@@ -138,13 +138,13 @@ def test_template_folder_saved_by_transformers_is_loaded(
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tokenizer_config.json": b"[]"}, "no JSON object"),
-        ({"tokenizer_config.json": b'{"chat_template": ["x"]}'}, "chat_template must be a text, or a list"),
+        ({"tokenizer_config.json": b"[]"}, "not a JSON object"),
+        ({"tokenizer_config.json": b'{"chat_template": ["x"]}'}, "chat_template must be text, or a list"),
         ({"tokenizer_config.json": b'{"chat_template": [{"name": "default"}]}'}, "name and template"),
         ({"tokenizer_config.json": b"{"}, "not JSON"),
         ({"chat_template.jinja": b"\xff"}, "not UTF-8"),
         ({"chat_template.jinja": b"a\n{% if %}"}, "line 2"),
-        ({"tokenizer_config.json": b'{"chat_template": [{"name": "rag", "template": "x"}]}'}, "only rag"),
+        ({"tokenizer_config.json": b'{"chat_template": [{"name": "rag", "template": "x"}]}'}, "only: rag"),
     ],
 )
 def test_invalid_template_files_are_named(files: dict[str, bytes], message: str) -> None:

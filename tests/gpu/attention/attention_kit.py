@@ -71,7 +71,7 @@ def check_mixed(
 ) -> None:
     """PlannedAttention decodes and prompts (by `prefill`, or the same backend) in one batch, and compare.
 
-    Layer follows layer, so many times. `most` is the share by which results may differ as a whole.
+    All layers run in sequence, `times` times. `most` is the share by which results may differ as a whole.
     """
     page, reference = kv.page_size, ReferenceAttention(geometry, kv)
     rows = DecodeRows(
@@ -115,7 +115,7 @@ class CapturedBatch:
             step()
 
     def check(self, which: Int64, counts: Int32, close: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        """Replay with so many tokens of these slots, and compare each layer by `close`."""
+        """Replay with `counts` tokens of these slots, and compare each layer by `close`."""
         self.slots.copy_(torch.from_numpy(which.astype(np.int32)))
         self.lengths.copy_(torch.from_numpy(counts))
         self.out.fill_(float("nan"))

@@ -33,7 +33,7 @@ def compile_all() -> None:
     ]
     wanted += [specification("fa2", 128, True, FP8)]
     wanted += [specification("fa2", head_dim, False, FP8) for head_dim in HEAD_DIMS]
-    # One ninja each, as at first use: a ninja of all keeps no log there, and first use would compile anew.
+    # One ninja each, as at first use: a ninja of all keeps no log there, and first use would compile again.
     with ThreadPoolExecutor(len(wanted)) as pool:
         list(pool.map(lambda spec: spec.is_compiled or spec.build(verbose=False), wanted))
 

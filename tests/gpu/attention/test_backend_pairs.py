@@ -1,4 +1,4 @@
-"""Any backend of decodes goes with any of prompts in one batch; the one that `auto` takes, in every shape."""
+"""Any decode backend works with any prefill backend in one batch; the default pair works in every shape."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(decode: str, prefill: str, geometry: Geometry, page: int) -> None:
 
 @pytest.mark.parametrize("prefill", PROMPTS)
 @pytest.mark.parametrize("decode", DECODES)
-def test_any_pair(decode: str, prefill: str) -> None:
+def test_any_pair_of_backends_equals_the_reference(decode: str, prefill: str) -> None:
     check(decode, prefill, Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,)), 16)
 
 
@@ -38,6 +38,6 @@ def test_any_pair(decode: str, prefill: str) -> None:
     ("groups", "page"), [*((groups, 16) for groups in range(1, 9)), (4, 1), (4, 24), (4, 64)]
 )
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_what_auto_takes(head_dim: int, groups: int, page: int) -> None:
+def test_the_default_pair_equals_the_reference_in_every_shape(head_dim: int, groups: int, page: int) -> None:
     geometry = Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None, 100))
     check("split", "fa3", geometry, page)

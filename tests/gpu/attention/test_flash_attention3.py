@@ -23,7 +23,7 @@ EIGHT_BITS = 0.08
 @pytest.mark.parametrize("page", [1, 16, 64])
 @pytest.mark.parametrize("groups", [1, 2, 4, 8])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_mixed_batches(head_dim: int, groups: int, page: int, dtype: torch.dtype) -> None:
+def test_mixed_batches_equal_the_reference(head_dim: int, groups: int, page: int, dtype: torch.dtype) -> None:
     geometry = Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None, 100))
     kv, pages = make_kv(geometry, page, dtype)
     check_mixed(
@@ -40,7 +40,7 @@ def test_any_number_of_query_heads_share_a_kv_head(groups: int) -> None:
 
 @pytest.mark.parametrize("groups", [1, 4, 5])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_an_eight_bit_cache(head_dim: int, groups: int) -> None:
+def test_an_8_bit_cache_is_close_to_the_reference(head_dim: int, groups: int) -> None:
     geometry = Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None, 100))
     kv, pages = make_kv(geometry, 16, torch.bfloat16, torch.float8_e4m3fn)
     check_mixed(FlashAttention3(geometry, kv), geometry, kv, pages, torch.bfloat16, most=EIGHT_BITS)
@@ -57,7 +57,7 @@ def test_a_captured_batch_follows_its_lengths(rows: int) -> None:
         batch.check(which, rng.integers(1, longest + 1, rows).astype(np.int32), close)
 
 
-def test_auto_is_fast_where_that_runs_and_reference_elsewhere() -> None:
+def test_auto_uses_fast_backends_where_supported() -> None:
     fast, slow = (FlashDecodeAttention, FlashAttention3), (ReferenceAttention, ReferenceAttention)
     for dtype, kinds in ((torch.bfloat16, fast), (torch.float32, slow)):
         geometry = Geometry(heads=4, kv_heads=2, head_dim=64, windows=(None,))
@@ -70,7 +70,7 @@ def test_auto_is_fast_where_that_runs_and_reference_elsewhere() -> None:
         make_attention(geometry, kv, prefill="split", decode="reference")
 
 
-def test_scales_of_keys_in_an_8_bit_cache() -> None:
+def test_key_scales_cancel_in_an_8_bit_cache() -> None:
     """Queries that come multiplied and keys that come divided give what plain ones do."""
     geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None, None))
     kv, pages = make_kv(geometry, 16, torch.bfloat16)

@@ -1,4 +1,5 @@
-"""Split decode attention equals plain attention, on a GPU or in Triton's interpreter (TRITON_INTERPRET=1)."""
+"""Split-KV decode attention equals the reference, on a GPU or in Triton's interpreter
+(TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ SHAPES = [(4, 2, 128, 16, True), (8, 2, 64, 1, False), (3, 1, 32, 24, True), (2,
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: f"{t.splits}x{t.block}s{t.stages}w{t.warps}")
 @pytest.mark.parametrize("window", [None, 60])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_split_attention(
+def test_triton_decode_equals_the_reference(
     shape: tuple[int, int, int, int, bool], window: int | None, tiling: DecodeTiling
 ) -> None:
     check(flash_decode_triton, shape, window, tiling, DTYPE)
@@ -61,7 +62,9 @@ def test_split_attention(
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("tiling", TILINGS[1:3], ids=lambda t: f"{t.splits}x{t.block}s{t.stages}")
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
-def test_split_attention_in_8_bits(shape: tuple[int, int, int, int, bool], tiling: DecodeTiling) -> None:
+def test_triton_decode_equals_the_reference_in_8_bits(
+    shape: tuple[int, int, int, int, bool], tiling: DecodeTiling
+) -> None:
     check(flash_decode_triton, shape, None, tiling, torch.float8_e4m3fn)
 
 
@@ -83,7 +86,7 @@ def test_split_attention_in_8_bits(shape: tuple[int, int, int, int, bool], tilin
     ],
     ids=str,
 )
-def test_paged_attention(
+def test_mma_decode_equals_the_reference(
     shape: tuple[int, int, int, int, bool], dtype: torch.dtype, window: int | None, splits: int, warps: int
 ) -> None:
     heads, kv_heads, size, _, _ = shape
@@ -100,7 +103,7 @@ def test_paged_attention(
     not GPU or torch.cuda.get_device_capability()[0] < 9, reason="needs a Hopper GPU (or a later one)"
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_every_batch_has_a_cut_that_the_workspace_holds(dtype: torch.dtype) -> None:
+def test_the_workspace_holds_the_splits_of_every_batch(dtype: torch.dtype) -> None:
     for kv_heads in (1, 2, 8, 40):
         cache = torch.empty(1, kv_heads, 128, dtype=dtype, device=DEVICE)
         for rows in range(1, 513):

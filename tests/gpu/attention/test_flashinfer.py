@@ -34,7 +34,7 @@ def check(template: str, geometry: Geometry, page: int, stored: torch.dtype = BF
 @pytest.mark.parametrize("windows", [(None,), (None, 100)], ids=["full", "window"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_mixed_batches(
+def test_mixed_batches_equal_the_reference(
     template: str, head_dim: int, windows: tuple[int | None, ...], groups: int, page: int
 ) -> None:
     for window in windows:
@@ -51,7 +51,7 @@ def test_any_number_of_query_heads_share_a_kv_head(template: str, groups: int) -
 
 @pytest.mark.parametrize("groups", [1, 4, 5])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_an_eight_bit_cache(head_dim: int, groups: int) -> None:
+def test_an_8_bit_cache_is_close_to_the_reference(head_dim: int, groups: int) -> None:
     """As close as one of 16 bits: keys and values are brought to the precision of queries."""
     need("fa2", head_dim, window=False, stored=FP8)
     check("fa2", Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None,)), 16, FP8)
@@ -102,7 +102,7 @@ def test_captured_batches_follow_their_lengths(template: str, windows: tuple[int
                 close(out[layer, :rows], wanted)
 
 
-def test_what_does_not_run_is_named() -> None:
+def test_unsupported_choices_are_named() -> None:
     odd = Geometry(heads=4, kv_heads=2, head_dim=96, windows=(None,))
     with pytest.raises(ValueError, match=r"head_dim must be one of \(64, 128, 256\), not 96"):
         make_attention(odd, make_kv(odd, 16, BF16)[0], prefill="flashinfer", decode="reference")

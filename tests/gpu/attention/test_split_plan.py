@@ -1,4 +1,4 @@
-"""Attention that is cut by its rows' lengths equals plain attention, whatever they are.
+"""Decode attention with length-aware splits equals the reference, for any lengths.
 
 The plan's test runs in Triton's interpreter too (TRITON_INTERPRET=1).
 """
@@ -63,7 +63,7 @@ PLANNED: dict[str, list[int]] = {
 @pytest.mark.parametrize("window", [None, 700])
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 @pytest.mark.parametrize("mix", PLANNED)
-def test_the_device_plans_as_its_plain_twin(mix: str, kv_heads: int, window: int | None) -> None:
+def test_the_device_plan_equals_the_host_plan(mix: str, kv_heads: int, window: int | None) -> None:
     lengths = np.array(PLANNED[mix], np.int32)
     for resident in (3, 4):
         schedule = split_plan.make_schedule(len(lengths), kv_heads, 132, resident)
@@ -83,7 +83,7 @@ class Batch:
         rows, rng = len(lengths), np.random.default_rng(3)
         counts = -(-self.lengths // page)
         order = rng.permutation(int(counts.sum()) + 1).astype(np.int32)
-        table = np.full((rows, counts.max()), order[-1], np.int32)  # the last page is nobody's
+        table = np.full((rows, counts.max()), order[-1], np.int32)  # no row owns the last page
         own = np.zeros((len(order), page), np.bool_)
         for row, (count, end) in enumerate(zip(counts, counts.cumsum(), strict=True)):
             table[row, :count] = order[end - count : end]
@@ -153,7 +153,7 @@ def by_lengths(run: PlannedAttention) -> bool:
 @ON_HOPPER
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("mix", MIXES)
-def test_uneven_attention(mix: str, stored: torch.dtype) -> None:
+def test_length_aware_splits_equal_the_reference(mix: str, stored: torch.dtype) -> None:
     batch = Batch(MIXES[mix], geometry_of(8, 2, 128), 16, stored)
     backend = batch.check(norm=True)
     if "beside" in mix:
@@ -177,14 +177,14 @@ def test_uneven_attention(mix: str, stored: torch.dtype) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("mix", ["one of 9,000 beside 7", "long ones last", "with rows of padding"])
-def test_uneven_attention_of_other_shapes(
+def test_length_aware_splits_work_for_other_shapes(
     mix: str, shape: tuple[int, int, int], page: int, windows: tuple[int | None, ...]
 ) -> None:
     Batch(MIXES[mix], geometry_of(*shape, *windows), page, torch.bfloat16).check(norm=shape[2] == 128)
 
 
 @ON_HOPPER
-def test_a_captured_batch_is_planned_anew_by_every_replay() -> None:
+def test_every_replay_plans_its_splits_again() -> None:
     geometry = geometry_of(8, 2, 128, None, 60)
     kv, pages = make_kv(geometry, 16, torch.bfloat16)
     backend = FlashDecodeAttention(geometry, kv)

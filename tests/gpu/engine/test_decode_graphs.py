@@ -98,7 +98,7 @@ def test_kernels_are_compiled_in_parallel_before_the_captures(monkeypatch: pytes
     load_or_compile_cubin, compile_kernels = nvrtc.load_or_compile_cubin, warmup.compile_kernels
     monkeypatch.setattr(nvrtc, "load_or_compile_cubin", found)
     monkeypatch.setattr(warmup, "compile_kernels", together)
-    nvrtc.compiled.cache_clear()
+    nvrtc.load_kernel.cache_clear()
     options = {"max_running_requests": 128, "cuda_graph_max_tokens": 0, "kv_cache_tokens": 4096}
     with (
         shape_folder("qwen3-0.6b") as shape,

@@ -55,7 +55,9 @@ def same_parts(got: list[SlotLogprobs], wanted: list[SlotLogprobs], tolerance: f
 
 
 def on_host(tensors: Any) -> list[SlotLogprobs]:
-    return type(tensors)(owners=tensors.owners, widest=tensors.widest, packed=tensors.packed.cpu()).read()
+    return type(tensors)(
+        requests=tensors.requests, max_top_logprobs=tensors.max_top_logprobs, packed=tensors.packed.cpu()
+    ).to_slot_logprobs()
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)

@@ -59,7 +59,7 @@ def test_flashinfer_is_the_fallback_for_fa3(folder: Path, monkeypatch: pytest.Mo
             return [token for answer in llm.generate(prompts, greedy) for token in answer.token_ids]
 
     usual = tokens(("split", "fa3"))
-    monkeypatch.setattr(flash_attention3, "missing", lambda geometry, kv: "it is another GPU")
-    monkeypatch.setattr(flashinfer, "missing", lambda geometry, kv, template="fa2": None)
+    monkeypatch.setattr(flash_attention3, "unsupported_reason", lambda geometry, kv: "it is another GPU")
+    monkeypatch.setattr(flashinfer, "unsupported_reason", lambda geometry, kv, template="fa2": None)
     other = tokens(("split", "flashinfer"))
     assert sum(a == b for a, b in zip(usual, other, strict=True)) > 0.8 * len(usual)

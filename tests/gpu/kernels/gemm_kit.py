@@ -1,4 +1,4 @@
-"""What the tests of products share: seeded operands, how close a result must be, and chains that overlap."""
+"""Helpers of the GEMM tests: seeded operands, comparisons, and chains of overlapping kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Gemm = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(weight, x): x times the transpose of weight."""
 
 
@@ -17,7 +17,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Compare a bfloat16 product with an exact one."""
+    """Compare a bfloat16 result with an exact one."""
     assert (got.double() - wanted.double()).norm() < 5e-3 * wanted.double().norm()
 
 
@@ -36,8 +36,9 @@ def check_replays(chain: Callable[[], None], out: torch.Tensor, times: int) -> t
     return found
 
 
-def check_chain(product: Product, size: int, layers: int, count: int) -> None:
-    """Multiply layer after layer, each while the one ahead still runs; every replay gives the same."""
+def check_chain(gemm: Gemm, size: int, layers: int, count: int) -> None:
+    """Run a chain of GEMMs, each of which starts while the previous one runs; every replay must give the
+    same."""
     weights = [normal(size, size, seed=i) / size**0.5 for i in range(layers)]
     x = normal(count, size, seed=99)
     out = torch.empty_like(x)
@@ -45,7 +46,7 @@ def check_chain(product: Product, size: int, layers: int, count: int) -> None:
     def chain() -> None:
         y = x
         for weight in weights:
-            y = product(weight, y)
+            y = gemm(weight, y)
         out.copy_(y)
 
     found, exact = check_replays(chain, out, 100), x.double()

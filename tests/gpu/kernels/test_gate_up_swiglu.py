@@ -1,4 +1,4 @@
-"""The gated product of many rows equals the library's with SiLU behind it, also among other kernels."""
+"""The fused gate-up SwiGLU GEMM equals the library's followed by SiLU, also among other kernels."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SHAPES = ((16, 320), (6144, 1024), (1040, 384), (5632, 2048), (24576, 4096), (25
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_it_equals_the_library_and_the_exact_product(shape: tuple[int, int]) -> None:
-    """Fewer items than clusters, tiles that are not full, blocks that are not full, several rounds of all."""
+def test_gate_up_swiglu_equals_the_library_and_the_exact_result(shape: tuple[int, int]) -> None:
+    """Fewer items than clusters, partial tiles, partial blocks, and several waves."""
     rows, columns = shape
     weight = normal(rows, columns) / columns**0.5
     for count in (1, 255, 256, 300, 1023, 4097):
@@ -32,13 +32,13 @@ def test_it_equals_the_library_and_the_exact_product(shape: tuple[int, int]) -> 
         gates, others = (x.double() @ weight.double().T).chunk(2, dim=-1)
         exact = F.silu(gates) * others
         assert got.shape == exact.shape
-        # Rounded gates and others, then their product: three roundings instead of a product's one.
+        # Gate, up and their product are rounded: three roundings instead of one.
         assert (got.double() - exact).norm() < 1e-2 * exact.norm()
         library = silu_mul(F.linear(x, weight))
         assert (got == library).float().mean() > 0.9
 
 
-def test_large_gates_stay_finite() -> None:
+def test_large_gate_values_stay_finite() -> None:
     weight = normal(32, 320)
     for scale in (100, 1e6, 1e17):
         x = normal(512, 320, seed=1) * scale
@@ -48,7 +48,7 @@ def test_large_gates_stay_finite() -> None:
         close(got.nan_to_num(0, 0, 0), wanted.nan_to_num(0, 0, 0))
 
 
-def test_it_writes_no_row_or_column_beyond_the_last() -> None:
+def test_nothing_is_written_beyond_the_last_row_and_column() -> None:
     weight, x = normal(1040, 320) / 18, normal(700, 320)
     area = torch.full((700 + 300, 520), float("nan"), dtype=torch.bfloat16, device="cuda")
     got = gate_up_swiglu(weight, x, area[100:800])
@@ -56,7 +56,7 @@ def test_it_writes_no_row_or_column_beyond_the_last() -> None:
     assert area[:100].isnan().all() and area[800:].isnan().all()
 
 
-def test_a_chain_of_kernels_that_overlap_gives_the_same_each_time() -> None:
+def test_a_chain_of_overlapping_kernels_is_reproducible() -> None:
     size, count = 1024, 1500
     weights = [normal(2 * size, size, seed=i) / size**0.5 for i in range(6)]
     x, ones = normal(count, size, seed=99), torch.ones(size, dtype=torch.bfloat16, device="cuda")

@@ -1,4 +1,4 @@
-"""The product of a single row equals PyTorch's, alone and in a chain of kernels that overlap."""
+"""GEMV equals PyTorch's, alone and in a chain of overlapping kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("columns", [8, 136, 1024, 2048, 3072, 4096, 8192, 12288, 14336, 17408, 25600, 32768])
 @pytest.mark.parametrize("rows", [1, 13, 4096])
-def test_gemv(rows: int, columns: int) -> None:
+def test_gemv_equals_the_exact_product(rows: int, columns: int) -> None:
     weight = normal(rows, columns)
     assert supports(weight)
     x = normal(1, columns, seed=1)
@@ -35,7 +35,7 @@ def test_gemv(rows: int, columns: int) -> None:
 @pytest.mark.parametrize("columns", [1024, 2048, 4096, 5120])
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("add", [False, True])
-def test_gemv_with_a_norm_before_and_a_gate_behind(columns: int, gate: bool, add: bool) -> None:
+def test_gemv_fuses_norm_and_swiglu(columns: int, gate: bool, add: bool) -> None:
     weight = normal(2050, columns) / columns**0.5
     x, residual, scale = normal(1, columns, seed=1), normal(1, columns, seed=2), normal(columns, seed=3)
     total = residual.clone()
@@ -52,7 +52,7 @@ def test_gemv_with_a_norm_before_and_a_gate_behind(columns: int, gate: bool, add
     assert (close.double() - wanted.double()).norm() < 4e-3 * wanted.double().norm()
 
 
-def test_a_chain_of_overlapping_kernels_is_right_every_time() -> None:
+def test_a_chain_of_overlapping_kernels_is_correct() -> None:
     size = 1024
     weights = [normal(size, size, seed=i) / 32 for i in range(40)]
     norm = torch.ones(size, dtype=torch.bfloat16, device="cuda")

@@ -1,4 +1,5 @@
-"""Each fused kernel equals its plain twin: on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)."""
+"""Each fused kernel equals the plain operations: on a GPU, or in Triton's interpreter
+(TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [8, 96, 1024, 4096])
-def test_norms(dtype: torch.dtype, size: int) -> None:
+def test_norms_equal_plain_operations(dtype: torch.dtype, size: int) -> None:
     x, residual = normal(5, size, dtype=dtype), normal(5, size, dtype=dtype, seed=1)
     weight = normal(size, dtype=dtype, seed=2)
     wanted_sum = x + residual
@@ -59,7 +60,7 @@ def test_norms(dtype: torch.dtype, size: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [48, 3072])
-def test_silu_mul(dtype: torch.dtype, size: int) -> None:
+def test_silu_mul_equals_plain_operations(dtype: torch.dtype, size: int) -> None:
     x = normal(5, 2 * size, dtype=dtype)
     gate, up = x.float().chunk(2, -1)
     close(silu_mul(x), F.silu(gate) * up)
@@ -68,7 +69,9 @@ def test_silu_mul(dtype: torch.dtype, size: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(16, 8, 128), (14, 2, 64), (4, 4, 8), (9, 3, 80)])
-def test_heads(dtype: torch.dtype, norm: bool, heads: int, kv_heads: int, size: int) -> None:
+def test_qk_norm_rope_equals_plain_operations(
+    dtype: torch.dtype, norm: bool, heads: int, kv_heads: int, size: int
+) -> None:
     tokens, room = 6, 40
     qkv = normal(tokens, (heads + 2 * kv_heads) * size, dtype=dtype)
     weights = (normal(size, dtype=dtype, seed=1), normal(size, dtype=dtype, seed=2)) if norm else None
@@ -139,7 +142,7 @@ KINDS = [
 
 @pytest.mark.parametrize("vocab", [7, 4096, 10000])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sampling_draws_what_the_plain_sampler_draws(vocab: int, dtype: torch.dtype) -> None:
+def test_fused_sampling_equals_the_eager_sampler(vocab: int, dtype: torch.dtype) -> None:
     count = 120 if GPU else 24
     logits = normal(count, vocab, dtype=dtype) * 2
     made = slots_state([KINDS[i % len(KINDS)] for i in range(count)])
@@ -158,7 +161,7 @@ def test_sampling_draws_what_the_plain_sampler_draws(vocab: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("params", distribution.KINDS, ids=str)
-def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+def test_samples_follow_the_distribution(params: SamplingParams) -> None:
     count, vocab = (40_000, 50) if GPU else (100, 12)
     logits = torch.linspace(-2, 2, vocab, device=DEVICE).roll(5)[None]  # no filter leaves one token alone
     logits[0, 3] = float("-inf")
@@ -179,7 +182,7 @@ def test_sampling_of_extreme_logits() -> None:
     assert drawn.tolist() == [8999, 8999, 17]
 
 
-def test_draw_and_advance_leaves_padding_where_it_is() -> None:
+def test_sample_and_advance_leaves_padding_rows_alone() -> None:
     made = slots_state([SamplingParams(temperature=0)] * 4)
     state = made.state
     slots = torch.tensor(
@@ -205,7 +208,7 @@ def test_draw_and_advance_leaves_padding_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("vocab", [70, 4096, 9001])
-def test_penalties_and_masks_are_applied_where_rows_are_drawn(vocab: int) -> None:
+def test_penalties_and_masks_are_applied_while_sampling(vocab: int) -> None:
     upload, rng = Uploader(DEVICE), np.random.default_rng(vocab)
     twins = [SlotState(7, 4, upload, scratch_page=0, vocab=vocab) for _ in range(2)]
     slots, kinds = rng.permutation(7)[:6].astype(np.int64), [0, 1, 2, 0, 1, 2]
@@ -264,7 +267,7 @@ def test_penalties_and_masks_are_applied_where_rows_are_drawn(vocab: int) -> Non
 
 
 @pytest.mark.parametrize("vocab", [100, 4096, 9001])
-def test_masks_of_tokens(vocab: int) -> None:
+def test_masked_tokens_get_minus_infinity(vocab: int) -> None:
     logits, rows = normal(6, vocab), torch.tensor([4, 0, 5], device=DEVICE)
     generator = np.random.default_rng(vocab)
     slots = torch.tensor([3, 0, 2], device=DEVICE)
@@ -278,7 +281,7 @@ def test_masks_of_tokens(vocab: int) -> None:
 
 
 @pytest.mark.parametrize("page", [1, 16])
-def test_page_lists(page: int) -> None:
+def test_page_indices_list_the_pages_of_each_row(page: int) -> None:
     rng = np.random.default_rng(1)
     table = rng.integers(0, 1000, (6, 2500)).astype(np.int32)
     slots = np.array([4, 0, 0, 5, 2], np.int32)

@@ -1,4 +1,4 @@
-"""Products of few rows equal PyTorch's, whatever the config, alone and in a chain of kernels that overlap."""
+"""Small-M GEMMs equal PyTorch's with every tile config, alone and in a chain of overlapping kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 )
 @pytest.mark.parametrize("columns", [32, 1024, 3072, 4128, 25600])
 @pytest.mark.parametrize("rows", [24, 4096])
-def test_skinny(rows: int, columns: int, config: SmallMTileConfig | None) -> None:
+def test_small_m_gemms_equal_exact_ones(rows: int, columns: int, config: SmallMTileConfig | None) -> None:
     weight = normal(rows, columns) / columns**0.5
     for count in (1, 2, 8, 9, 16, 17, 32):
         x = normal(count, columns, seed=count)
@@ -39,5 +39,5 @@ def test_skinny(rows: int, columns: int, config: SmallMTileConfig | None) -> Non
 
 
 @pytest.mark.parametrize("count", [3, 16, 30])
-def test_a_chain_of_overlapping_products_is_right_every_time(count: int) -> None:
+def test_a_chain_of_overlapping_gemms_is_reproducible(count: int) -> None:
     check_chain(small_m_gemm, 1024, 40, count)

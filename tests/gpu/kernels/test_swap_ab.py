@@ -1,4 +1,4 @@
-"""Products of batches equal PyTorch's, whatever the config, alone and in a chain of kernels that overlap."""
+"""Swap-AB GEMMs equal PyTorch's with every tile config, alone and in a chain of overlapping kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIGS = (
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_wide(config: TileConfig) -> None:
+def test_swap_ab_gemms_equal_exact_ones(config: TileConfig) -> None:
     for rows, columns in ((16, 256), (1040, 1024), (3072, 4352), (64, 25600)):
         weight = normal(rows, columns) / columns**0.5
         for batch in (16, 48, 128, 176, 256):
@@ -40,14 +40,14 @@ def test_wide(config: TileConfig) -> None:
 
 
 @pytest.mark.parametrize("split", [2, 3, 5, 6, 7])
-def test_parts_of_unequal_length(split: int) -> None:
+def test_k_splits_may_have_unequal_lengths(split: int) -> None:
     for columns in (64 * (2 * split + 1), 64 * (7 * split - 1)):
         config = TileConfig(64, split, 1)
         assert config.supports(208, columns, 80)
         compare(normal(208, columns) / columns**0.5, 80, config)
 
 
-def test_a_late_product_is_the_same() -> None:
+def test_deferred_pdl_does_not_change_the_result() -> None:
     weight, x = normal(1040, 1024) / 32, normal(40, 1024, seed=1)
     assert torch.equal(swap_ab_gemm(weight, x, defer_pdl=True), swap_ab_gemm(weight, x))
     check_chain(lambda weight, y: swap_ab_gemm(weight, y, defer_pdl=True), 2048, 30, 40)
@@ -69,11 +69,11 @@ def compare(weight: torch.Tensor, batch: int, config: TileConfig) -> None:
 @pytest.mark.parametrize(
     ("count", "config"), [(20, None), (64, TileConfig(64, 4, 1)), (100, TileConfig(128, 2, 2))], ids=str
 )
-def test_a_chain_of_overlapping_products_is_right_every_time(count: int, config: TileConfig | None) -> None:
+def test_a_chain_of_overlapping_gemms_is_reproducible(count: int, config: TileConfig | None) -> None:
     check_chain(lambda weight, y: swap_ab_gemm(weight, y, config=config), 2048, 30, count)
 
 
-def test_what_no_cut_serves_is_refused() -> None:
+def test_unsupported_shapes_are_errors() -> None:
     with pytest.raises(ValueError, match="no tile config"):
         swap_ab_gemm(normal(64, 96), normal(4, 96))
     with pytest.raises(ValueError, match="no tile config"):

@@ -1,4 +1,4 @@
-"""The kernel that draws by top k, top p and min p draws what its plain twin draws."""
+"""The top-k/top-p/min-p kernel samples the same tokens as the eager sampler."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def state_of(kinds: list[dict[str, Any]], vocab: int = 0, known: int = 0) -> tup
     starts = []
     for number, (slot, kind) in enumerate(zip(slots.tolist(), kinds, strict=True)):
         tokens = np.random.default_rng(number).integers(0, vocab or 1, known).astype(np.int32)
-        asks = SlotOptions(tokens=tokens, prompt_tokens=known // 3) if known else None
+        options = SlotOptions(tokens=tokens, prompt_tokens=known // 3) if known else None
         sampling = SamplingParams(**kind)
         starts.append(
-            SlotStart(slot=slot, length=0, sampling=sampling, seed=number * 2**60 + 11, options=asks)
+            SlotStart(slot=slot, length=0, sampling=sampling, seed=number * 2**60 + 11, options=options)
         )
     state.start_slots(tuple(starts))
     return state, slots
@@ -77,7 +77,7 @@ def random_logits(rows: int, vocab: int, dtype: torch.dtype, seed: int = 0) -> t
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("vocab", [1, 5, 300, 32003, 128256, 151936])
-def test_it_draws_what_its_twin_draws(vocab: int, dtype: torch.dtype) -> None:
+def test_sampled_tokens_equal_the_eager_samplers(vocab: int, dtype: torch.dtype) -> None:
     count = 144
     state, slots = state_of([KINDS[i % len(KINDS)] for i in range(count)])
     logits, positions = random_logits(count, vocab, dtype), np.arange(100, 100 + count)
@@ -88,7 +88,7 @@ def test_it_draws_what_its_twin_draws(vocab: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("vocab", [9, 4000, 151936])
-def test_of_equal_logits_all_are_kept_or_none(vocab: int) -> None:
+def test_tied_logits_are_all_kept_or_all_dropped(vocab: int) -> None:
     count = 400
     state, slots = state_of([{"top_k": 2, "top_p": [1.0, 0.4][i % 2]} for i in range(count)])
     logits = torch.zeros(count, vocab, device=DEVICE)
@@ -100,7 +100,7 @@ def test_of_equal_logits_all_are_kept_or_none(vocab: int) -> None:
     assert set(got) == set(high)
 
 
-def test_extreme_logits() -> None:
+def test_extreme_logits_are_sampled_correctly() -> None:
     vocab, lowest = 151936, float("-inf")
     logits = torch.full((7, vocab), -1e9, device=DEVICE)
     logits[0, vocab - 1] = 0.0

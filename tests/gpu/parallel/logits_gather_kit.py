@@ -146,7 +146,7 @@ def captured(case: Case, rows: int) -> bool:
 
 
 def logits(group: RankGroup, vocab: int, rows: list[int]) -> RankResult:
-    """Compute the logits of so many rows in each way."""
+    """Compute the logits of each number of rows, eagerly and captured."""
     case, results = Case(group, vocab), RankResult()
     results.placed = case.ranks.map_logits_shard(case.buffer, case.vocabulary.tokens) is not None
     for count in rows:

@@ -27,6 +27,7 @@ from mizzen_operator.manager.workqueue import WorkQueue
 
 ROOT = Path(__file__).parents[3]
 CODE = Path(mizzen_operator.__file__).parent
+PAGE = (ROOT / "docs/operator.md").read_text()
 MAX_CALLS = 15
 DEADLINE_SECONDS = 20.0
 STEP = re.compile(r"^\d+\. `([\w/]+\.py)` `([\w.]+)`", re.MULTILINE)
@@ -136,4 +137,17 @@ async def test_the_path_of_an_event_is_short_and_drawn_in_the_documentation(
 ) -> None:
     path = await recorded_path(monkeypatch)
     assert len(path) <= MAX_CALLS, "\n".join(f"{file} {function}" for file, function in path)
-    assert STEP.findall((ROOT / "docs/operator.md").read_text()) == path
+    assert STEP.findall(PAGE) == path
+
+
+def test_the_documentation_lists_every_module_of_the_operator() -> None:
+    rows = re.findall(r"^\| (?:`(\w+)`)? ?\| `(\w+\.py)` \|", PAGE, re.MULTILINE)
+    listed, package = list[str](), ""
+    for name, module in rows:
+        package = name or package
+        listed.append(
+            module if (CODE / module).exists() and package == "informers" else f"{package}/{module}"
+        )
+    modules = {str(path.relative_to(CODE)) for path in CODE.rglob("*.py") if path.name != "__init__.py"}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == modules

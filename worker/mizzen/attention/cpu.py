@@ -221,10 +221,10 @@ class CpuPrefill:
             return
         merged, merged_lse = self.partial.by_token(0)
         for row, span_slots in enumerate(self.own):
-            there = slice(self.edges[row], self.edges[row + 1])
+            sorted_slots = slice(self.edges[row], self.edges[row + 1])
             own, lse = self.causal(q[span_slots], k[span_slots], v[span_slots])
-            merged[there] = own.permute(2, 1, 0, 3)
-            merged_lse[there] = lse.permute(2, 1, 0)
+            merged[sorted_slots] = own.permute(2, 1, 0, 3)
+            merged_lse[sorted_slots] = lse.permute(2, 1, 0)
         keys, values = self.kv.keys[layer], self.kv.values[layer]
         q = by_kv_head(q[self.tokens], self.geometry)
         for span in self.spans.spans:

@@ -149,10 +149,10 @@ class FlashDecodeAttention(AttentionBackend):
     """One kernel call per layer, from the QKV projection to the attention output."""
 
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
-        """Check the device.
+        """Select the kernel and allocate its workspace.
 
         Raises:
-            ValueError: the device, the precision or the shape of heads is none that it serves.
+            ValueError: the device, dtype or geometry is not supported.
         """
         super().__init__(geometry, kv)
         if reason := unsupported_reason(geometry, kv):

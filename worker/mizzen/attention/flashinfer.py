@@ -327,7 +327,7 @@ class FlashInferAttention(AttentionBackend):
         return self.planned_attention(batch.wrappers)
 
     def refresh(self, rows: int, lengths: Int32) -> None:
-        """Plan the next replay of a batch of `rows`, the last of which may be padding.
+        """Plan the next replay of a batch of `rows`, whose last rows may be padding.
 
         Args:
             rows: Size of the captured batch.

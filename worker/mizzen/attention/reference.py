@@ -16,7 +16,7 @@ from mizzen.attention.base import (
     QueryChunk,
 )
 
-MAX_GATHERED = 1 << 18
+MAX_TOKENS_AT_ONCE = 1 << 18
 """Maximum number of tokens (padding included) whose KV is gathered at once; bounds temporary memory."""
 
 
@@ -69,7 +69,7 @@ class ReferenceAttention(AttentionBackend):
     def plan_decode(self, rows: DecodeRows) -> PlannedAttention:
         """Plan a batch of decodes, in groups of bounded temporary memory."""
         longest = int(rows.lengths.max())
-        step = max(1, MAX_GATHERED // longest)
+        step = max(1, MAX_TOKENS_AT_ONCE // longest)
         parts = [
             ReferenceDecodeRows(self.geometry, self.kv, rows, slice(first, first + step))
             for first in range(0, len(rows.slots), step)

@@ -21,7 +21,7 @@ from mizzen.engine.sampling.side_outputs import (
     pack_logprobs,
 )
 from mizzen.engine.uploader import Uploader
-from mizzen.models.base import Decoder
+from mizzen.models.base import DecoderModel
 
 LOGIT_ROWS = 128
 """Rows whose logits are computed at once; the logits of a whole chunk would take gigabytes."""
@@ -52,7 +52,7 @@ class PromptOutputRows:
 class PromptOutputs:
     """Computes prompt outputs of the slots whose requests ask for them."""
 
-    def __init__(self, model: Decoder, upload: Uploader) -> None:
+    def __init__(self, model: DecoderModel, upload: Uploader) -> None:
         self.model = model
         self.upload = upload
         self.options_by_slot: dict[int, SlotOptions] = {}

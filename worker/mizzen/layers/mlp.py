@@ -31,8 +31,8 @@ class SwiGLUMLP:
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return this rank's term [tokens, hidden] of the residual stream, and the stream with `x` added.
 
-        `norm` lies between the stream and the block; `residual` may be updated in place. A term, `x` or the
-        returned one, is None if the stream already contains it.
+        `norm` lies between the stream and the block; `residual` may be updated in place. None instead of a
+        term, `x` or the returned one, means that the stream already contains it.
         """
         middle, residual = self.gate_up.apply_after_norm(norm, x, residual, swiglu=True)
         return self.down.add_to_residual(residual, middle), residual

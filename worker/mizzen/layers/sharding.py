@@ -82,7 +82,7 @@ def check_shardable(config: ModelConfig, ranks: int) -> None:
     KV heads that are fewer than the ranks are replicated; the vocabulary is padded.
 
     Raises:
-        ValueError: names the field that does not divide, the numbers, and those that would do.
+        ValueError: names the field that does not divide, the numbers, and the alternatives.
     """
     axis = Axis(0, ranks)
     axis.shard(config.heads, "num_attention_heads")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
 
 
-class Decoder:
+class DecoderModel:
     """Maps token ids to logits."""
 
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:

@@ -79,7 +79,7 @@ class ModelConfig:
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """Return the object that describes the rotary embedding; empty if there is none.
+    """Return the object that describes the rotary embedding; empty if absent.
 
     Raises:
         ConfigError: there are two such objects, and the older one disagrees.

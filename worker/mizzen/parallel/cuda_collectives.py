@@ -189,7 +189,7 @@ class CudaCollectives(NcclCollectives):
         self.fused_norms: dict[int, FusedAllReduceNorm | None] = {}
         """Fused norm kernels by row length; None for lengths that are not supported."""
         self.peer_kernels: dict[str, Any] = {}
-        """Other kernels over peer memory by name; None for those that are not supported."""
+        """Other kernels over peer memory by name; None for unsupported ones."""
 
     def uses_peer_memory(self, x: torch.Tensor) -> bool:
         """Return whether x is reduced over peer memory."""

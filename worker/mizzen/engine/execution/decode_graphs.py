@@ -39,7 +39,7 @@ from mizzen.engine.sampling.logits_params import BatchLogitsParams
 from mizzen.engine.sampling.sampler import sample_processed_rows
 from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
 from mizzen.engine.uploader import Uploader
-from mizzen.models.base import Decoder
+from mizzen.models.base import DecoderModel
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class DecodeGraphs:
     """Captured decode steps by batch size. Used from one thread, in one stream."""
 
     def __init__(
-        self, model: Decoder, attention: MixedAttention, state: SlotState, upload: Uploader, sizes: list[int]
+        self, model: DecoderModel, attention: MixedAttention, state: SlotState, upload: Uploader, sizes: list[int]
     ) -> None:
         """Allocate the buffers that all sizes share.
 

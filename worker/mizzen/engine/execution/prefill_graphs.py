@@ -30,7 +30,7 @@ from mizzen.engine.execution.forward_batch import BatchLayout
 from mizzen.engine.execution.graph_capture import capture_graph
 from mizzen.engine.execution.slot_state import SlotState
 from mizzen.engine.uploader import Uploader
-from mizzen.models.base import Decoder
+from mizzen.models.base import DecoderModel
 from mizzen.models.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class PrefillGraphs:
 
     def __init__(
         self,
-        model: Decoder,
+        model: DecoderModel,
         attention: MixedAttention,
         state: SlotState,
         upload: Uploader,

@@ -32,7 +32,7 @@ from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.layers.sharding import Axis, Mesh
-from mizzen.models.base import Decoder
+from mizzen.models.base import DecoderModel
 from mizzen.models.config import ModelConfig
 from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import RankGroup
@@ -46,7 +46,7 @@ DUMMY_SEED = 0
 
 def make_model(
     options: EngineOptions, config: ModelConfig, progress: ProgressCallback, group: RankGroup | None = None
-) -> Decoder:
+) -> DecoderModel:
     """Build the model, or a rank's shard, on its device and fill its weights."""
     fused, dummy = uses_own_kernels(options), options.load_format == "dummy"
     if config.tie_embeddings and config.generates and not dummy and has_untied_head(Path(options.model)):
@@ -61,7 +61,7 @@ def make_model(
         collectives=group.collectives if group else SINGLE_RANK,
     )
     with torch.inference_mode():
-        model = Decoder(build, config)
+        model = DecoderModel(build, config)
         if dummy:
             fill_dummy(model.targets(), seed=DUMMY_SEED, progress=progress)
         else:
@@ -72,7 +72,7 @@ def make_model(
 
 
 def make_attention_with_kv(
-    model: Decoder,
+    model: DecoderModel,
     page_size: int,
     pages: int,
     *,
@@ -107,7 +107,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def fold_checkpoint_kv_scales(
-    options: EngineOptions, model: Decoder, kv_dtype: torch.dtype
+    options: EngineOptions, model: DecoderModel, kv_dtype: torch.dtype
 ) -> tuple[float, ...]:
     """Fold the checkpoint's scales of an 8-bit KV cache into the weights; return the key scales by layer.
 

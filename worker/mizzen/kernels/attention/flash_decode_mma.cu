@@ -33,9 +33,9 @@ __device__ __forceinline__ unsigned short pack_e4m3x2(float low, float high) {
     return both;
 }
 __device__ __forceinline__ unsigned e4m3x2_to_f16x2(unsigned short both) {
-    unsigned wide;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(both));
-    return wide;
+    unsigned pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(both));
+    return pair;
 }
 __device__ __forceinline__ unsigned low_pair_f16x2(unsigned four) { return e4m3x2_to_f16x2((unsigned short)four); }
 __device__ __forceinline__ unsigned high_pair_f16x2(unsigned four) { return e4m3x2_to_f16x2((unsigned short)(four >> 16)); }

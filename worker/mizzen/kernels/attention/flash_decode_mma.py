@@ -2,7 +2,8 @@
 memory.
 
 It computes the same as `mizzen.kernels.attention.flash_decode_triton` (from the raw QKV projection to
-attention output, with the context split over programs, the last of which merges), for head dims of 64 or 128,
+attention output, with the context split over programs whose
+last one merges), for head dims of 64 or 128,
 GQA groups of up to eight, and KV in bfloat16 or 8-bit floats (e4m3).
 
 A warp processes 16 tokens at a time. Scores are keys times queries, so tokens lie along the 16 rows of an MMA

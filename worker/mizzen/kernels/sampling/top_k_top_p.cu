@@ -5,7 +5,7 @@
 //
 // Top-k and top-p keep the tokens whose weight reaches a floor. The floor is found by bisection over keys, integers
 // ordered like the weights: each round counts (top-k) and sums (top-p) the weights that reach three thresholds. Keys
-// are the bits of 16-bit logits, of which there are few, otherwise the bits of weights. All blocks find the same
+// are the bits of 16-bit logits, which are few, otherwise the bits of weights. All blocks find the same
 // floor, and every sum has a fixed order whatever else runs, so a row's token is the same in any batch.
 
 typedef unsigned int u32;
@@ -192,7 +192,7 @@ struct Keys {
         return __uint_as_float(key);
     }
 };
-// Bounds of the floor, [low, high): the tokens that reach `low` are enough, those that reach `high` are not.
+// Bounds of the floor, [low, high): enough tokens reach `low`, too few reach `high`.
 struct Search {
     u32 low, high;
     double low_mass, high_mass;
@@ -374,7 +374,7 @@ top_k_top_p(const Logit* logits, const long long* rows, const int* slots, const 
     if (top_k > 0 && top_k < VOCAB) {
         while (search.high - search.low > 1 && search.low_count != top_k)
             narrow_search(search, shared, weights, keys, false, (double)top_k, round++);
-        // Of tokens with equal weight at the floor, top-p counts only those that still fit into top-k.
+        // Of tokens with equal weight at the floor, top-p counts only as many as still fit into top-k.
         total = search.low_mass;
         if (search.low_count > top_k)
             total = search.high_mass + (double)(top_k - search.high_count) * keys.weight(search.low);

@@ -1,4 +1,4 @@
-"""Which events a service gets, and that none comes again and again."""
+"""Events of a service: which changes are reported, and that warnings are not repeated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from mizzen_operator.kube.errors import KubeError
 from mizzen_operator.status import events
-from mizzen_operator.status.events import Event, EventRecorder, moved_group_events, condition_events
+from mizzen_operator.status.events import Event, EventRecorder, condition_events, moved_group_events
 from service_kit import service
 
 
@@ -46,17 +46,17 @@ def condition(kind: str, status: str, reason: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_change_that_matters_is_told(before: Any, after: Any, told: list[str]) -> None:
+def test_a_relevant_change_of_a_condition_is_an_event(before: Any, after: Any, told: list[str]) -> None:
     assert [one.reason for one in condition_events([condition(*before)], [condition(*after)])] == told
 
 
-def test_a_lost_group_is_told_once() -> None:
+def test_a_moved_group_is_reported_once() -> None:
     lost = {"name": "demo-a-0-0", "reason": "NodeLost", "message": "node n is lost"}
     assert [one.message for one in moved_group_events([], [lost])] == ["demo-a-0-0: node n is lost"]
     assert moved_group_events([lost], [lost]) == []
 
 
-async def test_a_warning_that_comes_again_soon_is_not_repeated() -> None:
+async def test_a_warning_is_not_repeated_within_ten_minutes() -> None:
     times, writes = [0.0], Writes()
     recorder = EventRecorder(writes, lambda: times[-1])  # type: ignore[arg-type]
     pulling, waiting = Event("ErrImagePull", "no such image", True), Event("ImagePullBackOff", "later", True)
@@ -71,7 +71,7 @@ async def test_a_warning_that_comes_again_soon_is_not_repeated() -> None:
     assert writes.made[-2:] == 2 * ["KeysRotating: both"], "what somebody asked for is told each time"
 
 
-async def test_what_is_remembered_of_warnings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_remembered_warnings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_REMEMBERED", 3)
     writes = Writes()
     recorder = EventRecorder(writes)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ async def test_what_is_remembered_of_warnings_is_bounded(monkeypatch: pytest.Mon
     assert [one.partition(": ")[2] for one in writes.made] == ["0", "1", "2", "3", "4", "0"]
 
 
-async def test_an_event_that_cannot_be_written_stops_nothing() -> None:
+async def test_a_failed_write_of_an_event_stops_nothing_and_is_repeated() -> None:
     writes = Writes()
     writes.fails = True
     recorder = EventRecorder(writes)  # type: ignore[arg-type]

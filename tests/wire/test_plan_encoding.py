@@ -118,7 +118,7 @@ def test_a_decode_step_is_small() -> None:
     assert len(encode_plan(plan)) == 56 + 4 * (256 + 3 * 16)
 
 
-def test_how_tokens_are_drawn_stays_at_rank_0() -> None:
+def test_sampling_parameters_are_not_sent_to_other_ranks() -> None:
     known = np.arange(5, dtype=np.int32)
     start = SlotStart(
         slot=3,

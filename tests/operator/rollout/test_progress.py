@@ -1,4 +1,4 @@
-"""What a status remembers of a rollout, budgets that follow from the spec, specs made of revisions."""
+"""Rollout state in a status: stable revision, progress deadline, restart budget."""
 
 from __future__ import annotations
 
@@ -7,26 +7,16 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
 import pytest
 
 from mizzen_operator.api.types import InferenceService, Prompt, Rollout, Verification
-from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.errors import Refused
-from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.group import Group
-from mizzen_operator.resources.pod_disruption_budget import engine_disruption_budget, min_available
-from mizzen_operator.resources.revision_hash import revision
-from mizzen_operator.rollout.progress import update_state, is_overdue, seconds_to_deadline
-from mizzen_operator.rollout.revisions import Revisions, controller_revision, restore_service
+from mizzen_operator.rollout.progress import is_overdue, seconds_to_deadline, update_state
 from mizzen_operator.rollout.state import Abandoned, RolloutState, load_state
 from mizzen_operator.status.conditions import build_conditions as every_condition
-from service_kit import GOOD, OLD, SERVING, SPEC, group, rolling, service
+from service_kit import GOOD, OLD, SERVING, group, rolling
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
-CONFIG = OperatorConfig(engine_image="engine:1")
-
-
 FAILING = [group("a2", restarts=3), group("a3", restarts=3)]
 
 
@@ -40,7 +30,7 @@ def after(
     return replace(before, status=json.loads(json.dumps({**memory.as_status(), "groups": entries})))
 
 
-def test_the_newest_revision_is_current_once_it_alone_serves() -> None:
+def test_the_newest_revision_becomes_stable_once_it_alone_serves() -> None:
     one = after(rolling(replicas=2), [group("a0")])
     assert load_state(one.status).stable_revision == ""
     one = after(one, [group("a0"), group("a1")])
@@ -52,7 +42,7 @@ def test_the_newest_revision_is_current_once_it_alone_serves() -> None:
     assert load_state(after(one, [group("b1"), group("b2")], newest="b").status).stable_revision == "b"
 
 
-def test_nothing_of_the_old_revision_is_left_at_zero() -> None:
+def test_the_newest_revision_becomes_stable_at_zero_groups_unless_paused() -> None:
     one = after(rolling(), [group("a0")])
     assert load_state(after(replace(one, replicas=0), [], newest="b").status).stable_revision == "b"
     paused = replace(one, replicas=0, rollout=Rollout(paused=True))
@@ -64,7 +54,7 @@ def test_nothing_of_the_old_revision_is_left_at_zero() -> None:
     [Rollout(partition=1), Rollout(verification=Verification((Prompt("2 + 2 =", "4", 16),), "Rollback", 30))],
     ids=["partition", "verification"],
 )
-def test_what_is_to_be_tried_is_not_proven_by_nothing_being_there(given: Rollout) -> None:
+def test_a_revision_on_trial_does_not_become_stable_at_zero_groups(given: Rollout) -> None:
     """Else a lull that an autoscaler sleeps through ends a canary, and lets through what answers wrong."""
     one = after(rolling(given), [group("a0")])
     assert load_state(one.status).stable_revision == "a"
@@ -72,22 +62,24 @@ def test_what_is_to_be_tried_is_not_proven_by_nothing_being_there(given: Rollout
     assert load_state(after(rolling(given, replicas=0), []).status).stable_revision == ""
 
 
-def test_what_is_left_of_several_revisions_is_what_is_stable() -> None:
+def test_another_revision_becomes_stable_if_the_stable_one_has_no_groups_left() -> None:
     one = after(rolling(replicas=3), [group(f"a{number}") for number in range(3)])
     half = [group("b0"), group("b1"), replace(group("b2"), containers_ready=False)]
     one = after(one, [group("a0"), *half[1:]], newest="b")
     assert load_state(one.status).stable_revision == "a"
-    assert load_state(after(one, half, newest="b").status).stable_revision == "a", "to go back to, until it serves whole"
+    assert load_state(after(one, half, newest="b").status).stable_revision == "a", (
+        "to go back to, until it serves whole"
+    )
     assert load_state(after(one, [group("a0"), *half[1:]], newest="c").status).stable_revision == "a"
     assert load_state(after(one, half, newest="c").status).stable_revision == "b"
 
 
-def test_a_lost_status_takes_what_serves_for_the_current_revision() -> None:
+def test_without_a_status_the_revision_with_most_groups_is_stable() -> None:
     one = after(rolling(replicas=3), [group("b0"), group("a1"), group("b2"), group("c3")], newest="a")
     assert load_state(one.status).stable_revision == "b"
 
 
-def test_the_deadline_begins_anew_with_each_step_and_not_with_what_goes_back() -> None:
+def test_the_deadline_restarts_with_progress_and_not_with_a_setback() -> None:
     one = after(rolling(replicas=2), [])
     assert seconds_to_deadline(one, load_state(one.status), NOW) == 600
     one = after(one, [group("a0")], 100)
@@ -108,7 +100,7 @@ def test_a_paused_rollout_is_never_overdue() -> None:
     assert not is_overdue(one, load_state(one.status), NOW + timedelta(days=1))
 
 
-def test_a_pause_costs_a_rollout_no_time() -> None:
+def test_a_rollout_has_its_whole_deadline_after_a_pause() -> None:
     going, halted = Rollout(progress_deadline=600), Rollout(paused=True, progress_deadline=600)
     one = after(rolling(going, replicas=2), [group("a0"), group("a1")])
     one = after(one, [group("a0"), group("b1")], 100, newest="b")
@@ -121,13 +113,13 @@ def test_a_pause_costs_a_rollout_no_time() -> None:
     assert is_overdue(again, memory, NOW + timedelta(seconds=90_600))
 
 
-def test_a_rollout_up_to_its_partition_is_done() -> None:
+def test_a_rollout_up_to_its_partition_is_complete() -> None:
     one = after(rolling(Rollout(partition=1, progress_deadline=10), replicas=2), [group("a0"), group("a1")])
     one = after(one, [group("a0"), group("b2")], newest="b")
     assert not is_overdue(one, load_state(one.status), NOW + timedelta(days=1))
 
 
-def test_a_rollout_that_rests_has_its_whole_time_when_it_goes_on() -> None:
+def test_a_rollout_has_its_whole_deadline_when_the_partition_is_lowered() -> None:
     a, b, going = group("a0"), group("b1"), {"newest": "b"}
     one = after(rolling(Rollout(partition=1, progress_deadline=600), replicas=2), [a, group("a1")])
     one = after(one, [a, b], 100, **going)
@@ -136,7 +128,7 @@ def test_a_rollout_that_rests_has_its_whole_time_when_it_goes_on() -> None:
     assert seconds_to_deadline(more, load_state(more.status), NOW + timedelta(seconds=7200)) == 600
 
 
-def test_what_was_given_up_has_its_whole_time_when_it_is_tried_again() -> None:
+def test_a_retried_revision_has_its_whole_deadline() -> None:
     one = rolling(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2})
     one = after(one, [group("a0", restarts=3)], serves="")
     assert load_state(one.status).abandoned is not None
@@ -146,7 +138,7 @@ def test_what_was_given_up_has_its_whole_time_when_it_is_tried_again() -> None:
     assert seconds_to_deadline(edited, load_state(edited.status), NOW + timedelta(seconds=7200)) == 600
 
 
-def test_who_scales_again_and_again_hides_no_rollout_that_gets_nowhere() -> None:
+def test_repeated_scaling_does_not_hide_a_rollout_without_progress() -> None:
     old = [group("a0"), group("a1"), group("a2")]
     one = after(rolling(Rollout(progress_deadline=600), replicas=2), old[:2])
     for minute in range(0, 60, 5):
@@ -155,7 +147,7 @@ def test_who_scales_again_and_again_hides_no_rollout_that_gets_nowhere() -> None
     assert is_overdue(one, load_state(one.status), NOW + timedelta(hours=1))
 
 
-def test_a_group_that_was_given_up_is_forgotten_with_one_that_is_wanted_no_more() -> None:
+def test_an_abandoned_group_is_retried_for_each_group_that_is_no_longer_wanted() -> None:
     """What is wanted would else lack it for ever, and a service that slept never wake."""
     budget = {"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2}
     one = after(rolling(replicas=4, lifecycle=budget), [group("a0"), group("a1"), *FAILING])
@@ -184,7 +176,7 @@ def test_restarts_are_counted_once_and_forgotten_after_an_hour() -> None:
     assert len(load_state(after(one, [group("a0", restarts=3)], 3700).status).failures) == 1
 
 
-def test_a_group_over_its_budget_is_given_up_until_the_spec_changes() -> None:
+def test_a_group_over_its_restart_budget_is_abandoned_until_the_spec_changes() -> None:
     one = rolling(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2})
     one = after(one, [group("a0", restarts=2)])
     assert load_state(one.status).abandoned is None
@@ -200,7 +192,7 @@ def test_a_group_over_its_budget_is_given_up_until_the_spec_changes() -> None:
     assert load_state(after(one, [], 20, newest="b").status).abandoned is None
 
 
-def test_many_groups_that_fail_by_turns_are_all_given_up_in_the_end() -> None:
+def test_many_groups_that_fail_in_turn_are_all_abandoned_eventually() -> None:
     budget = {"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 10}
     one = rolling(replicas=9, lifecycle=budget)
     gone: tuple[int, ...] = ()
@@ -213,7 +205,7 @@ def test_many_groups_that_fail_by_turns_are_all_given_up_in_the_end() -> None:
     assert gone == tuple(range(9))
 
 
-def test_no_limit_gives_nothing_up() -> None:
+def test_without_a_restart_budget_no_group_is_abandoned() -> None:
     one = rolling(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 0})
     assert load_state(after(one, [group("a0", restarts=60)]).status).abandoned is None
 
@@ -229,38 +221,10 @@ def test_no_limit_gives_nothing_up() -> None:
         (Rollout(0, 3), 2, 0, 2),
     ],
 )
-def test_shares_round_for_the_better(given: Rollout, groups: int, surge: int, unavailable: int) -> None:
+def test_percentages_round_in_favour_of_availability(
+    given: Rollout, groups: int, surge: int, unavailable: int
+) -> None:
     assert (given.surge_groups(groups), given.unavailable_groups(groups)) == (surge, unavailable)
-
-
-@pytest.mark.parametrize(
-    ("pods", "unavailable", "left"), [(0, 0, 0), (1, 0, 1), (1, 1, 0), (2, 0, 1), (5, 0, 4), (5, 2, 3)]
-)
-def test_an_eviction_leaves_enough(pods: int, unavailable: int, left: int) -> None:
-    assert min_available(pods, unavailable) == left
-
-
-def test_a_suspended_service_guards_nothing() -> None:
-    assert engine_disruption_budget(rolling(replicas=3))["spec"]["minAvailable"] == 2
-    assert engine_disruption_budget(rolling(replicas=3, suspend=True))["spec"]["minAvailable"] == 0
-
-
-def test_a_service_is_made_again_of_its_revision() -> None:
-    template = {"labels": {"team": "a"}, "affinity": {"nodeAffinity": {}}}
-    old = service(podTemplate=template, parallelism={"tensor": 2})
-    data = controller_revision(old, CONFIG, revision(old, CONFIG), 1)["data"]
-    new = service(
-        podTemplate={"labels": {}},
-        model={**SPEC["model"], "source": "file:///new", "contextLength": 5, "aliases": ["x"]},
-        engine={**SPEC["engine"], "image": "engine:9", "pageSize": 64},
-        replicas=7,
-    )
-    again = restore_service(new, json.loads(json.dumps(data)))
-    assert revision(again, OperatorConfig(engine_image="engine:2")) == revision(old, CONFIG)
-    assert (again.model.source, again.model.context_length, again.tensor) == ("file:///m", None, 2)
-    assert again.pod_template == template
-    assert again.engine.image == "engine:1"
-    assert (again.replicas, again.model.aliases) == (7, ("x",)), "what reaches no engine is as it is now"
 
 
 @pytest.mark.parametrize(
@@ -316,115 +280,3 @@ def test_a_service_is_made_again_of_its_revision() -> None:
 )
 def test_conditions_of_a_rollout(facts: Any, name: str, expected: tuple[bool, str]) -> None:
     assert {c.type: (c.status, c.reason) for c in every_condition(facts)}[name] == expected
-
-
-class FakeKube:
-    """Keeps ControllerRevisions, and counts what is asked of it."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, dict[str, Any]] = {}
-        self.calls: list[str] = []
-
-    async def create(self, body: dict[str, Any]) -> bool:
-        self.calls.append("create")
-        name = body["metadata"]["name"]
-        if name in self.objects:
-            return False
-        self.objects[name] = msgspec.json.decode(msgspec.json.encode(body))
-        self.objects[name]["metadata"]["uid"] = f"uid-{name}"
-        return True
-
-    async def list(self, ref: Any, selector: str) -> list[dict[str, Any]]:
-        self.calls.append("list")
-        return list(self.objects.values())
-
-    async def get(self, ref: Any) -> dict[str, Any] | None:
-        return self.objects.get(ref.name)
-
-    async def patch(self, ref: Any, patch: dict[str, Any]) -> None:
-        self.calls.append("patch")
-        self.objects[ref.name].update(patch)
-
-    async def delete(self, ref: Any, uid: str) -> bool:
-        self.calls.append("delete")
-        assert self.objects[ref.name]["metadata"]["uid"] == uid
-        del self.objects[ref.name]
-        return True
-
-
-async def test_revisions_are_recorded_once_and_the_oldest_are_left_out() -> None:
-    kube = FakeKube()
-    revisions = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
-    one = replace(rolling(), history_limit=1)
-    assert await revisions.sync(one, "a", ()) == {"a"}
-    assert await revisions.sync(one, "a", ()) == {"a"}
-    assert kube.calls == ["create"], "a new service costs one request, and then none"
-    one = replace(one, status={"updateRevision": "a"})
-    for newest, used in (("b", {"a"}), ("c", {"b"}), ("d", {"c"})):
-        recorded = await revisions.sync(one, newest, used)
-    assert recorded == {"b", "c", "d"}
-    assert await revisions.sync(one, "b", {"d"}) == {"b", "c", "d"}
-    assert {name: body["revision"] for name, body in kube.objects.items()} == {
-        "demo-b": 5,
-        "demo-c": 3,
-        "demo-d": 4,
-    }
-    calls = len(kube.calls)
-    after_restart = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
-    assert await after_restart.sync(one, "b", {"d"}) == {"b", "c", "d"}
-    assert kube.calls[calls:] == ["list"]
-
-
-async def test_what_an_earlier_release_wrote_out_of_order_is_written_anew_once() -> None:
-    kube, one = FakeKube(), replace(rolling(), status={"updateRevision": "b"})
-    revisions = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
-    for newest in ("a", "b"):
-        await revisions.sync(one, newest, {"a"})
-    before = json.dumps(kube.objects, sort_keys=True)
-    for body in kube.objects.values():
-        body["data"] = {"spec": body["data"]["spec"], "image": body["data"]["image"]}
-        body["metadata"]["resourceVersion"] = "7"
-    del kube.calls[:]
-    for _ in range(2):
-        after_upgrade = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
-        assert await after_upgrade.sync(one, "b", {"a"}) == {"a", "b"}
-    assert kube.calls == ["list", "delete", "create", "delete", "create", "list", "list"]
-    assert json.dumps(kube.objects, sort_keys=True) == before
-    assert all(list(body["data"]) == ["image", "spec"] for body in kube.objects.values())
-
-
-async def test_what_cannot_be_made_again_is_said_once_and_then_done_without() -> None:
-    kube = FakeKube()
-    revisions = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
-    one = replace(rolling(), status={"updateRevision": "a"})
-    await revisions.sync(one, "a", ())
-    await revisions.sync(one, "b", {"a"})
-    del kube.objects["demo-a"]["data"]["spec"]["engine"]["device"], kube.objects["demo-a"]["data"]["image"]
-    with pytest.raises(Refused, match="revision a cannot be created again"):
-        await revisions.restore(one, "a")
-    assert await revisions.sync(one, "b", {"a"}) == {"b"}
-    del kube.objects["demo-a"]
-    with pytest.raises(Refused, match="revision a is gone"):
-        await revisions.restore(one, "a")
-
-
-async def test_a_name_that_is_taken_is_no_revision_of_ours() -> None:
-    kube = FakeKube()
-    other = replace(rolling(), uid="other")
-    await Revisions(kube, CONFIG, Metrics()).sync(other, "a", ())  # type: ignore[arg-type]
-    with pytest.raises(Refused, match="belongs to something else"):
-        await Revisions(kube, CONFIG, Metrics()).sync(rolling(), "a", ())  # type: ignore[arg-type]
-
-
-def test_an_upgrade_replaces_no_group() -> None:
-    """Fields that a release adds must not change the name of a revision by coming with their defaults."""
-    template = {"labels": {}, "sharedMemorySizeLimit": "8Gi"}
-    spread = {"podDisruptionBudget": "Auto", "spreadTopologyKey": "kubernetes.io/hostname"}
-    first = service(podTemplate=template, availability=spread)
-    assert revision(first, OperatorConfig(engine_image="e:1")) == "af503b36", "as the first release named it"
-    for part, change in (
-        ("engine", {**SPEC["engine"], "kvCacheDtype": "FP8"}),
-        ("availability", {**spread, "spreadTopologyKey": "zone"}),
-    ):
-        other = service(**{"podTemplate": template, "availability": spread, part: change})
-        assert revision(other, OperatorConfig(engine_image="e:1")) != "af503b36"

@@ -1,4 +1,4 @@
-"""What goes on while the API server takes no pod: for a quota, or for a webhook that fails."""
+"""A service while the API server rejects pods: because of a quota, or of a failing webhook."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def quota(api: Any, namespace: str) -> dict[str, Any]:
     return api.request("GET", f"/api/v1/namespaces/{namespace}/resourcequotas/few").get("status", {})
 
 
-def test_a_rollout_goes_on_where_a_quota_lets_no_group_be_added(
+def test_a_rollout_continues_if_a_quota_allows_no_additional_group(
     live_service: Callable[..., Service], api: Any, namespace: str
 ) -> None:
     limit_pods(api, namespace, 3)
@@ -41,7 +41,7 @@ def test_a_rollout_goes_on_where_a_quota_lets_no_group_be_added(
     assert demo.condition("Failed")["status"] == "False"
 
 
-def test_no_engine_runs_without_the_policies_that_the_spec_asks_for(
+def test_policies_are_applied_before_the_first_engine_starts(
     live_service: Callable[..., Service], api: Any, namespace: str
 ) -> None:
     limit_pods(api, namespace, 2)
@@ -52,7 +52,7 @@ def test_no_engine_runs_without_the_policies_that_the_spec_asks_for(
     assert "quota" in demo.condition("Failed")["message"]
 
 
-def test_a_revision_that_is_refused_keeps_none_of_another_away(
+def test_a_rejected_revision_does_not_block_groups_of_another_one(
     live_service: Callable[..., Service], api: Any, namespace: str
 ) -> None:
     """The old one's priority class is gone, so that no group of it can be made; then it is there again."""
@@ -79,7 +79,7 @@ def test_a_revision_that_is_refused_keeps_none_of_another_away(
     api.request("DELETE", f"{classes}/{namespace}")
 
 
-def test_what_is_refused_is_not_tried_again_with_every_event(
+def test_a_rejected_pod_is_retried_with_back_off_whatever_the_events(
     live_service: Callable[..., Service], api: Any, operators: Any, namespace: str
 ) -> None:
     def refused() -> float:
@@ -102,7 +102,7 @@ def test_what_is_refused_is_not_tried_again_with_every_event(
     demo.eventually(lambda: demo.condition("Available")["status"] == "False", 10)
 
 
-def test_nothing_is_made_in_a_namespace_that_is_being_deleted(
+def test_nothing_is_created_in_a_namespace_that_is_being_deleted(
     live_service: Callable[..., Service], api: Any, operators: Any, namespace: str
 ) -> None:
     demo = live_service(replicas=2)
@@ -119,7 +119,7 @@ def test_nothing_is_made_in_a_namespace_that_is_being_deleted(
     assert [line for line in told if "WARNING" in line or "ERROR" in line] == []
 
 
-def test_a_status_stays_true_while_a_webhook_fails(
+def test_the_status_stays_accurate_while_a_webhook_fails(
     live_service: Callable[..., Service], api: Any, namespace: str
 ) -> None:
     demo = live_service()
@@ -139,7 +139,7 @@ def test_a_status_stays_true_while_a_webhook_fails(
     assert demo.condition("Failed")["status"] == "False"
 
 
-def test_a_status_stays_true_while_a_webhook_hangs(
+def test_the_status_stays_accurate_while_a_webhook_hangs(
     live_service: Callable[..., Service], api: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     demo = live_service()

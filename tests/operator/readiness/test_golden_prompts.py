@@ -1,4 +1,4 @@
-"""Golden prompts: how the operator judges answers, and what becomes of a rollout that answers wrong."""
+"""Golden prompts: how answers are judged, and what a wrong answer does to a rollout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GOLDEN = {"prompts": [{"prompt": "2 + 2 =", "expected": "4"}]}
         (400, {"error": "Bad Request"}, "Bad Request"),  # not of the gateway itself
     ],
 )
-def test_what_a_gateway_answers_is_judged(status: int, answer: dict[str, Any], refusal: str) -> None:
+def test_an_answer_is_judged_by_the_expected_text(status: int, answer: dict[str, Any], refusal: str) -> None:
     verdict = judge_answer(PROMPT, 2, status, answer)
     assert verdict is not None
     assert (verdict.failure == "") == (refusal == "")
@@ -43,11 +43,13 @@ def test_what_a_gateway_answers_is_judged(status: int, answer: dict[str, Any], r
 @pytest.mark.parametrize(
     ("status", "answer"), [(0, {}), (401, {}), (404, {}), (409, {}), (503, {}), (200, {})]
 )
-def test_what_says_nothing_of_the_engine_is_no_verdict(status: int, answer: dict[str, Any]) -> None:
+def test_an_answer_that_says_nothing_about_the_engine_is_not_a_verdict(
+    status: int, answer: dict[str, Any]
+) -> None:
     assert judge_answer(PROMPT, 1, status, answer) is None
 
 
-def test_without_an_expected_text_any_answer_is_right() -> None:
+def test_without_an_expected_text_any_answer_passes() -> None:
     assert judge_answer(Prompt("a", "", 1), 1, 200, {"text": ""}) == Verdict()
 
 
@@ -79,7 +81,7 @@ async def verdict(asker: Scripted, verification: Verification) -> Verdict:
         await verifier.close()
 
 
-async def test_all_prompts_are_asked_and_one_wrong_answer_is_enough() -> None:
+async def test_prompts_are_asked_in_order_until_one_answer_is_wrong() -> None:
     prompts = (PROMPT, Prompt("3 + 3 =", " 6", 16), Prompt("never", "", 16))
     asker = Scripted((200, " 4"), (200, " 7"))
     found = await verdict(asker, Verification(prompts, "Rollback", 30))
@@ -88,13 +90,13 @@ async def test_all_prompts_are_asked_and_one_wrong_answer_is_enough() -> None:
     assert await verdict(Scripted((200, " 4")), Verification((PROMPT,), "Rollback", 30)) == Verdict()
 
 
-async def test_a_gateway_that_cannot_ask_is_asked_again() -> None:
+async def test_an_attempt_without_an_answer_is_repeated() -> None:
     asker = Scripted((503, ""), (0, ""), (200, " 4"))
     assert await verdict(asker, Verification((PROMPT,), "Rollback", 30)) == Verdict()
     assert len(asker.asked) == 3
 
 
-async def test_other_prompts_make_another_verdict_and_a_group_that_is_gone_is_not_asked() -> None:
+async def test_another_verification_starts_over_and_a_deleted_group_is_not_asked() -> None:
     news, asker = asyncio.Event(), Scripted((200, " 5"))
     verifier = Verifier(asker, Metrics(), lambda key: news.set())
     given = Verification((PROMPT,), "Rollback", 30)
@@ -161,7 +163,7 @@ def demo(api: Any, namespace: str, eventually: Any, body: Any) -> Demo:
 
 
 @in_cluster
-def test_the_first_revision_serves_once_it_answers_right(node: Any, body: Any, demo: Demo) -> None:
+def test_the_first_revision_serves_once_its_groups_pass(node: Any, body: Any, demo: Demo) -> None:
     node.behaviour.mute.add(demo.namespace)
     body(replicas=2, rollout={"verification": GOLDEN})
     demo.eventually(lambda: [g["state"] for g in demo.status().get("groups", [])] == ["Verifying"] * 2)
@@ -173,7 +175,7 @@ def test_the_first_revision_serves_once_it_answers_right(node: Any, body: Any, d
 
 
 @in_cluster
-def test_a_first_revision_that_answers_wrong_is_refused_until_the_spec_changes(
+def test_a_first_revision_that_fails_is_abandoned_until_the_spec_changes(
     node: Any, body: Any, demo: Demo
 ) -> None:
     node.behaviour.says[demo.namespace] = "5"
@@ -188,7 +190,7 @@ def test_a_first_revision_that_answers_wrong_is_refused_until_the_spec_changes(
 
 
 @in_cluster
-def test_a_revision_that_answers_wrong_is_rolled_back_without_a_gap(node: Any, body: Any, demo: Demo) -> None:
+def test_a_revision_that_fails_is_rolled_back_without_an_outage(node: Any, body: Any, demo: Demo) -> None:
     node.behaviour.says["/other"] = "5"
     body(replicas=2, rollout={"verification": GOLDEN})
     demo.until("Ready", "True")
@@ -213,9 +215,7 @@ def test_a_revision_that_answers_wrong_is_rolled_back_without_a_gap(node: Any, b
 
 
 @in_cluster
-def test_a_pause_keeps_the_group_that_answered_wrong_and_routes_nothing_to_it(
-    node: Any, body: Any, demo: Demo
-) -> None:
+def test_on_failure_pause_keeps_the_failed_group_without_requests(node: Any, body: Any, demo: Demo) -> None:
     node.behaviour.says["/other"] = "5"
     body(rollout={"verification": {**GOLDEN, "onFailure": "Pause"}})
     demo.until("Ready", "True")

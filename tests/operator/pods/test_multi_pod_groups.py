@@ -1,4 +1,4 @@
-"""Groups of several pods: they come, serve, fail and go as one."""
+"""Groups of several pods start, serve, fail and go together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from marks import CONTROL_PLANE
 from mizzen_operator.pods.group import read_groups
 
 pytestmark = CONTROL_PLANE
-
 ENGINES = "mizzen.dev/component=engine"
 SECONDS = 120.0
 TWO = {"engine": {"device": "CPU"}, "parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}}
@@ -80,7 +79,7 @@ def service(
     api.delete("InferenceService", namespace, "demo")
 
 
-def test_all_pods_of_a_group_come_and_the_leading_one_alone_is_routed_to(
+def test_all_pods_of_a_group_start_and_only_the_leader_is_routed_to(
     service: Callable[..., Service],
 ) -> None:
     it = service(replicas=1)
@@ -106,7 +105,7 @@ def test_all_pods_of_a_group_come_and_the_leading_one_alone_is_routed_to(
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("how", ["fails", "loses its device", "is deleted", "vanishes"])
-def test_what_happens_to_one_pod_happens_to_its_group(
+def test_the_loss_of_one_pod_replaces_its_whole_group(
     which: int, how: str, service: Callable[..., Service]
 ) -> None:
     it = service(replicas=2)
@@ -134,7 +133,7 @@ def test_what_happens_to_one_pod_happens_to_its_group(
     assert failures == ([(0, "0-0")] if how in ("fails", "loses its device") else [])
 
 
-def test_a_rollout_replaces_whole_groups_and_leaves_no_gap(service: Callable[..., Service]) -> None:
+def test_a_rollout_replaces_whole_groups_without_an_outage(service: Callable[..., Service]) -> None:
     it = service(replicas=2)
     it.settle(2)
     before = set(it.pods())
@@ -149,7 +148,7 @@ def test_a_rollout_replaces_whole_groups_and_leaves_no_gap(service: Callable[...
     )
 
 
-def test_a_group_that_never_starts_uses_up_its_budget_once_a_time(service: Callable[..., Service]) -> None:
+def test_a_group_that_never_starts_counts_one_failure_per_attempt(service: Callable[..., Service]) -> None:
     it = service(replicas=1, lifecycle={"maxGroupRestarts": 1})
     seen: set[str] = set()
 
@@ -208,7 +207,7 @@ DEAD = {
         ([pod(0, **DEAD), pod(1, metadata=DELETED, **DEAD)], False, True, 1, 0),
     ],
 )
-def test_a_group_is_what_its_pods_are(
+def test_the_state_of_a_group_follows_from_its_pods(
     pods: list[dict[str, Any]], live: bool, ready: bool, left: int, restarts: int
 ) -> None:
     [group] = read_groups("demo", pods)

@@ -1,4 +1,4 @@
-"""Nodes and devices are lost: groups move, nothing waits for what is gone, and the reason is said once."""
+"""Lost nodes and devices: groups move, nothing waits for the lost part, and one Event gives the reason."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def fleet(api: Any, node: Any, operators: Any, namespace: str, minimal: Any, eve
     api.delete("InferenceService", namespace, "demo")
 
 
-def test_a_group_on_a_lost_node_is_replaced_while_its_pod_cannot_end(fleet: Fleet, api: Any) -> None:
+def test_a_group_on_a_lost_node_is_replaced_while_its_pod_cannot_terminate(fleet: Fleet, api: Any) -> None:
     lost, kept = fleet.engines()
     meta = lost["metadata"]
     for key in ("not-ready", "unreachable"):  # what makes Kubernetes do what follows here, half a minute on
@@ -91,7 +91,7 @@ def test_a_group_on_a_lost_node_is_replaced_while_its_pod_cannot_end(fleet: Flee
     assert len(fleet.events("NodeLost")) == 1
 
 
-def test_a_group_whose_device_is_lost_moves(fleet: Fleet) -> None:
+def test_a_group_that_lost_its_device_moves(fleet: Fleet) -> None:
     lost, kept = (pod["metadata"] for pod in fleet.engines())
     fleet.node.behaviour.lost_devices.add(lost["uid"])
     fleet.eventually(lambda: lost["uid"] not in {p["metadata"]["uid"] for p in fleet.engines()}, 60)
@@ -106,7 +106,7 @@ def test_a_group_whose_device_is_lost_moves(fleet: Fleet) -> None:
     assert failure["name"] == lost["name"]
 
 
-def test_a_group_that_finds_no_device_that_works_uses_up_its_budget(fleet: Fleet, api: Any) -> None:
+def test_a_group_without_a_working_device_exhausts_its_restart_budget(fleet: Fleet, api: Any) -> None:
     behaviour = fleet.node.behaviour
     behaviour.broken_devices.add(fleet.namespace)
     kept = fleet.engines()[0]["metadata"]
@@ -125,7 +125,7 @@ def test_a_group_that_finds_no_device_that_works_uses_up_its_budget(fleet: Fleet
     fleet.settle()
 
 
-def test_a_users_own_toleration_holds(
+def test_a_toleration_in_the_spec_overrides_the_default_one(
     api: Any, operators: Any, namespace: str, minimal: Any, eventually: Any
 ) -> None:
     own = [{"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}]

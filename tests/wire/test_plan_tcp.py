@@ -43,7 +43,7 @@ def plan(step: int, tokens: int = 0) -> StepPlan:
     )
 
 
-def test_two_processes_get_every_plan(tmp_path: Path) -> None:
+def test_two_processes_receive_every_plan(tmp_path: Path) -> None:
     write_keys(tmp_path)
     server = PlanServer(LOCAL, load_ring(tmp_path, "engine").own[0], ranks=[1, 2], timeout_seconds=SECONDS)
     words = [sys.executable, "-c", READ, server.endpoint, str(tmp_path)]
@@ -62,7 +62,7 @@ def test_two_processes_get_every_plan(tmp_path: Path) -> None:
     assert said == [[word for step in range(1, 300) for word in (str(step), str(step))]] * 2
 
 
-def test_who_has_no_keys_of_the_engine_is_not_let_in(tmp_path: Path) -> None:
+def test_client_without_the_engines_keys_is_rejected(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for folder in (ours, theirs):
         folder.mkdir()
@@ -86,14 +86,14 @@ def test_who_has_no_keys_of_the_engine_is_not_let_in(tmp_path: Path) -> None:
     server.close()
 
 
-def test_other_machines_need_keys() -> None:
+def test_endpoints_on_other_machines_need_keys() -> None:
     with pytest.raises(UnsafeEndpoint):
         PlanServer("tcp://0.0.0.0:*", None, ranks=[1])
     with pytest.raises(UnsafeEndpoint):
         PlanClient("tcp://192.0.2.1:5558", None, 1)
 
 
-def test_a_plan_that_was_lost_breaks_the_channel() -> None:
+def test_lost_plan_breaks_the_channel() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.bind("tcp://127.0.0.1:*")
@@ -107,7 +107,7 @@ def test_a_plan_that_was_lost_breaks_the_channel() -> None:
     context.destroy(linger=0)
 
 
-def test_a_rank_that_is_gone_or_came_again_is_told() -> None:
+def test_lost_or_reconnected_rank_is_reported() -> None:
     server = PlanServer(LOCAL, None, ranks=[1], timeout_seconds=SECONDS)
     client = PlanClient(server.endpoint, None, 1)
     server.wait(SECONDS)
@@ -125,7 +125,7 @@ def test_a_rank_that_is_gone_or_came_again_is_told() -> None:
     server.close()
 
 
-def test_a_rank_that_takes_nothing_stalls_the_channel() -> None:
+def test_rank_that_does_not_read_stalls_the_channel() -> None:
     server = PlanServer(LOCAL, None, ranks=[1], timeout_seconds=0.3)
     client = PlanClient(server.endpoint, None, 1)
     server.wait(SECONDS)

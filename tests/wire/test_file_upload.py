@@ -68,7 +68,7 @@ def large_frames() -> int:
     return sum(isinstance(frame, bytes) and len(frame) > FILE_PART_BYTES for frame in kept)
 
 
-def test_one_that_does_not_read_holds_a_few_parts(uploader: Uploader) -> None:
+def test_gateway_that_does_not_read_holds_a_bounded_number_of_parts(uploader: Uploader) -> None:
     bench, gateway = uploader.bench, uploader.deaf()
     uploader.ask(gateway, 100)
     assert uploader.parts < 8  # two under way, and what connection and gateway have taken
@@ -85,7 +85,7 @@ def test_one_that_does_not_read_holds_a_few_parts(uploader: Uploader) -> None:
     bench.expect(gateway, File)
 
 
-def test_another_hello_makes_no_room(uploader: Uploader) -> None:
+def test_second_hello_does_not_raise_the_part_limit(uploader: Uploader) -> None:
     bench, gateway = uploader.bench, uploader.deaf()
     for _ in range(10):
         uploader.ask(gateway, 3)
@@ -95,7 +95,7 @@ def test_another_hello_makes_no_room(uploader: Uploader) -> None:
     assert all(len(peer.file_requests) <= 3 for peer in bench.server.out.peers)
 
 
-def test_parts_of_one_that_leaves_are_let_go(uploader: Uploader) -> None:
+def test_parts_of_a_disconnected_gateway_are_released(uploader: Uploader) -> None:
     gateway = uploader.deaf()
     uploader.ask(gateway, 8)
     assert large_frames() == 2
@@ -110,7 +110,7 @@ def test_parts_of_one_that_leaves_are_let_go(uploader: Uploader) -> None:
     uploader.bench.until(gone)
 
 
-def test_an_engine_sends_few_parts_between_two_steps(uploader: Uploader) -> None:
+def test_engine_sends_a_bounded_number_of_parts_between_steps(uploader: Uploader) -> None:
     bench, gateways = uploader.bench, [uploader.bench.gateway() for _ in range(6)]
     for gateway in gateways:
         gateway.send(FetchFile(NAME))
@@ -130,7 +130,7 @@ def test_an_engine_sends_few_parts_between_two_steps(uploader: Uploader) -> None
     assert uploader.parts == 6
 
 
-def test_an_idle_engine_does_not_sleep_while_a_part_may_be_taken(uploader: Uploader) -> None:
+def test_idle_engine_does_not_sleep_while_a_part_can_be_sent(uploader: Uploader) -> None:
     gateway, bench = uploader.deaf(), uploader.bench
     uploader.ask(gateway, 8)
     began = time.monotonic()
@@ -140,7 +140,7 @@ def test_an_idle_engine_does_not_sleep_while_a_part_may_be_taken(uploader: Uploa
     assert not of(gateway, Refused)
 
 
-def test_a_gateway_may_ask_for_all_parts_of_a_file_at_once(uploader: Uploader) -> None:
+def test_gateway_may_request_all_parts_of_a_file_at_once(uploader: Uploader) -> None:
     gateway = uploader.bench.gateway()
     offsets = range(0, len(FILES[NAME]), FILE_PART_BYTES)
     for offset in offsets:

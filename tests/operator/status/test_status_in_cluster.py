@@ -1,4 +1,4 @@
-"""What stands in the way of a service is what its status gives as the reason, while the operator runs."""
+"""The status of a running service names what blocks it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def series(operators: Any, namespace: str, name: str, **labels: str) -> float | 
     )
 
 
-def test_a_rollout_that_stands_still_is_overdue_and_not_complete(
+def test_a_rollout_without_progress_is_overdue_and_not_complete(
     live_service: Callable[..., Service], node: Any, operators: Any, namespace: str
 ) -> None:
     demo = live_service(rollout={"progressDeadlineSeconds": 10})
@@ -49,7 +49,7 @@ def test_a_rollout_that_stands_still_is_overdue_and_not_complete(
     assert series(operators, namespace, "rollout_overdue_seconds") == 0
 
 
-def test_a_gateway_that_crashes_is_named_with_how_and_how_often(
+def test_a_crashing_gateway_is_reported_with_its_cause_and_restarts(
     live_service: Callable[..., Service], node: Any, operators: Any, namespace: str
 ) -> None:
     demo = live_service()
@@ -72,7 +72,7 @@ def test_a_gateway_that_crashes_is_named_with_how_and_how_often(
     assert demo.condition("Failed")["reason"] == "AsExpected"
 
 
-def test_a_group_that_no_node_takes_is_what_the_service_waits_for(
+def test_an_unschedulable_group_is_the_reason_of_ready(
     live_service: Callable[..., Service], node: Any, namespace: str
 ) -> None:
     node.behaviour.full.add(namespace)
@@ -97,7 +97,7 @@ def told(demo: Service) -> dict[str, Any]:
 ADDED = {"status": "True", "reason": "ByHand", "message": "m", "lastTransitionTime": "2026-01-02T03:04:05Z"}
 
 
-def test_a_status_that_somebody_edits_is_put_right_at_once(
+def test_a_manual_edit_of_the_status_is_reverted_at_once(
     live_service: Callable[..., Service], api: Any, namespace: str
 ) -> None:
     demo = live_service()
@@ -124,7 +124,7 @@ def test_a_status_that_somebody_edits_is_put_right_at_once(
     assert demo.body()["metadata"]["resourceVersion"] == version, "and nothing is written any more"
 
 
-def test_api_keys_that_a_gateway_cannot_read_are_told(
+def test_unusable_api_keys_are_reported(
     live_service: Callable[..., Service], node: Any, api: Any, namespace: str
 ) -> None:
     demo = live_service()
@@ -151,7 +151,7 @@ def secret(namespace: str, name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"a": "b"}}
 
 
-def test_a_secret_that_a_pod_waits_for_is_named_with_its_field(
+def test_a_missing_secret_is_reported_with_its_field(
     live_service: Callable[..., Service], node: Any, api: Any, namespace: str
 ) -> None:
     node.behaviour.mounting.add(namespace)

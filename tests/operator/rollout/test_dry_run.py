@@ -1,4 +1,4 @@
-"""A podTemplate that no pod can have: named by the service's own fields, before anything goes for it."""
+"""An invalid podTemplate is reported by the service's own fields, before any group is deleted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from mizzen_operator.resources.engine_pod import engine_pods
 from mizzen_operator.resources.field_origin import translate_message
 
 pytestmark = CONTROL_PLANE
-
 TERM = {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}
 REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [TERM]}}
 AFFINITY = {"nodeAfinity": REQUIRED}
@@ -54,7 +53,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("template", "words"), WRONG, ids=lambda one: one if isinstance(one, str) else "")
-def test_what_no_pod_can_have_is_named(
+def test_an_invalid_pod_field_is_reported_by_its_field_in_the_service(
     live_service: Callable[..., Service], template: dict[str, Any], words: str
 ) -> None:
     demo = live_service(podTemplate=template)
@@ -91,7 +90,7 @@ def test_what_no_pod_can_have_is_named(
         ('Pod "demo-1-0-0" is invalid: spec.hostname: Invalid value', "spec.hostname: Invalid value"),
     ],
 )
-def test_a_pods_field_is_called_as_in_its_service(
+def test_a_field_path_of_a_pod_is_translated_to_the_service(
     service: Callable[..., InferenceService], said: str, told: str
 ) -> None:
     one = service(
@@ -105,7 +104,7 @@ def test_a_pods_field_is_called_as_in_its_service(
     assert translate_message(one, pod, said) == told
 
 
-def test_what_serves_stays_while_the_next_revision_can_have_no_pod(
+def test_serving_groups_stay_while_the_next_revision_is_rejected(
     live_service: Callable[..., Service],
 ) -> None:
     """Without room for another group, one would go before the next one is refused."""
@@ -123,9 +122,7 @@ def test_what_serves_stays_while_the_next_revision_can_have_no_pod(
     assert old == demo.status()["currentRevision"] != demo.status()["updateRevision"]
 
 
-def test_the_api_server_is_asked_once_a_revision(
-    live_service: Callable[..., Service], operators: Any
-) -> None:
+def test_there_is_one_dry_run_per_revision(live_service: Callable[..., Service], operators: Any) -> None:
     def posts() -> float:
         found = api_requests(operators.http(operators.leader(), "/metrics"))
         return sum(times for (verb, kind, _), times in found.items() if (verb, kind) == ("POST", "Pod"))

@@ -1,4 +1,4 @@
-"""What a service says of a fetch whose Job gets no pod: its controller tells of that in events alone."""
+"""Rejected fetch pods: a dry run finds the cause, which the Job controller reports only by events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from mizzen_operator.model_cache.fetch import ModelFetcher
 from mizzen_operator.resources.fetch_job import fetch_job
 
 pytestmark = CONTROL_PLANE
-
 CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1")
 MODEL: dict[str, Any] = {
     "source": "hf://Qwen/Qwen3-0.6B@main",
@@ -28,7 +27,7 @@ MODEL: dict[str, Any] = {
 RESULT = {"result": {"revision": "0123456789abcdef0123456789abcdef01234567", "bytes": 1000, "files": 3}}
 
 
-def test_a_fetch_whose_pod_the_cluster_refuses_says_why(
+def test_a_fetch_whose_pod_is_rejected_reports_why(
     live_service: Callable[..., Service], api: Any, node: Any, namespace: str
 ) -> None:
     limits = f"/api/v1/namespaces/{namespace}/limitranges"
@@ -51,11 +50,11 @@ def test_a_fetch_whose_pod_the_cluster_refuses_says_why(
 
 
 class Cluster:
-    """A Job without a pod, and what the API server says of such a pod."""
+    """An API server with one Job that has no pod; dry runs of the pod may be rejected."""
 
     def __init__(self, job: dict[str, Any], refusal: KubeError | None) -> None:
         self.job, self.refusal = job, refusal
-        self.asked: list[dict[str, Any]] = []
+        self.dry_runs: list[dict[str, Any]] = []
         self.pods: list[dict[str, Any]] = []
         self.deleted: list[str] = []
 
@@ -70,13 +69,13 @@ class Cluster:
         return True
 
     async def dry_run_create(self, manifest: dict[str, Any]) -> None:
-        self.asked.append(manifest)
+        self.dry_runs.append(manifest)
         if self.refusal is not None:
             raise self.refusal
 
 
 def evicted_pod() -> dict[str, Any]:
-    """A pod of the Job that its node has ended."""
+    """Return a pod of the Job that was evicted."""
     return {
         "metadata": {
             "name": "demo-fetch-x",
@@ -88,40 +87,44 @@ def evicted_pod() -> dict[str, Any]:
     }
 
 
-Looks = Callable[..., tuple[ModelFetcher, Cluster]]
+Fetches = Callable[..., tuple[Callable[[], Any], Cluster]]
 
 
 @pytest.fixture
-def looks(service: Callable[..., InferenceService], monkeypatch: pytest.MonkeyPatch) -> Looks:
+def fetch_job_without_pod(
+    service: Callable[..., InferenceService], monkeypatch: pytest.MonkeyPatch
+) -> Fetches:
     def make(
         refusal: KubeError | None = None, seconds: float = 0.0, **spec: Any
     ) -> tuple[Callable[[], Any], Cluster]:
         monkeypatch.setattr(fetch, "PODLESS_SECONDS", seconds)
-        one = service(model=MODEL)
-        job = fetch_job(one, CONFIG)
-        job["metadata"] |= {"uid": "job", "namespace": one.namespace}
+        demo = service(model=MODEL)
+        job = fetch_job(demo, CONFIG)
+        job["metadata"] |= {"uid": "job", "namespace": demo.namespace}
         job["spec"] |= spec
         cluster = Cluster(job, refusal)
-        fetches = ModelFetcher(cluster, CONFIG, Metrics())  # type: ignore[arg-type]
-        return lambda: fetches.sync(one), cluster
+        fetcher = ModelFetcher(cluster, CONFIG, Metrics())  # type: ignore[arg-type]
+        return lambda: fetcher.sync(demo), cluster
 
     return make
 
 
-async def test_a_job_is_given_time_to_make_its_pod(looks: Looks) -> None:
-    sync, cluster = looks(seconds=3600.0)
+async def test_a_new_job_has_time_to_create_its_pod(fetch_job_without_pod: Fetches) -> None:
+    sync, cluster = fetch_job_without_pod(seconds=3600.0)
     for _ in range(2):
-        assert (await sync()).words() == "its pod is being made"
-    assert not cluster.asked
+        assert (await sync()).describe() == "its pod is being created"
+    assert not cluster.dry_runs
 
 
-async def test_where_nothing_refuses_the_pod_the_status_says_where_to_look(looks: Looks) -> None:
-    sync, cluster = looks()
-    assert (await sync()).words() == "its pod is being made"
+async def test_if_the_dry_run_passes_the_status_names_the_command_that_shows_the_cause(
+    fetch_job_without_pod: Fetches,
+) -> None:
+    sync, cluster = fetch_job_without_pod()
+    assert (await sync()).describe() == "its pod is being created"
     name = cluster.job["metadata"]["name"]
-    words = f"Job {name} has no pod yet: kubectl describe job {name} -n default tells why"
-    assert (await sync()).words() == words
-    [pod] = cluster.asked
+    words = f"Job {name} has no pod yet: kubectl describe job {name} -n default shows why"
+    assert (await sync()).describe() == words
+    [pod] = cluster.dry_runs
     assert pod["metadata"]["labels"]["batch.kubernetes.io/job-name"] == name
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "job"
     assert pod["spec"] == cluster.job["spec"]["template"]["spec"]
@@ -135,14 +138,16 @@ async def test_where_nothing_refuses_the_pod_the_status_says_where_to_look(looks
         KubeError(429, "TooManyRequests", "later"),
     ],
 )
-async def test_what_says_nothing_of_the_pod_is_not_told(looks: Looks, refusal: KubeError) -> None:
-    sync, _ = looks(refusal)
+async def test_an_error_that_says_nothing_about_the_pod_is_not_reported(
+    fetch_job_without_pod: Fetches, refusal: KubeError
+) -> None:
+    sync, _ = fetch_job_without_pod(refusal)
     await sync()
-    assert "has no pod yet" in (await sync()).words()
+    assert "has no pod yet" in (await sync()).describe()
 
 
-async def test_what_refuses_the_pod_is_told(looks: Looks) -> None:
-    sync, _ = looks(KubeError(403, "Forbidden", "exceeded quota: few"))
+async def test_a_rejection_of_the_pod_is_reported(fetch_job_without_pod: Fetches) -> None:
+    sync, _ = fetch_job_without_pod(KubeError(403, "Forbidden", "exceeded quota: few"))
     await sync()
     with pytest.raises(Refused, match=r"gets no pod: .*exceeded quota: few") as refused:
         await sync()
@@ -157,51 +162,53 @@ async def test_what_refuses_the_pod_is_told(looks: Looks) -> None:
         ({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, False),
     ],
 )
-async def test_a_job_that_makes_no_more_pods_is_made_anew_and_not_asked_about(
-    looks: Looks, ending: dict[str, Any], deleted: bool
+async def test_a_job_that_has_ended_is_created_again_without_a_dry_run(
+    fetch_job_without_pod: Fetches, ending: dict[str, Any], deleted: bool
 ) -> None:
-    """A quota that is full by then has refused nothing."""
-    sync, cluster = looks(KubeError(403, "Forbidden", "exceeded quota: few"))
+    """A quota that is full by then has rejected nothing."""
+    sync, cluster = fetch_job_without_pod(KubeError(403, "Forbidden", "exceeded quota: few"))
     for part, fields in ending.items():
         cluster.job[part] = {**cluster.job.get(part, {}), **fields}
     for _ in range(2):
-        assert (await sync()).words() == "its Job has ended, and is made anew"
-    assert not cluster.asked
+        assert (await sync()).describe() == "its Job has ended, and is created again"
+    assert not cluster.dry_runs
     assert bool(cluster.deleted) is deleted
 
 
-async def test_a_pod_is_not_asked_about_at_each_look(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
-    sync, cluster = looks()
+async def test_the_dry_run_is_not_repeated_at_each_reconcile(
+    fetch_job_without_pod: Fetches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, cluster = fetch_job_without_pod()
     await sync()
-    first = (await sync()).words()
+    first = (await sync()).describe()
     for _ in range(3):
-        assert (await sync()).words() == first
-    assert len(cluster.asked) == 1
-    monkeypatch.setattr(fetch, "ASK_AGAIN_SECONDS", 0.0)
+        assert (await sync()).describe() == first
+    assert len(cluster.dry_runs) == 1
+    monkeypatch.setattr(fetch, "DRY_RUN_AGAIN_SECONDS", 0.0)
     monkeypatch.setattr(fetch.time, "monotonic", lambda: 1e12)
     for _ in range(2):
         await sync()
-    assert len(cluster.asked) == 3
+    assert len(cluster.dry_runs) == 3
 
 
-async def test_a_pod_that_was_evicted_and_whose_successor_is_refused_says_why(looks: Looks) -> None:
-    sync, cluster = looks(KubeError(403, "Forbidden", "exceeded quota: few"))
+async def test_a_rejected_successor_of_an_evicted_pod_is_reported(fetch_job_without_pod: Fetches) -> None:
+    sync, cluster = fetch_job_without_pod(KubeError(403, "Forbidden", "exceeded quota: few"))
     cluster.pods = [evicted_pod()]
     await sync()
     with pytest.raises(Refused, match="exceeded quota: few"):
         await sync()
 
 
-async def test_a_pod_that_was_evicted_says_so_until_there_is_another(looks: Looks) -> None:
-    sync, cluster = looks()
+async def test_an_eviction_is_reported_until_there_is_another_pod(fetch_job_without_pod: Fetches) -> None:
+    sync, cluster = fetch_job_without_pod()
     cluster.pods = [evicted_pod()]
     await sync()
-    assert "low on memory" in (await sync()).words()
+    assert "low on memory" in (await sync()).describe()
     cluster.pods = [evicted_pod(), {**evicted_pod(), "status": {"phase": "Pending"}}]
-    assert "low on memory" not in (await sync()).words()
+    assert "low on memory" not in (await sync()).describe()
 
 
-async def test_a_job_that_somebody_has_suspended_says_so(looks: Looks) -> None:
-    sync, cluster = looks(suspend=True)
-    assert "is suspended" in (await sync()).words()
-    assert not cluster.asked
+async def test_a_suspended_job_is_reported(fetch_job_without_pod: Fetches) -> None:
+    sync, cluster = fetch_job_without_pod(suspend=True)
+    assert "is suspended" in (await sync()).describe()
+    assert not cluster.dry_runs

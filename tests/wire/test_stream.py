@@ -36,7 +36,7 @@ def table(rows: int, width: int, first: int) -> tuple[np.ndarray, np.ndarray]:
     return ids, -ids.astype(np.float32) / 8
 
 
-def test_everyone_gets_their_own(bench: Any) -> None:
+def test_each_request_receives_its_own_logprobs(bench: Any) -> None:
     one, other = bench.gateway(), bench.gateway()
     mine = [bench.submit(one, handle, sampling=Sampling(logprobs=1)) for handle in (4, 5)]
     theirs = bench.submit(other, 4, sampling=Sampling(prompt_logprobs=2))
@@ -61,7 +61,7 @@ def test_everyone_gets_their_own(bench: Any) -> None:
     assert [entry.token for entry in unpack_logprobs(part, 0)] == [40, 43, 46]
 
 
-def test_an_embedding_frees_its_handle_and_ends_its_wait(bench: Any) -> None:
+def test_embedding_frees_its_handle_and_counts_as_first_token(bench: Any) -> None:
     gateway = bench.gateway()
     prompt = np.array([1, 2, 3], "<i4").tobytes()
     gateway.send(Embed(7, prompt, "mean", False, b"tenant", 3))
@@ -88,7 +88,7 @@ def test_an_embedding_frees_its_handle_and_ends_its_wait(bench: Any) -> None:
     assert not [message for message in gateway.inbox if isinstance(message, Outputs)], "an end came too"
 
 
-def test_an_aborted_embedding_is_answered_with_an_end(bench: Any) -> None:
+def test_aborted_embedding_is_answered_by_a_finish(bench: Any) -> None:
     gateway = bench.gateway()
     gateway.send(Embed(7, np.array([1], "<i4").tobytes()))
     gateway.send(Abort(7))
@@ -98,7 +98,7 @@ def test_an_aborted_embedding_is_answered_with_an_end(bench: Any) -> None:
     assert (end.rid, end.reason) == (7, FinishReason.ABORT)
 
 
-def test_a_handle_in_use_is_refused_whatever_it_is_for(bench: Any) -> None:
+def test_reused_handle_is_rejected_for_generate_and_embed(bench: Any) -> None:
     gateway = bench.gateway()
     bench.submit(gateway, 7)
     gateway.send(Embed(7, np.array([1], "<i4").tobytes()))
@@ -107,7 +107,7 @@ def test_a_handle_in_use_is_refused_whatever_it_is_for(bench: Any) -> None:
     assert "in use" in refused.message
 
 
-def test_embeddings_before_a_hello_are_refused(bench: Any) -> None:
+def test_embed_before_hello_is_rejected(bench: Any) -> None:
     gateway = bench.gateway(hello=False)
     gateway.send(Embed(7, np.array([1], "<i4").tobytes()))
     assert bench.expect(gateway, Refused).rid == 7
@@ -126,7 +126,7 @@ def make_stream() -> Callable[..., EngineStream]:
     return make
 
 
-async def test_a_stream_gives_logprobs_of_what_was_read(make_stream: Callable[..., EngineStream]) -> None:
+async def test_stream_returns_logprobs_of_the_tokens_read(make_stream: Callable[..., EngineStream]) -> None:
     stream = make_stream(logprobs=0, prompt_logprobs=True)
     for tokens in ([1, 2], [3]):
         stream.add_logprobs(message(tokens, prompt=True))
@@ -145,7 +145,7 @@ async def test_a_stream_gives_logprobs_of_what_was_read(make_stream: Callable[..
     assert [entry.token for entry in stream.prompt_logprobs or []] == [1, 2, 3]
 
 
-async def test_tokens_without_their_logprobs_fail_a_stream(make_stream: Callable[..., EngineStream]) -> None:
+async def test_missing_logprobs_fail_a_stream(make_stream: Callable[..., EngineStream]) -> None:
     stream = make_stream(logprobs=0)
     stream.add_logprobs(message([5]))
     stream.add_tokens(0, [5, 6])
@@ -154,7 +154,7 @@ async def test_tokens_without_their_logprobs_fail_a_stream(make_stream: Callable
     assert lost.value.cause == "gap"
 
 
-async def test_a_stream_that_did_not_ask_passes_reports_over(
+async def test_stream_ignores_logprobs_it_did_not_request(
     make_stream: Callable[..., EngineStream],
 ) -> None:
     stream = make_stream(generated=4)
@@ -167,7 +167,7 @@ async def test_a_stream_that_did_not_ask_passes_reports_over(
 
 
 @pytest.mark.parametrize(("width", "asked"), [(0, 0), (1, 1), (3, 0), (-1, 0)])
-def test_malformed_widths_are_refused(width: int, asked: int) -> None:
+def test_inconsistent_logprob_widths_are_malformed(width: int, asked: int) -> None:
     good = message([1, 2], 2)
     with pytest.raises(ValueError, match="do not form rows of"):
         unpack_logprobs(Logprobs(1, width, good.ids, good.values), asked)

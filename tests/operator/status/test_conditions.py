@@ -1,4 +1,4 @@
-"""The status says what is there: conditions by their facts, and nothing new when nothing changed."""
+"""Conditions and the status object follow from the status inputs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from mizzen_operator.gateway_client.routing_table import ApiKeys
-from mizzen_operator.pods.group import read_single_pod_group
 from mizzen_operator.pods.observe import GatewayPod, read_gateway_pod
 from mizzen_operator.status import builder
 from mizzen_operator.status.conditions import build_conditions as every_condition
-from mizzen_operator.status.inputs import StatusInputs, BlockingReason
+from mizzen_operator.status.inputs import BlockingReason, StatusInputs
 from service_kit import DEPLOYED, GATEWAY, GOOD, NOW, OLD, SERVING, SPEC, service
 
 
@@ -21,7 +20,7 @@ def conditions(facts: StatusInputs) -> dict[str, tuple[bool, str]]:
     return {c.type: (c.status, c.reason) for c in every_condition(facts)}
 
 
-def test_all_is_well() -> None:
+def test_conditions_of_a_service_that_serves() -> None:
     assert conditions(GOOD) == {
         "Ready": (True, "AllGroupsServing"),
         "Available": (True, "Serving"),
@@ -88,26 +87,28 @@ def test_condition(facts: StatusInputs, name: str, expected: tuple[bool, str]) -
     assert conditions(facts)[name] == expected
 
 
-def test_the_containers_own_words_are_shown() -> None:
+def test_the_message_of_failed_is_the_containers_termination_message() -> None:
     built = builder.build_status(replace(GOOD, groups=[CRASHED]), NOW)
     [failed] = [c for c in built["conditions"] if c["type"] == "Failed"]
     assert failed["message"] == "demo-a-0-0: no such file"
     assert built["groups"][0]["state"] == "Failed"
 
 
-def test_nothing_changes_when_nothing_changed_and_times_only_with_the_status() -> None:
+def test_a_status_is_stable_and_transition_times_change_only_with_the_condition() -> None:
     first = builder.build_status(GOOD, NOW)
     later = datetime(2027, 1, 1, tzinfo=UTC)
     again = builder.build_status(replace(GOOD, service=replace(GOOD.service, status=first)), later)
     assert again == first
-    changed = builder.build_status(replace(GOOD, service=replace(GOOD.service, status=first), groups=[]), later)
+    changed = builder.build_status(
+        replace(GOOD, service=replace(GOOD.service, status=first), groups=[]), later
+    )
     times = {c["type"]: c["lastTransitionTime"] for c in changed["conditions"]}
     assert times["Ready"] == times["Available"] == "2027-01-01T00:00:00Z"
     assert times["Failed"] == "2026-01-02T03:04:05Z"
     assert {c["observedGeneration"] for c in changed["conditions"]} == {3}
 
 
-def test_the_last_changes_of_replicas_are_told_whoever_made_them() -> None:
+def test_the_scale_history_keeps_the_last_changes_across_processes() -> None:
     def scale(number: int) -> dict[str, Any]:
         return {"time": f"2026-01-02T03:04:{number:02}Z", "from": number, "to": number + 1, "reason": "r"}
 
@@ -142,125 +143,13 @@ def test_a_long_message_is_cut() -> None:
     assert all(len(c["message"]) <= 1024 for c in built["conditions"])
 
 
-def container(**state: Any) -> dict[str, Any]:
-    return {"name": "engine", "restartCount": 2, "ready": False, **state}
-
-
-def pod(containers: list[dict[str, Any]], conditions: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    labels = {"mizzen.dev/group": "0", "mizzen.dev/revision": "a", "mizzen.dev/incarnation": "0"}
-    return {
-        "metadata": {"name": "p", "uid": "u", "labels": labels},
-        "spec": {},
-        "status": {
-            "phase": "Running",
-            "containerStatuses": containers,
-            "conditions": conditions or [],
-        },
-    }
-
-
-ENDED = {"exitCode": 9, "reason": "Error", "message": "out of memory"}
-
-
-@pytest.mark.parametrize(
-    ("containers", "reason", "message", "failing"),
-    [
-        (
-            [
-                container(
-                    state={"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
-                    lastState={"terminated": ENDED},
-                )
-            ],
-            "CrashLoopBackOff",
-            "out of memory",
-            True,
-        ),
-        (
-            [container(state={"waiting": {"reason": "ErrImagePull", "message": "not found"}})],
-            "ErrImagePull",
-            "not found",
-            True,
-        ),
-        ([container(state={"waiting": {"reason": "ContainerCreating"}})], "", "", False),
-        (
-            [container(state={"running": {}}, lastState={"terminated": ENDED})],
-            "CrashLoopBackOff",
-            "out of memory",
-            True,
-        ),
-        (
-            [container(state={"running": {}}, lastState={"terminated": {"exitCode": 137}})],
-            "CrashLoopBackOff",
-            "exit code 137",
-            True,
-        ),
-        ([container(state={"terminated": ENDED}, restartCount=0)], "Error", "out of memory", False),
-        ([container(state={"running": {}}, lastState={"terminated": ENDED}, ready=True)], "", "", False),
-        ([], "", "", False),
-    ],
-)
-def test_why_a_pod_does_not_run(
-    containers: list[dict[str, Any]], reason: str, message: str, failing: bool
-) -> None:
-    seen = read_single_pod_group(pod(containers))
-    assert (seen.reason, seen.message, seen.failing) == (reason, message, failing)
-
-
 def gateway(state: dict[str, Any], restarts: int, last: dict[str, Any] | None = None, **meta: str) -> Any:
     one = {"name": "gateway", "restartCount": restarts, "ready": False, "state": state}
     containers = [{**one, "lastState": {"terminated": last} if last else {}}]
     return read_gateway_pod({"metadata": {"name": "g", **meta}, "status": {"containerStatuses": containers}})
 
 
-KILLED = {"exitCode": 137, "reason": "OOMKilled", "message": "in work: 7"}
-LONG = {"startedAt": "2026-01-02T03:04:05Z", "finishedAt": "2026-01-02T04:04:05Z"}
-SHORT = {"startedAt": "2026-01-02T03:04:05Z", "finishedAt": "2026-01-02T03:04:09Z"}
-
-
-@pytest.mark.parametrize(
-    ("pod", "failing", "words"),
-    [
-        (
-            gateway({"waiting": {"reason": "CrashLoopBackOff"}}, 5, KILLED),
-            True,
-            "g: CrashLoopBackOff, restarted 5 times: OOMKilled (exit code 137): in work: 7",
-        ),
-        (
-            gateway({"waiting": {"reason": "ErrImagePull", "message": "not found"}}, 0),
-            True,
-            "g: ErrImagePull: not found",
-        ),
-        (
-            gateway({"running": {}}, 3, {**ENDED, **SHORT}),
-            True,
-            "g: Error, restarted 3 times: out of memory",
-        ),
-        (
-            gateway({"running": {}}, 1, {**ENDED, **SHORT}),
-            False,
-            "g: Error, restarted once: out of memory",
-        ),
-        (gateway({"running": {}}, 3, {**ENDED, **LONG}), False, None),
-        (gateway({"waiting": {"reason": "ContainerCreating"}}, 0), False, None),
-        (
-            gateway({"waiting": {"reason": "CrashLoopBackOff"}}, 5, KILLED, deletionTimestamp="2026"),
-            False,
-            None,
-        ),
-    ],
-)
-def test_what_is_said_of_a_gateways_pod(pod: GatewayPod, failing: bool, words: str | None) -> None:
-    assert pod.failing is failing
-    if words is not None:
-        assert pod.description == words
-    down = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1}}
-    found = {c.type: c for c in every_condition(replace(GOOD, gateways=[pod], deployment=down))}
-    assert found["Failed"].status is failing
-    assert found["Ready"].message == (words if failing else found["GatewayReady"].message)
-
-
-def test_a_pod_of_a_former_template_fails_nothing() -> None:
+def test_a_failing_gateway_pod_of_an_older_template_does_not_fail_the_service() -> None:
     former = GatewayPod(
         "a",
         "",
@@ -280,18 +169,12 @@ def test_a_pod_of_a_former_template_fails_nothing() -> None:
     assert conditions(asleep)["Failed"] == (False, "AsExpected")
 
 
-def test_a_gateway_of_which_no_pod_is_taken_fails() -> None:
+def test_a_gateway_whose_pods_are_rejected_fails_the_service() -> None:
     refused = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: few"}]
     down = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1, "conditions": refused}}
     found = {c.type: c for c in every_condition(replace(GOOD, gateways=[], deployment=down))}
     assert (found["Failed"].reason, found["Failed"].message) == ("GatewayRejected", "exceeded quota: few")
     assert found["Ready"].reason == "GatewayRejected"
-
-
-def test_a_gateway_that_no_node_takes_says_so() -> None:
-    unfit = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
-    pod = read_gateway_pod({"metadata": {"name": "g"}, "status": {"conditions": [unfit]}})
-    assert (pod.description, pod.failing) == ("g: Unschedulable: 0/1 nodes", False)
 
 
 UNFIT = replace(SERVING, node="", unschedulable="0/1 nodes", containers_ready=False, routable=False)
@@ -316,54 +199,14 @@ UNFIT = replace(SERVING, node="", unschedulable="0/1 nodes", containers_ready=Fa
         ),
     ],
 )
-def test_who_waits_for_the_scheduler_is_told_its_words(
+def test_the_schedulers_message_is_the_reason_of_a_waiting_service(
     facts: StatusInputs, scheduled: tuple[bool, str], ready: tuple[bool, str]
 ) -> None:
     found = conditions(facts)
     assert (found["Scheduled"], found["Ready"]) == (scheduled, ready)
 
 
-def test_a_group_that_is_held_by_a_gate_is_not_unschedulable() -> None:
-    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gates"}
-    assert read_single_pod_group(pod([], [gated])).unschedulable == ""
-    assert read_single_pod_group(pod([], [{**gated, "reason": "Unschedulable"}])).unschedulable == "gates"
-
-
-def test_a_group_that_has_served_does_not_fail_by_a_restart() -> None:
-    again = [container(state={"running": {}}, lastState={"terminated": ENDED})]
-    seen = read_single_pod_group(pod(again, [{"type": "mizzen.dev/routable", "status": "False"}]))
-    assert (seen.reason, seen.message, seen.failing) == ("Error", "out of memory", False)
-
-
-LOST = {"exitCode": 3, "reason": "Error", "message": "device_lost: rank 0 failed: ECC error\n"}
-
-
-@pytest.mark.parametrize(
-    ("containers", "lost", "restarts"),
-    [
-        ([container(state={"terminated": LOST})], True, 3),
-        ([container(state={"running": {}}, lastState={"terminated": LOST})], True, 2),
-        (
-            [container(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState={"terminated": LOST})],
-            True,
-            2,
-        ),
-        ([container(state={"running": {}}, lastState={"terminated": LOST}, ready=True)], False, 2),
-        ([container(state={"terminated": ENDED}, lastState={"terminated": LOST})], False, 2),
-        ([container(state={"running": {}}), container(name="proxy", state={"terminated": LOST})], False, 4),
-    ],
-)
-def test_an_engine_that_has_lost_its_device_is_not_waited_for(
-    containers: list[dict[str, Any]], lost: bool, restarts: int
-) -> None:
-    seen = read_single_pod_group(pod(containers, [{"type": "mizzen.dev/routable", "status": "True"}]))
-    assert (seen.ended, seen.restarts) == (lost, restarts)
-    assert (seen.reason == "DeviceLost") is lost
-    if lost:
-        assert seen.message == "device_lost: rank 0 failed: ECC error"
-
-
-def test_a_gateway_that_waits_names_its_secrets() -> None:
+def test_a_gateway_that_is_not_ready_names_its_secrets() -> None:
     keys = {"secretNames": ["teams"], "fromLabel": True}
     gateway = {**SPEC["gateway"], "apiKeys": keys, "tls": {"secretName": "cert"}}
     down = {**DEPLOYED, "status": {**DEPLOYED["status"], "readyReplicas": 0}}
@@ -377,7 +220,9 @@ def test_a_gateway_that_waits_names_its_secrets() -> None:
     ("named", "volumes", "closed"),
     [([], ["mizzen-keys"], True), ([], ["mizzen-labelled-api-keys-0"], False), (["teams"], [], False)],
 )
-def test_a_gateway_without_any_key_says_so(named: list[str], volumes: list[str], closed: bool) -> None:
+def test_a_gateway_without_any_api_key_is_reported(
+    named: list[str], volumes: list[str], closed: bool
+) -> None:
     gateway = {**SPEC["gateway"], "apiKeys": {"secretNames": named, "fromLabel": True}}
     deployed = {
         **DEPLOYED,
@@ -400,7 +245,7 @@ def test_a_gateway_without_any_key_says_so(named: list[str], volumes: list[str],
         (None, None, (True, "AllGroupsServing")),
     ],
 )
-def test_what_a_gateway_says_of_api_keys(
+def test_a_gateways_report_on_api_keys_sets_the_condition(
     told: ApiKeys | None, condition: tuple[bool, str] | None, ready: tuple[bool, str]
 ) -> None:
     found = conditions(replace(GOOD, api_keys=told))

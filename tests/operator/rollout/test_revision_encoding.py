@@ -1,4 +1,4 @@
-"""What the operator keeps of a service's revisions takes every patch, and lets go of its owner."""
+"""ControllerRevisions accept every patch, so that the garbage collector can remove their owner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from marks import CONTROL_PLANE
 from mizzen_operator.kube.go_json import go_json, has_sorted_keys
 
 pytestmark = CONTROL_PLANE
-
 VALUE = '<&> \u2028 \t\b\x7f é 😀 "\\'
 """An environment variable's value with what Go writes in its own way."""
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -29,7 +28,7 @@ def test_json_is_written_as_go_writes_it(value: Any, written: str) -> None:
     assert go_json(value).decode() == written
 
 
-def test_what_is_out_of_order_is_seen() -> None:
+def test_unsorted_keys_are_detected() -> None:
     assert has_sorted_keys({"a": [{"b": 1, "c": 2}], "d": {}})
     assert not has_sorted_keys({"a": [{"c": 1, "b": 2}]})
 
@@ -82,7 +81,7 @@ def orphans(
     api.delete("InferenceService", namespace, "demo", propagationPolicy="Background")
 
 
-def test_a_service_is_deleted_without_its_children(orphans: Orphans) -> None:
+def test_a_service_can_be_deleted_while_its_children_are_kept(orphans: Orphans) -> None:
     """Also when an earlier release wrote its revisions, once the operator has looked at them."""
     [first] = orphans.eventually(orphans.revisions, 60, "its revision is recorded")
     assert orphans.refused() == []

@@ -1,4 +1,4 @@
-"""What a spec names and a pod waits for is told with the field that names it."""
+"""Objects that a spec names and pods need, with the field that names each."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_field_that_names_an_object_is_known() -> None:
     ]
 
 
-def test_a_model_that_is_fetched_needs_a_claim_that_nobody_makes_or_its_credentials() -> None:
+def test_a_fetched_model_needs_its_credentials_and_a_claim_without_a_size() -> None:
     reference = {"name": "hub", "key": "token"}
     cache = {"mode": "PersistentVolumeClaim", "claimName": "cache"}
     model = {**SPEC["model"], "source": "hf://a/b", "credentialsSecretRef": reference, "cache": cache}
@@ -85,7 +85,7 @@ def test_a_model_that_is_fetched_needs_a_claim_that_nobody_makes_or_its_credenti
         ("", ""),
     ],
 )
-def test_kubernetes_words_are_given_the_field(message: str, field: str) -> None:
+def test_kubernetes_message_about_a_missing_object_gets_the_field(message: str, field: str) -> None:
     told = explain_missing_ref(message, engine_refs(DEMO))
     assert told.startswith(message)
     assert told[len(message) :].startswith(f"; {field} names it: " if field else "")

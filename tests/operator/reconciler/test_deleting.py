@@ -1,4 +1,4 @@
-"""What a status tells of a service that goes, and of a gateway that cannot come."""
+"""The status of a service that is being deleted, and of one whose gateway is rejected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marks import CONTROL_PLANE
 pytestmark = CONTROL_PLANE
 
 
-def test_a_service_that_waits_for_its_end_tells_what_is_left_of_it(
+def test_the_status_of_a_service_with_a_finalizer_reports_what_is_left(
     live_service: Callable[..., Service], api: Any, namespace: str
 ) -> None:
     demo = live_service()
@@ -31,7 +31,7 @@ def test_a_service_that_waits_for_its_end_tells_what_is_left_of_it(
     demo.eventually(lambda: api.find("InferenceService", namespace, "demo") is None)
 
 
-def test_a_gateway_whose_pods_are_refused_says_why(
+def test_a_gateway_whose_pods_are_rejected_reports_why(
     live_service: Callable[..., Service], api: Any, namespace: str
 ) -> None:
     path = f"/api/v1/namespaces/{namespace}/limitranges"

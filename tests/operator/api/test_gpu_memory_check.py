@@ -1,4 +1,4 @@
-"""Models that cannot fit are not tried: the arithmetic, and the operator against a real API server."""
+"""The GPU memory check: its arithmetic, and a service whose model cannot fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mizzen_operator.api.gpu_memory_check import check_gpu_memory
         ("135M", "Auto", 1, "768Mi", True),
     ],
 )
-def test_the_least_need_is_compared_with_what_may_be_taken(
+def test_the_minimum_memory_is_compared_with_the_memory_that_an_engine_may_use(
     service: Any, parameters: str, dtype: str, tensor: int, memory: str, fits: bool
 ) -> None:
     made = service(
@@ -42,7 +42,7 @@ def test_the_least_need_is_compared_with_what_may_be_taken(
 
 
 @in_cluster
-def test_nothing_is_said_without_both_numbers(service: Any) -> None:
+def test_there_is_no_result_unless_both_sizes_are_declared(service: Any) -> None:
     assert check_gpu_memory(service()) is None
     assert check_gpu_memory(service(model={"parameters": "900T"})) is None
     assert check_gpu_memory(service(accelerator={"memory": "1Mi"})) is None
@@ -51,7 +51,7 @@ def test_nothing_is_said_without_both_numbers(service: Any) -> None:
 
 
 @in_cluster
-def test_no_pod_is_made_of_what_cannot_fit_and_the_old_groups_stay(
+def test_a_model_that_cannot_fit_gets_no_pod_and_old_groups_keep_serving(
     api: Any, node: Any, operators: Any, namespace: str, minimal: Any, eventually: Any
 ) -> None:
     gateway = {"replicas": 1}
@@ -88,7 +88,7 @@ def test_no_pod_is_made_of_what_cannot_fit_and_the_old_groups_stay(
 
 
 @given(st.integers(1, 999), st.sampled_from("MBT"), st.integers(1, 999), st.sampled_from(["Mi", "Gi"]))
-def test_more_gpus_never_make_it_worse(count: int, unit: str, size: int, scale: str) -> None:
+def test_more_gpus_never_turn_a_fit_into_a_misfit(count: int, unit: str, size: int, scale: str) -> None:
     from types import SimpleNamespace
 
     def at(tensor: int) -> bool:

@@ -46,16 +46,14 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize(("files", "reason"), BAD, ids=IDS)
-def test_what_cannot_be_used_is_named_at_the_start(
-    folder: Path, files: dict[str, bytes], reason: str
-) -> None:
+def test_unusable_key_file_is_named_at_start(folder: Path, files: dict[str, bytes], reason: str) -> None:
     write(folder, files)
     with pytest.raises(KeyFileError, match=reason):
         KeyFolder(folder, "engine")
 
 
 @pytest.mark.parametrize(("files", "reason"), BAD, ids=IDS)
-def test_an_engine_that_runs_keeps_its_keys(
+def test_running_engine_keeps_its_keys_if_files_become_unusable(
     make_bench: Callable[..., Any],
     folder: Path,
     files: dict[str, bytes],
@@ -75,7 +73,7 @@ def test_an_engine_that_runs_keeps_its_keys(
     assert len(said) == 1
 
 
-def test_a_gateway_keeps_its_keys_too(folder: Path) -> None:
+def test_running_gateway_keeps_its_keys_if_files_become_unusable(folder: Path) -> None:
     keys = KeyFolder(folder, "gateway")
     before = keys.ring
     for name in ("next.engine.public", "engine.public", "gateway.secret"):
@@ -89,16 +87,14 @@ def test_a_gateway_keeps_its_keys_too(folder: Path) -> None:
     assert keys.ring == before
 
 
-def test_a_pair_that_is_none_is_not_found(folder: Path) -> None:
+def test_find_pair_rejects_files_that_are_not_a_pair(folder: Path) -> None:
     public = stranger()
     write(folder, {"engine.public": public})
     with pytest.raises(KeyFileError, match="is not the public key of"):
         find_pair(folder, "engine", public.decode())
 
 
-def test_a_folder_that_may_not_be_looked_into_changes_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_key_folder_keeps_the_previous_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = KeyFolder(folder, "engine")
 
     def stat(path: Path, **_: Any) -> None:
@@ -110,6 +106,6 @@ def test_a_folder_that_may_not_be_looked_into_changes_nothing(
         load_ring(folder, "engine")
 
 
-def test_a_generation_may_be_any_number_that_the_operator_counts_to(folder: Path) -> None:
+def test_generation_accepts_every_number_the_operator_can_reach(folder: Path) -> None:
     write(folder, {"generation": b"9" * 18 + b"\n"})
     assert load_ring(folder, "engine").generation == 10**18 - 1

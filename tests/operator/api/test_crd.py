@@ -1,4 +1,4 @@
-"""The CRD on a real API server: defaults, and wrong manifests whose refusals name the field and the mend."""
+"""The CRD on a real API server: defaults, validation, columns and `kubectl explain`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from crd_cases import RIGHT, WRONG
 from marks import CONTROL_PLANE
 from mizzen.gateway.auth.api_keys import parse_key_files
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CRD = ROOT / "crds/inferenceservices.yaml"
-
 pytestmark = CONTROL_PLANE
 
 
 @pytest.mark.parametrize(("spec", "field", "mend"), [case[1:] for case in WRONG], ids=[c[0] for c in WRONG])
-def test_a_wrong_manifest_is_refused_with_field_and_mend(
+def test_an_invalid_manifest_is_rejected_with_the_field_and_the_remedy(
     api: Any, minimal: Callable[..., dict[str, Any]], spec: dict[str, Any], field: str, mend: str
 ) -> None:
     body = minimal(**spec)
@@ -35,7 +34,7 @@ def test_a_wrong_manifest_is_refused_with_field_and_mend(
 
 
 @pytest.mark.parametrize("name", ["a" * 41, "1demo", "my.demo"])
-def test_a_name_that_children_cannot_take_is_refused(
+def test_a_service_name_that_is_invalid_for_children_is_rejected(
     api: Any, minimal: Callable[..., dict[str, Any]], name: str
 ) -> None:
     body = minimal(name)
@@ -44,7 +43,7 @@ def test_a_name_that_children_cannot_take_is_refused(
         api.create(body, dryRun="All")
 
 
-def test_an_unknown_field_is_refused_by_name(api: Any, minimal: Callable[..., dict[str, Any]]) -> None:
+def test_an_unknown_field_is_rejected_by_its_name(api: Any, minimal: Callable[..., dict[str, Any]]) -> None:
     body = minimal(engine={"maxRunningRequest": 3})
     body["metadata"]["namespace"] = "default"
     with pytest.raises(Exception, match=r'unknown field "spec.engine.maxRunningRequest"'):
@@ -52,7 +51,7 @@ def test_an_unknown_field_is_refused_by_name(api: Any, minimal: Callable[..., di
 
 
 @pytest.mark.parametrize("spec", RIGHT)
-def test_a_right_manifest_is_taken(
+def test_a_valid_manifest_is_accepted(
     api: Any, minimal: Callable[..., dict[str, Any]], spec: dict[str, Any]
 ) -> None:
     body = minimal("a" + "b" * 39, **spec)
@@ -115,7 +114,7 @@ def test_every_default_is_in_the_schema(api: Any, minimal: Callable[..., dict[st
     assert spec["suspend"] is False
 
 
-def test_the_shared_example_is_taken_and_its_keys_are_read(api: Any) -> None:
+def test_the_shared_gateway_example_is_accepted_and_its_api_keys_are_valid(api: Any) -> None:
     secret, *services = yaml.safe_load_all((ROOT / "examples/shared-gateway.yaml").read_text())
     for body in services:
         body["metadata"]["namespace"] = "default"
@@ -134,7 +133,7 @@ def test_the_example_needs_neither_namespace_nor_served_name(api: Any, example: 
     assert taken["spec"]["engine"]["device"] == "CPU"
 
 
-def test_scale_reads_and_writes_replicas(
+def test_the_scale_subresource_reads_and_writes_replicas(
     api: Any, namespace: str, minimal: Callable[..., dict[str, Any]]
 ) -> None:
     body = minimal(replicas=2)
@@ -148,7 +147,7 @@ def test_scale_reads_and_writes_replicas(
     assert api.get("InferenceService", namespace, "demo")["spec"]["replicas"] == 3
 
 
-def test_the_file_is_small_and_kubectl_shows_it_well(api: Any, control_plane: Any) -> None:
+def test_the_crd_is_small_and_kubectl_prints_its_columns(api: Any, control_plane: Any) -> None:
     assert len(CRD.read_bytes()) <= 64_000
     assert len(json.dumps(yaml.safe_load(CRD.read_text()), separators=(",", ":"))) <= 64_000
 
@@ -179,7 +178,7 @@ def _nulls(path: str, value: Any) -> list[str]:
     return [path] if value is None else []
 
 
-def test_no_text_is_cut_off_at_its_comma() -> None:
+def test_no_description_is_cut_off_at_a_comma() -> None:
     """Without quotes, YAML takes what follows a comma within braces for a key without a value."""
     assert _nulls("crd", yaml.safe_load(CRD.read_text())) == []
 

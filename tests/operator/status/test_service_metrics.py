@@ -1,4 +1,4 @@
-"""The series of each service follow from what looks saw: starts, restarts, rollouts, keys."""
+"""Series per service: starts, restarts, rollouts and ages of keys follow from the reconciles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mizzen_operator.pods.group import Group
 from mizzen_operator.pods.termination_cause import CAUSES, MESSAGE_PREFIXES
 from mizzen_operator.status.service_metrics import ServiceMetrics
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SUPERVISORS = tuple((ROOT / "worker/mizzen/server").rglob("*.py"))
 OPERATIONS = ROOT / "docs/operations.md"
 KEY = ServiceKey("llm", "demo")
@@ -55,7 +55,14 @@ def status(
 
 def progress(serving: int, time: datetime, groups: int = 2) -> dict[str, Any]:
     """What a status remembers of how far a revision of so many groups came, and when it came further last."""
-    return {"revision": "a", "groups": groups, "serving": serving, "old": 0, "time": timestamp(time), "stay": 0}
+    return {
+        "revision": "a",
+        "groups": groups,
+        "serving": serving,
+        "old": 0,
+        "time": timestamp(time),
+        "stay": 0,
+    }
 
 
 class World:
@@ -94,7 +101,7 @@ def test_a_cold_start_is_measured_once_from_creation_to_the_first_route() -> Non
     assert world.value("oldest_start_seconds") == 0
 
 
-def test_groups_that_serve_at_the_first_look_have_no_start_or_restart_of_ours() -> None:
+def test_starts_and_restarts_before_the_first_reconcile_do_not_count() -> None:
     world = World()
     world.look(replace(SERVING, restarts=7))
     assert world.total("group_start_seconds_count") == 0
@@ -103,7 +110,7 @@ def test_groups_that_serve_at_the_first_look_have_no_start_or_restart_of_ours() 
     assert world.value("group_restarts_total") == 2
 
 
-def test_a_pod_that_ended_counts_as_a_restart_once() -> None:
+def test_a_pod_that_ended_counts_as_one_restart() -> None:
     world = World()
     world.look(SERVING)
     ended = replace(SERVING, routable=False, ended=True)
@@ -115,7 +122,7 @@ def test_a_pod_that_ended_counts_as_a_restart_once() -> None:
     assert world.value("group_restarts_total") == 1
 
 
-def test_bad_ends_are_told_by_the_cause_that_the_engine_gave() -> None:
+def test_failures_are_counted_by_the_cause_that_the_engine_gave() -> None:
     world = World()
     world.look(SERVING)
     died = "rank_died: rank 1 (process 7) was killed by signal 9 (SIGKILL)"
@@ -140,7 +147,7 @@ def test_bad_ends_are_told_by_the_cause_that_the_engine_gave() -> None:
     assert world.value("group_restarts_total") == 6
 
 
-def test_every_kind_of_end_is_known_and_explained() -> None:
+def test_every_termination_cause_of_the_engine_is_known_and_documented() -> None:
     """The operator shares no code with engines: their words are what the source and the documentation say."""
     told = set(re.findall(r'End\(\s*[\w.]+,\s*"(\w+)"', "".join(path.read_text() for path in SUPERVISORS)))
     assert told | {"signal"} == MESSAGE_PREFIXES
@@ -164,7 +171,7 @@ def test_a_rollout_has_an_age_and_then_a_duration() -> None:
 OVERDUE = "ProgressDeadlineExceeded"
 
 
-def test_a_rollout_that_stands_still_is_not_complete() -> None:
+def test_a_rollout_beyond_its_deadline_is_not_complete() -> None:
     world = World()
     world.look(NEW, progressing=True, since=timestamp(NOW))
     world.now += timedelta(seconds=700)
@@ -178,7 +185,7 @@ def test_a_rollout_that_stands_still_is_not_complete() -> None:
 
 
 @pytest.mark.parametrize("reason", ["Paused", "Deleting"])
-def test_what_was_held_or_given_up_is_not_complete(reason: str) -> None:
+def test_a_paused_or_deleted_rollout_has_no_result(reason: str) -> None:
     world = World()
     world.look(NEW, progressing=True)
     world.look(NEW, reason=reason)
@@ -206,7 +213,7 @@ FAILED = {"failed": True, "reason": "ErrImagePull"}
         ({"reason": "Paused"}, 0, 0, None, 0),
     ],
 )
-def test_what_gets_no_further_is_overdue_by_the_specs_own_deadline(
+def test_a_rollout_without_progress_is_overdue_by_the_deadline_in_the_spec(
     state: dict[str, Any], since: int, serving: int, further: int | None, overdue: float
 ) -> None:
     """A group that was lost and does not come back, too; not what is slow and goes on."""
@@ -222,7 +229,7 @@ def test_what_gets_no_further_is_overdue_by_the_specs_own_deadline(
     assert overdue <= value <= (overdue + 60 if overdue else 0)
 
 
-def test_conditions_groups_and_keys_are_there_until_the_service_is_gone() -> None:
+def test_the_series_of_a_service_exist_until_it_is_deleted() -> None:
     world = World()
     world.look(SERVING, SERVING)
     world.metrics.record_keys_created(KEY, "2026-01-02T03:04:05Z")
@@ -240,7 +247,9 @@ def test_conditions_groups_and_keys_are_there_until_the_service_is_gone() -> Non
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=30))
-def test_restarts_only_grow_and_starts_are_no_more_than_pods(looks: list[tuple[int, bool, bool]]) -> None:
+def test_restarts_never_decrease_and_there_is_at_most_one_start_per_pod(
+    looks: list[tuple[int, bool, bool]],
+) -> None:
     world = World()
     names: set[str] = set()
     last = 0.0

@@ -1,4 +1,4 @@
-"""Services whose spec the operator cannot act on: they run on as they are, and their status says so."""
+"""Degraded mode: services whose spec is unusable run on as they are, and their status says so."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from live_service import Service
 from marks import CONTROL_PLANE
 
 pytestmark = CONTROL_PLANE
-
 HERE = Path(__file__).parent
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 @pytest.fixture(scope="module")
 def ours() -> dict[str, Any]:
-    return yaml.safe_load((HERE.parents[1] / "crds/inferenceservices.yaml").read_text())
+    return yaml.safe_load((HERE.parents[2] / "crds/inferenceservices.yaml").read_text())
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def spoil(demo: Any, other_release: Callable[[], None]) -> None:
     demo.eventually(met)
 
 
-def test_a_spec_of_another_release_is_told_and_what_runs_is_left(
+def test_a_spec_of_another_release_is_reported_and_its_pods_are_left_alone(
     make: Callable[..., Any], other_release: Callable[[], None], api: Any
 ) -> None:
     demo = make(replicas=2)
@@ -142,7 +141,7 @@ def test_a_spec_of_another_release_is_told_and_what_runs_is_left(
     assert told() == ["InvalidSpec", "NoGroupServes"]
 
 
-def test_it_heals_with_the_crd(
+def test_the_service_recovers_with_the_crd(
     make: Callable[..., Any], other_release: Callable[[], None], ours: Any
 ) -> None:
     demo = make()
@@ -155,7 +154,7 @@ def test_it_heals_with_the_crd(
     assert says(demo, "Failed", "False", "AsExpected")
 
 
-def test_a_value_that_only_another_crd_takes_is_named(
+def test_a_value_that_only_another_crd_accepts_is_reported_by_its_field(
     make: Callable[..., Any], other_release: Callable[[], None], ours: Any
 ) -> None:
     demo = make()
@@ -170,7 +169,7 @@ def test_a_value_that_only_another_crd_takes_is_named(
     demo.settle(1)
 
 
-def test_a_value_that_the_operator_fails_on_is_told_too(
+def test_an_error_of_the_operator_on_a_value_is_reported(
     make: Callable[..., Any], other_release: Callable[[], None], ours: Any
 ) -> None:
     demo = make(engine={"device": "CUDA"})
@@ -189,7 +188,7 @@ def test_a_value_that_the_operator_fails_on_is_told_too(
     demo.settle(1)
 
 
-def test_a_group_that_no_gateway_reaches_is_told_too(
+def test_a_group_that_no_gateway_reaches_is_reported(
     make: Callable[..., Any], other_release: Callable[[], None], node: Any
 ) -> None:
     demo = make()
@@ -202,7 +201,7 @@ def test_a_group_that_no_gateway_reaches_is_told_too(
     demo.eventually(lambda: says(demo, "Available", "True", "Serving"))
 
 
-def test_a_shared_gateway_keeps_whom_it_serves(
+def test_a_shared_gateway_keeps_serving_a_service_with_an_invalid_spec(
     make: Callable[..., Any], other_release: Callable[[], None], api: Any, node: Any, ours: Any
 ) -> None:
     """One of two services cannot be read: the gateway goes on serving it, by its settings."""

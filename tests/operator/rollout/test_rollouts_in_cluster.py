@@ -1,0 +1,219 @@
+"""Rollouts, replacements and evictions of groups against a real API server."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from live_service import Service
+from marks import CONTROL_PLANE
+from mizzen_operator.pods.group import BACKOFF_BASE_SECONDS
+
+pytestmark = CONTROL_PLANE
+
+
+@pytest.fixture
+def service(live_service: Callable[..., Service]) -> Callable[..., Service]:
+    return live_service
+
+
+def test_pods_that_a_node_rejects_are_created_again_with_back_off(
+    service: Callable[..., Service], node: Any, namespace: str
+) -> None:
+    node.behaviour.turned_away = {namespace}
+    demo = service()
+    demo.eventually(lambda: demo.condition("Failed")["status"] == "True")
+    assert demo.condition("Failed")["reason"] == "UnexpectedAdmissionError"
+    assert "no device is left" in demo.condition("Ready")["message"]
+
+    def made() -> list[datetime]:
+        ours = [
+            name for name in node.names if name.startswith(f"{namespace}/demo-") and "gateway" not in name
+        ]
+        return [datetime.fromisoformat(node.created[name]) for name in ours]
+
+    demo.eventually(lambda: len(made()) >= 3, 90)
+    # Incarnation n rests for 2^(n + 1) s. Times and rest are whole seconds, so that nothing is lost.
+    for incarnation, (one, next_one) in enumerate(pairwise(made())):
+        assert (next_one - one).total_seconds() >= BACKOFF_BASE_SECONDS * 2**incarnation
+    node.behaviour.turned_away = set()
+    demo.settle(1)
+
+
+def test_an_engine_that_no_gateway_reaches_is_not_available(
+    service: Callable[..., Service], node: Any
+) -> None:
+    """Its pod is as ready as before, so that no watch tells of it: only the gateways know."""
+    demo = service()
+    demo.settle(1)
+    time.sleep(2)  # nothing is under way any more, so that nothing else makes the operator look
+    [pod] = demo.pods()
+    node.behaviour.unreachable = {pod["metadata"]["uid"]}
+    demo.eventually(lambda: demo.condition("Available")["status"] == "False")
+    assert demo.status()["readyReplicas"] == 1
+    assert demo.condition("Ready")["status"] == "False"
+    assert demo.live() == [pod["metadata"]["name"]]
+    why = node.behaviour.why_unreachable
+    demo.eventually(lambda: demo.status()["groups"][0].get("message") == why)
+    assert demo.status()["groups"][0]["state"] == "Connecting"
+    node.behaviour.unreachable = set()
+    demo.settle(1)
+    assert "message" not in demo.status()["groups"][0]
+
+
+def test_engines_with_another_protocol_than_the_gateways_are_replaced(
+    service: Callable[..., Service], node: Any
+) -> None:
+    """An upgrade that changes the protocol: no gateway reaches old groups any more, and new ones all do."""
+    demo = service(replicas=2, rollout={"paused": True})
+    demo.settle(2)
+    old = {pod["metadata"]["uid"] for pod in demo.pods()}
+    node.behaviour.strangers = old
+    demo.patch(engine={"pageSize": 32})
+    demo.eventually(lambda: demo.condition("Available")["reason"] == "NoGroupServes")
+    time.sleep(1)  # held back, nothing mends it
+    assert {pod["metadata"]["uid"] for pod in demo.pods()} == old
+    demo.patch(rollout={"paused": False})
+    demo.settle(2)
+    assert not {pod["metadata"]["uid"] for pod in demo.pods()} & old
+
+
+def test_old_engines_that_no_gateway_reaches_are_replaced(service: Callable[..., Service], node: Any) -> None:
+    """They are ready and may be reached again, but a rollout that waited for that might wait for ever."""
+    demo = service(replicas=2)
+    demo.settle(2)
+    old = {pod["metadata"]["uid"] for pod in demo.pods()}
+    node.behaviour.unreachable = old
+    demo.eventually(lambda: demo.condition("Available")["status"] == "False")
+    assert {pod["metadata"]["uid"] for pod in demo.pods()} == old
+    demo.patch(engine={"pageSize": 32})
+    demo.settle(2)
+    assert not {pod["metadata"]["uid"] for pod in demo.pods()} & old
+
+
+def revisions(demo: Service) -> dict[str, int]:
+    """The numbers of a service's ControllerRevisions, by revision."""
+    found = demo.api.list("ControllerRevision", demo.namespace, "mizzen.dev/service=demo")
+    assert all(one["metadata"]["name"] == f"demo-{label(one, 'revision')}" for one in found)
+    return {label(one, "revision"): one["revision"] for one in found}
+
+
+def label(body: dict[str, Any], name: str) -> str:
+    return body["metadata"]["labels"][f"mizzen.dev/{name}"]
+
+
+def test_a_spec_that_is_applied_again_has_its_old_revision(service: Callable[..., Service]) -> None:
+    demo = service(revisionHistoryLimit=0)
+    demo.settle(1)
+    first = demo.status()["updateRevision"]
+    assert demo.status()["currentRevision"] == first
+    for pages in (32, 64):
+        demo.patch(engine={"pageSize": pages})
+        demo.settle(1)
+    last = demo.status()["updateRevision"]
+    assert revisions(demo)[last] == 3
+    assert len(revisions(demo)) == 2, "no more than what serves and what served before"
+    demo.patch(engine={"pageSize": 32})
+    demo.settle(1)
+    again = demo.status()["updateRevision"]
+    assert demo.status()["currentRevision"] == again not in (first, last)
+    assert revisions(demo) == {last: 3, again: 4}
+
+
+def test_a_partition_keeps_and_restores_the_old_revision(service: Callable[..., Service]) -> None:
+    demo = service(replicas=2, rollout={"partition": 1})
+    demo.settle(2)
+    old = demo.status()["updateRevision"]
+    demo.patch(engine={"pageSize": 32})
+    demo.eventually(lambda: demo.condition("Ready")["reason"] == "PartitionReached", 90)
+    demo.eventually(lambda: sorted(label(pod, "revision") == old for pod in demo.pods()) == [False, True], 90)
+    [kept] = [pod for pod in demo.pods() if label(pod, "revision") == old]
+    demo.api.delete("Pod", demo.namespace, kept["metadata"]["name"], gracePeriodSeconds=30)
+
+    def restored() -> bool:
+        pods = [pod for pod in demo.pods() if pod["metadata"]["uid"] != kept["metadata"]["uid"]]
+        return sorted(label(pod, "revision") == old for pod in pods) == [False, True]
+
+    demo.eventually(restored, 90)
+    demo.eventually(lambda: demo.condition("Ready")["reason"] == "PartitionReached", 90)
+    [made] = [
+        pod
+        for pod in demo.pods()
+        if label(pod, "revision") == old and pod["metadata"]["uid"] != kept["metadata"]["uid"]
+    ]
+    assert made["spec"]["containers"][0]["args"] == kept["spec"]["containers"][0]["args"]
+    demo.patch(rollout={"partition": 0})
+    demo.settle(2)
+    assert {label(pod, "revision") for pod in demo.pods()} == {demo.status()["updateRevision"]} != {old}
+
+
+def evict(demo: Service, name: str) -> int:
+    """Ask for a pod's eviction; returns the API server's code."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    try:
+        demo.api.request("POST", f"/api/v1/namespaces/{demo.namespace}/pods/{name}/eviction", body)
+    except Exception as error:
+        return int(error.code)  # type: ignore[attr-defined]
+    return 201
+
+
+def allowed(demo: Service, name: str) -> int:
+    """Evictions that a budget of this generation allows now; -1 before it counts all of its pods as healthy.
+
+    Until then none is allowed either, but by other rules: a pod that is not ready may always go.
+    """
+    budget = demo.api.find("PodDisruptionBudget", demo.namespace, name)
+    if budget is None or budget["status"].get("observedGeneration") != budget["metadata"]["generation"]:
+        return -1
+    counted = budget["status"]
+    return counted["disruptionsAllowed"] if counted["currentHealthy"] == counted["expectedPods"] else -1
+
+
+def test_evictions_leave_the_minimum_of_serving_groups(service: Callable[..., Service], node: Any) -> None:
+    demo = service(gateway={"replicas": 2})
+    demo.settle(1)
+    demo.eventually(lambda: allowed(demo, "demo-engine") == 0 and allowed(demo, "demo-gateway") == 1)
+    assert evict(demo, demo.live()[0]) == 429
+    demo.patch(replicas=2)
+    demo.settle(2)
+    demo.eventually(lambda: allowed(demo, "demo-engine") == 1)
+    node.reset_lowest(demo.namespace)
+    before = demo.live()
+    assert evict(demo, before[0]) == 201
+    assert evict(demo, before[1]) == 429
+    demo.settle(2)
+    demo.eventually(lambda: allowed(demo, "demo-engine") == 1)
+    assert evict(demo, before[1]) == 201
+    demo.settle(2)
+    assert not set(before) & set(demo.live())
+    assert node.lowest[demo.namespace] >= 1
+    demo.patch(availability={"podDisruptionBudget": "Disabled"})
+    demo.eventually(lambda: demo.api.list("PodDisruptionBudget", demo.namespace) == [])
+
+
+def test_a_group_that_fails_too_often_is_abandoned_until_the_spec_changes(
+    service: Callable[..., Service], node: Any, operators: Any
+) -> None:
+    node.behaviour.broken_models = {"/models/broken"}
+    demo = service(model={"source": "file:///models/broken"}, lifecycle={"maxGroupRestarts": 2})
+    demo.eventually(lambda: demo.condition("Failed")["reason"] == "RestartBudgetExceeded", 90)
+    assert "no config.json in the model's folder" in demo.condition("Failed")["message"]
+    demo.eventually(lambda: demo.pods() == [], 90)
+    counted = re.search(
+        rf'group_failures_total{{cause="rank_failed",namespace="{demo.namespace}",service="demo"}} (\S+)',
+        operators.http(operators.leader(), "/metrics"),
+    )
+    assert counted
+    assert float(counted[1]) >= 2
+    demo.patch(replicas=2)
+    demo.eventually(lambda: demo.status()["observedGeneration"] == demo.body()["metadata"]["generation"])
+    assert demo.condition("Failed")["reason"] == "RestartBudgetExceeded", "replicas are no change of the spec"
+    demo.patch(model={"source": "file:///models/whole"})
+    demo.settle(2)
+    assert "givenUp" not in demo.status()
