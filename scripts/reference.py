@@ -246,17 +246,17 @@ def series(labels: tuple[str, ...], bounds: dict[str, tuple[str, str, str]]) -> 
     return " × ".join(count for count in counts if count != "1") or "1"
 
 
-def metric_tables(build_registry: CollectorRegistry, bounds: dict[str, tuple[str, str, str]]) -> list[str]:
+def metric_tables(registry: CollectorRegistry, bounds: dict[str, tuple[str, str, str]]) -> list[str]:
     """Render the tables of a program's metrics and of their labels.
 
     Raises:
         KeyError: a metric has a label without an entry in `bounds`.
     """
-    collectors: list[Any] = list(build_registry._collector_to_names)
+    collectors: list[Any] = list(registry._collector_to_names)
     made = {one._name: one for one in collectors if hasattr(one, "_labelnames")}
     rows = ["| metric | type | labels | unit | series | meaning |", "|---|---|---|---|---|---|"]
     used: set[str] = set()
-    for family in build_registry.collect():
+    for family in registry.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = label_names(family, made)
         used.update(labels)

@@ -207,7 +207,7 @@ def test_invalid_service_list_is_reported(content: str, message: str) -> None:
     [
         ({}, "give one of --served-name"),
         ({"served_name": "a", "services_file": "b"}, "give one of"),
-        ({"services_file": "b", "engine": ("ipc://x",)}, "each says so in --services-file"),
+        ({"services_file": "b", "engine": ("ipc://x",)}, "set them per service in --services-file"),
     ],
 )
 def test_incompatible_options_are_rejected(options: dict[str, Any], message: str) -> None:
@@ -324,7 +324,7 @@ class Recorded:
         self.services: list[str] = []
         self.engines: dict[str, list[DiscoveredEngine]] = {}
 
-    def sync(self, entries: Any) -> None:
+    def sync_services(self, entries: Any) -> None:
         self.services = [one.name for one in entries]
 
     def sync_engines(self, engines: dict[str, list[DiscoveredEngine]]) -> None:

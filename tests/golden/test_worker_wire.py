@@ -25,7 +25,7 @@ from mizzen.core.request import FinishReason, Pooling
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.step_plan import PageWrites, PrefillChunk, SlotOptions, SlotStart, StepPlan
 from mizzen.server import status_block as status_module
-from mizzen.server.ranks import heartbeat as pulse_module
+from mizzen.server.ranks import heartbeat as heartbeat_module
 from mizzen.server.serving_loop import ControlCommand
 from mizzen.wire import codec, columns, messages
 from mizzen.wire.client import stream
@@ -268,8 +268,8 @@ def test_the_layout_of_shared_memory_and_control_pipes() -> None:
     writer.publish()
     content = os.pread(block, status_module.BLOCK_BYTES + 1, 0)
     os.close(block)
-    pulses = pulse_module.create_heartbeats(2)
-    rank = pulse_module.HeartbeatWriter(pulses, 1)
+    pulses = heartbeat_module.create_heartbeats(2)
+    rank = heartbeat_module.HeartbeatWriter(pulses, 1)
     rank.mark_serving()
     rank.launched(7)
     rank.done(6)

@@ -240,22 +240,22 @@ def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _simulation() -> Any:
-    spec = importlib.util.spec_from_file_location(
-        "operator_simulation", Path(__file__).with_name("simulation.py")
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def _helper(name: str) -> Any:
+    """Load a helper module of this folder once; other helpers import it by its name."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
 
 
 @pytest.fixture(scope="session")
 def node(api: Api, control_plane: ControlPlane) -> Iterator[Any]:
     """The simulated node and gateways."""
     client = Api(control_plane)
-    simulated = _simulation().SimulatedNode(client, control_plane)
+    _helper("simulated_gateways")
+    simulated = _helper("simulation").SimulatedNode(client, control_plane)
     simulated.start()
     yield simulated
     simulated.stop()
@@ -268,7 +268,9 @@ def operators(
     api: Api, control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
     """Operator processes; one runs and leads from the start."""
-    processes = _simulation().Operators(api, control_plane, tmp_path_factory.mktemp("operators"))
+    processes = _helper("operator_processes").Operators(
+        api, control_plane, tmp_path_factory.mktemp("operators")
+    )
     processes.install()
     processes.start()
     eventually(processes.leads, what="an operator leads")

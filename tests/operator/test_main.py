@@ -80,7 +80,7 @@ def test_another_operator_takes_over_at_once_after_sigterm(
     second = operators.start()
     eventually(lambda: operators.answers(second))
     assert operators.kill(first, signal.SIGTERM) == 0
-    assert operators.leader() in ("", second)  # given back, so that nobody waits for it to run out
+    assert operators.leader() in ("", second)  # released, so that no replica waits for its expiry
     eventually(lambda: operators.leader() == second)
     demo.patch(replicas=2)
     demo.settle(2)

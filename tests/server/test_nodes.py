@@ -63,9 +63,9 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    nodes = Pair(tmp_path)
-    yield nodes
-    for node in nodes.nodes:
+    node_pair = Pair(tmp_path)
+    yield node_pair
+    for node in node_pair.nodes:
         node.close()
 
 

@@ -1,4 +1,4 @@
-"""Specs of services, laid over a minimal one: those that the CRD refuses, and those that it takes."""
+"""Specs of services, laid over a minimal one: specs that the CRD rejects, and specs that it accepts."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class WorkQueue:
     """Keys with the time at which they are due. Each is queued once, so the queue is bounded.
 
     Changes take precedence over low-priority keys, which are reconciled just in case: a resync of a thousand
-    services does not delay them. A low-priority key that has waited for LOW_PRIORITY_WAIT_SECONDS counts as an
-    ordinary one.
+    services does not delay them. A low-priority key that has waited for LOW_PRIORITY_WAIT_SECONDS counts as
+    an ordinary one.
 
     A key whose flow has no free slot is parked, so that it is not in the way of others. Once the flow has a
     free slot, its first parked key is queued, and the next one after that one was taken.

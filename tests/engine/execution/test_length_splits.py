@@ -42,7 +42,9 @@ def batches(draw: st.DrawFn) -> tuple[Int32, int | None, split_plan.SplitSchedul
 
 
 @given(batches())
-def test_a_plan_covers_every_row_exactly_once(batch: tuple[Int32, int | None, split_plan.SplitSchedule]) -> None:
+def test_a_plan_covers_every_row_exactly_once(
+    batch: tuple[Int32, int | None, split_plan.SplitSchedule],
+) -> None:
     lengths, window, schedule = batch
     items, (splits, long) = (
         split_plan.plan_reference(lengths, window, schedule),
@@ -66,7 +68,10 @@ def places_of(items: Int32, kv_heads: int) -> Int64:
 
 @given(batches(), st.sampled_from((1, 2, 3, 8, 40)), st.sampled_from(SM_COUNTS), st.sampled_from((3, 4)))
 def test_partial_results_do_not_overlap_and_fit_the_workspace(
-    batch: tuple[Int32, int | None, split_plan.SplitSchedule], kv_heads: int, sm_count: int, blocks_per_sm: int
+    batch: tuple[Int32, int | None, split_plan.SplitSchedule],
+    kv_heads: int,
+    sm_count: int,
+    blocks_per_sm: int,
 ) -> None:
     lengths, window, _ = batch
     schedule = split_plan.make_schedule(len(lengths), kv_heads, sm_count, blocks_per_sm)

@@ -131,7 +131,7 @@ def watched(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
 
 
 def test_a_tenant_that_fills_the_queue_does_not_block_others(watched: Callable[..., Watched]) -> None:
-    it = watched(waiting=4)
+    it = watched(max_waiting=4)
     with it.flooded() as flood:
         assert it.compiler.find_or_compile(regex("quick"), 8) is None
         away = it.compiler.find_or_compile(flood[3], 7)

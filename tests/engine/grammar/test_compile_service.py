@@ -58,7 +58,7 @@ def compiler(folder: Path, request: pytest.FixtureRequest) -> Iterator[GrammarCo
     made.close()
 
 
-@pytest.mark.parametrize("compiler", [{"cache_bytes": 20_000, "refusals": 2}], indirect=True)
+@pytest.mark.parametrize("compiler", [{"cache_bytes": 20_000, "max_rejections": 2}], indirect=True)
 def test_the_cache_is_bounded_and_evicts_the_least_recently_used(compiler: GrammarCompiler) -> None:
     first, second = regex("first"), regex("second")
     for grammar in (first, second, first):
@@ -149,7 +149,7 @@ def test_texts_that_would_crash_a_parser_are_rejected(compiler: GrammarCompiler)
 
 
 def test_cancelling_removes_a_grammar_from_the_queue(folder: Path) -> None:
-    compiler = gk.compiler(folder, workers=1, waiting=2)
+    compiler = gk.compiler(folder, workers=1, max_waiting=2)
     try:
         with compiler._sandbox._lock:  # nothing is compiled as long as the test holds it
             for text in ("one", "two"):
@@ -167,7 +167,7 @@ def test_cancelling_removes_a_grammar_from_the_queue(folder: Path) -> None:
 
 
 def test_an_abandoned_grammar_frees_its_place_once_compiled(folder: Path) -> None:
-    compiler = gk.compiler(folder, workers=1, waiting=1)
+    compiler = gk.compiler(folder, workers=1, max_waiting=1)
     try:
         with compiler._sandbox._lock:  # nothing is compiled as long as the test holds it
             assert compiler.find_or_compile(regex("left")) is None
@@ -234,9 +234,9 @@ def test_many_slow_grammars_leave_places_for_quick_ones(folder: Path) -> None:
         folder,
         workers=2,
         quick_seconds=1.0,
-        hurried_seconds=0.3,
-        patience=2,
-        slow_waiting=4,
+        busy_quick_seconds=0.3,
+        busy_queue_length=2,
+        max_slow_waiting=4,
         compile_seconds=1000.0,
     )
     try:

@@ -64,7 +64,7 @@ def test_mounted_secret_is_read_as_a_folder(tmp_path: Path) -> None:
         (key_file({"name": "a", "key": "secret-123456", "limit": 9}), "limit"),
         (key_file(*({"name": "a", "key": f"secret-12345{n}"} for n in range(2))), "choose another"),
         (key_file(*({"name": f"a{n}", "key": "secret-123456"} for n in range(2))), "a0 is the same key"),
-        ("keys: &x [*x]", "aliases are not read"),
+        ("keys: &x [*x]", "aliases are not allowed"),
         ("keys:\n  - {name: secret, key: 2026-13-45}", "put texts in quotes"),  # PyYAML's ValueError,
         ("keys: [!!bool secret]", "put texts in quotes"),  # KeyError
         ("keys: [!!timestamp secret]", "put texts in quotes"),  # and AttributeError

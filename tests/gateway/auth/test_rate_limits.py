@@ -72,7 +72,7 @@ async def test_gateways_share_the_limits_of_a_key(
     assert answer.headers["x-ratelimit-limit-tokens"] == "250"
     tenants = gateway.gateway.tenants
     assert tenants.get("a").grant.max_parallel == 1
-    assert not tenants.get("b").limited
+    assert not tenants.get("b").rate_limited
     replace_file(path, key_file({"name": "a", "key": ALICE, **limits, "requestsPerMinute": 40}, free))
     await until(lambda: tenants.get("a").grant.requests_per_minute == 10)  # divided again when read again
 

@@ -14,7 +14,7 @@ from http_apps import Echoing, Slow
 GET = b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-@pytest.mark.parametrize("asked_before", [False, True], ids=["new", "kept"])
+@pytest.mark.parametrize("keep_alive", [False, True], ids=["new", "kept"])
 async def test_request_on_its_way_at_shutdown_is_answered(line: Any, keep_alive: bool) -> None:
     connection = await line(Echoing())
     connection.server.linger_seconds = 60.0

@@ -101,7 +101,7 @@ async def test_memory_of_large_bodies_is_trimmed_after_they_end(
     monkeypatch.setattr(malloc_trim, "TRIM_SECONDS", 0.3)
     gateway = await live(scripted())
     done: list[float] = []
-    gateway.gateway.trimmer._work = lambda: done.append(time.monotonic())
+    gateway.gateway.trimmer._trim = lambda: done.append(time.monotonic())
     body = {**CHAT, "metadata": {"note": "x" * size}}
     async with httpx.AsyncClient(timeout=60) as http:
         for _ in range(3):
@@ -115,14 +115,14 @@ async def test_memory_of_large_bodies_is_trimmed_after_they_end(
 def test_trim_returns_freed_memory_to_the_system() -> None:
     """A fifth of a gigabyte in pieces that glibc keeps, because something follows them."""
     script = """
-from mizzen.gateway.http.malloc_trim import trim
+from mizzen.gateway.http.malloc_trim import trim_heap
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 kept = [bytes(2000) for _ in range(100_000)]
 last = bytes(2000)
 before = resident()
 kept = None
-trim()
+trim_heap()
 assert before - resident() > 100_000_000, (before, resident())
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import openai
 import pytest
-import tokenizers
 from openai.types.responses import Response
 
 from mizzen.gateway.responses.parse import RENAMED_FIELDS
-from mizzen.gateway.text.tokenizer import Tokenizer
 
-FOLDER = Path(__file__).parents[1] / "templates"
 END = "<|im_end|>"
 ARGUMENTS = '{"city": "Köln"}'
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -28,30 +24,6 @@ CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_ca
 ANSWER = f"<think>\nü?\n</think>\n\nLet me see.\n{CALL}\n{CALL}"
 
 Model = Callable[..., Any]
-
-
-@pytest.fixture
-def model(scripted: Any, tokenizer_files: dict[str, bytes]) -> Model:
-    """Return a function that starts an engine with a fixed answer."""
-
-    def start(answer: str, **behaviour: Any) -> Any:
-        inner = tokenizers.Tokenizer.from_buffer(tokenizer_files["tokenizer.json"])
-        inner.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
-        config = {"chat_template": (FOLDER / "qwen3.jinja").read_text()}
-        files = {
-            "tokenizer.json": inner.to_str().encode(),
-            "tokenizer_config.json": json.dumps(config).encode(),
-        }
-        engine = scripted(files, vocab_size=inner.get_vocab_size())
-        engine.tokenizer = Tokenizer(inner)
-        end = engine.tokenizer.token_id(END)
-        engine.does.reply = [*engine.tokenizer.encode(answer, add_special_tokens=False), end]
-        engine.does.end = end
-        for name, value in behaviour.items():
-            setattr(engine.does, name, value)
-        return engine
-
-    return start
 
 
 def request_prompt(engine: Any) -> str:

@@ -132,7 +132,7 @@ async def test_access_log_marks_internal_errors_in_a_stream(
     scripted: Any, live: Any, until: Any, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = await live(scripted())
-    monkeypatch.setattr(GeneratedSequence, "next", lambda _: None)
+    monkeypatch.setattr(GeneratedSequence, "next_piece", lambda _: None)
     with pytest.raises(httpx.RemoteProtocolError):  # it ends, and not as if it were whole
         await ask(gateway, until, lines, stream=True)
     await until(lambda: lines.all)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mizzen.gateway.telemetry.poll import TableWatch, parse_wait
+from mizzen.gateway.telemetry.table_watch import TableWatch, parse_wait
 from mizzen.wire.messages import PROTOCOL
 from ports import free_ports
 from tenant_kit import ALICE, BOB, key_file, replace_file

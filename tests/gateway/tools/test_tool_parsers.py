@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,29 +19,19 @@ from mizzen.gateway.tools.families import (
     MISTRAL,
     QWEN_XML,
     ToolFamily,
-    detect_tool_family,
-    mistral_call_id,
 )
 from mizzen.gateway.tools.mistral import MAX_HEAD
-
-TOOLS: dict[str, Any] = {
-    "weather": {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string"},
-            "days": {"type": "integer"},
-            "late": {"type": ["boolean", "null"]},
-            "more": {"anyOf": [{"type": "array"}, {"type": "object"}]},
-            "unit": {"enum": ["C", "F"]},
-            "note": {"type": ["string", "null"]},
-        },
-    },
-    "add_2": {},
-    "get-time": {},
-}
-NAMES = tuple(TOOLS)
-Calls = list[tuple[str, str]]
-Parsed = tuple[str, Calls]
+from tool_call_texts import (
+    MARKERS,
+    TOOLS,
+    WRITERS,
+    Calls,
+    Parsed,
+    garbage,
+    made_calls,
+    plain_texts,
+    split_pieces,
+)
 
 
 def join_deltas(deltas: Sequence[OutputDelta]) -> Parsed:
@@ -72,95 +61,6 @@ def parse(family: ToolFamily, pieces: Sequence[str]) -> Parsed:
     output = join_deltas(deltas)
     assert parser.call_count == len(output[1])
     return output
-
-
-# ── how models write ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def hermes_text(content: str, calls: Calls) -> str:
-    written = [
-        f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-        for name, arguments in calls
-    ]
-    return "\n".join([content, *written]) if content else "\n".join(written)
-
-
-def llama_text(content: str, calls: Calls) -> str:
-    written = "; ".join(f'{{"name": "{name}", "parameters": {arguments}}}' for name, arguments in calls)
-    return f"{content}<|python_tag|>{written}" if content and calls else content + written
-
-
-def mistral_text(content: str, calls: Calls) -> str:
-    written = ", ".join(f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in calls)
-    return f"{content}[TOOL_CALLS] [{written}]" if calls else content
-
-
-def mistral_named_text(content: str, calls: Calls) -> str:
-    written = [f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in calls]
-    return content + "".join(written)
-
-
-def bare_text(content: str, calls: Calls) -> str:
-    written = ",".join(f'{{"name":"{name}","arguments":{arguments}}}' for name, arguments in calls)
-    return f"[{written}]" if calls else ""
-
-
-WRITERS: dict[str, tuple[ToolFamily, Callable[[str, Calls], str]]] = {
-    "hermes": (HERMES, hermes_text),
-    "llama3": (LLAMA, llama_text),
-    "mistral": (MISTRAL, mistral_text),
-    "mistral-named": (MISTRAL, mistral_named_text),
-    "json": (BARE, bare_text),
-}
-MARKERS = (
-    "<function=",
-    "</function>",
-    "<tool_call>",
-    "</tool_call>",
-    "<|python_tag|>",
-    "[TOOL_CALLS]",
-    "[ARGS]",
-    "[CALL_ID]",
-)
-
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.text(max_size=8)
-    | st.sampled_from([*MARKERS, '"}', '{"', "\\", "}\n</tool_call>", "]", "; ", "ü🙂"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-arguments = st.builds(
-    json.dumps,
-    st.dictionaries(st.text(max_size=6), values, max_size=4),
-    ensure_ascii=st.booleans(),
-    indent=st.sampled_from([None, None, 2]),
-)
-made_calls = st.lists(st.tuples(st.sampled_from(NAMES), arguments), max_size=3)
-plain_texts = st.text("abc <>[]{}|\"'\n.,;:tool_calTOOL/", max_size=30).filter(
-    lambda text: not any(marker in text for marker in MARKERS)
-)
-fragments = st.sampled_from(
-    [
-        *MARKERS,
-        *(marker[:cut] for marker in MARKERS for cut in (1, 4, len(marker) - 1)),
-        *('{"name": "weather", "arguments": {', '{"name": "weather", "parameters": {"a": 1}}', '{"a": "'),
-        *('{"name": "unknown", "arguments": {}}', '"arguments": "{}"', '"name": "add_2"', "weather{", "{}"),
-        *("<parameter=city>", "<parameter=days>", "<parameter=", "</parameter>", "</para", "\n</parameter>"),
-        *("weather>", "unknown>", ">", "\n"),
-        *("{", "}", "[", "]", '"', "\\", ",", ":", ";", " ", "\n", "null", "-1.5e3", "text ", "ü", "🙂"),
-    ]
-)
-garbage = st.lists(fragments | st.text(max_size=6), max_size=14).map("".join)
-
-
-@st.composite
-def split_pieces(draw: st.DrawFn, text: str) -> list[str]:
-    """Return a text split into pieces."""
-    places = draw(st.lists(st.integers(0, len(text)), max_size=12).map(sorted))
-    return [text[i:j] for i, j in zip([0, *places], [*places, len(text)], strict=True)]
 
 
 # ── properties ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -248,21 +148,6 @@ def test_output_is_the_same_token_by_token(
     pieces = [decoder.add((token,)) for token in ids] + [decoder.flush()]
     assert "".join(pieces) == text
     assert parse(family, pieces) == parse(family, [text])
-
-
-@pytest.fixture(scope="module")
-def small_tokenizer() -> Tokenizer:
-    """Return a byte tokenizer with the markers of Llama and Mistral as special tokens."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    built = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    built.decoder = decoders.ByteLevel()
-    built.add_special_tokens(["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|eom_id|>"])
-    built.add_tokens(["<tool_call>", "</tool_call>"])
-    return Tokenizer(built)
 
 
 def test_shown_special_tokens_are_in_the_text(small_tokenizer: Tokenizer) -> None:
@@ -394,51 +279,6 @@ def test_json_that_is_not_a_call_is_not_held_back() -> None:
     assert parser.feed('{"answer').content == ""
     assert parser.feed('": "So').content == '{"answer": "So'
     assert parser.feed(" it is").content == " it is"
-
-
-FOLDER = Path(__file__).parents[1] / "templates"
-DETECTED = [
-    ("qwen25", "hermes"),
-    ("qwen3", "hermes"),
-    ("qwen2", None),
-    ("llama31", "llama3"),
-    ("llama3", None),
-    ("mistral_tools", "mistral"),
-    ("mistral", "mistral"),  # detected by its token
-]
-
-
-@pytest.mark.parametrize(("name", "family"), DETECTED)
-def test_family_is_detected_from_the_template(
-    name: str, family: str | None, small_tokenizer: Tokenizer
-) -> None:
-    detected = detect_tool_family("auto", (FOLDER / f"{name}.jinja").read_text(), small_tokenizer)
-    assert (detected and detected.name) == family
-
-
-@pytest.mark.parametrize(
-    ("template", "option", "family"),
-    [
-        ("<tool_call>\n<function=a>\n<parameter=b>", "auto", "qwen3-coder"),
-        ("<tool_call>a<arg_key>b</arg_key>", "auto", None),
-        ("<｜tool▁calls▁begin｜><tool_call>", "auto", None),
-        ("<tool_call>", "none", None),
-        ("anything", "llama3", "llama3"),
-    ],
-)
-def test_option_overrides_the_detected_family(
-    template: str, option: str, family: str | None, small_tokenizer: Tokenizer
-) -> None:
-    detected = detect_tool_family(option, template, small_tokenizer)
-    assert (detected and detected.name) == family
-
-
-def test_mistral_call_ids_have_nine_characters() -> None:
-    assert mistral_call_id("abcDEF123") == "abcDEF123"
-    call_ids = {mistral_call_id(f"call_{i}") for i in range(200)}
-    assert len(call_ids) == 200
-    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in call_ids)
-    assert mistral_call_id("call_7") == mistral_call_id("call_7")
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,113 +15,24 @@ import tokenizers
 
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.reasoning import families as reasoning_families
-from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools import families as tool_families
 from mizzen.gateway.tools.families import mistral_call_id
+from tool_chats import (
+    ANSWERS,
+    ARGUMENTS,
+    CITY,
+    TIME,
+    TOOLS,
+    USER,
+    WEATHER,
+    Model,
+    chat,
+    request_grammar,
+    request_prompt,
+)
 
 FOLDER = Path(__file__).parents[1] / "templates"
 END = "<|im_end|>"
-SPECIAL = ["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|start_header_id|>", "<|eot_id|>"]
-USER: list[Any] = [{"role": "user", "content": "What is the weather?"}]
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {"name": "weather", "description": "Tells the weather.", "parameters": CITY},
-}
-TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
-TOOLS = [WEATHER, TIME]
-ARGUMENTS = '{"city": "Köln"}'
-
-Model = Callable[..., Any]
-
-
-@pytest.fixture
-def model(scripted: Any, tokenizer_files: dict[str, bytes]) -> Model:
-    """Return a function that starts an engine of a model with one of the templates and a fixed answer."""
-
-    def start(template: str | None, answer: str, **template_config: Any) -> Any:
-        inner = tokenizers.Tokenizer.from_buffer(tokenizer_files["tokenizer.json"])
-        inner.add_special_tokens(SPECIAL)
-        inner.add_tokens(["<tool_call>", "</tool_call>"])
-        if template in ("qwen3", None):
-            inner.add_tokens(["<think>", "</think>"])
-        config: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
-        if template is not None:
-            config["chat_template"] = (FOLDER / f"{template}.jinja").read_text()
-        files = {
-            "tokenizer.json": inner.to_str().encode(),
-            "tokenizer_config.json": json.dumps({**config, **template_config}).encode(),
-        }
-        engine = scripted(files, vocab_size=inner.get_vocab_size())
-        tokenizer = Tokenizer(inner)
-        engine.tokenizer = tokenizer
-        end = tokenizer.token_id(END)
-        engine.does.reply = [*tokenizer.encode(answer, add_special_tokens=False), end]
-        engine.does.end = end
-        return engine
-
-    return start
-
-
-def request_prompt(engine: Any) -> str:
-    ids = np.frombuffer(engine.requests[-1].prompt, "<i4").tolist()
-    return engine.tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def request_grammar(engine: Any) -> dict[str, Any] | None:
-    grammar = engine.requests[-1].sampling.grammar
-    if grammar is None:
-        return None
-    kind, text = grammar
-    assert kind == "structural_tag"
-    return json.loads(text)["format"]
-
-
-async def chat(gateway: Any, stream: bool, **options: Any) -> dict[str, Any]:
-    """Return the message, finish reason and usage of a chat, streamed or not."""
-    options = {"model": "demo", "messages": USER, **options}
-    client = gateway.client()
-    if not stream:
-        answer = await client.chat.completions.create(**options)
-        choice = answer.choices[0]
-        result = choice.message.model_dump(exclude_none=True)
-        result["tool_calls"] = [
-            (call["function"]["name"], call["function"]["arguments"]) for call in result.get("tool_calls", ())
-        ]
-        return {**result, "reason": choice.finish_reason, "usage": answer.usage}
-    result = {"content": "", "reasoning_content": "", "calls": []}
-    chunks = await client.chat.completions.create(
-        stream=True, stream_options={"include_usage": True}, **options
-    )
-    async for chunk in chunks:
-        if chunk.usage is not None:
-            result["usage"] = chunk.usage
-        for choice in chunk.choices:
-            result["reason"] = choice.finish_reason or result.get("reason")
-            result["content"] += choice.delta.content or ""
-            result["reasoning_content"] += (choice.delta.model_extra or {}).get("reasoning_content") or ""
-            merge_calls(result["calls"], choice.delta.tool_calls or [])
-    return {**result, "tool_calls": [(call["name"], call["arguments"]) for call in result["calls"]]}
-
-
-def merge_calls(calls: list[dict[str, str]], deltas: list[Any]) -> None:
-    """Merge a chunk's calls as OpenAI documents it: id and name first, then arguments by index."""
-    for delta in deltas:
-        if delta.id is not None:
-            assert delta.index == len(calls)
-            assert delta.type == "function"
-            assert delta.function.arguments == ""
-            calls.append({"id": delta.id, "name": delta.function.name, "arguments": ""})
-        else:
-            assert delta.function.name is None
-            calls[delta.index]["arguments"] += delta.function.arguments
-
-
-ANSWERS = {
-    "qwen25": f'Let me see.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
-    "llama31": f'<|python_tag|>{{"name": "weather", "parameters": {ARGUMENTS}}}',
-    "mistral_tools": f'Let me see.[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}]',
-}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -425,160 +335,3 @@ def test_options_list_all_families() -> None:
     choices = {field.name: field.metadata["choices"] for field in fields(GatewayConfig)}
     assert choices["tool_parser"] == tool_families.NAMES
     assert choices["reasoning_parser"] == reasoning_families.NAMES
-
-
-# ── reasoning ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("tokens_a_step", [1, 50])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_is_separate_from_content(
-    live: Any, model: Model, stream: bool, tokens_a_step: int
-) -> None:
-    engine = model("qwen3", "<think>\nIt is ü.\n</think>\n\nYes.")
-    engine.does.tokens_a_step = tokens_a_step
-    gateway = await live(engine)
-    result = await chat(gateway, stream)
-    assert (result["reasoning_content"], result["content"], result["reason"]) == ("It is ü.", "Yes.", "stop")
-    reasoning = engine.tokenizer.encode("<think>\nIt is ü.\n</think>", add_special_tokens=False)
-    assert result["usage"].completion_tokens_details.reasoning_tokens == len(reasoning)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_truncated_reasoning_counts_each_token_once(live: Any, model: Model, stream: bool) -> None:
-    engine = model("qwen3", "<think>\nIt is ü.\n</think>\n\nYes.")
-    gateway = await live(engine)
-    result = await chat(gateway, stream, max_tokens=4)
-    usage = result["usage"]
-    assert (result["content"], result["reason"], usage.completion_tokens) == ("", "length", 4)
-    assert usage.completion_tokens_details.reasoning_tokens == 4
-
-
-async def test_thinking_can_be_disabled(live: Any, model: Model) -> None:
-    engine = model("qwen3", "Yes.</think>")
-    gateway = await live(engine)
-    off = {"chat_template_kwargs": {"enable_thinking": False}}
-    result = await chat(gateway, False, extra_body=off)
-    assert request_prompt(engine).endswith("<think>\n\n</think>\n\n")
-    assert result["content"] == "Yes.</think>"
-    assert "reasoning_content" not in result
-    json_form = {"type": "json_object"}
-    await chat(gateway, False, response_format=json_form, extra_body=off)
-    assert engine.requests[-1].sampling.grammar[0] == "json_object"
-    await chat(gateway, False, response_format=json_form)
-    reasoning, _, rest = (request_grammar(engine) or {})["elements"]
-    assert (reasoning["type"], reasoning["content"]["begin"], rest["type"]) == (
-        "optional",
-        "<think>",
-        "json_schema",
-    )
-
-
-async def test_prompt_may_open_the_reasoning(live: Any, model: Model) -> None:
-    template = "{{ messages[0].content }}<think>\n"
-    engine = model(None, "hm</think>yes", chat_template=template)
-    gateway = await live(engine)
-    result = await chat(gateway, True)
-    assert (result["reasoning_content"], result["content"]) == ("hm", "yes")
-    await chat(gateway, False, tools=TOOLS, tool_choice="required")
-    reasoning = (request_grammar(engine) or {})["elements"][0]
-    assert (reasoning["begin"], reasoning["end"]) == ("", "</think>")
-    plain = await live(model(None, "hm</think>yes", chat_template=template), reasoning_parser="none")
-    assert (await chat(plain, False))["content"] == "hm</think>yes"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_may_precede_a_call(live: Any, model: Model, stream: bool) -> None:
-    text = (
-        f'<think>\nhm\n</think>\n\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
-    )
-    gateway = await live(model("qwen3", text))
-    result = await chat(gateway, stream, tools=TOOLS)
-    assert (result["reasoning_content"], result["tool_calls"]) == ("hm", [("weather", ARGUMENTS)])
-    assert result.get("content", "") == ""
-
-
-# ── what is refused ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def tool(**function: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", **function}}
-
-
-def schema(**parts: Any) -> dict[str, Any]:
-    return {"tools": [tool(parameters={"type": "object", **parts})]}
-
-
-def nested(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
-PARAMETERS = "tools[0].function.parameters"
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [tool(name="a b")]}, "tools[0].function.name"),
-    ({"tools": [tool(name="")]}, "tools[0].function.name"),
-    ({"tools": [tool(name="x" * 65)]}, "tools[0].function.name"),
-    ({"tools": [tool(), tool()]}, "tools[1].function.name"),
-    ({"tools": [tool(name=f"f{i}") for i in range(129)]}, "tools"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"tools": [{"type": "function"}]}, "tools[0].function"),
-    ({"tools": [tool(extra=1)]}, "tools[0].function.extra"),
-    ({"tools": [tool(parameters=[])]}, PARAMETERS),
-    (schema(type="array"), f"{PARAMETERS}.type"),
-    (schema(type="text"), f"{PARAMETERS}.type"),
-    (schema(properties=[]), f"{PARAMETERS}.properties"),
-    (schema(properties={"a": 1}), f"{PARAMETERS}.properties.a"),
-    (schema(properties={"a": {"type": ["string", 1]}}), f"{PARAMETERS}.properties.a.type"),
-    (schema(properties={"a": {"items": [{"enum": []}]}}), f"{PARAMETERS}.properties.a.items[0].enum"),
-    (schema(required="a"), f"{PARAMETERS}.required"),
-    (schema(anyOf=[]), f"{PARAMETERS}.anyOf"),
-    (schema(additionalProperties=1), f"{PARAMETERS}.additionalProperties"),
-    (schema(properties={"a": {"minLength": -1}}), f"{PARAMETERS}.properties.a.minLength"),
-    (schema(properties={"a": {"pattern": 1}}), f"{PARAMETERS}.properties.a.pattern"),
-    (schema(properties={"a": {"default": nested(200)}}), PARAMETERS),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": "must"}, "tool_choice"),
-    (
-        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
-        "tool_choice.function.name",
-    ),
-    (
-        {
-            "tools": TOOLS,
-            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
-        },
-        "tool_choice.allowed_tools.tools",
-    ),
-    ({"functions": [{"name": "f"}]}, "functions"),
-    (
-        {
-            "messages": [
-                *USER,
-                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ["a"]}}]},
-            ]
-        },
-        "messages[1].tool_calls[0].function.arguments",
-    ),
-]
-
-
-async def test_invalid_tools_are_named(live: Any, model: Model) -> None:
-    gateway = await live(model("qwen25", "yes"))
-    async with httpx.AsyncClient(timeout=60) as http:
-        for body, param in BAD:
-            body = {"model": "demo", "messages": USER, **body}
-            response = await http.post(f"{gateway.url}/v1/chat/completions", json=body)
-            assert response.status_code == 400, (body, response.text)
-            error = response.json()["error"]
-            assert (error["type"], error["param"]) == ("invalid_request_error", param), error
-
-
-@pytest.mark.parametrize("text", ['{"format": {"value": "\\ud800"}}', "{", '{"structures": []}', "[" * 5000])
-async def test_invalid_structural_tags_with_reasoning_are_named(live: Any, model: Model, text: str) -> None:
-    gateway = await live(model("qwen3", "yes"))
-    with pytest.raises(openai.BadRequestError, match="structural") as refused:
-        await chat(gateway, False, extra_body={"structured_outputs": {"structural_tag": text}})
-    assert refused.value.param == "structured_outputs.structural_tag"

@@ -29,16 +29,16 @@ from mizzen_operator.api.gpu_memory_check import check_gpu_memory
 def test_the_minimum_memory_is_compared_with_the_memory_that_an_engine_may_use(
     service: Any, parameters: str, dtype: str, tensor: int, memory: str, fits: bool
 ) -> None:
-    made = service(
+    demo = service(
         model={"parameters": parameters, "dtype": dtype},
         parallelism={"tensor": tensor},
         accelerator={"memory": memory},
     )
-    found = check_gpu_memory(made)
-    assert found is not None
-    assert found.fits == fits
-    assert f"0.90 of {memory}" in found.message
-    assert ("raise spec.parallelism.tensor" in found.message) == (not fits)
+    result = check_gpu_memory(demo)
+    assert result is not None
+    assert result.fits == fits
+    assert f"0.90 of {memory}" in result.message
+    assert ("raise spec.parallelism.tensor" in result.message) == (not fits)
 
 
 @in_cluster
@@ -74,7 +74,7 @@ def test_a_model_that_cannot_fit_gets_no_pod_and_old_groups_keep_serving(
     eventually(lambda: condition("Ready")["status"] == "True", 90)
     [first] = engines()
     assert "70B parameters" in condition("Scheduled")["message"]
-    # A revision that cannot fit: the old group serves on, and is made anew when it is lost.
+    # A revision that cannot fit: the old group serves on, and is recreated after a loss.
     wrong = {"model": {"parameters": "700B"}, "engine": {"pageSize": 32}}
     api.patch("InferenceService", namespace, "demo", {"spec": wrong})
     eventually(lambda: condition("Failed")["reason"] == "WillNotFit", 60)
@@ -99,9 +99,9 @@ def test_more_gpus_never_turn_a_fit_into_a_misfit(count: int, unit: str, size: i
             model=SimpleNamespace(dtype="Auto"),
             engine=SimpleNamespace(device="CUDA", memory_fraction="0.90"),
         )
-        found = check_gpu_memory(service)
-        assert found is not None
-        return found.fits
+        result = check_gpu_memory(service)
+        assert result is not None
+        return result.fits
 
     results = [at(tensor) for tensor in (1, 2, 4, 8)]
     assert results == sorted(results)

@@ -36,7 +36,7 @@ COMPARED = {
 """Reasons of Kubernetes that the operator replaces by its own or compares only."""
 COMPOSED = {"PersistentVolumeClaimRejected", "JobRejected", "SaturationAboveTarget", "SaturationBelowTarget"}
 PASSED_ON = {"Evicted", "UnexpectedAdmissionError", "EvictionByEvictionAPI"}
-"""Reasons of Kubernetes that the page names as examples of those that are passed on."""
+"""Reasons of Kubernetes that the page names as examples of passed-on reasons."""
 SINGLE_WORDS = {"Unschedulable", "Settled"}
 """Reasons of one word that mean nothing else anywhere in the operator."""
 

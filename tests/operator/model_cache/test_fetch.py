@@ -34,9 +34,9 @@ class Fetched:
     def __init__(self, api: Any, node: Any, namespace: str, eventually: Callable[..., Any]) -> None:
         self.api, self.node, self.namespace, self.eventually = api, node, namespace, eventually
 
-    def tell(self, **told: Any) -> None:
-        """Have the fetch show something else from now on."""
-        self.node.behaviour.fetches[self.namespace] = told
+    def show(self, **progress: Any) -> None:
+        """Set what the simulated fetch shows from now on."""
+        self.node.behaviour.fetches[self.namespace] = progress
 
     def body(self) -> dict[str, Any]:
         return self.api.get("InferenceService", self.namespace, "demo")
@@ -47,12 +47,14 @@ class Fetched:
     def model(self) -> dict[str, Any]:
         return self.status().get("model", {})
 
-    def is_so(self, condition: str, status: str, reason: str) -> bool:
+    def has_condition(self, condition: str, status: str, reason: str) -> bool:
         found = [c for c in self.status().get("conditions", []) if c["type"] == condition]
         return bool(found) and (found[0]["status"], found[0]["reason"]) == (status, reason)
 
     def becomes(self, condition: str, status: str, reason: str) -> None:
-        self.eventually(lambda: self.is_so(condition, status, reason), 120, f"{condition} {status} {reason}")
+        self.eventually(
+            lambda: self.has_condition(condition, status, reason), 120, f"{condition} {status} {reason}"
+        )
 
     def message(self, condition: str) -> str:
         return next(c["message"] for c in self.status()["conditions"] if c["type"] == condition)
@@ -70,7 +72,7 @@ class Fetched:
         body = self.body()
         status = body.get("status", {})
         return (
-            self.is_so("Ready", "True", "AllGroupsServing")
+            self.has_condition("Ready", "True", "AllGroupsServing")
             and status["observedGeneration"] == body["metadata"]["generation"]
             and status["availableReplicas"] == len(self.pods()) == groups
         )
@@ -83,12 +85,12 @@ class Fetched:
 def fetched(
     api: Any, node: Any, operators: Any, namespace: str, minimal: Callable[..., Any], eventually: Any
 ) -> Iterator[Callable[..., Fetched]]:
-    def make(told: dict[str, Any], **spec: Any) -> Fetched:
-        given = {"engine": {"device": "CPU"}, "gateway": {"replicas": 1}, "model": MODEL, **spec}
-        body = minimal(**given)
+    def make(progress: dict[str, Any], **spec: Any) -> Fetched:
+        fields = {"engine": {"device": "CPU"}, "gateway": {"replicas": 1}, "model": MODEL, **spec}
+        body = minimal(**fields)
         body["metadata"]["namespace"] = namespace
         demo = Fetched(api, node, namespace, eventually)
-        demo.tell(**told)
+        demo.show(**progress)
         api.create(body)
         return demo
 
@@ -110,7 +112,7 @@ def test_a_fetch_without_its_credentials_names_the_secret_and_the_field(
         {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": "hf_0123456789"}}
     )
     demo.settle(1)
-    assert demo.is_so("Failed", "False", "AsExpected")
+    assert demo.has_condition("Failed", "False", "AsExpected")
 
 
 def test_a_model_is_fetched_once_and_then_served(fetched: Callable[..., Fetched], api: Any) -> None:
@@ -120,19 +122,25 @@ def test_a_model_is_fetched_once_and_then_served(fetched: Callable[..., Fetched]
     assert (model["totalBytes"], model["fetchedBytes"]) == (1000, 250)
     assert (model["bytesPerSecond"], model["secondsLeft"]) == (50, 15)
     assert model["resolvedRevision"] == COMMIT and model["source"] == MODEL["source"]
-    assert demo.is_so("ModelCached", "False", "Downloading") and demo.is_so("Ready", "False", "Downloading")
-    assert demo.is_so("Progressing", "True", "Downloading") and demo.is_so("Failed", "False", "AsExpected")
+    assert demo.has_condition("ModelCached", "False", "Downloading") and demo.has_condition(
+        "Ready", "False", "Downloading"
+    )
+    assert demo.has_condition("Progressing", "True", "Downloading") and demo.has_condition(
+        "Failed", "False", "AsExpected"
+    )
     assert "25 % of 1000 bytes" in demo.message("ModelCached") and not demo.pods()
     claim = api.get("PersistentVolumeClaim", demo.namespace, "weights")
     assert claim["spec"]["resources"]["requests"] == {"storage": "10Gi"}
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"] and "ownerReferences" not in claim["metadata"]
 
-    demo.tell(**RESULT)
+    demo.show(**RESULT)
     demo.settle(1)
     model = demo.model()
     assert (model["downloadPercent"], model["resolvedRevision"]) == (100, COMMIT)
     assert "cachedTime" in model and "secondsLeft" not in model
-    assert demo.is_so("ModelCached", "True", "RevisionPinned") and COMMIT in demo.message("ModelCached")
+    assert demo.has_condition("ModelCached", "True", "RevisionPinned") and COMMIT in demo.message(
+        "ModelCached"
+    )
     [pod] = demo.pods()
     [container] = pod["spec"]["containers"]
     assert f"/mnt/mizzen/model/{model['folder']}" in container["args"]
@@ -155,13 +163,15 @@ def test_old_groups_serve_while_the_next_model_is_downloading(
     demo.settle(2)
     old = {pod["metadata"]["uid"] for pod in demo.pods()}
     first = demo.model()["folder"]
-    demo.tell(progress=DOWNLOADING)
+    demo.show(progress=DOWNLOADING)
     demo.patch(model={"source": "hf://Qwen/Qwen3-1.7B@main"})
-    demo.eventually(lambda: demo.model().get("downloadPercent") == 25, 120, "the next model comes")
-    assert demo.is_so("Available", "True", "Serving") and demo.is_so("Ready", "False", "Downloading")
+    demo.eventually(lambda: demo.model().get("downloadPercent") == 25, 120, "the next model is downloading")
+    assert demo.has_condition("Available", "True", "Serving") and demo.has_condition(
+        "Ready", "False", "Downloading"
+    )
     assert {pod["metadata"]["uid"] for pod in demo.pods()} == old
     demo.node.reset_lowest(demo.namespace)
-    demo.tell(**RESULT)
+    demo.show(**RESULT)
     demo.settle(2)
     assert demo.node.lowest.pop(demo.namespace) >= 1 and demo.model()["folder"] != first
     assert not old & {pod["metadata"]["uid"] for pod in demo.pods()}
@@ -171,10 +181,10 @@ def test_a_reverted_model_ends_the_fetch_and_keeps_the_groups(fetched: Callable[
     demo = fetched(RESULT)
     demo.settle(1)
     old = {pod["metadata"]["uid"] for pod in demo.pods()}
-    demo.tell(progress=DOWNLOADING)
+    demo.show(progress=DOWNLOADING)
     demo.patch(model={"source": "hf://Qwen/Qwen3-1.7B@main"})
     demo.becomes("ModelCached", "False", "Downloading")
-    demo.tell(**RESULT)  # the folder of the former model is whole
+    demo.show(**RESULT)  # the folder of the previous model is complete
     demo.patch(model={"source": MODEL["source"]})
     demo.settle(1)
     assert {pod["metadata"]["uid"] for pod in demo.pods()} == old
@@ -184,12 +194,14 @@ def test_a_reverted_model_ends_the_fetch_and_keeps_the_groups(fetched: Callable[
 def test_a_failed_fetch_reports_why_and_recovers(fetched: Callable[..., Fetched]) -> None:
     demo = fetched({"error": "hf://Qwen/Qwen3-0.6B@main is refused (401): give a token"})
     demo.becomes("ModelCached", "False", "DownloadFailed")
-    assert demo.is_so("Failed", "True", "DownloadFailed") and demo.is_so("Ready", "False", "DownloadFailed")
+    assert demo.has_condition("Failed", "True", "DownloadFailed") and demo.has_condition(
+        "Ready", "False", "DownloadFailed"
+    )
     assert "give a token; it is retried" in demo.message("Failed") and not demo.pods()
-    demo.tell(progress=DOWNLOADING)
+    demo.show(progress=DOWNLOADING)
     demo.becomes("ModelCached", "False", "Downloading")
     demo.becomes("Failed", "False", "AsExpected")
-    demo.tell(**RESULT)
+    demo.show(**RESULT)
     demo.settle(1)
 
 
@@ -201,17 +213,17 @@ def test_a_model_whose_claim_was_deleted_at_zero_replicas_is_fetched_again(
     demo.patch(replicas=0)
     demo.eventually(lambda: not demo.pods(), 60, "nothing runs")
     before = api.get("PersistentVolumeClaim", demo.namespace, "weights")["metadata"]["uid"]
-    for job in demo.jobs():  # its pod, although it has ended, would keep the claim
+    for job in demo.jobs():  # its pod would keep the claim, although it has ended
         api.delete("Job", demo.namespace, job["metadata"]["name"], propagationPolicy="Background")
     api.delete("PersistentVolumeClaim", demo.namespace, "weights")
     demo.eventually(lambda: api.find("PersistentVolumeClaim", demo.namespace, "weights") is None, 60)
-    demo.tell(progress=DOWNLOADING)
+    demo.show(progress=DOWNLOADING)
     demo.patch(replicas=1)
     demo.becomes("ModelCached", "False", "Downloading")
-    demo.eventually(lambda: demo.model().get("downloadPercent") == 25, 60, "it comes again")
+    demo.eventually(lambda: demo.model().get("downloadPercent") == 25, 60, "it is downloading again")
     assert api.get("PersistentVolumeClaim", demo.namespace, "weights")["metadata"]["uid"] != before
     assert not demo.pods()
-    demo.tell(**RESULT)
+    demo.show(**RESULT)
     demo.settle(1)
 
 

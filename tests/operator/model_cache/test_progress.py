@@ -115,7 +115,7 @@ def test_no_group_is_created_while_its_model_is_downloading() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "seconds", "told"),
+    ("change", "seconds", "reported"),
     [
         ({}, 1000.0, False),
         ({"fetched_bytes": 449}, 29.0, False),
@@ -129,10 +129,10 @@ def test_no_group_is_created_while_its_model_is_downloading() -> None:
     ],
 )
 def test_a_download_is_reported_after_enough_progress_or_a_change(
-    change: dict[str, Any], seconds: float, told: bool
+    change: dict[str, Any], seconds: float, reported: bool
 ) -> None:
-    said = replace(BEGUN, total_bytes=1000, fetched_bytes=400, bytes_per_second=5, seconds_left=120)
-    assert should_report(said, replace(said, **change), seconds) is told
+    known = replace(BEGUN, total_bytes=1000, fetched_bytes=400, bytes_per_second=5, seconds_left=120)
+    assert should_report(known, replace(known, **change), seconds) is reported
 
 
 def test_the_progress_clock_of_a_rollout_starts_when_the_download_ends() -> None:

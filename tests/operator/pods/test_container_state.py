@@ -14,8 +14,8 @@ from mizzen_operator.status.inputs import StatusInputs
 from service_kit import GOOD
 
 
-def conditions(facts: StatusInputs) -> dict[str, tuple[bool, str]]:
-    return {c.type: (c.status, c.reason) for c in every_condition(facts)}
+def conditions(inputs: StatusInputs) -> dict[str, tuple[bool, str]]:
+    return {c.type: (c.status, c.reason) for c in every_condition(inputs)}
 
 
 def container(**state: Any) -> dict[str, Any]:

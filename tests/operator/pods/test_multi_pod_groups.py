@@ -28,8 +28,8 @@ class Service:
     def pods(self) -> dict[str, dict[str, Any]]:
         return {pod["metadata"]["name"]: pod for pod in self.api.list("Pod", self.namespace, ENGINES)}
 
-    def incarnations(self) -> set[tuple[str, str]]:
-        """Group and incarnation of every pod that nobody deletes."""
+    def attempts(self) -> set[tuple[str, str]]:
+        """Return group and attempt of every pod that is not being deleted."""
         found = [
             one["metadata"] for one in self.pods().values() if "deletionTimestamp" not in one["metadata"]
         ]
@@ -125,9 +125,9 @@ def test_the_loss_of_one_pod_replaces_its_whole_group(
     gone = {name for name, pod in before.items() if pod["metadata"]["labels"]["mizzen.dev/group"] == "0"}
 
     def replaced() -> bool:
-        return it.ready(2) and not gone & set(it.pods()) and it.incarnations() == {("0", "1"), ("1", "0")}
+        return it.ready(2) and not gone & set(it.pods()) and it.attempts() == {("0", "1"), ("1", "0")}
 
-    it.until(replaced, "the group is made anew, and nothing of the former one is left")
+    it.until(replaced, "the group is recreated, and no pod of the old one is left")
     assert it.node.lowest[it.namespace] >= 1, "the other group served all the time"
     failures = [(one["group"], one["name"][-3:]) for one in it.status().get("recentFailures", [])]
     assert failures == ([(0, "0-0")] if how in ("fails", "loses its device") else [])

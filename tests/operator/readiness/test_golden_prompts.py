@@ -21,7 +21,7 @@ GOLDEN = {"prompts": [{"prompt": "2 + 2 =", "expected": "4"}]}
 
 
 @pytest.mark.parametrize(
-    ("status", "answer", "refusal"),
+    ("status", "answer", "failure"),
     [
         (200, {"text": " 4, of course"}, ""),
         (200, {"text": " 5"}, "prompt 2 ('2 + 2 ='): expected ' 4', got ' 5'"),
@@ -33,11 +33,11 @@ GOLDEN = {"prompts": [{"prompt": "2 + 2 =", "expected": "4"}]}
         (400, {"error": "Bad Request"}, "Bad Request"),  # not of the gateway itself
     ],
 )
-def test_an_answer_is_judged_by_the_expected_text(status: int, answer: dict[str, Any], refusal: str) -> None:
+def test_an_answer_is_judged_by_the_expected_text(status: int, answer: dict[str, Any], failure: str) -> None:
     verdict = judge_answer(PROMPT, 2, status, answer)
     assert verdict is not None
-    assert (verdict.failure == "") == (refusal == "")
-    assert refusal in verdict.failure
+    assert (verdict.failure == "") == (failure == "")
+    assert failure in verdict.failure
 
 
 @pytest.mark.parametrize(
@@ -57,25 +57,25 @@ class Scripted:
     """Answers prompts by a script; the last entry stays."""
 
     def __init__(self, *answers: tuple[int, str]) -> None:
-        self.answers, self.asked = list(answers), list[str]()
+        self.answers, self.prompts = list(answers), list[str]()
 
     async def ask_prompt(
         self, key: ServiceKey, uid: str, prompt: str, max_tokens: int, seconds: float
     ) -> tuple[int, dict[str, Any]]:
-        self.asked.append(prompt)
+        self.prompts.append(prompt)
         status, text = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return status, {"text": text}
 
 
-async def verdict(asker: Scripted, verification: Verification) -> Verdict:
-    """What a verifier comes to, looked for whenever it tells that there is news."""
-    news = asyncio.Event()
-    verifier = Verifier(asker, Metrics(), lambda key: news.set())
+async def verdict(client: Scripted, verification: Verification) -> Verdict:
+    """Return the verdict of a verifier, read again at each of its notifications."""
+    changed = asyncio.Event()
+    verifier = Verifier(client, Metrics(), lambda key: changed.set())
     try:
         async with asyncio.timeout(60):
             while (found := verifier.get_verdict(KEY, "uid", "name", verification)) is None:
-                await news.wait()
-                news.clear()
+                await changed.wait()
+                changed.clear()
         return found
     finally:
         await verifier.close()
@@ -83,33 +83,33 @@ async def verdict(asker: Scripted, verification: Verification) -> Verdict:
 
 async def test_prompts_are_asked_in_order_until_one_answer_is_wrong() -> None:
     prompts = (PROMPT, Prompt("3 + 3 =", " 6", 16), Prompt("never", "", 16))
-    asker = Scripted((200, " 4"), (200, " 7"))
-    found = await verdict(asker, Verification(prompts, "Rollback", 30))
+    client = Scripted((200, " 4"), (200, " 7"))
+    found = await verdict(client, Verification(prompts, "Rollback", 30))
     assert found.failure == "prompt 2 ('3 + 3 ='): expected ' 6', got ' 7'"
-    assert asker.asked == ["2 + 2 =", "3 + 3 ="]
+    assert client.prompts == ["2 + 2 =", "3 + 3 ="]
     assert await verdict(Scripted((200, " 4")), Verification((PROMPT,), "Rollback", 30)) == Verdict()
 
 
 async def test_an_attempt_without_an_answer_is_repeated() -> None:
-    asker = Scripted((503, ""), (0, ""), (200, " 4"))
-    assert await verdict(asker, Verification((PROMPT,), "Rollback", 30)) == Verdict()
-    assert len(asker.asked) == 3
+    client = Scripted((503, ""), (0, ""), (200, " 4"))
+    assert await verdict(client, Verification((PROMPT,), "Rollback", 30)) == Verdict()
+    assert len(client.prompts) == 3
 
 
 async def test_another_verification_starts_over_and_a_deleted_group_is_not_asked() -> None:
-    news, asker = asyncio.Event(), Scripted((200, " 5"))
-    verifier = Verifier(asker, Metrics(), lambda key: news.set())
+    changed, client = asyncio.Event(), Scripted((200, " 5"))
+    verifier = Verifier(client, Metrics(), lambda key: changed.set())
     given = Verification((PROMPT,), "Rollback", 30)
     async with asyncio.timeout(60):
         assert verifier.get_verdict(KEY, "uid", "one", given) is None
-        await news.wait()
+        await changed.wait()
         found = verifier.get_verdict(KEY, "uid", "one", given)
         assert found is not None
         assert found.failure
         assert verifier.get_verdict(KEY, "uid", "two", given) is None
     verifier.retain(KEY, ())
     await asyncio.sleep(0)
-    assert verifier.get_verdict(KEY, "uid", "two", given) is None, "what was forgotten begins anew"
+    assert verifier.get_verdict(KEY, "uid", "two", given) is None, "a dropped verification starts over"
     await verifier.close()
 
 
@@ -171,7 +171,7 @@ def test_the_first_revision_serves_once_its_groups_pass(node: Any, body: Any, de
     node.behaviour.mute.clear()
     demo.until("Ready", "True")
     names = {pod["metadata"]["name"] for pod in demo.live()}
-    assert {(name, "2 + 2 =") for name in names} <= set(node.asked), "every group was asked"
+    assert {(name, "2 + 2 =") for name in names} <= set(node.golden_prompts), "every group was asked"
 
 
 @in_cluster

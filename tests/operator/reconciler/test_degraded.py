@@ -28,7 +28,7 @@ def ours() -> dict[str, Any]:
 def other_release(
     api: Any, ours: dict[str, Any], minimal: Callable[..., Any], eventually: Any
 ) -> Iterator[Callable[[], None]]:
-    """Puts another release's CRD in the place of ours: it has no partition, and takes any text as a surge."""
+    """Replace our CRD by another release's, without partition and with any text as maxSurge."""
     probe = minimal("probe", rollout={"partition": 1})
     probe["metadata"]["namespace"] = "default"
 
@@ -133,12 +133,12 @@ def test_a_spec_of_another_release_is_reported_and_its_pods_are_left_alone(
     assert demo.status()["availableReplicas"] == 0
     demo.eventually(lambda: not demo.pods())
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         reasons = ("InvalidSpec", "NoGroupServes")
         return sorted(one["reason"] for one in api.list("Event", demo.namespace) if one["reason"] in reasons)
 
-    demo.eventually(lambda: len(set(told())) == 2, what="an Event is written after the status")
-    assert told() == ["InvalidSpec", "NoGroupServes"]
+    demo.eventually(lambda: len(set(reported())) == 2, what="an Event is written after the status")
+    assert reported() == ["InvalidSpec", "NoGroupServes"]
 
 
 def test_the_service_recovers_with_the_crd(
@@ -178,11 +178,11 @@ def test_an_error_of_the_operator_on_a_value_is_reported(
     demo.patch(model={"parameters": "many"}, accelerator={"memory": "80Gi"})
     demo.api.apply_any(ours, CRDS)
 
-    def told() -> bool:  # a look at what a watch has of the other CRD may come between
+    def reported() -> bool:  # a look at what a watch has of the other CRD may come between
         words = demo.condition("Failed")["message"]
         return says(demo, "Failed", "True", "OperatorError") and "ValueError" in words
 
-    demo.eventually(told)
+    demo.eventually(reported)
     assert says(demo, "Available", "True", "Serving") and len(demo.live()) == 1
     demo.patch(model={"parameters": "1B"})
     demo.settle(1)

@@ -66,7 +66,7 @@ def test_an_invalid_pod_field_is_reported_by_its_field_in_the_service(
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("message", "translated"),
     [
         ("spec.containers[0].env[3].name: Invalid value", "spec.containers[0].env[3].name: Invalid value"),
         ("spec.containers[0].env[4].name: Invalid value", "spec.engine.env[0].name: Invalid value"),
@@ -91,7 +91,7 @@ def test_an_invalid_pod_field_is_reported_by_its_field_in_the_service(
     ],
 )
 def test_a_field_path_of_a_pod_is_translated_to_the_service(
-    service: Callable[..., InferenceService], said: str, told: str
+    service: Callable[..., InferenceService], message: str, translated: str
 ) -> None:
     one = service(
         engine={"device": "CPU", "env": [{"name": "A", "value": "b"}]},
@@ -101,13 +101,13 @@ def test_a_field_path_of_a_pod_is_translated_to_the_service(
         },
     )
     [pod] = engine_pods(one, OperatorConfig(), revision="r", group=0, attempt=0)
-    assert translate_message(one, pod, said) == told
+    assert translate_message(one, pod, message) == translated
 
 
 def test_serving_groups_stay_while_the_next_revision_is_rejected(
     live_service: Callable[..., Service],
 ) -> None:
-    """Without room for another group, one would go before the next one is refused."""
+    """Without room for a surge, a group would be deleted before the next one is rejected."""
     demo = live_service(replicas=2, rollout={"maxSurge": 0, "maxUnavailable": 1})
     demo.settle(2)
     before = demo.live()
@@ -117,7 +117,7 @@ def test_serving_groups_stay_while_the_next_revision_is_rejected(
     assert demo.live() == before
     assert demo.condition("Available")["status"] == "True"
     demo.api.delete("Pod", demo.namespace, before[0], gracePeriodSeconds=0)
-    demo.eventually(lambda: demo.status()["availableReplicas"] == 2, what="a lost group is made anew")
+    demo.eventually(lambda: demo.status()["availableReplicas"] == 2, what="a lost group is recreated")
     [old] = {pod["metadata"]["labels"]["mizzen.dev/revision"] for pod in demo.pods()}
     assert old == demo.status()["currentRevision"] != demo.status()["updateRevision"]
 

@@ -82,22 +82,22 @@ def test_a_rejected_revision_does_not_block_groups_of_another_one(
 def test_a_rejected_pod_is_retried_with_back_off_whatever_the_events(
     live_service: Callable[..., Service], api: Any, operators: Any, namespace: str
 ) -> None:
-    def refused() -> float:
-        asks = api_requests(operators.http(operators.leader(), "/metrics"))
-        return asks.get(("POST", "Pod", "403"), 0.0)
+    def rejections() -> float:
+        requests = api_requests(operators.http(operators.leader(), "/metrics"))
+        return requests.get(("POST", "Pod", "403"), 0.0)
 
     limit_pods(api, namespace, 2)
-    first = refused()
+    first = rejections()
     demo = live_service()
     demo.settle(1)
     demo.patch(replicas=2)
     demo.eventually(lambda: demo.condition("Failed")["reason"] == "PodRejected")
-    demo.eventually(lambda: refused() >= first + 6, what="retries are a second apart and more")
-    before, began = refused(), time.monotonic()
+    demo.eventually(lambda: rejections() >= first + 6, what="retries are a second apart and more")
+    before, began = rejections(), time.monotonic()
     for number in range(30):
         api.patch("Pod", namespace, demo.live()[0], {"metadata": {"annotations": {"touched": str(number)}}})
         time.sleep(0.1)
-    assert refused() - before <= time.monotonic() - began + 2
+    assert rejections() - before <= time.monotonic() - began + 2
     api.delete("Pod", namespace, demo.live()[0], gracePeriodSeconds=0)
     demo.eventually(lambda: demo.condition("Available")["status"] == "False", 10)
 
@@ -115,8 +115,8 @@ def test_nothing_is_created_in_a_namespace_that_is_being_deleted(
     demo.eventually(lambda: [pod["metadata"]["name"] for pod in demo.pods()] == [kept])
     api.patch("Pod", namespace, kept, {"metadata": {"finalizers": None}})
     demo.eventually(lambda: api.find("InferenceService", namespace, "demo") is None)
-    told = [line for line in operators.log().splitlines() if f"{namespace}/demo" in line]
-    assert [line for line in told if "WARNING" in line or "ERROR" in line] == []
+    lines = [line for line in operators.log().splitlines() if f"{namespace}/demo" in line]
+    assert [line for line in lines if "WARNING" in line or "ERROR" in line] == []
 
 
 def test_the_status_stays_accurate_while_a_webhook_fails(
@@ -125,7 +125,7 @@ def test_the_status_stays_accurate_while_a_webhook_fails(
     demo = live_service()
     demo.settle(1)
     with failing(api, namespace):
-        demo.eventually(lambda: is_refused(api, namespace), what="it is asked")
+        demo.eventually(lambda: is_refused(api, namespace), what="the webhook is called")
         api.delete("Pod", namespace, demo.live()[0], gracePeriodSeconds=0)
         demo.eventually(lambda: demo.condition("Available")["status"] == "False")
         assert demo.condition("Ready")["status"] == "False"
@@ -145,7 +145,7 @@ def test_the_status_stays_accurate_while_a_webhook_hangs(
     demo = live_service()
     demo.settle(1)
     with hanging(api, control_plane, namespace) as webhook:
-        demo.eventually(lambda: is_asked(api, namespace, webhook), what="it is asked")
+        demo.eventually(lambda: is_asked(api, namespace, webhook), what="the webhook is called")
         api.delete("Pod", namespace, demo.live()[0], gracePeriodSeconds=0)
         demo.eventually(lambda: demo.condition("Available")["status"] == "False", BOUND_SECONDS)
         assert demo.condition("Ready")["status"] == "False"

@@ -39,9 +39,9 @@ def test_pods_that_a_node_rejects_are_created_again_with_back_off(
         return [datetime.fromisoformat(node.created[name]) for name in ours]
 
     demo.eventually(lambda: len(made()) >= 3, 90)
-    # Incarnation n rests for 2^(n + 1) s. Times and rest are whole seconds, so that nothing is lost.
-    for incarnation, (one, next_one) in enumerate(pairwise(made())):
-        assert (next_one - one).total_seconds() >= BACKOFF_BASE_SECONDS * 2**incarnation
+    # Attempt n backs off for 2^(n + 1) s. Times and back-offs are whole seconds.
+    for attempt, (one, next_one) in enumerate(pairwise(made())):
+        assert (next_one - one).total_seconds() >= BACKOFF_BASE_SECONDS * 2**attempt
     node.behaviour.turned_away = set()
     demo.settle(1)
 
@@ -49,10 +49,10 @@ def test_pods_that_a_node_rejects_are_created_again_with_back_off(
 def test_an_engine_that_no_gateway_reaches_is_not_available(
     service: Callable[..., Service], node: Any
 ) -> None:
-    """Its pod is as ready as before, so that no watch tells of it: only the gateways know."""
+    """Its pod stays ready, so no watch reports the loss: only the gateways know it."""
     demo = service()
     demo.settle(1)
-    time.sleep(2)  # nothing is under way any more, so that nothing else makes the operator look
+    time.sleep(2)  # nothing is in progress any more, so that nothing else triggers a reconcile
     [pod] = demo.pods()
     node.behaviour.unreachable = {pod["metadata"]["uid"]}
     demo.eventually(lambda: demo.condition("Available")["status"] == "False")
@@ -74,10 +74,10 @@ def test_engines_with_another_protocol_than_the_gateways_are_replaced(
     demo = service(replicas=2, rollout={"paused": True})
     demo.settle(2)
     old = {pod["metadata"]["uid"] for pod in demo.pods()}
-    node.behaviour.strangers = old
+    node.behaviour.protocol_mismatches = old
     demo.patch(engine={"pageSize": 32})
     demo.eventually(lambda: demo.condition("Available")["reason"] == "NoGroupServes")
-    time.sleep(1)  # held back, nothing mends it
+    time.sleep(1)  # while it is paused, nothing repairs it
     assert {pod["metadata"]["uid"] for pod in demo.pods()} == old
     demo.patch(rollout={"paused": False})
     demo.settle(2)

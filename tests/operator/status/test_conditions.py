@@ -16,8 +16,8 @@ from mizzen_operator.status.inputs import BlockingReason, StatusInputs
 from service_kit import DEPLOYED, GATEWAY, GOOD, NOW, OLD, SERVING, SPEC, service
 
 
-def conditions(facts: StatusInputs) -> dict[str, tuple[bool, str]]:
-    return {c.type: (c.status, c.reason) for c in every_condition(facts)}
+def conditions(inputs: StatusInputs) -> dict[str, tuple[bool, str]]:
+    return {c.type: (c.status, c.reason) for c in every_condition(inputs)}
 
 
 def test_conditions_of_a_service_that_serves() -> None:
@@ -37,7 +37,7 @@ CRASHED = replace(
 
 
 @pytest.mark.parametrize(
-    ("facts", "name", "expected"),
+    ("inputs", "name", "expected"),
     [
         (replace(GOOD, groups=[OLD]), "Ready", (False, "ReplacingGroups")),
         (replace(GOOD, groups=[OLD]), "Available", (True, "Serving")),
@@ -83,8 +83,8 @@ CRASHED = replace(
         (replace(GOOD, service=service(replicas=0), groups=[]), "Available", (False, "ScaledToZero")),
     ],
 )
-def test_condition(facts: StatusInputs, name: str, expected: tuple[bool, str]) -> None:
-    assert conditions(facts)[name] == expected
+def test_condition(inputs: StatusInputs, name: str, expected: tuple[bool, str]) -> None:
+    assert conditions(inputs)[name] == expected
 
 
 def test_the_message_of_failed_is_the_containers_termination_message() -> None:
@@ -113,7 +113,7 @@ def test_the_scale_history_keeps_the_last_changes_across_processes() -> None:
         return {"time": f"2026-01-02T03:04:{number:02}Z", "from": number, "to": number + 1, "reason": "r"}
 
     before: dict[str, Any] = {}
-    for done, told in (
+    for done, recorded in (
         ([], []),
         ([scale(0)], [0]),
         ([scale(0), scale(1)], [0, 1]),
@@ -122,10 +122,10 @@ def test_the_scale_history_keeps_the_last_changes_across_processes() -> None:
         ([scale(number) for number in range(4, 12)], list(range(4, 12))),
         ([scale(number) for number in range(5, 13)], list(range(5, 13))),
     ):
-        facts = replace(GOOD, service=replace(GOOD.service, status=before), scale_history=done)
-        before = builder.build_status(facts, NOW)
-        assert before.get("scaleHistory", []) == [scale(number) for number in told]
-        assert before.get("lastScale") == (scale(told[-1]) if told else None)
+        inputs = replace(GOOD, service=replace(GOOD.service, status=before), scale_history=done)
+        before = builder.build_status(inputs, NOW)
+        assert before.get("scaleHistory", []) == [scale(number) for number in recorded]
+        assert before.get("lastScale") == (scale(recorded[-1]) if recorded else None)
     former = replace(GOOD.service, status={"lastScale": scale(3)})
     assert builder.build_status(replace(GOOD, service=former), NOW)["scaleHistory"] == [scale(3)]
 
@@ -162,10 +162,10 @@ def test_a_failing_gateway_pod_of_an_older_template_does_not_fail_the_service() 
     )
     coming = GatewayPod("b", "", False, template_hash="2", created="2026-01-02T03:05:05Z")
     down = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1}}
-    facts = replace(GOOD, deployment=down)
-    assert conditions(replace(facts, gateways=[former, coming]))["Failed"] == (False, "AsExpected")
-    assert conditions(replace(facts, gateways=[former]))["Failed"] == (True, "GatewayFailing")
-    asleep = replace(facts, gateways=[former], service=service(suspend=True), groups=[])
+    inputs = replace(GOOD, deployment=down)
+    assert conditions(replace(inputs, gateways=[former, coming]))["Failed"] == (False, "AsExpected")
+    assert conditions(replace(inputs, gateways=[former]))["Failed"] == (True, "GatewayFailing")
+    asleep = replace(inputs, gateways=[former], service=service(suspend=True), groups=[])
     assert conditions(asleep)["Failed"] == (False, "AsExpected")
 
 
@@ -181,7 +181,7 @@ UNFIT = replace(SERVING, node="", unschedulable="0/1 nodes", containers_ready=Fa
 
 
 @pytest.mark.parametrize(
-    ("facts", "scheduled", "ready"),
+    ("inputs", "scheduled", "ready"),
     [
         (replace(GOOD, groups=[UNFIT]), (False, "Unschedulable"), (False, "Unschedulable")),
         (replace(GOOD, groups=[OLD, UNFIT]), (False, "Unschedulable"), (False, "Unschedulable")),
@@ -200,9 +200,9 @@ UNFIT = replace(SERVING, node="", unschedulable="0/1 nodes", containers_ready=Fa
     ],
 )
 def test_the_schedulers_message_is_the_reason_of_a_waiting_service(
-    facts: StatusInputs, scheduled: tuple[bool, str], ready: tuple[bool, str]
+    inputs: StatusInputs, scheduled: tuple[bool, str], ready: tuple[bool, str]
 ) -> None:
-    found = conditions(facts)
+    found = conditions(inputs)
     assert (found["Scheduled"], found["Ready"]) == (scheduled, ready)
 
 
@@ -210,10 +210,10 @@ def test_a_gateway_that_is_not_ready_names_its_secrets() -> None:
     keys = {"secretNames": ["teams"], "fromLabel": True}
     gateway = {**SPEC["gateway"], "apiKeys": keys, "tls": {"secretName": "cert"}}
     down = {**DEPLOYED, "status": {**DEPLOYED["status"], "readyReplicas": 0}}
-    facts = replace(GOOD, service=service(gateway=gateway), deployment=down, gateways=[])
-    [ready] = [one for one in every_condition(facts) if one.type == "GatewayReady"]
+    inputs = replace(GOOD, service=service(gateway=gateway), deployment=down, gateways=[])
+    [ready] = [one for one in every_condition(inputs) if one.type == "GatewayReady"]
     assert "they need the Secrets teams, cert of spec.gateway" in ready.message
-    assert builder.build_status(facts, NOW)["url"].startswith("https://")
+    assert builder.build_status(inputs, NOW)["url"].startswith("https://")
 
 
 @pytest.mark.parametrize(
@@ -229,15 +229,15 @@ def test_a_gateway_without_any_api_key_is_reported(
         "metadata": {**DEPLOYED["metadata"], "name": "demo-gateway"},
         "spec": {"template": {"spec": {"volumes": [{"name": name} for name in volumes]}}},
     }
-    facts = replace(GOOD, service=service(gateway=gateway), deployment=deployed)
-    [ready] = [one for one in every_condition(facts) if one.type == "GatewayReady"]
+    inputs = replace(GOOD, service=service(gateway=gateway), deployment=deployed)
+    [ready] = [one for one in every_condition(inputs) if one.type == "GatewayReady"]
     words = "every request gets 401 because no Secret has the label mizzen.dev/api-keys=demo-gateway"
     assert ready.status
     assert (words in ready.message) is closed
 
 
 @pytest.mark.parametrize(
-    ("told", "condition", "ready"),
+    ("report", "condition", "ready"),
     [
         (ApiKeys(3), (True, "KeysRead"), (True, "AllGroupsServing")),
         (ApiKeys(3, "teams/keys.yaml: no YAML"), (False, "ApiKeysUnusable"), (False, "ApiKeysUnusable")),
@@ -246,8 +246,8 @@ def test_a_gateway_without_any_api_key_is_reported(
     ],
 )
 def test_a_gateways_report_on_api_keys_sets_the_condition(
-    told: ApiKeys | None, condition: tuple[bool, str] | None, ready: tuple[bool, str]
+    report: ApiKeys | None, condition: tuple[bool, str] | None, ready: tuple[bool, str]
 ) -> None:
-    found = conditions(replace(GOOD, api_keys=told))
+    found = conditions(replace(GOOD, api_keys=report))
     assert found.get("ApiKeysInForce") == condition
     assert found["Ready"] == ready

@@ -13,7 +13,7 @@ from service_kit import service
 
 
 class Writes:
-    """Takes what is created; fails when it is told to."""
+    """Records created Events; fails on demand."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -31,7 +31,7 @@ def condition(kind: str, status: str, reason: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "reasons"),
     [
         (("Failed", "False", "AsExpected"), ("Failed", "True", "ErrImagePull"), ["ErrImagePull"]),
         (("Failed", "True", "ErrImagePull"), ("Failed", "True", "ErrImagePull"), []),
@@ -46,8 +46,8 @@ def condition(kind: str, status: str, reason: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_relevant_change_of_a_condition_is_an_event(before: Any, after: Any, told: list[str]) -> None:
-    assert [one.reason for one in condition_events([condition(*before)], [condition(*after)])] == told
+def test_a_relevant_change_of_a_condition_is_an_event(before: Any, after: Any, reasons: list[str]) -> None:
+    assert [one.reason for one in condition_events([condition(*before)], [condition(*after)])] == reasons
 
 
 def test_a_moved_group_is_reported_once() -> None:
@@ -65,10 +65,10 @@ async def test_a_warning_is_not_repeated_within_ten_minutes() -> None:
         await recorder.record(service(), [pulling, waiting])
     assert writes.made == 2 * ["ErrImagePull: no such image", "ImagePullBackOff: later"]
     await recorder.record(service(), [Event("ErrImagePull", "no such tag", True)])
-    assert writes.made[-1] == "ErrImagePull: no such tag", "another message is news"
+    assert writes.made[-1] == "ErrImagePull: no such tag", "another message is another warning"
     for _ in range(2):
         await recorder.record(service(), [Event("KeysRotating", "both")])
-    assert writes.made[-2:] == 2 * ["KeysRotating: both"], "what somebody asked for is told each time"
+    assert writes.made[-2:] == 2 * ["KeysRotating: both"], "an Event that is not a warning is repeated"
 
 
 async def test_the_number_of_remembered_warnings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,4 +87,4 @@ async def test_a_failed_write_of_an_event_stops_nothing_and_is_repeated() -> Non
     await recorder.record(service(), [Event("NodeLost", "x", True)])
     writes.fails = False
     await recorder.record(service(), [Event("NodeLost", "x", True)])
-    assert writes.made == ["NodeLost: x"], "nobody was told before"
+    assert writes.made == ["NodeLost: x"], "the first write has failed"

@@ -86,7 +86,7 @@ def test_a_fetched_model_needs_its_credentials_and_a_claim_without_a_size() -> N
     ],
 )
 def test_kubernetes_message_about_a_missing_object_gets_the_field(message: str, field: str) -> None:
-    told = explain_missing_ref(message, engine_refs(DEMO))
-    assert told.startswith(message)
-    assert told[len(message) :].startswith(f"; {field} names it: " if field else "")
-    assert bool(field) is (told != message)
+    explained = explain_missing_ref(message, engine_refs(DEMO))
+    assert explained.startswith(message)
+    assert explained[len(message) :].startswith(f"; {field} names it: " if field else "")
+    assert bool(field) is (explained != message)

@@ -89,8 +89,8 @@ def test_an_unschedulable_group_is_the_reason_of_ready(
     assert demo.condition("Scheduled")["status"] == "True"
 
 
-def told(demo: Service) -> dict[str, Any]:
-    """A status without what has times in it that change."""
+def stable_fields(demo: Service) -> dict[str, Any]:
+    """Return a status without the fields that hold changing times."""
     return {key: value for key, value in demo.status().items() if key not in ("conditions", "progress")}
 
 
@@ -102,7 +102,7 @@ def test_a_manual_edit_of_the_status_is_reverted_at_once(
 ) -> None:
     demo = live_service()
     demo.settle(1)
-    before = told(demo)
+    before = stable_fields(demo)
     edited = demo.body()
     edited["status"]["conditions"] += [{**ADDED, "type": "Conflict"}, {**ADDED, "type": "Odd"}]
     edited["status"]["conditions"][0] |= {"status": "False", "reason": "ByHand"}
@@ -115,13 +115,15 @@ def test_a_manual_edit_of_the_status_is_reverted_at_once(
 
     def put_right() -> bool:
         kinds = {one["type"]: one["reason"] for one in demo.status()["conditions"]}
-        return told(demo) == before and "Conflict" not in kinds and kinds["Ready"] == "AllGroupsServing"
+        return (
+            stable_fields(demo) == before and "Conflict" not in kinds and kinds["Ready"] == "AllGroupsServing"
+        )
 
     demo.eventually(put_right, 10)
     assert demo.condition("Odd")["reason"] == "ByHand", "a condition that is not the operator's is left"
     version = demo.body()["metadata"]["resourceVersion"]
     time.sleep(2)
-    assert demo.body()["metadata"]["resourceVersion"] == version, "and nothing is written any more"
+    assert demo.body()["metadata"]["resourceVersion"] == version, "and then nothing is written"
 
 
 def test_unusable_api_keys_are_reported(
@@ -163,14 +165,16 @@ def test_a_missing_secret_is_reported_with_its_field(
     )
     demo.eventually(lambda: demo.condition("Failed")["reason"] == "ReferenceMissing")
 
-    def told(*words: str) -> bool:
+    def reports(*words: str) -> bool:
         return all(one in demo.condition("Failed")["message"] for one in words)
 
     fields = ("spec.gateway.apiKeys.secretNames[0]", "spec.podTemplate.volumes[0].secret.secretName")
-    demo.eventually(lambda: told("Secret teams does not exist", "Secret authority does not exist", *fields))
+    demo.eventually(
+        lambda: reports("Secret teams does not exist", "Secret authority does not exist", *fields)
+    )
     assert demo.condition("Ready")["reason"] == "ReferenceMissing"
     api.create(secret(namespace, "authority"))
-    demo.eventually(lambda: told("teams") and not told("authority"))
+    demo.eventually(lambda: reports("teams") and not reports("authority"))
     api.create(secret(namespace, "teams"))
     demo.settle(1)
     assert demo.condition("Failed")["reason"] == "AsExpected"

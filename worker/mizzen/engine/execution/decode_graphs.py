@@ -59,7 +59,12 @@ class DecodeGraphs:
     """Captured decode steps by batch size. Used from one thread, in one stream."""
 
     def __init__(
-        self, model: DecoderModel, attention: MixedAttention, state: SlotState, upload: Uploader, sizes: list[int]
+        self,
+        model: DecoderModel,
+        attention: MixedAttention,
+        state: SlotState,
+        upload: Uploader,
+        sizes: list[int],
     ) -> None:
         """Allocate the buffers that all sizes share.
 

@@ -32,8 +32,10 @@ SEND_TIMEOUT_SECONDS = 60.0
 
 
 class ApiCall(Response):
-    """Read a body within limits and serve it while the client is connected. Errors have OpenAI's JSON
-    shape."""
+    """Read a body within limits and serve it while the client stays connected.
+
+    Errors have OpenAI's JSON shape.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -151,8 +151,7 @@ async def embed_prompts(
 
 
 def truncate_vector(vector: np.ndarray, dimensions: int | None, normalize: bool) -> np.ndarray:
-    """Return the first `dimensions` elements of a vector (float32 [n]), rescaled to length 1 if
-    `normalize`."""
+    """Return the first `dimensions` elements of a vector (float32 [n]); with `normalize`, of length 1."""
     if dimensions is None or dimensions == len(vector):
         return vector
     truncated = vector[:dimensions]

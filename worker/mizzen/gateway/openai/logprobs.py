@@ -31,8 +31,7 @@ def chat_logprobs(tokens: Iterable[ScoredToken], as_ids: bool) -> ChatLogprobs:
 
 
 def text_logprobs(tokens: Sequence[ScoredToken], as_ids: bool) -> TextLogprobs:
-    r"""Return log probabilities as columns. A token that is part of a character is named like
-    `bytes:\\xe2`."""
+    r"""Return log probabilities as columns. Part of a character is named like `bytes:\xe2`."""
 
     def name(token: ScoredToken | TopToken) -> str:
         return token_name(token.id, token.data, as_ids, raw_bytes=True)

@@ -48,7 +48,7 @@ class ChatOutputForm:
             return {}
         if self._family(text) is None and not self.tools.forced:
             raise invalid(
-                "tools: this model's tool call format is unknown, so it cannot choose to call tools; tool_choice"
+                "tools: the model's tool call format is unknown, so it cannot choose to call one; tool_choice"
                 ' "required" or a named tool works (or the gateway\'s option --tool-parser)',
                 "tools",
                 "unsupported_parameter",

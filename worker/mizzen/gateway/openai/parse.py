@@ -143,8 +143,8 @@ class RequestParser:
             raise invalid("best_of cannot be streamed: the best choices are known only at the end", "best_of")
         if len(prompts) * best_of > MAX_SEQUENCES:
             raise invalid(
-                f"{len(prompts)} prompts times {best_of} choices exceed {MAX_SEQUENCES} sequences; send several"
-                " requests",
+                f"{len(prompts)} prompts times {best_of} make more than {MAX_SEQUENCES} sequences;"
+                " send several requests",
                 "prompt" if best_of == 1 else "best_of" if request.best_of else "n",
                 "out_of_range",
             )

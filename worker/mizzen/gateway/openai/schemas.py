@@ -1,5 +1,7 @@
-"""Request bodies of chat and text completions. Field descriptions also appear in OpenAPI and
-docs/openai.md."""
+"""Request bodies of chat and text completions.
+
+The descriptions of the fields also appear in OpenAPI and docs/openai.md.
+"""
 
 from __future__ import annotations
 

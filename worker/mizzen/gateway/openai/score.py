@@ -1,5 +1,4 @@
-"""POST /v1/score: similarity of texts (vLLM's form) or probabilities of labels as next token (SGLang's
-form)."""
+"""POST /v1/score: similarity of texts (vLLM's form), or probabilities of labels (SGLang's form)."""
 
 from __future__ import annotations
 

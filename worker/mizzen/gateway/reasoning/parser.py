@@ -26,8 +26,7 @@ class ReasoningParser:
     """
 
     def __init__(self, begin: str, end: str, starts_inside: bool) -> None:
-        """Set the tags; `starts_inside` means that the prompt or the family has already opened the
-        reasoning."""
+        """Set the tags; `starts_inside` means that prompt or family has already opened the reasoning."""
         self._begin = begin
         self._end = end
         self._starts_inside = starts_inside

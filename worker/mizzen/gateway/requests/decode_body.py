@@ -27,8 +27,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def decode_body(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
-    """Decode a body into a request. Integers may be written as `3.0`, because some languages only have
-    floats.
+    """Decode a body into a request.
+
+    Integers may be written as `3.0`, because some languages have only floats.
 
     Raises:
         ApiError: 400 that names the field and the fault.
@@ -140,8 +141,7 @@ def validation_error(text: str, kind: Any) -> ApiError:
 
 
 def reject_unsupported(request: msgspec.Struct, noop_values: dict[str, tuple[Any, ...]]) -> None:
-    """Reject unsupported fields unless their value requests nothing; `noop_values` lists such values by
-    field.
+    """Reject unsupported fields; `noop_values` lists, by field, values that request nothing and are accepted.
 
     Raises:
         ApiError: 400 that names the field.

@@ -104,8 +104,7 @@ class GenerationExchange(ApiCall):
         await self._write(last + self._writer.end_stream(), more=False)
 
     async def _stream_sequence(self, sequence: GeneratedSequence) -> None:
-        """Send a sequence's events as its tokens arrive; finish when the engine does, even if the client is
-        slow.
+        """Send a sequence's events as its tokens arrive; a slow client does not delay the engine's end.
 
         Raises:
             ApiError: the sequence could not be placed, or its output broke off.
@@ -262,8 +261,10 @@ async def run_off_loop(tokens: int, work: Callable[[], bytes]) -> bytes:
 
 
 def select_best(sequences: list[GeneratedSequence], count: int) -> list[GeneratedSequence]:
-    """Return the `count` sequences with the highest mean log probability; in their order if none is
-    dropped."""
+    """Return the `count` sequences with the highest mean log probability.
+
+    If there are no more than `count`, all are returned in their order.
+    """
     if len(sequences) <= count:
         return sequences
     return sorted(sequences, key=lambda sequence: sequence.mean_logprob, reverse=True)[:count]

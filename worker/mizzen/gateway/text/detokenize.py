@@ -30,8 +30,10 @@ WINDOW_LIMIT = 64
 
 
 class Detokenizer(Protocol):
-    """Convert one stream of token ids to text. The results of `add` and the final `flush` join to the full
-    text."""
+    """Convert one stream of token ids to text.
+
+    The results of `add` and of the final `flush` join to the full text.
+    """
 
     def add(self, ids: Iterable[int]) -> str:
         """Add tokens and return the text that is certain now."""

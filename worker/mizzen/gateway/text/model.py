@@ -155,8 +155,9 @@ class TextModels:
         return model
 
     async def get_or_build(self, name: str, files: Mapping[str, bytes]) -> TextModel:
-        """Return a model, built from its files if needed: once, and one at a time, even if several engines
-        send them.
+        """Return a model, building it from its files once, even if several engines send them.
+
+        Models are built one at a time.
 
         Raises:
             TokenizerError, TemplateError: a file is missing or invalid.

@@ -63,8 +63,7 @@ class _StopMatcher:
         self.matched_length = 0
         """Number of characters of the stop string at the end of the text so far."""
         self._failure = [0] * len(text)
-        """Failure function: for each prefix (by length - 1), the length of its longest proper prefix that
-        is also a suffix."""
+        """KMP failure function: for each prefix (by length - 1), the length of its longest proper border."""
         length = 0
         for at in range(1, len(text)):
             while length and text[at] != text[length]:

@@ -73,7 +73,7 @@ class Tokenizer:
         content = files.get("tokenizer.json")
         if content is None:
             raise TokenizerError(
-                "the model has no tokenizer.json; create one with save_pretrained of Transformers' fast tokenizer"
+                "the model has no tokenizer.json; save it with Transformers' fast tokenizer (save_pretrained)"
             )
         try:
             return cls(tokenizers.Tokenizer.from_buffer(content))

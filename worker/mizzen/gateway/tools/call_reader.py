@@ -166,8 +166,7 @@ class CallReader:
         return value if isinstance(value, kind) else None
 
     def _parse_object(self, value_text: str) -> str | None:
-        """Return arguments as the text of an object. Some models write that text as a JSON string, or
-        null."""
+        """Return arguments as the text of an object; some models write a JSON string or null instead."""
         if value_text.startswith("{"):
             return value_text
         if value_text == "null":

@@ -22,8 +22,7 @@ class ParsedOutput:
         *,
         only_calls: bool = False,
     ) -> None:
-        """Combine both parsers; `stop` is only for output without tools, because tool parsers handle stop
-        strings.
+        """Combine both parsers; `stop` is only for output without tools: tool parsers find stop strings.
 
         With `only_calls`, a grammar allows only calls: a call that is cut off before its name is not content.
         """

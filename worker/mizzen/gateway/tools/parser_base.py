@@ -18,8 +18,10 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 class ToolParser(Protocol):
-    """Parse the text of one output into content and calls. The result is the same for any split of the
-    text."""
+    """Parse the text of one output into content and calls.
+
+    The result does not depend on how the text is split.
+    """
 
     def feed(self, text: str) -> OutputDelta:
         """Parse more text and return the output that is certain now."""
@@ -65,11 +67,11 @@ class ToolCallReader(Protocol):
 
 
 class OutputCollector:
-    """Collect a parser's content and calls. White space next to a call belongs to the syntax, not to the
-    content.
+    """Collect a parser's content and calls.
 
-    Stop strings are searched as content arrives, including white space that may still belong to a call:
-    otherwise endless blank lines would never reach a stop string of blank lines.
+    White space next to a call belongs to the syntax, not to the content. Stop strings are searched as content
+    arrives, including white space that may still belong to a call: otherwise endless blank lines would never
+    reach a stop string of blank lines.
     """
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:

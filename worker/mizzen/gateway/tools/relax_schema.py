@@ -30,8 +30,10 @@ REFERENCE_ROOTS = ("$defs", "definitions", "properties")
 
 
 def relax_schema(schema: Any) -> Any:
-    """Return a schema without the constraints that an engine would reject. It must not be nested too
-    deeply."""
+    """Return a schema without the constraints that an engine would reject.
+
+    The schema must not be nested too deeply.
+    """
     return _SchemaRelaxer(schema).relax(schema)
 
 
@@ -57,8 +59,7 @@ class _SchemaRelaxer:
         return self._relax_children(kept)
 
     def _relax_choice(self, kept: Schema) -> bool:
-        """Keep a schema's single choice keyword if nothing else stands next to it; return whether it is
-        kept."""
+        """Keep a schema's single choice keyword if it stands alone; return whether it is kept."""
         choices = [name for name in CHOICES if name in kept]
         if not choices:
             return False
@@ -239,8 +240,7 @@ def is_only_pattern(kept: Schema) -> bool:
 
 
 def matched_as_written(pattern: Any) -> bool:
-    """Return whether an engine matches a pattern within JSON as a reader expects: see
-    docs/structured-output.md."""
+    """Return whether an engine matches a pattern in JSON as written: see docs/structured-output.md."""
     if not isinstance(pattern, str):
         return True  # the engine reports the fault
     return pattern_fault(pattern, quoted=True) is None

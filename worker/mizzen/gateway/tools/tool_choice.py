@@ -63,8 +63,7 @@ class OfferedTools:
         return tools
 
     def find_schema_field(self, keyword: str, path: str) -> str | None:
-        """Return the field of the request that holds a keyword the engine does not enforce; None if not
-        found.
+        """Return the request field that holds a keyword the engine does not enforce; None if not found.
 
         `path` leads from a strict tool's schema to the keyword, with `/` between its steps.
         """
@@ -161,8 +160,7 @@ def find_function(functions: tuple[Function, ...], name: str, field: str) -> Fun
 
 
 def check_functions(functions: Sequence[Function], field: str) -> None:
-    """Check names and schemas; `where` is the path of a function in the request, with a placeholder for its
-    index.
+    """Check names and schemas; `where` is a function's path in the request with a `{}` for its index.
 
     Raises:
         ApiError: 400 that names the field.

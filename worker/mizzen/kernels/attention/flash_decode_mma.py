@@ -45,7 +45,9 @@ BLOCKS_PER_SM = {(128, torch.bfloat16): 3, (64, torch.bfloat16): 4, (128, torch.
 Without this bound the compiler uses more registers for 8-bit caches, and fewer for head dim 64: both are
 slower.
 """
-SOURCE = read_source("bf16") + read_source("attention/flash_decode_mma")
+SOURCE = "".join(
+    read_source(name) for name in ("bf16", "attention/decode_fragments", "attention/flash_decode_mma")
+)
 
 
 def supports(cache: torch.Tensor, group: int) -> bool:

@@ -26,7 +26,7 @@ from mizzen_operator.resources.shared_gateway import shared_gateway_spec
 
 pytestmark = CONTROL_PLANE
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1", gateway_role="role")
 FETCHED = {
     "source": "hf://Qwen/Qwen3-0.6B",

@@ -36,14 +36,14 @@ class Bench:
     async def reads(self, seconds: float, gateways: int, ready: bool = False) -> int:
         """Reads of a look that much later, at a service of a group, and of so many ready gateways."""
         self.clock[0] += seconds
-        self.server.asked.clear()
+        self.server.requests.clear()
         one = replace(group(), routable=ready)
         deployment = {"spec": {"replicas": 2}, "status": {"readyReplicas": gateways}}
         observed = ObservedState((one,), frozenset(), (), deployment, None)
         self.applied.expire(self.service, observed.progress_marker, settled=observed.settled)
         await self.policies.apply_disruption_budget(self.service)
         self.service = replace(self.service, status={"conditions": []})
-        return self.server.asked.count("get")
+        return self.server.requests.count("get")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from marks import CONTROL_PLANE
 from mizzen_local.addresses import free_port
 from mizzen_local.controlplane import ControlPlane
 
-PROXY = Path(__file__).parents[1] / "cluster/noloss/api_faults.py"
+PROXY = Path(__file__).parents[2] / "cluster/noloss/api_faults.py"
 ENGINES = "mizzen.dev/component=engine"
 SHARE = 0.1
 

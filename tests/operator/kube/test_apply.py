@@ -28,9 +28,9 @@ BUDGET: dict[str, Any] = {
 
 async def unwanted(server: OneObject, digests: dict[tuple[str, str], str], *, fresh: bool) -> list[str]:
     applier = Applier(server, Metrics(), UnwatchedChildren())  # pyright: ignore[reportArgumentType]
-    server.asked.clear()
+    server.requests.clear()
     await applier.apply_or_delete([BUDGET], digests, lambda live: None, wanted=False, assume_absent=fresh)
-    return list(server.asked)
+    return list(server.requests)
 
 
 async def test_what_is_not_wanted_is_looked_for_once_and_removed() -> None:
@@ -54,9 +54,9 @@ async def wanted(server: OneObject, *, fresh: bool) -> list[str]:
             raise name_taken_error(live)
 
     applier = Applier(server, Metrics(), UnwatchedChildren())  # pyright: ignore[reportArgumentType]
-    server.asked.clear()
+    server.requests.clear()
     await applier.apply_or_delete([BUDGET], {}, require, wanted=True, assume_absent=fresh)
-    return list(server.asked)
+    return list(server.requests)
 
 
 async def test_what_a_new_service_needs_is_made_without_a_look_at_what_is_there() -> None:
@@ -79,7 +79,7 @@ async def test_what_has_the_name_of_a_new_services_child_is_not_taken_over() -> 
     server = OneObject(foreign)
     with pytest.raises(Refused, match="PodDisruptionBudget x belongs to something else"):
         await wanted(server, fresh=True)
-    assert server.asked == ["make", "get"]
+    assert server.requests == ["make", "get"]
     assert server.there is foreign
 
 
@@ -93,7 +93,7 @@ async def bound(server: OneObject) -> list[str]:
     """Have the role `new` bound where `old` is."""
     applier = Applier(server, Metrics(), UnwatchedChildren())  # pyright: ignore[reportArgumentType]
     await applier.apply([binding("new")], {}, {}, lambda live: None)
-    return server.asked
+    return server.requests
 
 
 async def test_a_binding_of_another_role_is_made_anew() -> None:
@@ -220,7 +220,7 @@ class Stubborn(OneObject):
     """An API server whose admission adds a rule to every policy."""
 
     async def patch(self, ref: ObjectRef, patch: dict[str, Any]) -> None:
-        self.asked.append("patch")
+        self.requests.append("patch")
 
 
 async def test_what_admission_adds_again_at_once_is_left() -> None:
@@ -230,7 +230,7 @@ async def test_what_admission_adds_again_at_once_is_left() -> None:
     for _ in range(3):
         digests.pop(("NetworkPolicy", "x"), None)  # in doubt
         await applier.apply([policy(WIRE)], {}, digests, lambda live: None)
-    assert server.asked == ["get", "patch", "get", "get", "get"]
+    assert server.requests == ["get", "patch", "get", "get", "get"]
 
 
 def test_a_child_that_strayed_is_named_once() -> None:

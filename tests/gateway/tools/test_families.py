@@ -1,0 +1,54 @@
+"""Detection of a model's tool family, and conversion of call ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.gateway.tools.families import detect_tool_family, mistral_call_id
+
+FOLDER = Path(__file__).parents[1] / "templates"
+DETECTED = [
+    ("qwen25", "hermes"),
+    ("qwen3", "hermes"),
+    ("qwen2", None),
+    ("llama31", "llama3"),
+    ("llama3", None),
+    ("mistral_tools", "mistral"),
+    ("mistral", "mistral"),  # detected by its token
+]
+
+
+@pytest.mark.parametrize(("name", "family"), DETECTED)
+def test_family_is_detected_from_the_template(
+    name: str, family: str | None, small_tokenizer: Tokenizer
+) -> None:
+    detected = detect_tool_family("auto", (FOLDER / f"{name}.jinja").read_text(), small_tokenizer)
+    assert (detected and detected.name) == family
+
+
+@pytest.mark.parametrize(
+    ("template", "option", "family"),
+    [
+        ("<tool_call>\n<function=a>\n<parameter=b>", "auto", "qwen3-coder"),
+        ("<tool_call>a<arg_key>b</arg_key>", "auto", None),
+        ("<｜tool▁calls▁begin｜><tool_call>", "auto", None),
+        ("<tool_call>", "none", None),
+        ("anything", "llama3", "llama3"),
+    ],
+)
+def test_option_overrides_the_detected_family(
+    template: str, option: str, family: str | None, small_tokenizer: Tokenizer
+) -> None:
+    detected = detect_tool_family(option, template, small_tokenizer)
+    assert (detected and detected.name) == family
+
+
+def test_mistral_call_ids_have_nine_characters() -> None:
+    assert mistral_call_id("abcDEF123") == "abcDEF123"
+    call_ids = {mistral_call_id(f"call_{i}") for i in range(200)}
+    assert len(call_ids) == 200
+    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in call_ids)
+    assert mistral_call_id("call_7") == mistral_call_id("call_7")

@@ -1,0 +1,284 @@
+"""Simulated gateways: each serves the admin API on its pod's address, from the pods as they are just then."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import threading
+import time
+import urllib.parse
+import urllib.request
+import zlib
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from mizzen_operator.resources.key_secrets import connection_key_name
+
+TICK_SECONDS = 0.03
+TOKENS = ("admin.token", "next.admin.token")
+SERVICE, COMPONENT, ROUTABLE = "mizzen.dev/service", "mizzen.dev/component", "mizzen.dev/routable"
+VERIFIED = "mizzen.dev/verified"
+
+
+@dataclass
+class Behaviour:
+    """Durations in seconds, and faults."""
+
+    start: float = 0.2
+    connect: float = 0.15
+    drain: float = 0.4
+    broken_models: set[str] = field(default_factory=set)
+    unready: set[str] = field(default_factory=set)
+    deaf_gateways: set[str] = field(default_factory=set)
+    turned_away: set[str] = field(default_factory=set)
+    """Namespaces whose engines the node rejects."""
+    full: set[str] = field(default_factory=set)
+    """Namespaces whose engines are unschedulable."""
+    failed: set[str] = field(default_factory=set)
+    """Uids of pods whose container ended with an error."""
+    unreachable: set[str] = field(default_factory=set)
+    """Uids of ready engines that no gateway can reach."""
+    protocol_mismatches: set[str] = field(default_factory=set)
+    """Uids of engines whose protocol no gateway speaks."""
+    why_unreachable: str = "tcp://10.0.0.1:5555 speaks protocol 2, this gateway 3"
+    """The gateways' routing error for engines that they cannot reach."""
+    dead: set[str] = field(default_factory=set)
+    """Uids of pods on a lost node: they neither end nor report anything."""
+    lost_devices: set[str] = field(default_factory=set)
+    """Uids of engines that end because their device is lost."""
+    broken_devices: set[str] = field(default_factory=set)
+    """Namespaces whose engines find no working device at their start."""
+    mounts: dict[str, float] = field(default_factory=dict)
+    """Seconds after which a changed Secret reaches running pods, by namespace; elsewhere it never does."""
+    says: dict[str, str] = field(default_factory=dict)
+    """Answers to golden prompts, by namespace or model source; "4" by default."""
+    mute: set[str] = field(default_factory=set)
+    """Namespaces whose gateways cannot ask golden prompts."""
+    fetches: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """State of the fetch of a namespace's model: `progress`, an `error`, or the `result`."""
+    mounting: set[str] = field(default_factory=set)
+    """Namespaces whose pods wait for the Secrets that they mount, as with a kubelet."""
+    api_keys: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The gateways' report on API keys, by namespace; no report by default."""
+    loads: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The gateways' load, by namespace, with `pagesUsed` of each engine's 100 pages."""
+
+
+class SimulatedGateways:
+    """The gateways of every service; `SimulatedNode` adds the pods that they run in."""
+
+    _api: Any
+    behaviour: Behaviour
+    pods: list[dict[str, Any]]
+    serves: set[str]
+    golden_prompts: list[tuple[str, str]]
+    locked_out: list[str]
+    _ready_since: dict[str, float]
+    _servers: dict[str, ThreadingHTTPServer]
+    _held: dict[str, dict[str, str]]
+
+    def _device_lost(self, pod: dict[str, Any]) -> bool:
+        raise NotImplementedError
+
+    def _address(self, uid: str) -> str:
+        raise NotImplementedError
+
+    def _connected(self, pod: dict[str, Any]) -> bool:
+        since = self._ready_since.get(pod["metadata"]["uid"])
+        if pod["metadata"]["uid"] in self.behaviour.dead or self._device_lost(pod):
+            return False
+        reachable = (
+            pod["metadata"]["uid"] not in self.behaviour.unreachable | self.behaviour.protocol_mismatches
+        )
+        return reachable and since is not None and time.monotonic() - since >= self.behaviour.connect
+
+    def _routed(self, pod: dict[str, Any]) -> bool:
+        """Return whether gateways send requests to an engine pod."""
+        meta = pod["metadata"]
+        engine = _leads(pod)
+        if self._gated(pod) and not self._verified(pod):
+            return False
+        return engine and "deletionTimestamp" not in meta and self._connected(pod)
+
+    def _gated(self, pod: dict[str, Any]) -> bool:
+        return {"conditionType": VERIFIED} in pod["spec"].get("readinessGates", [])
+
+    def _verified(self, pod: dict[str, Any]) -> bool:
+        conditions = pod["status"].get("conditions", [])
+        return any(c["type"] == VERIFIED and c["status"] == "True" for c in conditions)
+
+    def _state(self, pod: dict[str, Any]) -> str:
+        if not self._connected(pod):
+            return "connecting"
+        return "serving" if not self._gated(pod) or self._verified(pod) else "verifying"
+
+    def _problem(self, pod: dict[str, Any]) -> str:
+        """Return a gateway's routing error for an engine; empty if it can reach it."""
+        lost = pod["metadata"]["uid"] in self.behaviour.unreachable | self.behaviour.protocol_mismatches
+        return self.behaviour.why_unreachable if lost else ""
+
+    def answer(self, namespace: str, question: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Return a gateway's answer to a golden prompt."""
+        pods = [p for p in self.pods if p["metadata"]["uid"] == question["uid"]]
+        if namespace in self.behaviour.mute:
+            return 503, {"error": {"message": "the engine is lost"}}
+        if not pods or self._state(pods[0]) != "verifying":
+            return 409, {"error": {"message": "golden prompts are for one that is verifying"}}
+        self.golden_prompts.append((pods[0]["metadata"]["name"], question["prompt"]))
+        says = self.behaviour.says
+        arguments = pods[0]["spec"]["containers"][0]["args"]
+        text = next((says[one] for one in (*arguments, namespace) if one in says), "4")
+        return 200, {"text": text, "finish": "length", "promptTokens": 3, "outputTokens": 1, "seconds": 0.0}
+
+    def _serve_admin(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        if meta["uid"] in self._servers:
+            return
+        own = meta["labels"].get(SERVICE, "")
+        keys = f"{own}-gateway-keys" if own else "mizzen-shared"
+        secret = self._api.find("Secret", meta["namespace"], keys)
+        if secret is None:
+            return
+        self._held.setdefault(meta["uid"], decoded(secret))
+        node = self
+
+        class Admin(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path, _, query = self.path.partition("?")
+                held = node.held(meta["uid"])
+                tokens = [f"Bearer {held[name]}" for name in TOKENS if name in held]
+                if self.headers["Authorization"] not in tokens or path != "/admin/engines":
+                    self.send_response(401)
+                    self.end_headers()
+                    return
+                if meta["namespace"] in node.behaviour.deaf_gateways:
+                    self.send_response(500)
+                    self.end_headers()
+                    return
+                parameters = dict(urllib.parse.parse_qsl(query))
+                service = parameters["service"]
+                deadline = time.monotonic() + float(parameters.get("wait", 0))
+                while True:
+                    known = [service] if own == service or (not own and node.shares(meta, service)) else []
+                    engines = [engine for one in known for engine in node.engines(meta, one)]
+                    there = [key for one in known for key in node.keys_known(meta, one)]
+                    load = node.behaviour.loads.get(meta["namespace"], {})
+                    waits = load.get("waiting", 0) > 0
+                    api_keys = node.behaviour.api_keys.get(meta["namespace"])
+                    version = str(zlib.crc32(json.dumps([engines, waits, there, api_keys]).encode()))
+                    deaf = meta["namespace"] in node.behaviour.deaf_gateways
+                    ended = deaf or meta["uid"] not in node.serves
+                    if version != parameters.get("version") or ended or time.monotonic() >= deadline:
+                        break
+                    time.sleep(TICK_SECONDS)
+                table = {
+                    "keys": there,
+                    "apiKeys": api_keys,
+                    "synced": True,
+                    "version": version,
+                    "waiting": 0,
+                    "queued": 0,
+                    "inFlight": 0,
+                }
+                for engine in engines:
+                    engine["stats"] = {"running": 0, "waiting": 0, "waitingTokens": 0, "pagesTotal": 100}
+                    engine["stats"]["pagesUsed"] = load.get("pagesUsed", 0)
+                body = json.dumps({**table, "idleSeconds": 0.0, **load, "engines": engines})
+                with contextlib.suppress(ConnectionError):  # the client may have disconnected
+                    self.send_response(200)
+                    self.send_header("Content-Type", "application/json")
+                    self.end_headers()
+                    self.wfile.write(body.encode())
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                status, answer, held = 401, dict[str, Any](), node.held(meta["uid"])
+                tokens = [f"Bearer {held[name]}" for name in TOKENS if name in held]
+                if self.headers["Authorization"] in tokens and self.path == "/admin/verify":
+                    status, answer = node.answer(meta["namespace"], json.loads(body))
+                with contextlib.suppress(ConnectionError):
+                    self.send_response(status)
+                    self.send_header("Content-Type", "application/json")
+                    self.end_headers()
+                    self.wfile.write(json.dumps(answer).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer((self._address(meta["uid"]), 8001), Admin)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+        self._servers[meta["uid"]] = server
+        self.serves.add(meta["uid"])
+
+    def shares(self, meta: dict[str, Any], service: str) -> bool:
+        """Return whether the operator's list of a shared gateway has a service and its engines' key."""
+        found = self._api.find("ConfigMap", meta["namespace"], "mizzen-shared")
+        listed = json.loads(found["data"]["services.json"])["services"] if found else []
+        return any(one["name"] == service and "enginePublicKey" in one for one in listed)
+
+    def held(self, uid: str) -> dict[str, str]:
+        """Return the contents of the Secret that a pod mounts."""
+        return self._held.get(uid, {})
+
+    def keys_known(self, gateway: dict[str, Any], service: str) -> list[str]:
+        """Return names of the keys that a gateway could use with a service's engines, the newest first."""
+        held = self.held(gateway["uid"])
+        engine = public(held, "engine")
+        if gateway["labels"].get(SERVICE) != service:
+            found = self._api.find("ConfigMap", gateway["namespace"], "mizzen-shared")
+            listed = json.loads(found["data"]["services.json"])["services"] if found else []
+            entry = next((one for one in listed if one["name"] == service), {})
+            public_keys = (entry.get(name) for name in ("nextEnginePublicKey", "enginePublicKey"))
+            engine = [key for key in public_keys if key]
+        return [connection_key_name(one, two) for one in engine for two in public(held, "gateway")]
+
+    def _keys_used(self, known: list[str], pod: dict[str, Any]) -> list[str]:
+        """Return the newest keys that both a gateway and an engine have."""
+        held = self.held(pod["metadata"]["uid"])
+        theirs = {
+            connection_key_name(one, two) for one in public(held, "engine") for two in public(held, "gateway")
+        }
+        common = [name for name in known if name in theirs]
+        if not common and pod["metadata"]["uid"] in self._ready_since:
+            self.locked_out.append(pod["metadata"]["name"])
+        return common[:1]
+
+    def engines(self, gateway: dict[str, Any], service: str) -> list[dict[str, Any]]:
+        """Return the engines in a gateway's admin API."""
+        namespace = gateway["namespace"]
+        pods = [p for p in self.pods if p["metadata"]["namespace"] == namespace]
+        known = self.keys_known(gateway, service)
+        return [
+            {
+                "name": pod["metadata"]["name"],
+                "uid": pod["metadata"]["uid"],
+                "state": self._state(pod),
+                "problem": self._problem(pod),
+                "otherProtocol": pod["metadata"]["uid"] in self.behaviour.protocol_mismatches,
+                "keys": self._keys_used(known, pod),
+                "revision": pod["metadata"]["labels"]["mizzen.dev/revision"],
+                "requests": 0,
+            }
+            for pod in pods
+            if pod["metadata"]["labels"].get(SERVICE) == service
+            and _leads(pod)
+            and "deletionTimestamp" not in pod["metadata"]
+        ]
+
+
+def decoded(secret: dict[str, Any]) -> dict[str, str]:
+    """Return the contents of a mounted Secret's files."""
+    return {name: base64.b64decode(value).decode() for name, value in secret["data"].items()}
+
+
+def public(held: dict[str, str], side: str) -> list[str]:
+    """Return the public keys of a side in a mounted Secret, the newest first."""
+    return [held[name] for name in (f"next.{side}.public", f"{side}.public") if name in held]
+
+
+def _leads(pod: dict[str, Any]) -> bool:
+    """Return whether gateways discover a pod: an engine with the wire port."""
+    ports = [port["name"] for port in pod["spec"]["containers"][0].get("ports", ())]
+    return pod["metadata"]["labels"][COMPONENT] == "engine" and "wire" in ports
