@@ -3,9 +3,9 @@
     python benchmarks/products.py --shape qwen3-8b [--batch 1 8 16 32 64 128 256] [--tensor 2] [--json]
 
 Each GEMM runs in a captured graph over several weights of its shape, more than the GPU's caches hold: by the
-library that PyTorch calls, and by each kernel of `mizzen.kernels` that supports it (`skinny` is the small-M
-GEMM, `wide` the swap-AB GEMM). The kernel that a layer uses is marked. gate-up includes SwiGLU. The limit is
-the longer of reading the weights and of the operations.
+library that PyTorch calls, and by each kernel of `mizzen.kernels` that supports it (`small_m` is the small-M
+GEMM, `swap_ab` the swap-AB GEMM). The kernel that a layer uses is marked. gate-up includes SwiGLU. The limit
+is the longer of reading the weights and of the operations.
 """
 
 from __future__ import annotations

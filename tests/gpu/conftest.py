@@ -1,4 +1,4 @@
-"""Makes helpers of tests/engine importable for tests on a GPU, and reports what is missing where all must run."""
+"""Makes helpers of tests/engine importable here, and reports what is missing where all tests must run."""
 
 from __future__ import annotations
 

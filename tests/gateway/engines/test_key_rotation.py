@@ -234,6 +234,6 @@ def test_invalid_key_folder_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match="generation must contain a whole number, not 'one'"):
         load_ring(mount.path, "engine")
     (mount.path / "..data" / "engine.public").write_bytes(b"short")
-    with pytest.raises(KeyFileError, match=r"engine\.public holds 5 characters"):
+    with pytest.raises(KeyFileError, match=r"engine\.public contains 5 characters"):
         load_ring(mount.path, "engine")
     assert "secret" not in repr(before.own[0]) and before.own[0].secret.decode() not in repr(before)

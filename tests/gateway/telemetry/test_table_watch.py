@@ -47,7 +47,7 @@ async def test_long_poll_returns_when_the_table_changes(live: Any, scripted: Any
         assert all(one["engines"][0]["state"] != "serving" for one in answers)
         held = asyncio.create_task(http.get(url, params={"version": answers[0]["version"], "wait": "50"}))
         await asyncio.sleep(0.1)
-        gateway.gateway.poll.close()
+        gateway.gateway.table_watch.close()
         assert (await held).status_code in (200, 304)
 
 

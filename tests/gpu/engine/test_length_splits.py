@@ -56,10 +56,10 @@ def answers(folder: Path, long: int, kinds: list[dict[str, Any]], **options: Any
 
 
 def alike(some: list[list[int]], others: list[list[int]]) -> float:
-    """Return the split_tokens of tokens before the first difference.
+    """Return the fraction of tokens before the first difference.
 
-    Context splits with other splits round differently, and so do GEMMs of padded batches: a near tie may flip,
-    and then all later tokens differ.
+    Contexts that are split differently round differently, and so do GEMMs of padded batches: a near tie may
+    flip, and then all later tokens differ.
     """
     same = [
         next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))

@@ -170,15 +170,16 @@ def test_a_value_that_only_another_crd_accepts_is_reported_by_its_field(
 
 
 def test_an_error_of_the_operator_on_a_value_is_reported(
-    make: Callable[..., Any], other_release: Callable[[], None], ours: Any
+    make: Callable[..., Any], other_release: Callable[[], None], ours: Any, operators: Any
 ) -> None:
     demo = make(engine={"device": "CUDA"})
+    operators.expected_errors.add(demo.namespace)
     demo.settle(1)
     other_release()
     demo.patch(model={"parameters": "many"}, accelerator={"memory": "80Gi"})
     demo.api.apply_any(ours, CRDS)
 
-    def reported() -> bool:  # a look at what a watch has of the other CRD may come between
+    def reported() -> bool:  # a reconcile of the object as the watch of the other CRD has it may come between
         words = demo.condition("Failed")["message"]
         return says(demo, "Failed", "True", "OperatorError") and "ValueError" in words
 

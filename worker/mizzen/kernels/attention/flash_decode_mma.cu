@@ -38,7 +38,7 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
     const int end = (last + 15) / 16, step = splits * WARPS;
     int tile = begin / 16 + split * WARPS + warp;  // index of 16 tokens
 
-    // KV_HEADS slots of tokens `tile * 16 + i`, in rows of the cache.
+    // KV slots of tokens `tile * 16 + i`, in rows of the cache.
 #if PAGE_SIZE % 16 == 0
 #define DECLARE_PAGE_BASE(tile, page) const size_t output = (size_t)(page) * PAGE_SIZE + (tile) * 16 % PAGE_SIZE;
 #define KV_SLOT(tile, i) (output + (i))

@@ -8,7 +8,7 @@
 //                 [2 calls][RANKS senders][MAX_ROWS rows][VECTORS][2] of uint4
 //   READ      A block writes its row to its own memory and notifies the other ranks by a flag; they read it.
 //                 [2 calls][MAX_ROWS rows][VECTORS] of uint4, then flags [MAX_ROWS rows][RANKS] of unsigned
-//   TWO_SHOT    Every rank reduces every RANKS-th row: the others signal that their rows are in their memory, the
+//   TWO_SHOT  Every rank reduces every RANKS-th row: the others signal that their rows are in their memory, the
 //             owner reads them and sends the rounded sum to all ranks. Two trips over NVLink, but the fewest bytes
 //             from four ranks on. Blocks start in row order on every rank, so the first unfinished row has a running
 //             block on every rank, and no row waits for a block that does not fit on the GPU.
