@@ -89,9 +89,10 @@ OPTIONS_HEAD = """\
 
 This page lists the options of `mizzen engine`, `mizzen gateway` and `mizzen fetch`. `scripts/reference.py`
 generates it from the configuration classes. On Kubernetes the operator sets most options from the
-InferenceService; `spec.engine.extraArgs` and `spec.gateway.extraArgs` set the others. `mizzen serve`
-accepts the options of engine and gateway, except for the ones that it sets itself: the connections between them,
-keys and names.
+InferenceService; `spec.engine.extraArgs` and `spec.gateway.extraArgs` set the others. `mizzen serve` accepts
+the options of engine and gateway, except for the ones that it sets itself: the connections between them,
+keys
+and names.
 """
 METRICS_HEAD = """\
 # Metrics

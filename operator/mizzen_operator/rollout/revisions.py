@@ -174,7 +174,7 @@ class Revisions:
 
 
 def _newest(records: Mapping[str, _Record]) -> str:
-    """Return the revision with the highest number; empty without records."""
+    """Return the revision with the highest number; empty if no record exists."""
     return max(records, key=lambda revision: records[revision].number, default="")
 
 

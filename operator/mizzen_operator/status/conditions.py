@@ -251,8 +251,8 @@ def _keys_rotating(inputs: StatusInputs) -> list[Condition]:
         return [Condition(reasons.KEYS_ROTATING, True, reasons.DROPPING_FORMER_KEYS, message)]
     if keys.immutable_secret:
         message = (
-            f"Secret {keys.immutable_secret} was created as immutable by an older release: at a quiet time, delete the "
-            "three Secrets of the service, and then its pods"
+            f"Secret {keys.immutable_secret} was created as immutable by an older release: at a quiet time, "
+            "delete the three Secrets of the service, and then its pods"
         )
         return [Condition(reasons.KEYS_ROTATING, False, reasons.SECRET_IMMUTABLE, message)]
     if not keys.engine.generation:
@@ -262,7 +262,7 @@ def _keys_rotating(inputs: StatusInputs) -> list[Condition]:
 
 
 def _api_keys_in_force(inputs: StatusInputs) -> list[Condition]:
-    """Return ApiKeysInForce: True if the gateway accepts the Secrets' API keys; empty if it reports nothing."""
+    """Return ApiKeysInForce: True if the gateway accepts the Secrets' API keys; empty if not reported."""
     report = inputs.api_keys
     if report is None:
         return []

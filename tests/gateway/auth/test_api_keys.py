@@ -174,7 +174,7 @@ async def test_keys_are_reloaded_without_a_restart(
         await until(lambda: "cannot read API keys" in caplog.text)
     assert await works(carol)
     replace_file(keys, key_file())
-    await eventually(lambda: works(carol), False)  # no key at all lets nobody in
+    await eventually(lambda: works(carol), False)  # without any key, no client is accepted
 
 
 async def test_running_request_outlives_its_key(live: Any, scripted: Any, keys: Path) -> None:

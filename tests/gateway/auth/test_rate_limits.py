@@ -100,7 +100,7 @@ async def test_tokens_per_minute_are_charged_exactly(metered: Any, scripted: Any
     assert large.value.code == "request_too_large"
     assert "retry-after" not in large.value.response.headers  # waiting does not help, and clients know
     assert large.value.response.headers["x-should-retry"] == "false"
-    # All sequences are looked at before one of them begins: no stream breaks off for want of tokens.
+    # All sequences are looked at before one of them begins: no stream is interrupted because tokens ran out.
     before = len(engine.requests)
     with pytest.raises(openai.RateLimitError):
         await client.completions.create(model="demo", prompt="a", max_tokens=200, n=3, stream=True)

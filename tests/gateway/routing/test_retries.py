@@ -1,4 +1,4 @@
-"""Engines that fail or refuse requests: retries, errors, and what counts against whom."""
+"""Engines that fail or refuse requests: retries, errors, and which losses count."""
 
 from __future__ import annotations
 

@@ -147,7 +147,9 @@ class Scheduler:
             if sequence is not None and sequence.slot == slot and token in sequence.stop_tokens:
                 finished.append(self._finish(sequence, FinishReason.STOP, token))
         if inflight_step.finishing:
-            leaving = [sequence for sequence in inflight_step.finishing if sequence.phase is SequencePhase.LEAVING]
+            leaving = [
+                sequence for sequence in inflight_step.finishing if sequence.phase is SequencePhase.LEAVING
+            ]
             finished += [self._finish(sequence, FinishReason.LENGTH) for sequence in leaving]
         for release in inflight_step.deferred_frees:
             self.kv.free(release)

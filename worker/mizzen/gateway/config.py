@@ -180,5 +180,5 @@ class GatewayConfig:
 
     @property
     def shared(self) -> bool:
-        """Whether this gateway serves several services."""
+        """True if this gateway serves several services."""
         return not self.served_name

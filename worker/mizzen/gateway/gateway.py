@@ -127,7 +127,7 @@ class Gateway:
 
     @property
     def not_ready_reason(self) -> str:
-        """Why this gateway should get no traffic; empty if it is ready."""
+        """Reason why this gateway should get no traffic; empty if it is ready."""
         if self.draining:
             return "draining"
         if self._discovery is None or self._discovery.done():
@@ -243,7 +243,7 @@ class Gateway:
 
     @property
     def admin_enabled(self) -> bool:
-        """Whether the admin API is enabled."""
+        """True if the admin API is enabled."""
         return bool(self._admin_tokens)
 
     def metrics_text(self) -> bytes:

@@ -185,7 +185,7 @@ class Services:
         self._engines: Mapping[str, list[DiscoveredEngine]] | None = None
         self._draining: set[asyncio.Task[None]] = set()
         self.services_known = False
-        """Whether the list of services is known."""
+        """True if the list of services is known."""
 
     def __iter__(self) -> Iterator[Service]:
         return iter(tuple(self._services.values()))
@@ -195,7 +195,7 @@ class Services:
 
     @property
     def synced(self) -> bool:
-        """Whether the services and their engines are known."""
+        """True if the services and their engines are known."""
         return self.services_known and all(service.table.synced for service in self)
 
     def get(self, name: str) -> Service | None:

@@ -50,7 +50,7 @@ class Admission:
         self.last_activity = time.monotonic()
         """Time when the last request left, on the monotonic clock."""
         self.closed_reason: str | None = None
-        """Why requests no longer wait, once the gateway shuts down."""
+        """Reason why requests no longer wait, once the gateway shuts down."""
 
     def __len__(self) -> int:
         return len(self._queue) + self._waiting_siblings

@@ -24,13 +24,13 @@ class QueueEntry:
     expected_tokens: int = 1
     """Estimated tokens of prompt and output, before tokenization."""
     charges_prompt: bool = True
-    """Whether the tenant is charged for the prompt; true for one sequence of a request."""
+    """True if the tenant is charged for the prompt; true for one sequence of a request."""
     prompt_tokens: int = 0
     """Prompt tokens to charge when the entry is settled, once they are known."""
     output_tokens: int = 0
     """Output tokens that the client received, to charge when the entry is settled."""
     served: bool = False
-    """Whether an engine completed work that has no output tokens, such as an embedding."""
+    """True if an engine completed work that has no output tokens, such as an embedding."""
     waited_seconds: float = 0.0
     siblings: SiblingSequences | None = field(default=None, repr=False)
     """Other sequences of the same request, if any, until this one has begun."""
@@ -39,7 +39,7 @@ class QueueEntry:
     deadline_timer: asyncio.TimerHandle | None = field(default=None, repr=False)
     """Timer that ends the wait."""
     reserved: bool = field(default=False, repr=False)
-    """Whether its expected tokens are reserved from the tenant and not settled yet."""
+    """True if its expected tokens are reserved from the tenant and not settled yet."""
 
     @property
     def wait_deadline(self) -> float:
@@ -48,7 +48,7 @@ class QueueEntry:
 
     @property
     def request_started(self) -> bool:
-        """Whether another sequence of its request was already admitted."""
+        """True if another sequence of its request was already admitted."""
         return self.siblings is not None and self.siblings.started
 
     @property

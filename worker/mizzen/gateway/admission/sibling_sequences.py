@@ -23,7 +23,7 @@ class SiblingSequences:
         self.queue_slots = asyncio.Semaphore(max(1, min(MAX_IN_QUEUE, queue_size // MAX_IN_QUEUE)))
         """Held by the sequences that stand in the queue."""
         self.started = False
-        """Whether one was admitted: the request has begun and is no longer rejected because the queue is
+        """True if one was admitted: the request has begun and is no longer rejected because the queue is
         full."""
         self._running = 0
         self._until = 0.0
@@ -35,7 +35,7 @@ class SiblingSequences:
 
     @property
     def may_wait(self) -> bool:
-        """Whether one runs, or ran so recently that the others may still wait."""
+        """True if one runs, or ran so recently that the others may still wait."""
         return self.wait_deadline > time.monotonic()
 
     def sequence_started(self) -> None:

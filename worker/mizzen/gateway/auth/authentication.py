@@ -71,7 +71,7 @@ class TenantRegistry:
 
     @property
     def keyless(self) -> bool:
-        """Whether requests need no key."""
+        """True if requests need no key."""
         return self._key_index is None
 
     @property
@@ -81,7 +81,7 @@ class TenantRegistry:
 
     @property
     def problem(self) -> str:
-        """Why the current files are not in force; names the file and the entry, never a key."""
+        """Reason why the current files are not in force; names the file and the entry, never a key."""
         return self._problem
 
     def get(self, name: str) -> Tenant | None:

@@ -53,7 +53,7 @@ class Tenant:
 
     @property
     def rate_limited(self) -> bool:
-        """Whether the key has rate limits, which responses report."""
+        """True if the key has rate limits, which responses report."""
         return self.requests is not None or self.tokens is not None
 
     def may_use(self, model: str) -> bool:

@@ -65,7 +65,7 @@ class CircuitBreaker:
 
     @property
     def allows(self) -> bool:
-        """Whether a request may be sent now."""
+        """True if a request may be sent now."""
         state = self.state
         if state is BreakerState.HALF_OPEN:
             return self._probes < self._limits.probes

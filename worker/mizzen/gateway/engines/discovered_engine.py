@@ -21,9 +21,9 @@ class DiscoveredEngine:
     endpoint: str
     revision: str = ""
     terminating: bool = False
-    """Whether it finishes its requests and gets no new ones."""
+    """True if it finishes its requests and gets no new ones."""
     awaiting_verification: bool = False
-    """Whether the operator has yet to verify it; until then it gets golden prompts only."""
+    """True if the operator has yet to verify it; until then it gets golden prompts only."""
 
 
 class MeanRequestSize:

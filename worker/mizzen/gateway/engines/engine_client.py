@@ -56,7 +56,7 @@ class EngineClient:
         self.requests = 0
         self.tokens_in_flight = 0.0
         self.removed = False
-        """Whether discovery no longer reports it."""
+        """True if discovery no longer reports it."""
         self.breaker = CircuitBreaker(breaker)
         self.health = HealthCheck(health)
         self.step_progress = StepProgress(health or HealthLimits())
@@ -135,7 +135,7 @@ class EngineClient:
 
     @property
     def draining(self) -> bool:
-        """Whether it gets no new requests for good."""
+        """True if it gets no new requests for good."""
         return self.removed or self.discovered.terminating or self.link.draining
 
     @property
@@ -145,12 +145,12 @@ class EngineClient:
 
     @property
     def warming(self) -> bool:
-        """Whether its cache is being filled."""
+        """True if its cache is being filled."""
         return self._warmup is not None
 
     @property
     def verifying(self) -> bool:
-        """Whether it could serve but awaits verification."""
+        """True if it could serve but awaits verification."""
         return self._usable and self.discovered.awaiting_verification
 
     @property
@@ -221,7 +221,7 @@ class EngineClient:
 
     @property
     def other_protocol(self) -> bool:
-        """Whether it and this gateway speak incompatible protocol versions."""
+        """True if it and this gateway speak incompatible protocol versions."""
         return self.link.other_protocol
 
     @property

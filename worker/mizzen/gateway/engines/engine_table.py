@@ -46,7 +46,7 @@ class EngineTable:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.synced = False
-        """Whether discovery has reported the engines at least once."""
+        """True if discovery has reported the engines at least once."""
         self.on_change = on_change
         self._gateway = gateway
         self._keys = keys
@@ -108,7 +108,7 @@ class EngineTable:
 
     @property
     def serving(self) -> bool:
-        """Whether any engine serves."""
+        """True if any engine serves."""
         return any(engine.serving for engine in self._engines.values())
 
     @property

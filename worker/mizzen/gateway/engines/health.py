@@ -50,7 +50,7 @@ class HealthCheck:
         self._limits = limits or HealthLimits()
         self._pinged = False
         self.suspect = False
-        """Whether the engine should have sent something and did not."""
+        """True if the engine should have sent something and did not."""
 
     def check(self, link: EngineLink) -> bool:
         """Send a ping if it is time; return whether `suspect` has changed."""

@@ -76,7 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
     linger_seconds = 0.0
     """As `IDLE_LINGER_SECONDS`; 0 closes idle connections at once."""
     _shutting_down = False
-    """Whether the server is shutting down."""
+    """True if the server is shutting down."""
     _head_bytes = 0
     """Bytes received since the last part of a body: those of a head, or of chunk framing."""
     _in_head = True
@@ -216,7 +216,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _has_unread_data(self) -> bool:
-        """Whether bytes have arrived that were not read yet.
+        """True if bytes have arrived that were not read yet.
 
         After the process was held up, its event loop may run a timer before it reads what arrived meanwhile
         (libuv does). Closing the connection then would lose a request that the client sent long ago.

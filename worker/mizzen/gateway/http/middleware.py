@@ -29,7 +29,7 @@ class ReadinessCheck(Protocol):
 
     @property
     def not_ready_reason(self) -> str:
-        """Why requests are not served; empty if they are."""
+        """Reason why requests are not served; empty if they are."""
         ...
 
 

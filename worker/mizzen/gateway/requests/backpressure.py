@@ -95,7 +95,7 @@ class OutputQueue:
 
     @property
     def is_sending(self) -> bool:
-        """Whether output is being sent, so that new pieces must wait; raises the error of a failed send."""
+        """True if output is being sent, so that new pieces must wait; raises the error of a failed send."""
         if self._send_task is None:
             return False
         if self._send_task.done():

@@ -26,14 +26,14 @@ class GenerationRequest:
     model: str
     sampling: SamplingParams
     max_tokens_given: bool = False
-    """Whether the client set `sampling.max_tokens`; the context must then have room for it."""
+    """True if the client set `sampling.max_tokens`; the context must then have room for it."""
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
-    """Whether each event of the stream reports the usage so far."""
+    """True if each event of the stream reports the usage so far."""
     return_token_ids: bool = False
     tokens_as_ids: bool = False
-    """Whether log probabilities name tokens by their ids."""
+    """True if log probabilities name tokens by their ids."""
     skip_special_tokens: bool = True
 
     messages: tuple[dict[str, Any], ...] | None = None
@@ -55,11 +55,11 @@ class GenerationRequest:
     prompts: tuple[Prompt, ...] = ()
     """All prompts of a completion."""
     add_special_tokens: bool = True
-    """Whether the tokenizer adds its own special tokens, such as a BOS, to a text prompt."""
+    """True if the tokenizer adds its own special tokens, such as a BOS, to a text prompt."""
     echo: bool = False
-    """Whether the answer begins with its prompt."""
+    """True if the answer begins with its prompt."""
     prompt_only: bool = False
-    """Whether to return no generated token. (The engine always samples one; it is dropped.)"""
+    """True to return no generated token. (The engine always samples one; it is dropped.)"""
 
     session: str = ""
     """Body's hint which requests belong together, `prompt_cache_key` or `user`; a digest if it is long."""
@@ -75,7 +75,7 @@ class GenerationRequest:
 
     @property
     def logprobs(self) -> bool:
-        """Whether log probabilities are requested."""
+        """True if log probabilities are requested."""
         return self.sampling.logprobs is not None
 
     def split_sequences(self) -> list[GenerationRequest]:

@@ -58,7 +58,7 @@ class OutputParser(Protocol):
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether `feed` must get single tokens now, so that `reasoning_tokens` is exact."""
+        """True if `feed` must get single tokens now, so that `reasoning_tokens` is exact."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class OutputParser(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has ended the answer; text after it does not belong to it."""
+        """True if a stop string has ended the answer; text after it does not belong to it."""
         ...
 
     def feed(self, text: str) -> OutputDelta:

@@ -32,17 +32,17 @@ class Candidate(Protocol):
 
     @property
     def serving(self) -> bool:
-        """Whether it takes requests: connected, tokenizer loaded, not draining."""
+        """True if it takes requests: connected, tokenizer loaded, not draining."""
         ...
 
     @property
     def full(self) -> bool:
-        """Whether it has as many requests as it should, backs off, or has an open circuit breaker."""
+        """True if it has as many requests as it should, backs off, or has an open circuit breaker."""
         ...
 
     @property
     def suspect(self) -> bool:
-        """Whether it has been silent for longer than it should be."""
+        """True if it has been silent for longer than it should be."""
         ...
 
     @property

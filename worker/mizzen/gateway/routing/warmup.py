@@ -53,7 +53,7 @@ class CacheWarmer:
 
     @property
     def enabled(self) -> bool:
-        """Whether prompts must be counted."""
+        """True if prompts must be counted."""
         return self._limits.tokens > 0
 
     def count_prompt(self, tokenizer: str, hashes: Sequence[int], prompt: Int32, salt: bytes) -> None:

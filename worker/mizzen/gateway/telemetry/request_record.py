@@ -67,7 +67,7 @@ class RequestRecord:
     status: int = NO_STATUS
     """Status of the response."""
     keeps_prompt: bool = False
-    """Whether the access log includes the prompt."""
+    """True if the access log includes the prompt."""
     prompt: Any = None
     """Messages or prompt, if `keeps_prompt`."""
     prompt_tokens: int = 0
