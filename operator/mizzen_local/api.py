@@ -164,7 +164,7 @@ class Api:
 
 
 def _since(known: dict[str, Object], items: list[Object]) -> list[tuple[Change, Object]]:
-    """What a new list changes; `known` is brought up to date."""
+    """Return the events by which a new list differs from `known`, and update `known`."""
     listed = {item["metadata"]["uid"]: item for item in items}
     changes: list[tuple[Change, Object]] = [
         ("DELETED", item) for uid, item in known.items() if uid not in listed

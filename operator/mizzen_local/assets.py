@@ -1,4 +1,4 @@
-"""Where the programs of the control plane come from."""
+"""Locates or fetches the control plane's programs."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _choice(line: str) -> dict[str, Any]:
 
 
 def command_name() -> str:
-    """How this program was called, as short as can be."""
+    """Return the shortest command that runs this program."""
     program = Path(sys.argv[0])
     return _short(program) if program.name == "mizzen-local" else "mizzen-local"
 
@@ -147,7 +147,7 @@ def _short(path: Path) -> str:
 
 
 def next_commands(url: str) -> str:
-    """What a user may want to try next."""
+    """Return suggestions of commands to try next."""
     program = command_name()
     chat = str(Path(program).with_name("mizzen"))
     kubectl = "kubectl" if shutil.which("kubectl") else f"{program} kubectl"

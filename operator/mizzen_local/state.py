@@ -1,4 +1,4 @@
-"""Where a cluster keeps its state on this machine, and whether it runs."""
+"""The folder with a cluster's state on this machine, and its lock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BusyError(LocalError):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What `up` decided, for the other commands.
+    """Settings that `up` chose, for the other commands.
 
     Attributes:
         server: URL of the API server.
@@ -88,7 +88,7 @@ class ClusterState:
         return self.folder / "cluster.json"
 
     def facts(self) -> Facts:
-        """What `up` decided.
+        """Settings that `up` chose.
 
         Raises:
             FileNotFoundError: the cluster is not up.

@@ -28,7 +28,7 @@ MOST_MESSAGE, MOST_LOG_MESSAGE = 4096, 2048
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a container would run.
+    """Command, environment and files of a container.
 
     Attributes:
         arguments: program and arguments.
@@ -49,7 +49,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a container's status tells.
+    """State of a container, as its status reports it.
 
     Attributes:
         now: `waiting`, `running` or `terminated`, with the fields that the API gives them.
@@ -65,7 +65,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a container needs of its pod.
+    """The parts of a pod that its containers need.
 
     Attributes:
         prepare: makes the command of a run (counted from 0); may raise MissingError or UnknownImageError.
@@ -121,17 +121,17 @@ class Container:
 
     @property
     def running(self) -> bool:
-        """Whether its process runs."""
+        """Whether the container's process runs."""
         return "running" in self.state.now
 
     @property
     def started(self) -> bool:
-        """Whether it runs and its start-up probe has passed."""
+        """Whether the container runs and its start-up probe has passed."""
         return self.running and self._probes is not None and self._probes.started
 
     @property
     def ready(self) -> bool:
-        """Whether it may get work."""
+        """Whether the container is ready."""
         return self.running and self._probes is not None and self._probes.ready
 
     @property
@@ -205,7 +205,7 @@ class Container:
         return True
 
     def _begin(self, command: Command, pid: int) -> None:
-        """What is new with each run."""
+        """State that is created for each run."""
         self._exited = asyncio.Event()
         ports = {port["name"]: port["containerPort"] for port in self.spec.get("ports", ()) if "name" in port}
         around = self._around

@@ -22,7 +22,7 @@ UNITS = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12} | {
 
 
 class Places:
-    """Where the paths of a container's file system are on this machine."""
+    """Maps paths of a container's file system to paths on this machine."""
 
     def __init__(self, places: Mapping[str, Path]) -> None:
         self.places = dict(places)
@@ -48,7 +48,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def base_environment(home: Path, hostname: str) -> dict[str, str]:
-    """What an image would set, and what a program of this machine needs to run at all."""
+    """Return the variables that an image would set, and those that programs of this machine need."""
     inherited = {name: value for name, value in os.environ.items() if INHERITED.match(name)}
     path = os.environ.get("PATH", os.defpath)
     return {

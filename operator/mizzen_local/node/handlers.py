@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a handler found.
+    """Result of a handler.
 
     Attributes:
         ok: whether it succeeded.

@@ -1,4 +1,4 @@
-"""What the images of Mizzen would run, as programs of this Python environment."""
+"""The commands that run Mizzen's images as programs of this Python environment."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class Kubelet:
     # ---- logs ----
 
     def _state_of(self, namespace: str, pod: str, container: str) -> str:
-        """How a container of a pod that has not ended is; see `StateOf`."""
+        """Return the state of a container of a live pod; see `StateOf`."""
         for one in self._pods.values():
             metadata = one.object["metadata"]
             if (metadata["namespace"], metadata["name"]) == (namespace, pod):

@@ -1,4 +1,4 @@
-"""What `kubectl logs` asks a node for: of a kubelet's own API the part with containers' logs."""
+"""Serves container logs for `kubectl logs`: the part of the kubelet's API that it uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ StateOf = Callable[[str, str, str], str]
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Which log is asked for, and how much of it."""
+    """A request for a log, with its limits."""
 
     namespace: str
     pod: str

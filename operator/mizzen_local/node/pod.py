@@ -32,7 +32,7 @@ RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What pods share.
+    """Resources that all pods of a node share.
 
     Attributes:
         api: the API server, as the node's own user.
@@ -370,7 +370,7 @@ def _api_variables(server: str) -> dict[str, str]:
 
 
 def _left_over(before: Mapping[str, Any], *, init: bool) -> State:
-    """What an earlier kubelet of this node left of a container: it was ended, and is started again."""
+    """Return the state of a container that an earlier kubelet of this node ran: terminated, to be restarted."""
     state = before.get("state", {})
     last = {"terminated": state["terminated"]} if "terminated" in state else before.get("lastState", {})
     if "running" in state:

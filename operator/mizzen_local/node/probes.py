@@ -100,7 +100,7 @@ class Probes:
 
     @property
     def ready(self) -> bool:
-        """Whether the container may get work."""
+        """Whether the container is ready."""
         return self.started and self._passes
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What a pod takes from the API: Secrets, ConfigMaps, its own fields, tokens of its service account."""
+"""Reads the API objects that pods use: Secrets, ConfigMaps, their own fields, service account tokens."""
 
 from __future__ import annotations
 

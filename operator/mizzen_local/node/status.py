@@ -14,7 +14,7 @@ Phase = Literal["Pending", "Running", "Succeeded", "Failed"]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a pod's status is made from.
+    """The inputs of a pod's status.
 
     Attributes:
         pod: the pod as the API last gave it.
@@ -57,7 +57,7 @@ def fatal(container: Container) -> bool:
 
 
 def is_sidecar(container: Container) -> bool:
-    """Whether an init container runs beside the containers."""
+    """Whether an init container is a sidecar, which runs alongside the containers."""
     return container.spec.get("restartPolicy") == "Always"
 
 
@@ -138,7 +138,7 @@ def _condition(
 
 
 def closed_gates(pod: Mapping[str, Any]) -> list[str]:
-    """What keeps each readiness gate that is not open."""
+    """Return the reason for each readiness gate that is not True."""
     states = {item["type"]: item["status"] for item in pod.get("status", {}).get("conditions", ())}
     closed: list[str] = []
     for gate in pod["spec"].get("readinessGates", ()):
