@@ -370,7 +370,7 @@ def _api_variables(server: str) -> dict[str, str]:
 
 
 def _left_over(before: Mapping[str, Any], *, init: bool) -> State:
-    """Return the state of a container that an earlier kubelet of this node ran: terminated, to be restarted."""
+    """Return the state of a container that an earlier kubelet of this node ran: to be restarted."""
     state = before.get("state", {})
     last = {"terminated": state["terminated"]} if "terminated" in state else before.get("lastState", {})
     if "running" in state:
