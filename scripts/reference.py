@@ -34,6 +34,7 @@ from mizzen.server.metrics import EngineView
 from mizzen.server.metrics import build_registry as engine_registry
 from mizzen.server.status_block import Snapshot
 from mizzen_operator.metrics import Metrics as OperatorMetrics
+from mizzen_operator.status.service_metrics import ServiceMetrics
 
 ROOT = Path(__file__).resolve().parents[1]
 CRD = ROOT / "crds/inferenceservices.yaml"
@@ -274,6 +275,7 @@ def metrics_page() -> str:
     zero = Snapshot(array("d", bytes(8 * len(FIELDS))), "")
     view = EngineView(zero, "starting", "watchdog", 0.0)
     gateway, operator = GatewayMetrics(), OperatorMetrics()
+    ServiceMetrics(operator.registry)
     engine = engine_registry("demo", lambda: view, 16)
     programs = (
         ("Engine", "port 8081 (`http`)", metric_tables(engine, ENGINE_LABELS)),

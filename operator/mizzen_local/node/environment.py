@@ -48,7 +48,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def base_environment(home: Path, hostname: str) -> dict[str, str]:
-    """Return the variables that an image would set, and those that programs of this machine need."""
+    """Return the variables that an image would set, and those needed by programs of this machine."""
     inherited = {name: value for name, value in os.environ.items() if INHERITED.match(name)}
     path = os.environ.get("PATH", os.defpath)
     return {
