@@ -39,8 +39,8 @@ def operator_manifests(
         The manifests, in the order of the files' names.
 
     Raises:
-        ChartError: a path has no value, the chart has no such value, or only Helm can render it; the message
-            names the file or the value.
+        ChartError: a file refers to a value that does not exist, `values` contains one that the chart does
+            not have, or only Helm can render a file or value; the message names the file or the value.
     """
     defaults = yaml.safe_load((chart / "values.yaml").read_text())
     version = yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]

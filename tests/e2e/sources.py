@@ -9,11 +9,16 @@ import sources_pod as pod
 from product import MODEL_CLAIM, PYTHON, SIZE, TENANT, Product
 
 from cluster import apply, kubectl
-from model_servers import Bucket, Registry
+from model_servers import Bucket
+from oci_registry import Registry
 
 NAME, SECRET = "sources", "credentials"
 HOST = f"{NAME}.{TENANT}.svc"
-FILES = {"sources_pod.py": "tests/e2e/sources_pod.py", "model_servers.py": "tests/shared/model_servers.py"}
+FILES = {
+    "sources_pod.py": "tests/e2e/sources_pod.py",
+    "model_servers.py": "tests/shared/model_servers.py",
+    "oci_registry.py": "tests/shared/oci_registry.py",
+}
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
     python sources_pod.py HOST
 
-HOST is the name by which other pods reach this one. It needs Python, the demo model and `model_servers.py`.
-Files are held back in their middle until `GET /open` of the control port. `GET /counts` tells how many
-requests there were, and of the large file, by server, the first byte of each and how many bytes were sent.
+HOST is the name by which other pods reach this one. It needs Python, the demo model, `model_servers.py` and
+`oci_registry.py`. Files are held back in their middle until `GET /open` of the control port. `GET /counts`
+tells how many requests there were, and of the large file, by server, the first byte of each and how many
+bytes were sent.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from model_servers import Address, Bucket, Handler, Hub, Registry, Server
+from model_servers import Address, Bucket, Handler, Hub, Server
+from oci_registry import Registry
 
 MODEL = Path("/opt/mizzen/models/demo")
 HUB, CDN, BUCKET, REGISTRY, CONTROL = range(9000, 9005)

@@ -13,6 +13,7 @@ import model_servers
 from mizzen.fetch.config import FetchConfig
 from mizzen.fetch.run import Fetch
 from mizzen.fetch.store import Manifest
+from oci_registry import Registry
 
 KIB = 1024
 
@@ -110,6 +111,6 @@ def bucket(servers: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def registry(servers: Any) -> Iterator[Any]:
-    made = servers.Registry()
+    made = Registry()
     yield made
     made.close()

@@ -11,7 +11,8 @@ import pytest
 
 from mizzen.fetch.errors import FetchError
 from mizzen.fetch.oci import _same_owner
-from model_servers import TITLE, Registry
+from model_servers import TITLE
+from oci_registry import Registry
 
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 
@@ -123,7 +124,7 @@ def test_a_token_service_of_another_domain_gets_no_password(
     registry: Any, servers: Any, fetch: Any, model: Any, uri: str, login: str
 ) -> None:
     registry.push("v1", registry.artifact(model))
-    thief = servers.Registry()
+    thief = Registry()
     registry.realm = thief.server.url.replace("127.0.0.1", "localhost") + "/token"
     with pytest.raises(FetchError, match="401"):
         fetch(uri, endpoint=registry.server.url, credentials=login)

@@ -7,176 +7,30 @@ import base64
 import datetime
 import json
 import signal
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-import yaml
 import zmq
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
-from kubernetes.client import CoreV1Api
-from kubernetes.config import new_client_from_config
+from prometheus_server import Prometheus
+from waiting import eventually
 
 from mizzen_local.cluster import Cluster
 from mizzen_local.urls import NoUrlError, service_url
 
 NAME, BROKEN, SPACE = "demo", "broken", "default"
-PATIENCE_SECONDS = 240.0
 ANSWER = {"type": "object", "properties": {"ship": {"type": "string", "maxLength": 5}}, "required": ["ship"]}
 SYSTEM = "You are the mate of a ship and answer the crew's questions in plain words. " * 3
-
-
-def eventually(check: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
-    """Wait until `check` gives something true, and return it."""
-    began = time.monotonic()
-    while not (found := check()):
-        if time.monotonic() > began + seconds:
-            raise AssertionError(f"after {seconds:g} s still not: {what}")
-        time.sleep(0.2)
-    print(f"after {time.monotonic() - began:.1f} s: {what}", file=sys.stderr)
-    return found
-
-
-class Prometheus:
-    """A Prometheus with the chart's alerts, scraping each second."""
-
-    def __init__(self, programs: Path, folder: Path, kubeconfig: Path, rules: Sequence[Path]) -> None:
-        folder.mkdir()
-        self.targets = Targets(kubeconfig, folder / "targets.json")
-        config = folder / "prometheus.yml"
-        config.write_text(yaml.safe_dump(configuration(self.targets.file, rules)))
-        subprocess.run([programs / "promtool", "check", "config", config], check=True, capture_output=True)
-        self.log = folder / "log"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [
-                    programs / "prometheus",
-                    f"--config.file={config}",
-                    f"--storage.tsdb.path={folder / 'data'}",
-                    "--web.listen-address=127.0.0.1:0",
-                ],
-                stderr=log,
-            )
-        port = eventually(self._port, "Prometheus listens")
-        self.url = f"http://127.0.0.1:{port}"
-        self._http = httpx.Client(base_url=f"{self.url}/api/v1", timeout=60, trust_env=False)
-        eventually(self._answers, "Prometheus answers")
-
-    def _port(self) -> int | None:
-        if self.process.poll() is not None:
-            raise AssertionError(self.log.read_text())
-        with suppress(psutil.Error):
-            for connection in psutil.Process(self.process.pid).net_connections("tcp"):
-                if connection.status == psutil.CONN_LISTEN:
-                    return connection.laddr.port
-        return None
-
-    def _answers(self) -> bool:
-        with suppress(httpx.HTTPError):
-            return self._http.get("/query", params={"query": "1"}).status_code == 200
-        return False
-
-    def close(self) -> None:
-        self.targets.close()
-        self._http.close()
-        self.process.terminate()
-        self.process.wait(30)
-
-    def query(self, expr: str) -> list[dict[str, Any]]:
-        """Return an instant query's series."""
-        return self._get("/query", query=expr)
-
-    def over(self, expr: str, start: float, end: float, step: float = 1.0) -> list[dict[str, Any]]:
-        """Return a query's series over time."""
-        return self._get("/query_range", query=expr, start=start, end=end, step=step)
-
-    def values(self, label: str, metric: str) -> list[str]:
-        """Return the values that a label of a metric has."""
-        answer = self._http.get(f"/label/{label}/values", params={"match[]": metric})
-        return answer.json()["data"]
-
-    def rules(self) -> list[dict[str, Any]]:
-        """Return all rules, with what Prometheus says of their health."""
-        groups = self._http.get("/rules").json()["data"]["groups"]
-        return [rule for group in groups for rule in group["rules"]]
-
-    def _get(self, path: str, **given: Any) -> list[dict[str, Any]]:
-        answer = self._http.post(path, data=given).json()
-        if answer["status"] != "success":
-            raise AssertionError(f"{given['query']}: {answer['error']}")
-        return answer["data"]["result"]
-
-
-def configuration(targets: Path, rules: Sequence[Path]) -> dict[str, Any]:
-    """Return Prometheus' configuration; Debian's build looks for targets in files, not in Kubernetes."""
-    return {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "2s"},
-        "rule_files": [str(path) for path in rules],
-        "scrape_configs": [
-            {"job_name": "pods", "honor_labels": True, "file_sd_configs": [{"files": [str(targets)]}]}
-        ],
-    }
-
-
-class Targets:
-    """Keeps the file of targets: pods with the ports and labels that the chart's monitors choose."""
-
-    def __init__(self, kubeconfig: Path, file: Path) -> None:
-        self.file = file
-        self._api = CoreV1Api(new_client_from_config(str(kubeconfig)))
-        self._stop = threading.Event()
-        file.write_text("[]")
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(30)
-
-    def _run(self) -> None:
-        last = ""
-        while not self._stop.wait(0.5):
-            with suppress(Exception):  # the cluster may be on its way up or down
-                listed = json.loads(
-                    self._api.list_pod_for_all_namespaces(_preload_content=False, _request_timeout=10).data
-                )
-                found = json.dumps([one for pod in listed["items"] for one in target(pod)])
-                if found != last:
-                    new = self.file.with_suffix(".new")
-                    new.write_text(found)
-                    new.rename(self.file)
-                    last = found
-
-
-def target(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return where a pod is scraped, and the labels of its series; nothing for others' pods."""
-    meta, labels = pod["metadata"], pod["metadata"].get("labels", {})
-    component = labels.get("mizzen.dev/component") or labels.get("app.kubernetes.io/component")
-    port = {"engine": "http", "gateway": "admin", "operator": "http"}.get(component)
-    address = pod["status"].get("podIP")
-    numbers = [
-        one["containerPort"]
-        for container in pod["spec"]["containers"]
-        for one in container.get("ports", ())
-        if one.get("name") == port
-    ]
-    if not (address and numbers and pod["status"]["phase"] == "Running"):
-        return []
-    named = {"job": component, "namespace": meta["namespace"], "pod": meta["name"]}
-    if "mizzen.dev/service" in labels:
-        named["service"] = labels["mizzen.dev/service"]
-    return [{"targets": [f"{address}:{numbers[0]}"], "labels": named}]
 
 
 class World:

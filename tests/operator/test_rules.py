@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from crd_cases import RIGHT, WRONG
+from crd_cases import WRONG
+from crd_valid_cases import RIGHT
 from marks import CONTROL_PLANE
 
 CRD = Path(__file__).parents[2] / "crds/inferenceservices.yaml"

@@ -141,7 +141,7 @@ class SharedGateways:
         deployment: Mapping[str, Any] | None = None,
         endpoint: Mapping[str, Any] | None = None,
     ) -> SharedGateway | None:
-        """Reconcile a namespace's shared gateway; return None if no service shares one.
+        """Reconcile a namespace's shared gateway; return None if no service uses a shared gateway.
 
         Args:
             namespace: the namespace.
@@ -149,7 +149,7 @@ class SharedGateways:
             endpoint: live Service of the gateway, if it exists.
 
         Raises:
-            Refused: an object of one of the names belongs to something else.
+            Refused: an object with a name that the gateway needs belongs to something else.
             KubeError: the API server failed, or rejected a manifest.
         """
         state = self._states[namespace]

@@ -115,10 +115,10 @@ class KopfSessionInterceptor:
     async def _intercept(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Forward a request, and record lists and outcomes.
+        """Forward a request to the API server; record listed objects, and whether the request succeeded.
 
         Raises:
-            aiohttp.ClientPayloadError: a list or watch failed, and its back-off has passed; kopf retries.
+            aiohttp.ClientPayloadError: a list or watch failed and its back-off has passed; kopf now retries.
         """
         plural = request.url.path.rpartition("/")[2]
         if plural not in self._streams:
@@ -144,7 +144,7 @@ class KopfSessionInterceptor:
             operation = f"{'watch' if watching else 'list'} {plural}"
             pause = stream.backoff * random.uniform(0.75, 1.25)
             stream.backoff = min(2 * stream.backoff, MAX_BACKOFF_SECONDS)
-            logger.warning("cannot %s: %s; again in %.1f s", operation, describe_error(error), pause)
+            logger.warning("cannot %s: %s; retrying in %.1f s", operation, describe_error(error), pause)
             await asyncio.sleep(pause)
             raise aiohttp.ClientPayloadError(str(error)) from error
         stream.backoff = FIRST_BACKOFF_SECONDS

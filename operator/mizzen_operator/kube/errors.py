@@ -72,7 +72,7 @@ def rejection(error: Refused | KubeError) -> BlockingReason | None:
 
 
 def namespace_terminating() -> BlockingReason:
-    """Return the reason for a service whose namespace is being deleted."""
+    """Return the reason why a service is blocked while its namespace is being deleted."""
     return BlockingReason(
         reasons.NAMESPACE_TERMINATING,
         "the namespace is being deleted, and the service with it: what runs serves until it goes, and "

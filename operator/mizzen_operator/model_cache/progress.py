@@ -29,17 +29,17 @@ class Download:
     """The download of a model into a cache.
 
     Attributes:
-        cache_key: identifies cache and folder; `status.model.place`.
+        cache_key: identifies the cache and the folder in it; reported as `status.model.place`.
         source: source of the model, as in the spec.
-        cache_folder: folder of the model in the cache.
-        revision: revision that the source was resolved to; empty until it is.
+        folder: folder of the model in the cache.
+        revision: revision that the source was resolved to; empty until the source is resolved.
         total_bytes: size of the model; 0 until it is known.
         fetched_bytes: bytes in the cache.
         bytes_per_second: current rate.
         seconds_left: remaining seconds at this rate; None without a rate.
-        cached_time: time at which the model was complete; empty until it is.
+        cached_time: time at which the download was completed; empty until then.
         error: error of the last attempt; empty if it succeeded.
-        waiting_for: what the fetch waits for, or retries; empty if it makes progress.
+        waiting_for: reason why the fetch is waiting or retrying; empty while it makes progress.
     """
 
     cache_key: str

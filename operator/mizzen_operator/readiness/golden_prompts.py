@@ -54,7 +54,7 @@ class Verifier:
     def __init__(
         self, client: PromptClient, metrics: Metrics, on_change: Callable[[ServiceKey], None]
     ) -> None:
-        """Ask through `client`; call `on_change` with a group's service after each attempt."""
+        """Send prompts through `client`; after each attempt, call `on_change` with the group's service."""
         self._client = client
         self._metrics = metrics
         self._on_change = on_change

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from crd_cases import RIGHT, WRONG
+from crd_cases import WRONG
+from crd_valid_cases import RIGHT
 from marks import CONTROL_PLANE
 from mizzen.gateway.auth.api_keys import parse_key_files
 

@@ -135,7 +135,7 @@ def select_backend(name: str, geometry: Geometry, kv: KVFormat, *, decode: bool)
         if (reason := checks[candidate](geometry, kv)) is None:
             return candidate
         reasons.append(f"{candidate} does not run here: {reason}")
-    log.warning("attention runs by plain PyTorch, which is slow: %s", "; ".join(reasons))
+    log.warning("attention falls back to plain PyTorch, which is slow: %s", "; ".join(reasons))
     return "reference"
 
 

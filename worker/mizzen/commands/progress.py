@@ -20,7 +20,7 @@ class StartupProgress(AbstractContextManager["StartupProgress"], Protocol):
     """Display of startup progress and of notes for the user."""
 
     def on_line(self, name: str) -> OnLine | None:
-        """Return a function that handles the log lines of a process; None passes them through unchanged."""
+        """Return a function that handles a process's log lines, or None to pass them through unchanged."""
         ...
 
     def update(self, state: str, share: float | None = None) -> None:

@@ -215,7 +215,7 @@ class Gateway:
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """Dispatcher of the only service."""
+        """Dispatcher of `only_service`."""
         return self.only_service.dispatcher
 
     # ── the admin API ─────────────────────────────────────────────────────────────────────────────────────

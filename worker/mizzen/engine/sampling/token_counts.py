@@ -31,7 +31,7 @@ class TokenCounts:
         self.table = torch.empty((0, vocab), dtype=torch.int32, device=upload.device)
 
     def start_slot(self, slot: int, prompt: Int32, output: Int32) -> None:
-        """Count a request's existing tokens when it starts in a slot, which must have no row."""
+        """Count the existing tokens of a request that starts in a slot; the slot must not have a row yet."""
         if not self.free_rows:
             self._grow()
         row_index = self.free_rows.pop()

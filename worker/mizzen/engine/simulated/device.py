@@ -33,7 +33,10 @@ class SimulatedDevice:
         script: Script,
         vocab_size: int = 1 << 17,
     ) -> None:
-        """Allocate state; `slots` is `SchedulerConfig.max_running_requests`, `pages` its pages_total."""
+        """Allocate state.
+
+        `slots` and `pages` are `max_running_requests` and `pages_total` of the `SchedulerConfig`.
+        """
         self._side_outputs = SimulatedSideOutputs(vocab_size)
         self._page_size = page_size
         self._script = script

@@ -65,13 +65,14 @@ class QueueEntry:
 
 
 def reserve_tokens(entries: Sequence[QueueEntry]) -> None:
-    """Reserve from a tenant the expected tokens of all sequences of one request, before any of them begins.
+    """Reserve the tokens that all sequences of one request are expected to use, before any of them begins.
 
-    `Admission.leave` settles the admitted ones, `Admission.settle` all others. If one uses more than
-    expected, the tenant's next request pays for it, and this request goes on.
+    They come from the tenant's budget. `Admission.leave` settles sequences that were admitted; the others
+    need `Admission.settle`. A sequence that uses more tokens than expected goes on, and the tenant's next
+    request pays for them.
 
     Raises:
-        ApiError: 429; then nothing is reserved.
+        ApiError: 429 if the budget does not suffice; then nothing is reserved.
     """
     if entries:
         entries[0].tenant.reserve(sum(queue_entry.expected_tokens for queue_entry in entries))

@@ -69,7 +69,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """vLLM's `structured_outputs`: exactly one of the fields."""
+    """vLLM's `structured_outputs`; exactly one of the fields must be set."""
 
     json: Annotated[Schema | None, Meta(description="A JSON schema.")] = None
     regex: Annotated[str | None, Meta(description="A regular expression.")] = None

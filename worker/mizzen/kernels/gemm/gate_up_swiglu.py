@@ -82,8 +82,9 @@ def is_faster(rows: int, count: int, clusters: int) -> bool:
 
 
 def gate_up_swiglu(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return silu(gate) * up, [tokens, rows / 2], of x [tokens, columns]; bfloat16, all contiguous.
+    """Multiply x by the gate and up weights, and return silu(gate) * up.
 
+    All tensors are bfloat16 and contiguous: `x` is [tokens, columns], and the result is [tokens, rows / 2].
     `weight` [rows, columns] holds the gate rows followed by the up rows; its shape must satisfy `supports`.
     """
     (rows, columns), size = weight.shape, weight.shape[0] // 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 
-DEMO_MODEL = Path(__file__).parents[2] / "models/demo"
+DEMO_MODEL = Path(__file__).parents[3] / "models/demo"
 USER: list[Any] = [{"role": "user", "content": "What is Mizzen?"}]
 PROMPT = "Mizzen is a"
 EXTRA = {

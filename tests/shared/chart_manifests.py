@@ -1,0 +1,26 @@
+"""Helpers to find manifests in a rendered chart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+CHART = ROOT / "charts/mizzen"
+
+
+Manifests = list[dict[str, Any]]
+
+
+def of(manifests: Manifests, kind: str, name: str = "") -> dict[str, Any]:
+    """Return the one manifest of a kind, and of a name if that is given."""
+    [found] = [m for m in manifests if m["kind"] == kind and name in ("", m["metadata"]["name"])]
+    return found
+
+
+def operator(manifests: Manifests) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the operator's pod template and container."""
+    template = of(manifests, "Deployment")["spec"]["template"]
+    return template, template["spec"]["containers"][0]
