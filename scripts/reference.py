@@ -103,8 +103,8 @@ from the programs' registries.
 
 A metric has one series for each combination of label values; the column `series` gives the maximum number
 of series per process. A value chosen by a client becomes a label value only if it names something that
-exists (a served model, a path of the API); all other values become `other`. A histogram has one line per
-bucket bound and three more.
+exists (a served model, a path of the API); all other values become `other`. A series of a histogram has one
+line for each bucket bound, and three more (`+Inf`, `_sum` and `_count`).
 
 Dashboards and alerts expect the labels that the chart's monitors add at scrape time: `namespace`, `pod`,
 and for engines and gateways `service`, taken from the pod's label `mizzen.dev/service` (`mizzen-shared` for

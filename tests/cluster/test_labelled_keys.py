@@ -81,7 +81,7 @@ def quay(cluster: Any) -> Iterator[Quay]:
 
 def test_secrets_come_and_go_and_no_request_is_lost(quay: Quay) -> None:
     eventually(lambda: quay.answers("first", 401))  # no Secret yet: closed, not open
-    assert "every request is 401" in quay.condition("GatewayReady")["message"]
+    assert "every request gets 401" in quay.condition("GatewayReady")["message"]
     quay.cluster.apply(keys("first"))
     eventually(lambda: quay.answers("first", 200) and quay.pods() == 1)  # and the one before is gone
 

@@ -14,7 +14,7 @@ from crd_valid_cases import RIGHT
 from marks import CONTROL_PLANE
 
 CRD = Path(__file__).parents[2] / "crds/inferenceservices.yaml"
-OF_UPDATES = "spec.gateway.mode cannot change"
+OF_UPDATES = "spec.gateway.mode is immutable"
 """A rule that compares with what was there, of which `test_shared` has both cases."""
 
 pytestmark = CONTROL_PLANE

@@ -48,9 +48,8 @@ class MetadataPoller:
                     self._failing.discard(kind)
                 except KubeError as error:
                     if kind not in self._failing:  # a role of an older release lacks the permission
-                        logger.warning(
-                            "cannot list %s: %s; edits of these objects will be noticed later", kind, error
-                        )
+                        text = "cannot list %s: %s; edits of these objects will be noticed later"
+                        logger.warning(text, kind, error)
                     self._failing.add(kind)
                 except Exception:
                     logger.exception("unexpected error")

@@ -166,7 +166,7 @@ class Supervisor:
         """Make rank 0 take a trace; do not forward the signal where it would kill the rank."""
         if not self._is_leader or not self._config.profile or self._phase() < Phase.SERVING:
             log.warning(
-                "SIGUSR2 ignored: a trace needs an engine that is serving and was started with --profile FOLDER"
+                "SIGUSR2 ignored: a trace needs a serving engine that was started with --profile FOLDER"
             )
             return
         self._ranks[0].signal(signal.SIGUSR2)
