@@ -53,7 +53,7 @@ def test_up_and_down_as_a_user_calls_them(new_cluster: Callable[[], Any], tmp_pa
     shown = local.run("status")
     assert shown.returncode == 0, shown.stderr
     assert "kube-apiserver" in shown.stdout and "mizzen-operator-" in shown.stdout
-    assert "leads" in local.run("logs", "operator").stdout
+    assert "is the leader" in local.run("logs", "operator").stdout
     assert local.run("logs", "nothing").returncode == 1
     known = local.run("logs").stdout.splitlines()
     assert set(known) >= {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "node"}
