@@ -1,4 +1,4 @@
-# Everything runs from .venv, which `make install` creates. The other targets run `make install` if .venv is out of date.
+# Everything runs from .venv, which `make install` creates. Other targets run `make install` first if .venv is out of date.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,16 +39,16 @@ lint: $(STAMP) ## run ruff and pyright
 	$(BIN)/pyright
 
 test: $(STAMP) lint ## run lint, type checks and all tests
-	@$(BIN)/mizzen-local assets > /dev/null  # before any test timeout starts: if they cannot be downloaded, this builds them
+	@$(BIN)/mizzen-local assets > /dev/null  # first, because it may have to build them, which takes longer than a test's timeout
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations 15
 
-fuzz: $(STAMP) ## run the property tests with new random examples in each of ROUNDS rounds; default 5
+fuzz: $(STAMP) ## run the property tests with new random examples, ROUNDS times (default 5)
 	for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m hypothesis --hypothesis-profile fuzz || exit; done
 
-test-gpu: ## run the engine's tests on this machine's GPU, with a GPU_PYTHON that has the packages
+test-gpu: ## run the engine's GPU tests on this machine, with GPU_PYTHON, which must have the packages
 	MIZZEN_GPU=required MIZZEN_COMPILE=$(COMPILE) MIZZEN_LOAD_SECONDS=$(LOAD_SECONDS) PYTHONPATH=$(SOURCES) $(GPU_PYTHON) -m pytest tests/gpu tests/engine/test_cuda.py -o addopts="" --import-mode=importlib -q
 
-soak: $(STAMP) ## run hours of rollouts, scaling and faults under load; shorten with SOAK="--requests 5000 ..."
+soak: $(STAMP) ## run rollouts, scaling and faults under load for hours; shorten with SOAK="--requests 5000 ..."
 	$(BIN)/python tests/cluster/soak.py $(SOAK)
 
 e2e: $(STAMP) ## test the whole product on a real cluster: E2E_LOAD=kind, kube or registry (docs/images.md)

@@ -2,10 +2,10 @@
 
     python benchmarks/allreduce.py --ranks 2 [--json]
 
-Starts one process per GPU. Each size is reduced many times in one captured graph; the time of one all-reduce
-is the graph's time divided by their number, for the slowest rank, as the median of the rounds. The limit is
-the minimum number of bytes that a GPU must receive, twice (ranks - 1) / ranks of the message, at the given
-bandwidth of its links in one direction.
+Starts one process per GPU. For each size, one captured graph contains many all-reduces. The time of one
+all-reduce is the graph's time divided by their number: the median of the rounds, for the slowest rank. The
+limit is the time to receive the minimum number of bytes at the given bandwidth of a GPU's links in one
+direction. That minimum is 2 * (ranks - 1) / ranks times the size of the message.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLUMNS = (1024, 4096, 5120)
 FUSED = ("push", "fused", "fused-two-shot")
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512)
 Times = dict[str, dict[str, float]]
-"""Microseconds, by size and method."""
+"""Microseconds by message size or shape, then by method."""
 
 
 def graph_of(work: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:
@@ -56,7 +56,7 @@ def graph_of(work: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:
 
 
 def microseconds(group: RankGroup, work: Callable[[], object], rounds: int) -> float:
-    """Return the microseconds of an operation: the median of the rounds, of the slowest rank."""
+    """Return the microseconds of one call of `work`: the median of the rounds, for the slowest rank."""
     graph = graph_of(work, REPEATS)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times = []
@@ -72,7 +72,7 @@ def microseconds(group: RankGroup, work: Callable[[], object], rounds: int) -> f
 
 
 def collectives_of(group: RankGroup, method: str) -> CudaCollectives:
-    """Return collectives of the group's ranks that use one all-reduce method."""
+    """Return collectives for the ranks of the group that use only the given all-reduce method."""
     existing = group.collectives
     if not isinstance(existing, CudaCollectives):
         raise TypeError("the ranks have no GPUs")
@@ -80,13 +80,13 @@ def collectives_of(group: RankGroup, method: str) -> CudaCollectives:
 
 
 def log_progress(group: RankGroup, work: str) -> None:
-    """Log to standard error what is being measured, so that a hanging collective is the last one logged."""
+    """Log what is measured next, so that the last line on standard error names a collective that hangs."""
     if not group.rank:
         print(f"{time.perf_counter():.1f} s: measuring {work}", file=sys.stderr, flush=True)
 
 
 def sweep(group: RankGroup, rounds: int) -> Times:
-    """Time every method at every size."""
+    """Measure the all-reduce by every method at every size; return microseconds."""
     results: Times = {}
     device = group.config.device
     for method in ("nccl", "one-shot", "two-shot"):
@@ -102,7 +102,7 @@ def sweep(group: RankGroup, rounds: int) -> Times:
 
 
 def fused(group: RankGroup, rounds: int) -> Times:
-    """Time all-reduce, residual addition and norm: fused in one kernel by each method, and as two kernels."""
+    """Measure all-reduce with residual addition and norm, as one kernel and as two; return microseconds."""
     from mizzen.kernels.norm import add_rms_norm
 
     results: Times = {}
@@ -135,7 +135,7 @@ def fused(group: RankGroup, rounds: int) -> Times:
 
 
 def check(group: RankGroup) -> None:
-    """Compare the fused kernels with plain operations, so that no incorrect kernel is timed."""
+    """Check the fused kernels against PyTorch operations, so that no incorrect kernel is measured."""
     device = group.config.device
     for method, columns in itertools.product(FUSED, COLUMNS):
         collectives = collectives_of(group, method)
@@ -157,7 +157,7 @@ def check(group: RankGroup) -> None:
 
 
 def run_rank(args: argparse.Namespace) -> None:
-    """Measure as one rank; rank 0 prints the results."""
+    """Run the measurements on one rank; rank 0 prints the results."""
     place = RankConfig(
         rank=args.rank,
         size=args.ranks,
@@ -178,7 +178,7 @@ def run_rank(args: argparse.Namespace) -> None:
 
 
 def print_results(args: argparse.Namespace, sums: Times, with_norm: Times) -> None:
-    """Print the times by size and by shape, and with `--json` as one object."""
+    """Print the times by size and by shape, and with `--json` also as one JSON object."""
     for size, row in sums.items():
         least = 2 * (args.ranks - 1) / args.ranks * int(size) / (args.bandwidth * 1e3)
         best = min(row, key=lambda method: row[method])

@@ -4,16 +4,16 @@
     python benchmarks/attention.py --heads 16 --kv-heads 2 --head-dim 256 --window 4096 --page-size 64
     python benchmarks/attention.py --batch 8 64 101 --context 1000 --long 30000 --chunk
 
-Decodes are measured from the QKV projection to the attended values, as a layer runs them: query and key
-norms, RoPE, storing the new token, attention. They run in a captured graph over several layers if the backend
-supports capture, with more KV than the GPU's caches hold. Prefill chunks (`--chunk`, after `--prefix` cached
-tokens) are attention alone, launched one by one. The limits are the bytes of the KV for decodes and the
-operations for chunks.
+Decodes are measured from the raw QKV projection to the output of attention, as a layer runs them: query and
+key norms, RoPE, storing the new token, attention. If the backend supports capture, they run in a captured
+graph over several layers, which together have more KV than the GPU's caches hold. For prefill chunks
+(`--chunk`, after `--prefix` cached tokens) only attention is measured, kernel by kernel. The limit of decodes
+is the time to read the KV, and the limit of chunks is the time for their operations.
 
-With `--long` the first row of each batch has another context length than the others, and `split` is also
-measured in the form that captured graphs use for such batches, with length-aware splits (`split by lengths`).
+With `--long`, the first row of each batch has this context length instead of `--context`. Then `split` is
+also measured with length-aware splits, which captured graphs use for such batches (`split by lengths`).
 
-The backend that `auto` picks is marked; the last lines name faster backends, if there are any.
+The backend that `auto` selects is marked. The last lines name backends that were faster than it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from common_parts.arguments import Help, jsonable, natural, positive
 from common_parts.engine_options import is_smoke_run, parse_args
-from common_parts.gpu import need_device
+from common_parts.gpu import require_device
 from common_parts.layer_attention import Bench, Decodes, chunk_seconds
 from common_parts.limits import add_roofline_options, roofline_of
 from common_parts.machine_info import machine
@@ -43,9 +43,9 @@ from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL
 DECODES = {"cuda": ("split", "fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "reference")}
 PROMPTS = {"cuda": ("fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "reference")}
 BY_LENGTHS = " by lengths"
-"""Suffix of a backend's name: contexts are split by their lengths."""
+"""Suffix of a backend's name for length-aware splits."""
 BETTER = 1.02
-"""Ratio of times from which on a backend is reported as faster than that of `auto`."""
+"""Minimum ratio of the time of `auto` to the time of another backend that is reported as faster."""
 
 
 def compare_backends(
@@ -71,7 +71,7 @@ def compare_backends(
 
 
 def slower_choices(results: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each measurement in which a backend is faster than that of `auto`."""
+    """Yield a line for each measurement in which another backend is faster than the choice of `auto`."""
     for work, result in results.items():
         times = {name: figures["us"] for name, figures in result["backends"].items()}
         auto = result["auto"]
@@ -81,7 +81,7 @@ def slower_choices(results: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def lengths_of(args: argparse.Namespace, batch: int, context: int) -> Int32:
-    """Return the context length of each row of a batch."""
+    """Return the context length of each row of a batch in tokens, int32 [batch]."""
     lengths = np.full(batch, context, np.int32)
     if args.long:
         lengths[0] = args.long
@@ -95,7 +95,10 @@ def decode_names(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def graph_variant(auto: str, bench: Bench, lengths: Int32) -> str:
-    """Return the variant of the backend `auto` that captured graphs use for a batch of these lengths."""
+    """Return the name of the backend `auto`, with the suffix for length-aware splits if graphs use them.
+
+    This depends on the context lengths of the batch in tokens, int32 [batch].
+    """
     backend = FACTORIES[auto](bench.geometry, bench.kv)
     supported = isinstance(backend, LengthSplitDecode) and backend.concurrent_splits
     return (
@@ -104,14 +107,14 @@ def graph_variant(auto: str, bench: Bench, lengths: Int32) -> str:
 
 
 def decode_limit(args: argparse.Namespace, geometry: Geometry, lengths: Int32) -> float:
-    """Return the minimum seconds of a batch of decodes: those of reading its KV."""
+    """Return the minimum seconds of a batch of decodes: the time to read its KV."""
     token_bytes = 2 * geometry.kv_heads * geometry.head_dim * (1 if args.kv_cache_dtype == "fp8" else 2)
     seen = np.minimum(lengths, geometry.windows[0] or math.inf)
     return float(seen.sum()) * token_bytes / roofline_of(args)[0]
 
 
 def chunk_limit(args: argparse.Namespace, geometry: Geometry, count: int) -> float:
-    """Return the minimum seconds of a chunk after the prefix: those of its operations."""
+    """Return the minimum seconds of a chunk of `count` tokens after the prefix, given by its operations."""
     seen = geometry.windows[0] or math.inf
     pairs = sum(min(position + 1, seen) for position in range(args.prefix, args.prefix + count))
     return 4 * geometry.heads * geometry.head_dim * pairs / roofline_of(args)[1]
@@ -155,7 +158,7 @@ def measure(
 
 
 def geometry_of(args: argparse.Namespace) -> tuple[Geometry, bool]:
-    """Return the attention geometry from shape and options, and whether the model has query and key norms."""
+    """Return the attention geometry of the command line, and whether the model has query and key norms."""
     config = config_of(args.shape)
     geometry = Geometry(
         heads=args.heads or config.heads,
@@ -171,17 +174,27 @@ def main() -> None:
     parser.add_argument(
         "--shape", choices=sorted(SHAPES), default="qwen3-8b", help="model whose layer is measured"
     )
-    parser.add_argument("--heads", type=positive, help="query heads, if not the shape's")
-    parser.add_argument("--kv-heads", type=positive, help="KV heads, if not the shape's")
-    parser.add_argument("--head-dim", type=positive, help="size of a head, if not the shape's")
-    parser.add_argument("--window", type=positive, help="sliding window in tokens, the token itself included")
+    parser.add_argument("--heads", type=positive, help="query heads; by default those of the shape")
+    parser.add_argument("--kv-heads", type=positive, help="KV heads; by default those of the shape")
+    parser.add_argument("--head-dim", type=positive, help="size of a head; by default that of the shape")
     parser.add_argument(
-        "--batch", type=positive, nargs="*", default=[1, 8, 32, 64, 256], help="rows of decodes"
+        "--window", type=positive, help="sliding window in tokens, including the token itself"
     )
-    parser.add_argument("--context", type=positive, nargs="+", default=[1096], help="tokens of each row")
-    parser.add_argument("--long", type=positive, help="context of each batch's first row, if different")
     parser.add_argument(
-        "--chunk", type=positive, nargs="*", default=[1024, 8192], help="tokens of a prefill chunk"
+        "--batch",
+        type=positive,
+        nargs="*",
+        default=[1, 8, 32, 64, 256],
+        help="numbers of rows of decode batches",
+    )
+    parser.add_argument(
+        "--context", type=positive, nargs="+", default=[1096], help="tokens in each row's context"
+    )
+    parser.add_argument(
+        "--long", type=positive, help="context of each batch's first row; by default --context"
+    )
+    parser.add_argument(
+        "--chunk", type=positive, nargs="*", default=[1024, 8192], help="numbers of tokens of prefill chunks"
     )
     parser.add_argument("--prefix", type=natural, default=0, help="cached tokens before the chunk")
     parser.add_argument(
@@ -201,7 +214,7 @@ def main() -> None:
     add_roofline_options(parser)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     args = parse_args(parser, batch=[1, 4], context=[128], chunk=[64])
-    need_device(args.device)
+    require_device(args.device)
     if is_smoke_run(args):
         torch.set_num_threads(1)  # more threads would only wait for each other
     geometry, norm = geometry_of(args)

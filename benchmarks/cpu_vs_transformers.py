@@ -2,10 +2,11 @@
 
     python benchmarks/cpu_vs_transformers.py [--json]
 
-A batch of 16 prompts of 544 tokens is continued by 64 tokens each, greedily, in float32. Two cases: all
-prompts share their first 512 tokens, which Mizzen keeps in its prefix cache; and no two prompts share
-anything. Both engines are warm; Transformers runs with SDPA and its KV cache. Runs of both alternate, so that
-other load on the machine affects both, and the medians are compared. The figures count output tokens.
+Both engines generate 64 tokens for each of 16 prompts of 544 tokens, greedily and in float32. There are two
+cases: either all prompts share their first 512 tokens, which Mizzen keeps in its prefix cache, or no two
+prompts share a prefix. Both engines are warm; Transformers uses SDPA and its KV cache. Runs of the two
+engines alternate, so that other load on the machine affects both, and their medians are compared. Throughput
+is in output tokens per second.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def make_model(folder: Path, shape: Shape) -> transformers.LlamaForCausalLM:
 
 
 def make_prompts(work: Workload, shape: Shape, seed: int, shared: bool) -> list[list[int]]:
-    """Return random prompts, with the shared prefix if `shared`."""
+    """Return random prompts as token ids; if `shared`, they have a common prefix."""
     rng = np.random.default_rng(seed)
     length = work.shared + work.own
     prompts = rng.integers(3, shape.vocab_size, (work.batch, length))
@@ -75,7 +76,7 @@ def make_prompts(work: Workload, shape: Shape, seed: int, shared: bool) -> list[
 def run_transformers(
     model: transformers.LlamaForCausalLM, prompts: list[list[int]], work: Workload
 ) -> list[list[int]]:
-    """Return the answers of Transformers."""
+    """Run prompts with Transformers; return the generated token ids."""
     ids = torch.tensor(prompts)
     with torch.inference_mode():
         out = model.generate(
@@ -91,27 +92,30 @@ def run_transformers(
 
 
 def run_mizzen(llm: LLM, prompts: list[list[int]], work: Workload) -> list[list[int]]:
-    """Return the answers of Mizzen."""
+    """Run prompts with Mizzen; return the generated token ids."""
     params = SamplingParams(temperature=0, max_tokens=work.output, ignore_eos=True)
     return [answer.token_ids for answer in llm.generate(prompts, params, progress=False)]
 
 
 def timed(run: Callable[[], list[list[int]]]) -> tuple[float, list[list[int]]]:
-    """Return the seconds of a call and its answers."""
+    """Return the seconds that a call takes, and its result."""
     begin = time.perf_counter()
     tokens = run()
     return time.perf_counter() - begin, tokens
 
 
 def same_share(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Return the share of answers that are equal token by token."""
+    """Return the share of prompts for which both engines generated the same tokens."""
     return sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
 
 
 def measure(
     llm: LLM, model: transformers.LlamaForCausalLM, work: Workload, shape: Shape, case: str
 ) -> dict[str, float]:
-    """Alternate runs of both engines; every round has its own prompts, so only shared prefixes are cached."""
+    """Measure a case with alternating runs of both engines.
+
+    Every round has new prompts, so that only the shared prefix can be in the prefix cache.
+    """
     shared = case == "shared"
     warm = make_prompts(work, shape, seed=1, shared=shared)
     run_mizzen(llm, warm, work)

@@ -4,10 +4,11 @@
     python benchmarks/decode.py --shape qwen3-0.6b --batch 256 --ask penalties
 
 Prompts of `--context` tokens are prefilled first and stay in the prefix cache, so that all rows of a batch
-start within a few steps. The result is the mean time of a step between the 32nd output token of the last row
-and the 160th of the first. The limit is computed with the context in the middle of that span, the prompt and
-96 tokens. With `--long` the first row of each batch has a prompt of that length. `--profile` runs some more
-steps under PyTorch's profiler and reports by how much each kernel delays a step.
+start within a few steps. The result is the mean time of a step, from the step in which the last row reaches
+its 32nd output token to the step in which the first row reaches its 160th. The limit is computed for the
+context in the middle of that span: the prompt and 96 tokens. With `--long`, the first row of each batch has a
+prompt of that length. `--profile` runs more steps under PyTorch's profiler, and reports by how much each
+kernel delays a step.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from common_parts.gpu import (
     fail,
     load,
     median,
+    print_startup,
     run,
-    started,
     token_bound,
 )
-from common_parts.kernel_delays import Part, print_kernels, trace_kernels
+from common_parts.kernel_delays import KernelTimes, print_kernels, trace_kernels
 from common_parts.tables import Table
 from torch.profiler import ProfilerActivity, profile
 
@@ -62,7 +63,7 @@ def start(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> None
 
 
 def step(llm: LLM, rows: int) -> tuple[int, int] | None:
-    """Run a step; return the fewest and the most output tokens of its rows, or None if rows are missing."""
+    """Run a step; return the lowest and the highest output position of its rows; None if rows are missing."""
     output = llm.engine.step(0.0)
     llm.engine.drain_cache_events()
     if output is None or len(output.rids) < rows:
@@ -71,7 +72,7 @@ def step(llm: LLM, rows: int) -> tuple[int, int] | None:
 
 
 def explain_split_batch(llm: LLM, prompts: list[np.ndarray]) -> str:
-    """Return the reason why the rows of a batch never decoded all at once, and the option to change."""
+    """Return an error message that says why the rows of a batch never decoded together, with advice."""
     batch, least = len(prompts), max(map(len, prompts)) + FIRST + 2
     if least > llm.engine.info.context_length:
         bound, more = token_bound(llm)
@@ -88,7 +89,7 @@ def explain_split_batch(llm: LLM, prompts: list[np.ndarray]) -> str:
 
 
 def step_seconds(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> float:
-    """Run a batch; return the mean time of a step while all its rows decode.
+    """Run a batch; return the mean seconds of a step while all its rows decode.
 
     Raises:
         SystemExit: a prompt was rejected, or the rows never decoded together.
@@ -105,8 +106,8 @@ def step_seconds(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) 
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
-def profile_step(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> dict[str, Part]:
-    """Return by how much each kernel delays a step, the largest delay first."""
+def profile_step(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> dict[str, KernelTimes]:
+    """Profile some steps; return by how much each kernel delays a step, the largest delay first."""
     start(llm, prompts, sampling)
     while llm.engine.busy and (step(llm, len(prompts)) or (0, 0))[0] < FIRST:
         pass
@@ -120,7 +121,7 @@ def profile_step(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) 
 
 
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
-    """Measure each batch size."""
+    """Measure the decode step of each batch size."""
     largest = max(args.batch)
     results: dict[int, dict[str, Any]] = {}
     sampling = SamplingParams(
@@ -151,7 +152,7 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
                 kernels = profile_step(llm, prompts[:batch], sampling)
                 results[batch]["kernels"] = {name: asdict(part) for name, part in kernels.items()}
                 print_kernels(kernels)
-        return {"steps": results, **started(llm)}
+        return {"steps": results, **print_startup(llm)}
 
 
 def main() -> None:
@@ -161,10 +162,10 @@ def main() -> None:
         type=positive,
         nargs="+",
         default=[1, 8, 32, 128, 256],
-        help="rows of a step",
+        help="numbers of rows that decode together",
     )
     parser.add_argument("--context", type=positive, default=1000, help="tokens of a prompt")
-    parser.add_argument("--long", type=positive, help="prompt tokens of the first row, if different")
+    parser.add_argument("--long", type=positive, help="prompt tokens of the first row; by default --context")
     parser.add_argument("--temperature", type=not_negative, default=0.6, help="0 is greedy")
     parser.add_argument(
         "--ask", choices=tuple(FEATURES), default="nothing", help="sampling features that each request uses"

@@ -2,24 +2,25 @@
 
     python benchmarks/gateway_load.py --json
 
-The gateway is the real command. The engines speak the real wire protocol at scripted speeds in their own
-processes. The client, also a process, knows from each prompt the answer that must come and checks every byte.
-The tokenizer is byte-level BPE with 128,000 entries, trained on the first run and kept in the temporary
-folder. With two cores or more, the gateway has one to itself, and everything else shares the others.
+The gateway is the real command. Engines are simulated in processes of their own, which speak the real wire
+protocol at scripted speeds. The client is another process; it can compute the right answer from each prompt,
+and checks every byte. The tokenizer is byte-level BPE with 128,000 entries; it is trained on the first run,
+and kept in the temporary folder. With two cores or more, the gateway runs alone on one core, and everything
+else on the other cores. The phases are:
 
-    streams    200 tokens in, 100 out, streamed, with as many streams as one core can serve without merging
-               tokens of a stream: requests and chunks (events with text) over the CPU-seconds of all
-               processes and threads of the gateway
-    full       the same with more streams than that, so that tokens that arrived meanwhile share a chunk
-    added      the same at 60 % of `streams`, with random arrivals: for each token, the time from the engine's
-               sending to the client's receiving, and for the first token of a request also the time from the
-               client's sending to the engine's receiving (`added_ms`; `added_first_token_ms` is of the first
-               tokens only). Of the tokens of a split character only the last counts, because text comes in
-               complete characters
-    long       prompts of 100,000 tokens over CPU-seconds
-    idle       CPU of a gateway with 100 engines and no request
-    held       2,000 streams at once for a minute, one token per second each
-    churn      resident memory while streams come and go (`--churn-seconds 3600` for an hour)
+    streams    throughput with as many streams as one core can serve without merging tokens of a stream (200
+               prompt tokens and 100 output tokens each): requests and chunks (events with text) per
+               CPU-second of all processes and threads of the gateway
+    full       the same with four times as many streams, so that several tokens of a stream share a chunk
+    added      latency that the gateway adds, at 60 % of the throughput of `streams` and with random arrivals:
+               the time from the engine's send to the client's receipt of each token. For the first token of a
+               request, the time from the client's send to the engine's receipt of the request is added.
+               `added_ms` covers all tokens, `added_first_token_ms` only first tokens. If several tokens form
+               one character, only the last of them counts, because clients get complete characters
+    long       prompts of 100,000 tokens per CPU-second
+    idle       CPU use of a gateway with 100 engines and no requests
+    held       CPU and memory use of 2,000 streams at once for a minute, with one token per second each
+    churn      growth of resident memory while streams come and go (`--churn-seconds 3600` for an hour)
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ GOALS = {
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Setups shared by all phases."""
+    """Objects and settings that all phases share."""
 
     arguments: argparse.Namespace
     vocabulary: Vocabulary
@@ -63,7 +64,7 @@ class Setup:
     other_cores: set[int]
 
     def script(self, step_seconds: float) -> Script:
-        """Return the script of engines that generate a token every `step_seconds`."""
+        """Return a script for engines that generate one token per request every `step_seconds`."""
         return Script(
             files=self.vocabulary.files,
             replies=self.replies,
@@ -72,7 +73,7 @@ class Setup:
         )
 
     def engines(self, count: int, processes: int, step_seconds: float) -> Engines:
-        """Start `count` engines in the given number of processes."""
+        """Start `count` simulated engines in the given number of processes."""
         return Engines(count, processes, self.script(step_seconds), self.other_cores)
 
     def gateway(self, engines: Engines) -> GatewayProcess:
@@ -84,7 +85,7 @@ class Setup:
         """Run a client plan; return its result and the gateway's CPU-seconds in the measured span.
 
         Raises:
-            SystemExit: an answer was incorrect.
+            SystemExit: an answer was incorrect, or a stream did not end.
         """
         client = ClientProcess(Plan(port=gateway.port, **plan), self.other_cores)
         with CpuMeter(gateway) as meter:
@@ -97,7 +98,7 @@ class Setup:
 
 
 def streams(setup: Setup, gateway: GatewayProcess, concurrency: int) -> dict[str, float]:
-    """Measure throughput with `concurrency` streams at once."""
+    """Measure the gateway's throughput with `concurrency` streams at once."""
     options = setup.arguments
     result, cpu = setup.run(
         gateway,
@@ -142,7 +143,7 @@ def added_latency(setup: Setup, gateway: GatewayProcess, engines: Engines, rate:
 
 
 def character_ends(vocabulary: Vocabulary, replies: Any) -> np.ndarray:
-    """Return for each token of a text whether a character ends with it, bool [tokens]."""
+    """Return for each token of `replies` whether it completes a character, bool [tokens]."""
     alphabet, ends, missing = byte_alphabet(), np.zeros(len(replies), bool), 0
     for at, token in enumerate(replies.tolist()):
         for character in vocabulary.tokenizer.id_to_token(token):
@@ -153,7 +154,7 @@ def character_ends(vocabulary: Vocabulary, replies: Any) -> np.ndarray:
 
 
 def latencies(setup: Setup, result: Result, timings: dict[int, Timing]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the latency added to the first tokens of requests, and to all tokens, in milliseconds."""
+    """Return the latency in milliseconds that the gateway added to first tokens, and to all tokens."""
     first, tokens = [], []
     ends = character_ends(setup.vocabulary, setup.replies)
     for arrival in result.arrivals:
@@ -176,7 +177,7 @@ def percentiles(values: np.ndarray) -> dict[str, float]:
 
 
 def long_prompts(setup: Setup, gateway: GatewayProcess) -> dict[str, float]:
-    """Measure prompts of 100,000 tokens."""
+    """Measure the gateway's throughput with prompts of 100,000 tokens."""
     result, cpu = setup.run(
         gateway,
         prompt_tokens=100_000,
@@ -190,7 +191,7 @@ def long_prompts(setup: Setup, gateway: GatewayProcess) -> dict[str, float]:
 
 
 def idle(setup: Setup) -> dict[str, float]:
-    """Measure a gateway with 100 engines and no request."""
+    """Measure the CPU use of a gateway with 100 engines and no requests."""
     with setup.engines(100, 4, 0.01) as engines, setup.gateway(engines) as gateway:
         time.sleep(3)
         with CpuMeter(gateway) as meter:
@@ -201,7 +202,7 @@ def idle(setup: Setup) -> dict[str, float]:
 
 
 def held(setup: Setup) -> dict[str, float]:
-    """Hold 2,000 streams for a minute."""
+    """Measure the CPU and memory use of a gateway with 2,000 open streams, for a minute."""
     with setup.engines(10, 10, 1.0) as engines, setup.gateway(engines) as gateway:
         result, cpu = setup.run(
             gateway,
@@ -223,7 +224,7 @@ def held(setup: Setup) -> dict[str, float]:
 
 
 def churn(setup: Setup, gateway: GatewayProcess) -> dict[str, float]:
-    """Measure memory growth while streams come and go, the second half against the first."""
+    """Measure how much memory grows in the second half of a run in which streams come and go."""
     seconds, rate = setup.arguments.churn_seconds, setup.arguments.churn_rate
     pace: dict[str, Any] = {"rate": rate} if rate else {"concurrency": 64}
     before = gateway.memory()
@@ -247,7 +248,7 @@ def churn(setup: Setup, gateway: GatewayProcess) -> dict[str, float]:
 
 
 def measure(setup: Setup) -> dict[str, Any]:
-    """Run the phases of the command line."""
+    """Run the phases that the command line selects, and return their figures."""
     phases, results = setup.arguments.phase or PHASES, {}
     if {"streams", "full", "added", "long", "churn"} & set(phases):
         options = setup.arguments
@@ -259,7 +260,7 @@ def measure(setup: Setup) -> dict[str, Any]:
                 runs = [streams(setup, gateway, options.concurrency) for _ in range(options.repeat)]
                 results |= print_figures(max(runs, key=lambda run: run["chunks_per_second_per_core"]))
             if "full" in phases:
-                print("more streams than one core serves:")
+                print("with more streams than one core can serve without merging tokens:")
                 results["full"] = print_figures(streams(setup, gateway, 4 * options.concurrency))
             if "added" in phases:
                 full = min(
@@ -282,7 +283,7 @@ def measure(setup: Setup) -> dict[str, Any]:
 
 
 def print_figures(figures: dict[str, Any]) -> dict[str, Any]:
-    """Print figures with their goals and return them."""
+    """Print figures with their goals, and return the figures."""
     for name, value in figures.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
         for part, number in parts:
@@ -300,11 +301,13 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--phase", action="append", choices=PHASES, help="run only this phase; repeatable")
-    parser.add_argument("--seconds", type=float, default=6.0, help="measured seconds of streams and added")
+    parser.add_argument(
+        "--seconds", type=float, default=6.0, help="measured seconds of a run of streams or added"
+    )
     parser.add_argument("--repeat", type=int, default=2, help="runs of streams and added; the best counts")
     parser.add_argument("--engines", type=int, default=10)
     parser.add_argument("--step-ms", type=float, default=10.0, help="time between an engine's tokens")
-    parser.add_argument("--concurrency", type=int, default=140, help="streams at once")
+    parser.add_argument("--concurrency", type=int, default=140, help="streams at once in streams")
     parser.add_argument(
         "--output-tokens", type=int, default=100, help="output tokens of streams, full and added"
     )
@@ -312,20 +315,20 @@ def main() -> None:
         "--rate",
         type=float,
         default=0.0,
-        help="requests per second of added; by default 60 %% of those of one core",
+        help="requests per second in added; by default 60 %% of the throughput of one core",
     )
     parser.add_argument("--churn-seconds", type=float, default=20.0)
     parser.add_argument(
         "--churn-rate",
         type=float,
         default=0.0,
-        help="streams per second of churn; by default 64 streams at once",
+        help="streams started per second in churn; by default 64 streams run at once",
     )
     parser.add_argument(
         "--gateway-option",
         action="append",
         default=[],
-        help="option for the gateway, such as --gateway-option=--x",
+        help="further option for the gateway's command line, such as --gateway-option=--x; repeatable",
     )
     arguments = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))

@@ -1,11 +1,11 @@
-"""Run all benchmarks of one GPU in sequence and print their figures in one table.
+"""Runs all benchmarks of one GPU in sequence, and prints their figures in one table.
 
     python benchmarks/gpu_all.py [--json]
     python benchmarks/gpu_all.py --device cpu --shape tiny
 
 Each benchmark runs in its own process, and its output is passed on. A Markdown table of all rows comes last,
-and with `--json` one JSON object after it. A benchmark that fails does not stop the others; failures are
-listed at the end. The second command checks in less than a minute that all benchmarks work.
+with `--json` followed by one JSON object. If a benchmark fails, the next ones still run; failures are listed
+at the end. The second command checks in less than a minute that all benchmarks work.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RUNS = (
 
 
 def commands(device: str, shape: str | None) -> list[str]:
-    """Return the commands to run, each once; on a CPU, each program with its own small defaults."""
+    """Return the commands to run, without duplicates; on a CPU, each program runs with small defaults."""
     if device == "cpu":
         return list(dict.fromkeys(f"{run.split()[0]} --device cpu --shape {shape or 'tiny'}" for run in RUNS))
     if shape is None:
@@ -44,7 +44,7 @@ def commands(device: str, shape: str | None) -> list[str]:
 
 
 def run_benchmark(command: str, rounds: int | None) -> dict[str, Any] | None:
-    """Run a benchmark and pass on its output; return its JSON object, or None if it failed."""
+    """Run a benchmark and pass on its output; return its JSON object; None if the benchmark failed."""
     program, *options = command.split()
     options += ["--json", *([] if rounds is None else ["--rounds", str(rounds)])]
     print(f"$ {program} {' '.join(options)}", flush=True)
@@ -62,12 +62,12 @@ def run_benchmark(command: str, rounds: int | None) -> dict[str, Any] | None:
 
 
 def quantity(number: float | None, unit: str) -> str:
-    """Return a number with its unit, or a dash without a number."""
+    """Return a number and its unit as text; a dash for None."""
     return "–" if number is None else f"{number:,.2f} {unit}"
 
 
 def markdown(rows: Iterable[dict[str, Any]]) -> str:
-    """Return all rows as one Markdown table."""
+    """Return the rows of all benchmarks as one Markdown table."""
     lines = ["| work | figure | limit | of the limit |", "|---|---|---|---|"]
     for row in rows:
         figure, limit = (quantity(row[name], row["unit"]) for name in ("figure", "limit"))
@@ -77,7 +77,7 @@ def markdown(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def describe_machine(machine: dict[str, Any]) -> str:
-    """Return the line above the table: GPU, driver, PyTorch and commit, as far as known."""
+    """Return the line above the table: GPU, driver, PyTorch and commit, as far as they are known."""
     names = {"gpu": "", "driver": "driver ", "torch": "PyTorch ", "commit": "commit "}
     return ", ".join(word + machine[name] for name, word in names.items() if machine[name])
 

@@ -1,19 +1,21 @@
-"""Cost of structured output: time of a decode step with and without grammars, and of a compilation.
+"""Cost of structured output: time of a decode step with and without grammars, and time to compile a grammar.
 
-Also measures penalties and log probabilities.
+Penalties and log probabilities are measured, too.
 
     python benchmarks/grammar.py --shape qwen3-0.6b [--batch 64] [--only logprobs,penalties] [--json]
     python benchmarks/grammar.py --device cpu --layers 2 [--json]
     python benchmarks/grammar.py --host [--batch 64] [--json]
 
-Weights are random. The vocabulary is a real one of 128,000 entries, created once and kept in the folder for
-temporary files, with whole words added if the shape has room for more (real models leave a few hundred ids
-without a token). All rows of a batch use the grammar, and none of the grammars can end. The result is the
-mean time of a step while all rows decode, as the median of the rounds. `mask_ms` is the part that the
-engine's loop spends on token masks; on a GPU it overlaps with the model. `--host` runs no model: it picks
-random tokens among those allowed and reports the time of a step's matching and masks, as wall time and as CPU
-time of all threads. Wall time matters with `--mask-threads` if that many cores are idle; with one thread both
-are the same.
+Weights are random. The vocabulary is that of a real tokenizer with 128,000 entries, which is created once and
+kept in the temporary folder. If the shape has room for more entries, whole words are added until a few
+hundred ids remain without a token, as in real models. All rows of a batch use the grammar, and no grammar
+lets an output end. The result is the mean time of a step while all rows decode: the median of the rounds.
+`mask_ms` is the part of that time that the engine's loop spends on token masks; on a GPU it overlaps with the
+model.
+
+`--host` runs no model: it picks random allowed tokens, and reports the time that a step spends on matching
+and on masks, as wall time and as CPU time of all threads. With one thread the two times are equal. With
+`--mask-threads`, look at wall time if as many cores are idle.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import numpy as np
 import torch
 from common_parts.arguments import jsonable, natural, not_negative, positive
 from common_parts.engine_options import engine_options, parse_checked_args
-from common_parts.gpu import benchmark_parser, fail, loaded, median, need_device, started
+from common_parts.gpu import benchmark_parser, fail, loaded, median, print_startup, require_device
 from common_parts.machine_info import machine
 from common_parts.shapes import SHAPES
 from gateway_parts.vocabulary import Vocabulary
@@ -46,9 +48,9 @@ from mizzen.engine.uploader import Uploader
 
 PROMPT, FIRST, LAST = 100, 16, 112
 LEAST_VOCABULARY = 128_256
-"""Minimum vocabulary size of the model: the tokenizer's 128,000 entries and some unused ids."""
+"""Minimum vocabulary size of the model: the 128,000 entries of the tokenizer and some unused ids."""
 SPARE_IDS = 256
-"""Number of the model's ids without a token."""
+"""Number of ids in the model's vocabulary that have no token."""
 RECORDS = r"""
 root ::= record "\n" root
 record ::= "{\"id\":" [1-9] [0-9]{2,5} ",\"name\":\"" name "\",\"ok\":" ("true" | "false") "}"
@@ -91,7 +93,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def save_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write the files of a tokenizer that has nearly as many entries as the model."""
+    """Write the files of a tokenizer for `vocab_size` ids; the last `SPARE_IDS` of them have no token."""
     vocabulary = Vocabulary()
     files = dict(vocabulary.files)
     content = json.loads(files["tokenizer.json"])
@@ -108,13 +110,13 @@ def save_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def vocab_size_of(shape: str) -> int:
-    """Return the vocabulary size of a shape; "tiny" gets a real size, too."""
+    """Return the vocabulary size of a shape, but at least `LEAST_VOCABULARY`, which matters for "tiny"."""
     return max(SHAPES[shape]["vocab_size"], LEAST_VOCABULARY)
 
 
 @contextmanager
 def load(args: Any) -> Iterator[LLM]:
-    """Load the shape of the command line with random weights and a real vocabulary."""
+    """Provide an engine with the shape of the command line, random weights and a real vocabulary."""
     config = dict(SHAPES[args.shape]) | {"vocab_size": vocab_size_of(args.shape)}
     if args.layers:
         config["num_hidden_layers"] = args.layers
@@ -134,7 +136,7 @@ def load(args: Any) -> Iterator[LLM]:
 
 
 def step_seconds(llm: LLM, features: dict[str, Any], batch: int, temperature: float) -> tuple[float, float]:
-    """Run a batch; return the mean seconds of a step while all its rows decode, and those of its masks."""
+    """Run a batch; return the mean seconds of a step while all rows decode, and those it spends on masks."""
     sampling = SamplingParams(temperature=temperature, max_tokens=LAST + 8, ignore_eos=True, **features)
     rng = np.random.default_rng(0)
     for rid in range(batch):
@@ -151,14 +153,14 @@ def step_seconds(llm: LLM, features: dict[str, Any], batch: int, temperature: fl
         if output.offsets.min() >= FIRST and output.offsets.max() <= LAST:
             marks.append((time.perf_counter(), llm.engine.grammar_counts.mask_seconds))
     if len(marks) < 2:
-        fail(f"no KV cache room for a batch of {batch}, or max_running_requests is smaller: lower --batch")
+        fail(f"the KV cache or max_running_requests is too small for a batch of {batch}: lower --batch")
     (begin, masks_begin), (end_at, masks_end) = marks[0], marks[-1]
     count = len(marks) - 1
     return (end_at - begin) / count, (masks_end - masks_begin) / count
 
 
 def features_to_measure(only: str | None) -> dict[str, dict[str, Any]]:
-    """Return sampling parameters by name: first none, then all features or those in `only`."""
+    """Return sampling parameters by name: first "none", then all features, or only those in `only`."""
     features: dict[str, dict[str, Any]] = {
         name: {} if grammar is None else {"grammar": grammar} for name, grammar in GRAMMARS.items()
     }
@@ -169,7 +171,7 @@ def features_to_measure(only: str | None) -> dict[str, dict[str, Any]]:
 
 
 def compile_seconds(llm: LLM, names: Iterable[str]) -> dict[str, float]:
-    """Return the seconds that a request waits for each grammar's first compilation."""
+    """Return for each grammar the seconds that a request waits for its first compilation."""
     seconds: dict[str, float] = {}
     for name in names:
         grammar = GRAMMARS.get(name)
@@ -186,7 +188,7 @@ def compile_seconds(llm: LLM, names: Iterable[str]) -> dict[str, float]:
 
 
 def host_step(vocab_size: int, grammar: Grammar, batch: int, steps: int, threads: int) -> dict[str, float]:
-    """Return the host time of a step in microseconds while every row uses the grammar."""
+    """Return the host time of a step in microseconds, if every row of a batch uses the grammar."""
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(Path(folder), vocab_size)
         target = GrammarTarget(folder=folder, vocab_size=vocab_size, end_token_ids=(vocab_size - 1,))
@@ -217,7 +219,7 @@ def host_step(vocab_size: int, grammar: Grammar, batch: int, steps: int, threads
 
 
 def host(args: Any) -> dict[str, dict[str, float]]:
-    """Measure all grammars without a model."""
+    """Measure the host time of a step for all grammars, without a model."""
     results: dict[str, dict[str, float]] = {}
     for name, grammar in GRAMMARS.items():
         if grammar is None:
@@ -235,13 +237,15 @@ def host(args: Any) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument(
-        "--host", action="store_true", help="measure only the host part of a step, without a model"
+        "--host", action="store_true", help="measure only the host's part of a step, without a model"
     )
     parser.add_argument("--batch", type=positive, default=64, help="requests that decode together")
-    parser.add_argument("--mask-threads", type=positive, default=1, help="threads for masks, with --host")
+    parser.add_argument(
+        "--mask-threads", type=positive, default=1, help="number of threads that compute masks, with --host"
+    )
     parser.add_argument("--only", help="comma-separated names of the features to measure")
     parser.add_argument(
-        "--layers", type=natural, default=0, help="run only this number of the shape's layers"
+        "--layers", type=natural, default=0, help="run only this number of layers of the shape; 0 for all"
     )
     parser.add_argument("--temperature", type=not_negative, default=0.6, help="0 is greedy")
     args = parse_checked_args(parser, batch=1, rounds=1)
@@ -253,7 +257,7 @@ def main() -> None:
         if args.json:
             print(json.dumps({"host": results}))
         return
-    need_device(args.device)
+    require_device(args.device)
     steps: dict[str, dict[str, float]] = {}
     with load(args) as llm:
         llm.generate(
@@ -274,7 +278,7 @@ def main() -> None:
                 f"({took / base - 1:+.1%}), masks {mask * 1e3:5.2f} ms, "
                 f"first compilation {compiling.get(name, 0.0):.2f} s"
             )
-        results = {"steps": steps, "compile_seconds": compiling, **started(llm)}
+        results = {"steps": steps, "compile_seconds": compiling, **print_startup(llm)}
     if args.json:
         output = {"options": vars(args), "machine": machine(args.device), **results}
         print(json.dumps(jsonable(output), default=str))

@@ -2,10 +2,11 @@
 
     python benchmarks/mixed.py --shape qwen3-8b [--streams 32] [--prompt 8192] [--prompts 8] [--json]
 
-Streams decode continuously. Long prompts arrive one after the other, each as soon as the previous one has its
-token. Reports the time between two tokens of a stream at p50, p90 and p99, and the prompts' mean rate.
-`--max-step-milliseconds` determines the prefill chunks. The limit of the time between tokens is that of a
-decode step of the streams alone, and the limit of the rate is that of prompts alone.
+Streams decode continuously. Long prompts arrive one after another, each as soon as the previous prompt has
+its output token. The results are the time between two tokens of a stream at p50, p90 and p99, and the mean
+rate of prompt tokens. `--max-step-milliseconds` determines the size of prefill chunks. The limit of the time
+between tokens is the minimum time of a step that only decodes the streams. The limit of the rate is that of
+prefill without streams.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from common_parts.arguments import number, positive
 from common_parts.engine_options import parse_checked_args
-from common_parts.gpu import benchmark_parser, check_ended, drain, fail, load, median, run, started
+from common_parts.gpu import benchmark_parser, check_ended, drain, fail, load, median, print_startup, run
 from common_parts.tables import Table
 
 from mizzen import LLM, SamplingParams
@@ -25,14 +26,14 @@ from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Request
 
 START = 200
-"""Prompt tokens of a stream."""
+"""Number of prompt tokens of a stream."""
 OUTPUTS = 20_000
-"""Maximum tokens of a stream: more than any stream generates while the prompts run."""
+"""Maximum number of output tokens of a stream, more than a stream generates while the prompts run."""
 SHORTEN = "use fewer --streams or fewer and shorter --prompts, or raise --engine kv_cache_tokens"
 
 
 def submit(llm: LLM, rid: int, prompt: np.ndarray, outputs: int) -> None:
-    """Submit a request for `outputs` tokens."""
+    """Submit a request that generates `outputs` tokens."""
     sampling = SamplingParams(temperature=0.6, max_tokens=outputs, ignore_eos=True)
     llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid))
 
@@ -53,7 +54,7 @@ def step(llm: LLM, streams: int) -> StepOutput | None:
 def run_streams(
     llm: LLM, streams: int, prompts: list[np.ndarray], rng: np.random.Generator
 ) -> tuple[list[float], float]:
-    """Return the seconds between tokens of the streams while prompts ran, and the seconds of all prompts."""
+    """Run streams and prompts; return all seconds between tokens of a stream, and the prompts' total time."""
     highest = min(llm.engine.info.vocab_size, 10000)
     for rid in range(streams):
         submit(llm, rid, rng.integers(0, highest, START).astype(np.int32), OUTPUTS)
@@ -87,7 +88,7 @@ def run_streams(
 
 
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
-    """Measure several rounds; the median of each figure counts."""
+    """Measure several rounds; return the median of each figure."""
     rounds: list[dict[str, float]] = []
     with load(
         args, max_running_requests=args.batch + 8, max_step_milliseconds=args.max_step_milliseconds
@@ -116,15 +117,15 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
         print(f"  p99 is {ratio:.2f} times p50")
         limit = dict.fromkeys(("p50_ms", "p90_ms", "p99_ms"), least) | {"prompt_tokens_per_second": best}
         figures = {"rounds": rounds, "median": middle, "limit": limit, "share": shares, "ratio": ratio}
-        return {**figures, **started(llm)}
+        return {**figures, **print_startup(llm)}
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__, default="qwen3-8b")
-    parser.add_argument("--batch", "--streams", type=positive, default=32, help="streams")
-    parser.add_argument("--context", "--prompt", type=positive, default=8192, help="tokens of a prompt")
+    parser.add_argument("--batch", "--streams", type=positive, default=32, help="number of streams")
+    parser.add_argument("--context", "--prompt", type=positive, default=8192, help="tokens of each prompt")
     parser.add_argument(
-        "--prompts", type=positive, default=8, help="number of prompts that arrive one after the other"
+        "--prompts", type=positive, default=8, help="number of prompts that arrive one after another"
     )
     parser.add_argument(
         "--max-step-milliseconds", type=number, default=25.0, help="target duration of steps with prefill"

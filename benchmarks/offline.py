@@ -2,12 +2,12 @@
 
     python benchmarks/offline.py --shape qwen3-0.6b [--json]
 
-Prompts of 100 to 1024 random tokens are continued by 100 to 1024 tokens each at temperature 0.6, ignoring end
-tokens: 142,827 prompt tokens and 133,966 output tokens. Every round has new prompts of the same lengths, so
-none is in the prefix cache; the first round is not measured. The limit adds the limits of all steps: prefill
-of all prompts by operations, and as many decode steps as the longest output has tokens, each with the rows
-that are left and their context. `--batch` sets another number of requests, `--context` prompts of one length,
-and `--output` answers of one length.
+The prompts have 100 to 1,024 random tokens each, and 100 to 1,024 tokens are generated for each at
+temperature 0.6, ignoring end tokens: 142,827 prompt tokens and 133,966 output tokens in total. Every round
+has new prompts of the same lengths, so that the prefix cache does not help; the first round is not measured.
+The limit is the sum of the limits of all steps: the prefill of all prompts, and as many decode steps as the
+longest output has tokens, each with the rows that are left and their context. `--batch` sets another number
+of requests, `--context` one length for all prompts, and `--output` one length for all outputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from common_parts.arguments import positive
 from common_parts.engine_options import parse_checked_args
-from common_parts.gpu import benchmark_parser, fail, load, median, run, started, token_bound
+from common_parts.gpu import benchmark_parser, fail, load, median, print_startup, run, token_bound
 from common_parts.limits import Limits
 from common_parts.tables import Table
 
@@ -34,7 +34,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 142_827, 133_966
 
 
 def lengths(args: argparse.Namespace) -> tuple[list[int], list[int]]:
-    """Return prompt and output lengths, in the random order of the workload's definition."""
+    """Return the lengths of prompts and of outputs in tokens, in the order that defines the workload."""
     random.seed(0)
     prompts = []
     for _ in range(args.batch):
@@ -54,7 +54,7 @@ def lengths(args: argparse.Namespace) -> tuple[list[int], list[int]]:
 
 
 def limit(limits: Limits, prompts: list[int], outputs: list[int]) -> tuple[float, float]:
-    """Return the minimum seconds of the workload, and separately those of its collectives."""
+    """Return the minimum seconds of the workload without collectives, and of its collectives."""
     left, done = np.array(outputs), np.array(prompts)
     total = limits.prefill(*prompts)
     communication = sum(limits.collectives(count, 1) for count in prompts)
@@ -66,7 +66,7 @@ def limit(limits: Limits, prompts: list[int], outputs: list[int]) -> tuple[float
 
 
 def check_room(llm: LLM, prompts: list[int], outputs: list[int]) -> None:
-    """Exit if a prompt and its answer are longer than a request may be."""
+    """Exit if a prompt and its output together are longer than a request may be."""
     longest = max(range(len(prompts)), key=lambda at: prompts[at] + outputs[at])
     if prompts[longest] + outputs[longest] <= llm.engine.info.context_length:
         return
@@ -76,7 +76,7 @@ def check_room(llm: LLM, prompts: list[int], outputs: list[int]) -> None:
 
 
 def answer(llm: LLM, prompts: list[int], outputs: list[int], seed: int) -> float:
-    """Generate all answers to random prompts of the given lengths; return the seconds."""
+    """Generate outputs for random prompts, both of the given lengths; return the seconds."""
     rng = np.random.default_rng(seed)
     highest = min(llm.engine.info.vocab_size, VOCABULARY)
     ids = [rng.integers(0, highest, count).tolist() for count in prompts]
@@ -114,15 +114,19 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
         share = table.row(f"{args.batch} requests at once", rates, best, "tok/s", note)
         return {
             "seconds": seconds, "tokens_per_second": median(rates), "limit": best, "share": share,
-            "limit_with_collectives": sum(outputs) / (least + communication), **started(llm),
+            "limit_with_collectives": sum(outputs) / (least + communication), **print_startup(llm),
         }  # fmt: skip
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--batch", type=positive, default=SEQUENCES, help="requests")
-    parser.add_argument("--context", type=positive, help="tokens of every prompt")
-    parser.add_argument("--output", type=positive, help="tokens of every answer")
+    parser.add_argument("--batch", type=positive, default=SEQUENCES, help="number of requests")
+    parser.add_argument(
+        "--context", type=positive, help="tokens of each prompt; by default those of the workload"
+    )
+    parser.add_argument(
+        "--output", type=positive, help="tokens of each output; by default those of the workload"
+    )
     run(parse_checked_args(parser, batch=8, context=32, output=16), measure)
 
 

@@ -5,21 +5,22 @@
     python benchmarks/online.py URL --rate 1 --requests 400 --turns 4 --think 2 --text --chat
     python benchmarks/online.py URL --trace trace.jsonl --speed 0.5 1 2 --hash-block 16
 
-Requests are sent when they are due, regardless of earlier ones: the number of open requests is not limited.
-All latencies count from the time a request was due, not from the time the client sent it, and a failed
-request counts as an error and in no latency. In a session of several turns, each turn is due some time after
-the answer to the previous turn; sessions start in the open loop. The delay of the client itself is reported;
-if it is not small compared with the latencies, use `--processes` to spread the client.
+Requests are sent when they are due, even if earlier requests are still open: the number of open requests is
+not limited. All latencies count from the time at which a request was due, not from the time at which the
+client sent it. A failed request counts as an error, and does not count in any latency. In a session of
+several turns, each turn is due some time after the answer to the previous turn; sessions start in the open
+loop. The delay of the client itself is reported; if it is not small compared with the latencies, spread the
+client over several `--processes`.
 
-Prompts are random token ids below `--vocabulary` (/v1/completions), or random words with `--text` (and
-/v1/chat/completions with `--chat`). Answers have the requested length, because `ignore_eos` is sent unless
-`--eos`. Token counts are those of the server's `usage`. A server may send several tokens in one piece of
-text, which arrives at one time; their average number is reported, because the time between tokens is that
-between pieces.
+Prompts are random token ids below `--vocabulary` (for /v1/completions), or random words with `--text` (for
+/v1/chat/completions with `--chat`). Unless `--eos` is given, requests have `ignore_eos`, so that answers have
+the requested length. Token counts are those of the server's `usage`. A server may send several tokens in one
+piece of text, so the time between tokens is actually the time between pieces; the mean number of tokens per
+piece is reported.
 
-A trace has a JSON object per line: `at` (or `timestamp`), `max_tokens` (or `output_length`), and `prompt` or
-`input_length`, with `hash_ids` if prompts share blocks. `--speed 2` replays it twice as fast, and
-`--requests` only its first requests.
+A trace has one JSON object per line with `at` (or `timestamp`), `max_tokens` (or `output_length`), and either
+`prompt` or `input_length`; `hash_ids` say which prompts share blocks. `--speed 2` replays the trace twice as
+fast, and `--requests 100` replays only its first 100 requests.
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ COLUMNS = ("first_token_ms", "per_token_ms", "between_tokens_ms")
 REQUESTS = 200
 """Default number of requests in a run without a trace."""
 MAX_REPLAY_SECONDS = 6 * 3600.0
-"""Maximum seconds of a replay without --trace-unit; a longer one probably has other units than seconds."""
+"""Maximum seconds of a replay without --trace-unit; times of a longer one are probably not in seconds."""
 WITHOUT_TRACE = ("rate", "burstiness", "input", "output", "shared", "groups", "turns", "think")
 """Options that describe random requests, which a trace replaces."""
 WITH_TRACE = ("speed", "trace_unit", "hash_block")
 LAG_SHARE = 0.1
-"""Share of the median time to the first token; a client delayed by more is reported."""
+"""Maximum p99 of the client's own delay, as a share of the median time to the first token; beyond it, the run
+prints a warning."""
 
 
 def lengths(text: str) -> Lengths:
-    """Parse a distribution of lengths."""
+    """Parse a distribution of lengths, such as `U(100,1024)`, for argparse."""
     try:
         return Lengths(text)
     except ValueError as error:
@@ -61,7 +63,7 @@ def lengths(text: str) -> Lengths:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Parse a JSON object."""
+    """Parse a JSON object, for argparse."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -80,35 +82,43 @@ def make_parser() -> argparse.ArgumentParser:
         "--rate", type=above_zero, nargs="+", default=[1.0], help="sessions per second; one run for each"
     )
     parser.add_argument(
-        "--requests", type=positive, help=f"requests of a run; by default {REQUESTS}, or all of a trace"
+        "--requests",
+        type=positive,
+        help=f"number of requests in a run; by default {REQUESTS}, or all of a trace",
     )
     parser.add_argument(
         "--burstiness",
         type=not_negative,
         default=1.0,
-        help="variation of arrivals: 1 Poisson, 0 even, 2 bursts",
+        help="coefficient of variation of the gaps between sessions: 0 even, 1 Poisson, 2 bursts",
     )
-    parser.add_argument("--input", type=lengths, default="U(100,1024)", help="prompt tokens")
-    parser.add_argument("--output", type=lengths, default="U(100,1024)", help="output tokens")
+    parser.add_argument("--input", type=lengths, default="U(100,1024)", help="distribution of prompt tokens")
+    parser.add_argument("--output", type=lengths, default="U(100,1024)", help="distribution of output tokens")
     parser.add_argument(
-        "--shared", type=natural, default=0, help="length of the prefix that prompts of a group share"
+        "--shared", type=natural, default=0, help="tokens of the prefix that prompts of a group share"
     )
     parser.add_argument("--groups", type=positive, default=1, help="groups of prompts that share a prefix")
     parser.add_argument("--turns", type=positive, default=1, help="turns (requests) of a session")
     parser.add_argument(
         "--think", type=not_negative, default=1.0, help="mean seconds between an answer and the next turn"
     )
-    parser.add_argument("--trace", type=Path, help="trace file to replay instead")
+    parser.add_argument("--trace", type=Path, help="trace file to replay instead of random requests")
     parser.add_argument(
         "--speed", type=above_zero, nargs="+", default=[1.0], help="speed of the replay; one run for each"
     )
-    parser.add_argument("--trace-unit", type=above_zero, default=1.0, help="unit of the times in seconds")
-    parser.add_argument("--hash-block", type=positive, default=16, help="tokens in a block of hash_ids")
+    parser.add_argument(
+        "--trace-unit", type=above_zero, default=1.0, help="unit of the trace's times, in seconds"
+    )
+    parser.add_argument(
+        "--hash-block", type=positive, default=16, help="tokens in a block of the trace's hash_ids"
+    )
     parser.add_argument("--text", action="store_true", help="send words instead of token ids")
     parser.add_argument("--chat", action="store_true", help="use /v1/chat/completions (with --text)")
     parser.add_argument("--vocabulary", type=positive, default=10_000, help="upper bound of token ids")
-    parser.add_argument("--eos", action="store_true", help="let the model end its answers")
-    parser.add_argument("--temperature", type=not_negative, help="by default that of the server")
+    parser.add_argument("--eos", action="store_true", help="let the model end its answers itself")
+    parser.add_argument(
+        "--temperature", type=not_negative, help="sampling temperature; by default that of the server"
+    )
     parser.add_argument(
         "--body", type=json_object, default={}, help="further fields of each request, as a JSON object"
     )
@@ -118,10 +128,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--warm", type=not_negative, default=0.0, help="seconds at the start whose latencies do not count"
     )
     parser.add_argument(
-        "--good-first", type=above_zero, help="maximum ms to the first token of a good request"
+        "--good-first", type=above_zero, help="maximum milliseconds to the first token of a good request"
     )
-    parser.add_argument("--good-token", type=above_zero, help="maximum mean ms per token of a good request")
-    parser.add_argument("--processes", type=positive, default=1, help="client processes")
+    parser.add_argument(
+        "--good-token", type=above_zero, help="maximum mean ms per further token of a good request"
+    )
+    parser.add_argument("--processes", type=positive, default=1, help="number of client processes")
     parser.add_argument("--seed", type=natural, default=0, help="seed of all random choices")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     return parser
@@ -137,10 +149,10 @@ async def first_model(url: str, key: str | None) -> str:
 
 
 def entries_of(args: argparse.Namespace) -> list[Entry]:
-    """Return the requests of the trace to replay, in order of time; print a note if they are not all.
+    """Return the requests of the trace to replay in order of time, and print how many are left out.
 
     Raises:
-        ValueError: the trace cannot be replayed; names the line and the reason.
+        ValueError: the trace cannot be replayed; the message names the line and the reason.
     """
     entries = read_trace(args.trace, block=args.hash_block)
     if args.chat and any(isinstance(entry.prompt, list) for entry in entries):
@@ -152,7 +164,7 @@ def entries_of(args: argparse.Namespace) -> list[Entry]:
 
 
 def workloads(args: argparse.Namespace, entries: list[Entry]) -> list[tuple[str, list[Session]]]:
-    """Return the name and the sessions of each run; `entries` are those of the trace, if there is one."""
+    """Return the name and the sessions of each run; `entries` are the requests of the trace, if any."""
     vocabulary = None if args.text else args.vocabulary
     if args.trace is not None:
         texts = Texts(np.random.default_rng(args.seed), vocabulary)
@@ -178,7 +190,7 @@ def workloads(args: argparse.Namespace, entries: list[Entry]) -> list[tuple[str,
 
 
 def find_useless_option(args: argparse.Namespace, given: set[str]) -> str | None:
-    """Return an error message if an option is given that has no effect, else None."""
+    """Return an error message if the command line has an option that has no effect, else None."""
     names = WITH_TRACE if args.trace is None else WITHOUT_TRACE
     options = ", ".join(f"--{name.replace('_', '-')}" for name in names if name in given)
     if not options:
@@ -188,7 +200,7 @@ def find_useless_option(args: argparse.Namespace, given: set[str]) -> str | None
 
 
 def find_wrong_unit(args: argparse.Namespace, entries: list[Entry], given: set[str]) -> str | None:
-    """Return an error message if the unit of the trace's times is probably wrong, else None."""
+    """Return an error message if the times of the trace are probably in another unit, else None."""
     seconds = (entries[-1].at - entries[0].at) * args.trace_unit / min(args.speed)
     if seconds <= MAX_REPLAY_SECONDS or "trace_unit" in given:
         return None
@@ -206,7 +218,7 @@ def duration(seconds: float) -> str:
 
 
 def announce(name: str, sessions: list[Session]) -> str:
-    """Return the number of requests of a run, and when the last session starts."""
+    """Return a line with the number of requests of a run, and the time at which the last session starts."""
     count, last = (
         sum(len(session.requests) for session in sessions),
         max(s.requests[0].after for s in sessions),
@@ -216,12 +228,12 @@ def announce(name: str, sessions: list[Session]) -> str:
 
 
 def cell(figures: dict[str, float] | None) -> str:
-    """Return quantiles as a table cell."""
+    """Return p50, p90 and p99 as a table cell; a dash if there are no figures."""
     return "-" if figures is None else "/".join(f"{figures[q]:.1f}" for q in ("p50", "p90", "p99"))
 
 
 def hint(kind: str, detail: str) -> str:
-    """Return a hint at the option that an error may be about, or an empty string."""
+    """Return a hint at the option that may have caused an error of the server, or an empty string."""
     message = detail.lower()
     if "vocab" in message or ("prompt" in message and "token id" in message):
         return " (--vocabulary must not exceed the model's vocabulary)"
@@ -232,7 +244,7 @@ def hint(kind: str, detail: str) -> str:
 
 
 def print_run(name: str, result: dict[str, Any], warm: float) -> None:
-    """Print the line of a run, its errors, and warnings."""
+    """Print the table row of a run, its errors, and warnings."""
     errors = sum(result["errors"].values())
     pieces = "-" if result["tokens_per_piece"] is None else f"{result['tokens_per_piece']:.2f}"
     print(

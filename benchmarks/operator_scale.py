@@ -2,20 +2,20 @@
 
     python benchmarks/operator_scale.py --services 1000 --json
 
-etcd and kube-apiserver are real, and so is the operator, which has the rights of the chart and a core of its
-own. The node, the Deployment controller and the gateways' admin API are simulated: pods run as soon as they
-exist (benchmarks/operator_parts/node.py).
+etcd, kube-apiserver and the operator are real; the operator has the permissions of the chart, and a core of
+its own. The node, the Deployment controller and the gateways' admin API are simulated: pods run as soon as
+they exist (benchmarks/operator_parts/node.py). The phases are:
 
-    burst      all services are applied at once: time from the first request until the last service is Ready,
-               as seen by a client of the API server, and the operator's CPU time meanwhile
-    apply      services are applied one at a time, in addition to the existing ones: time from the request
-               until the engine's pod exists
-    idle       some time without changes: the operator's writes (from the API server's audit log, by user
-               agent, except for its Lease), CPU time and resident memory (/proc)
-    failover   two operators: time from the leader's SIGTERM, and from its SIGKILL, until the other one has
-               created a pod that was requested meanwhile
-    kills      the operator is killed and restarted at random moments while groups are scaled, killed and
-               replaced: at the end each service must have each of its pods exactly once
+    burst      all services are created at once. Measures the time from the first request until a client of
+               the API server sees the last service become Ready, and the operator's CPU time in between
+    apply      more services are created one at a time. Measures the time from the request until the engine
+               pod exists
+    idle       nothing changes for some time. Measures the operator's writes (from the API server's audit log,
+               except for its Lease), its CPU time and its resident memory
+    failover   a second operator stands by. Measures the time from SIGTERM, and from SIGKILL, to the leader
+               until the second operator has created a pod that was requested after the signal
+    kills      the operator is killed and restarted at random moments, while groups are scaled, killed and
+               replaced. Checks that each service has each of its pods exactly once in the end
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ GOALS = {
 NAMESPACES = 10
 AT_ONCE = 32
 CHECK_SECONDS = 2.0
-"""Interval of the checks that the operator still runs."""
+"""Interval in seconds at which the benchmark checks that the operator is still running."""
 PODS = "mizzen.dev/component=engine"
 
 
 class Watcher:
-    """Watches services and their engine pods as a client of the API server, and records when they change."""
+    """Watches services and their engine pods, and records when services become ready and pods exist."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._api = cluster, cluster.api
         self.ready: dict[str, float] = {}
         self.pods: dict[str, dict[str, Any]] = {}
         self.created: dict[str, float] = {}
-        """Time when the first pod of each service was seen."""
+        """Time at which the first engine pod of each service was seen, on the monotonic clock."""
         self._changed = asyncio.Event()
         self._tasks = [asyncio.create_task(self._services()), asyncio.create_task(self._pods())]
 
@@ -72,10 +72,10 @@ class Watcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def wait_until(self, condition: Any, seconds: float, description: str) -> None:
-        """Wait until a condition on the watched objects holds.
+        """Wait until a condition on the watched objects holds, for at most `seconds`.
 
         Raises:
-            TimeoutError: the condition did not hold in time; the message has its description.
+            TimeoutError: the condition does not hold after that time; the message contains its description.
             RuntimeError: the newest operator has ended.
         """
         deadline = time.monotonic() + seconds
@@ -90,7 +90,7 @@ class Watcher:
                 self._cluster.check()
 
     def live(self, name: str) -> list[dict[str, Any]]:
-        """Return the engine pods of a service that are not being deleted."""
+        """Return the engine pods of the service `name` that are not being deleted."""
         return [
             pod
             for pod in self.pods.values()
@@ -130,7 +130,7 @@ class Run:
         self.results: dict[str, Any] = {"services": arguments.services}
 
     async def run(self) -> dict[str, Any]:
-        """Run the phases of the command line; return their figures."""
+        """Run the phases that the command line selects; return their figures."""
         await self.cluster.prepare(self.namespaces)
         self.cluster.start_node()
         self.operator = self.start()
@@ -147,7 +147,7 @@ class Run:
         return self.results
 
     def start(self, *options: str, identity: str = "") -> OperatorProcess:
-        """Start an operator with the run's options."""
+        """Start an operator with the options of the command line, and further `options`."""
         rate = str(self.arguments.requests_per_second)
         fixed = ("--requests-per-second", rate, "--request-burst", rate)
         return self.cluster.start_operator(
@@ -155,17 +155,17 @@ class Run:
         )
 
     async def apply_one(self, name: str, **spec: Any) -> None:
-        """Create a service."""
+        """Create the service `name` in the namespace that belongs to its name."""
         namespace = self.namespaces[hash(name) % NAMESPACES]
         await self.cluster.api.request("POST", SERVICES.format(namespace), service(name, namespace, **spec))
 
     async def patch(self, name: str, spec: dict[str, Any]) -> None:
-        """Change a service's spec."""
+        """Apply a merge patch to the spec of the service `name`."""
         path = f"{SERVICES.format(self.namespaces[hash(name) % NAMESPACES])}/{name}"
         await self.cluster.api.request("PATCH", path, {"spec": spec}, "application/merge-patch+json")
 
     async def burst(self) -> None:
-        """Apply all services at once."""
+        """Create all services at once, and measure until all of them are ready."""
         names = [f"s{number}" for number in range(self.arguments.services)]
         limiter = asyncio.Semaphore(AT_ONCE)
 
@@ -195,7 +195,7 @@ class Run:
         self.results["burst_writes_by_kind"] = dict(writes.most_common())
 
     async def apply(self) -> None:
-        """Apply services one at a time."""
+        """Create services one at a time, and measure until their engine pods exist."""
         took: list[float] = []
         for number in range(self.arguments.applies):
             name = f"one-{number}"
@@ -213,7 +213,7 @@ class Run:
             self.results[f"apply_to_pods_{name}_ms"] = round(took[math.ceil(share * len(took)) - 1], 1)
 
     async def idle(self) -> None:
-        """Measure the operator while nothing changes."""
+        """Measure the operator's writes, CPU time and memory while nothing changes."""
         await asyncio.sleep(self.arguments.settle_seconds)
         seconds = self.arguments.idle_seconds
         size, cpu, began = self.cluster.audit_size(), self.operator.cpu_seconds(), time.monotonic()
@@ -221,13 +221,13 @@ class Run:
         took = time.monotonic() - began
         events = list(self.cluster.audited(size))
         for event in events[:5]:
-            print("a write at rest:", event["verb"], event["requestURI"], file=sys.stderr)
+            print("unexpected write at rest:", event["verb"], event["requestURI"], file=sys.stderr)
         self.results["idle_writes_per_minute"] = round(60 * len(events) / took, 2)
         self.results["idle_cpu_percent"] = round(100 * (self.operator.cpu_seconds() - cpu) / took, 2)
         self.results["rss_mb"] = round(self.operator.rss_mb(), 1)
 
     async def failover(self) -> None:
-        """Stop the leader by SIGTERM and by SIGKILL while another operator stands by."""
+        """Stop the leader by SIGTERM, then by SIGKILL, and measure until a standby operator takes over."""
         await self.apply_one("failover", replicas=0)
         for number, name in ((signal.SIGTERM, "graceful"), (signal.SIGKILL, "killed")):
             other = self.start()
@@ -244,7 +244,7 @@ class Run:
             self.operator = other
 
     async def kills(self) -> None:
-        """Kill the operator repeatedly while it has work to do."""
+        """Kill the operator repeatedly while it has work; then count services without the right pods."""
         rng = random.Random(self.arguments.seed)
         identity = "killed"
         self.operator.end()
@@ -291,13 +291,13 @@ class Run:
 
 
 def load_seconds() -> float:
-    """Return the CPU seconds that all processes of the machine have used."""
+    """Return the CPU seconds that all processes of the machine have used since it started."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def busy_cores(load: float, began: float) -> float:
-    """Return the mean number of cores that the machine has used since `began`."""
+    """Return the mean number of busy cores since the time `began`, when `load_seconds` was `load`."""
     return round((load_seconds() - load) / (time.monotonic() - began), 2)
 
 
@@ -330,17 +330,22 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--services", type=int, default=100)
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=["burst", "apply", "idle"])
-    parser.add_argument("--applies", type=int, default=100, help="services applied one at a time")
-    parser.add_argument("--settle-seconds", type=float, default=10.0, help="pause before measuring at rest")
+    parser.add_argument("--applies", type=int, default=100, help="services created one at a time in apply")
+    parser.add_argument("--settle-seconds", type=float, default=10.0, help="pause before idle and failover")
     parser.add_argument("--idle-seconds", type=float, default=120.0)
-    parser.add_argument("--limit-seconds", type=float, default=900.0, help="the burst fails after this time")
+    parser.add_argument("--limit-seconds", type=float, default=900.0, help="maximum duration of burst")
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random kills")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of kills")
     parser.add_argument(
         "--requests-per-second", type=int, default=400, help="rate of the operator's token bucket"
     )
-    parser.add_argument("--operator-option", action="append", default=[], help="option for the operator")
-    parser.add_argument("--keep-logs", type=Path, help="an existing folder for the operators' logs")
+    parser.add_argument(
+        "--operator-option",
+        action="append",
+        default=[],
+        help="further option for the operator's command line; repeatable",
+    )
+    parser.add_argument("--keep-logs", type=Path, help="existing folder to copy the operators' logs to")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     return parser.parse_args()
 

@@ -1,11 +1,11 @@
-"""Time of prompts alone, with random weights on one GPU.
+"""Time of prefill without decoding, with random weights on one GPU.
 
     python benchmarks/prefill.py --shape qwen3-8b [--work 16x1024 4x4096 1x8192 1x32768] [--json]
 
-A workload COUNTxLENGTH is COUNT prompts of LENGTH tokens, each continued by one token. The time runs from the
-submission to the last prompt's token. No prompt is in the prefix cache. `--batch 1 4 --context 1024 8192`
-measures every combination. `--profile` runs each workload once more under PyTorch's profiler and reports by
-how much each kernel delays its end.
+A workload COUNTxLENGTH consists of COUNT prompts of LENGTH tokens; one token is generated for each prompt.
+The time runs from the submission of the prompts to the last prompt's token. No prompt is in the prefix cache.
+`--batch 1 4 --context 1024 8192` measures all combinations of these numbers. `--profile` runs each workload
+once more under PyTorch's profiler, and reports by how much each kernel delays the end of the workload.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from common_parts.arguments import given_options, positive
 from common_parts.engine_options import parse_checked_args
-from common_parts.gpu import benchmark_parser, drain, load, median, run, started
+from common_parts.gpu import benchmark_parser, drain, load, median, print_startup, run
 from common_parts.kernel_delays import print_kernels, trace_kernels
 from common_parts.tables import Table
 from torch.profiler import ProfilerActivity, profile
@@ -44,7 +44,7 @@ DEFAULT = [Prompts(16, 1024), Prompts(4, 4096), Prompts(1, 8192), Prompts(1, 327
 
 
 def prefill(llm: LLM, count: int, length: int, seed: int) -> float:
-    """Run `count` random prompts of `length` tokens; return the seconds."""
+    """Run `count` random prompts of `length` tokens; return the seconds until the last prompt's token."""
     rng = np.random.default_rng(seed)
     prompts = rng.integers(0, min(llm.engine.info.vocab_size, 10000), (count, length)).astype(np.int32)
     begin = time.perf_counter()
@@ -55,7 +55,7 @@ def prefill(llm: LLM, count: int, length: int, seed: int) -> float:
 
 
 def parse_prompts(text: str) -> Prompts:
-    """Parse a workload such as `16x1024`: prompts by tokens.
+    """Parse a workload such as `16x1024`: number of prompts, then tokens per prompt.
 
     Raises:
         argparse.ArgumentTypeError: the text does not have this form.
@@ -86,18 +86,18 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
                 kernels = trace_kernels(trace.export_chrome_trace, 1)
                 figures["kernels"] = {name: asdict(part) for name, part in kernels.items()}
                 print_kernels(kernels)
-        return {"prefill": results, **started(llm)}
+        return {"prefill": results, **print_startup(llm)}
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__, default="qwen3-8b")
     parser.add_argument(
-        "--work", type=parse_prompts, nargs="+", default=DEFAULT, help="prompts by tokens of each"
+        "--work", type=parse_prompts, nargs="+", default=DEFAULT, help="workloads COUNTxLENGTH"
     )
-    parser.add_argument("--batch", type=positive, nargs="+", help="prompts at once, instead of --work")
-    parser.add_argument("--context", type=positive, nargs="+", help="tokens of a prompt, instead of --work")
+    parser.add_argument("--batch", type=positive, nargs="+", help="numbers of prompts, instead of --work")
+    parser.add_argument("--context", type=positive, nargs="+", help="tokens per prompt, instead of --work")
     parser.add_argument(
-        "--profile", action="store_true", help="report by how much each kernel delays the end"
+        "--profile", action="store_true", help="report by how much each kernel delays a workload"
     )
     args = parse_checked_args(parser, work=[Prompts(4, 64), Prompts(1, 512)])
     if args.profile and args.device != "cuda":

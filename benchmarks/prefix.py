@@ -2,15 +2,16 @@
 
     python benchmarks/prefix.py --shape qwen3-8b [--shared 8192] [--own 64] [--json]
 
-A prompt with a long prefix and a short rest runs first with nothing of it in the prefix cache (a miss), then
-with the whole prefix cached (a hit). The time runs from the submission to the first token. The limit is the
-longer of the operations of the computed tokens and of reading all weights and the prefix's KV. With `--batch
-N`, N prompts that share the prefix hit at once, and the time is that of the last prompt's token.
+First, a prompt with a long prefix and a short rest runs while no part of it is in the prefix cache (a miss).
+Then a prompt with the same prefix and another rest runs, whose whole prefix is cached (a hit). The time runs
+from the submission to the first token. The limit is the time for the operations of the computed tokens or the
+time to read all weights and the KV of the prefix, whichever is longer. With `--batch N`, N prompts that share
+the prefix run at once as hits, and the time runs to the last prompt's token.
 
     python benchmarks/prefix.py --shape qwen3-8b --groups 50 --each 10
 
-runs 50 groups of 10 prompts all at once, where the prompts of a group share a prefix. It reports the share of
-prompt tokens that came from the cache, and the throughput with and without the cache.
+This runs 50 groups of 10 prompts, all at once; the prompts of a group share a prefix. It reports the share of
+prompt tokens that came from the prefix cache, and the throughput with and without the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 from common_parts.arguments import given_options, natural, positive
 from common_parts.engine_options import engine_options, parse_checked_args
-from common_parts.gpu import benchmark_parser, drain, fail, load, median, run, started
+from common_parts.gpu import benchmark_parser, drain, fail, load, median, print_startup, run
 from common_parts.prefix_groups import measure_groups
 from common_parts.tables import Table
 
@@ -34,7 +35,7 @@ ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
 def first_tokens(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, list[int]]:
-    """Run prompts of one length; return the seconds until the last token, and each prompt's cached tokens."""
+    """Run prompts of equal length; return the seconds to the last token, and each prompt's cached tokens."""
     begin = time.perf_counter()
     for rid, prompt in enumerate(prompts):
         llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=ONE))
@@ -48,18 +49,22 @@ def first_tokens(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, list[int]]
 
 
 def first_token(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, int]:
-    """Run prompts like `first_tokens`; return the seconds, and the fewest cached tokens of a prompt."""
+    """Run prompts like `first_tokens`; return the seconds, and the minimum of the prompts' cached tokens."""
     seconds, cached = first_tokens(llm, prompts)
     return seconds, min(cached)
 
 
 def reusable(context: int, own: int, page_size: int) -> int:
-    """Return the number of prefix tokens that a hit reuses: whole pages, without a prompt's last token."""
+    """Return the number of prefix tokens that a hit reuses.
+
+    These are whole pages of the `context` prefix tokens. The last token of a prompt is never reused, which
+    matters if no `own` tokens follow the prefix.
+    """
     return min(context, context + own - 1) // page_size * page_size
 
 
 def check_hit(llm: LLM, context: int, own: int, cached: int) -> None:
-    """Exit unless every whole page of the prefix came from the cache."""
+    """Exit with an error unless all whole pages of the prefix came from the cache."""
     if cached < reusable(context, own, llm.options.page_size):
         fail(
             f"only {cached} of {context} tokens of the prefix were in the cache, so this was not a hit: "
@@ -97,8 +102,8 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
             results[kind] = {"ms": median(times[kind]), "limit_ms": least * 1e3, "share": share}
         ratio = results["miss"]["ms"] / results["hit"]["ms"] if args.batch == 1 else None
         if ratio is not None:
-            print(f"  a hit is {ratio:.1f} times as fast")
-        return {"first_token": results, "ratio": ratio, **started(llm)}
+            print(f"  a hit is {ratio:.1f} times as fast as a miss")
+        return {"first_token": results, "ratio": ratio, **print_startup(llm)}
 
 
 def row_name(args: argparse.Namespace, kind: str, count: int) -> str:
@@ -113,9 +118,9 @@ def main() -> None:
     parser.add_argument("--own", type=natural, default=64, help="tokens of each prompt after the prefix")
     parser.add_argument("--batch", type=positive, default=1, help="prompts that hit at once")
     parser.add_argument(
-        "--groups", type=positive, help="measure this number of groups, with and without the cache"
+        "--groups", type=positive, help="measure this number of groups, with and without the prefix cache"
     )
-    parser.add_argument("--each", type=positive, default=10, help="prompts of a group")
+    parser.add_argument("--each", type=positive, default=10, help="prompts per group")
     args = parse_checked_args(parser, context=512, own=16)
     options = engine_options(args)
     if args.groups is None and "each" in given_options(parser):

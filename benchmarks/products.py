@@ -2,10 +2,11 @@
 
     python benchmarks/products.py --shape qwen3-8b [--batch 1 8 16 32 64 128 256] [--tensor 2] [--json]
 
-Each GEMM runs in a captured graph over several weights of its shape, more than the GPU's caches hold: by the
-library that PyTorch calls, and by each kernel of `mizzen.kernels` that supports it (`small_m` is the small-M
-GEMM, `swap_ab` the swap-AB GEMM). The kernel that a layer uses is marked. gate-up includes SwiGLU. The limit
-is the longer of reading the weights and of the operations.
+Each GEMM runs in a captured graph over several weights of its shape, which together are larger than the GPU's
+caches. It is measured with the library that PyTorch calls, and with each kernel of `mizzen.kernels.gemm` that
+supports it: `gemv`, `small_m` (small-M GEMM) and `swap_ab` (swap-AB GEMM). The kernel that a layer uses is
+marked. gate-up includes SwiGLU. The limit is the time to read the weights or the time for the operations,
+whichever is longer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from common_parts.arguments import Help, jsonable, positive
 from common_parts.engine_options import is_smoke_run, parse_args
-from common_parts.gpu import need_device
+from common_parts.gpu import require_device
 from common_parts.layer_attention import COLD_BYTES, LAYERS, dtype_of, seconds_of
 from common_parts.limits import add_roofline_options, roofline_of
 from common_parts.machine_info import machine
@@ -36,7 +37,7 @@ Gemm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 
 
 def gemm_shapes(config: ModelConfig, ranks: int) -> dict[str, tuple[int, int]]:
-    """Return rows and columns of each weight on one rank."""
+    """Return the rows and columns of each weight on one rank, by name."""
     heads, kv_heads = config.heads // ranks, max(1, config.kv_heads // ranks)
     middle = config.intermediate_size // ranks
     return {
@@ -49,7 +50,7 @@ def gemm_shapes(config: ModelConfig, ranks: int) -> dict[str, tuple[int, int]]:
 
 
 def library_gemm(gate: bool, device: str) -> Gemm:
-    """Return the GEMM of PyTorch's library; `gate` includes SwiGLU."""
+    """Return the GEMM of the library that PyTorch calls; with `gate`, followed by SwiGLU."""
 
     def plain(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
         torch.mm(x, weight.t(), out=out)
@@ -67,7 +68,7 @@ def library_gemm(gate: bool, device: str) -> Gemm:
 
 
 def candidates(weight: torch.Tensor, rows: int, gate: bool) -> dict[str, Gemm]:
-    """Return the kernels that can multiply `rows` rows with a weight, by name."""
+    """Return the GEMMs for a weight and `rows` rows of x, by name; `gate` adds SwiGLU to each of them."""
     kernels: dict[str, Gemm] = {"library": library_gemm(gate, weight.device.type)}
     if weight.device.type != "cuda":
         return kernels
@@ -86,7 +87,7 @@ def candidates(weight: torch.Tensor, rows: int, gate: bool) -> dict[str, Gemm]:
 
 
 def chosen_kernel(name: str, weight: torch.Tensor, rows: int) -> str:
-    """Return the name of the kernel that a layer uses."""
+    """Return the name of the GEMM that the layer `name` uses for `rows` rows of x."""
     if weight.device.type != "cuda":
         return "library"
     from mizzen.kernels.gemm import small_m
@@ -101,7 +102,7 @@ def chosen_kernel(name: str, weight: torch.Tensor, rows: int) -> str:
 
 
 def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Return the replay function of a graph of `step`, or `step` itself on a CPU."""
+    """Capture `step` in a CUDA graph, and return the replay function; on a CPU, return `step` itself."""
     if device.type != "cuda":
         return step
     step()
@@ -115,7 +116,7 @@ def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None
 def measure_one(
     args: argparse.Namespace, table: Table, name: str, weights: list[torch.Tensor], rows: int
 ) -> dict[str, Any]:
-    """Measure a GEMM with `rows` rows by each kernel; return the figures in microseconds."""
+    """Measure the GEMM `name` with `rows` rows of x by each kernel; return the figures in microseconds."""
     gate, (height, columns), device = name == "gate-up", weights[0].shape, weights[0].device
     x = torch.randn(rows, columns, dtype=weights[0].dtype, device=device)
     out = torch.empty(rows, height // (1 + gate), dtype=x.dtype, device=device)
@@ -137,7 +138,7 @@ def measure_one(
 
 
 def measure(args: argparse.Namespace, config: ModelConfig, table: Table) -> dict[str, dict[str, Any]]:
-    """Measure all GEMMs for each number of rows."""
+    """Measure all GEMMs of a model for each number of rows of x."""
     device, results = torch.device(args.device), dict[str, dict[str, Any]]()
     for name, (height, columns) in gemm_shapes(config, args.tensor).items():
         size = height * columns * dtype_of(device).itemsize
@@ -157,10 +158,13 @@ def main() -> None:
         "--shape", choices=sorted(SHAPES), default="qwen3-8b", help="model whose GEMMs are measured"
     )
     parser.add_argument(
-        "--tensor", type=positive, default=1, help="GPUs that share the model; the shard of one is measured"
+        "--tensor",
+        type=positive,
+        default=1,
+        help="GPUs that share the model; the shard of one GPU is measured",
     )
     parser.add_argument(
-        "--batch", type=positive, nargs="+", default=[1, 8, 16, 32, 64, 128, 256], help="rows"
+        "--batch", type=positive, nargs="+", default=[1, 8, 16, 32, 64, 128, 256], help="numbers of rows of x"
     )
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu only checks that everything works"
@@ -169,7 +173,7 @@ def main() -> None:
     add_roofline_options(parser)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     args = parse_args(parser, batch=[1, 8])
-    need_device(args.device)
+    require_device(args.device)
     if is_smoke_run(args):
         torch.set_num_threads(1)  # more threads would only wait for each other
     table = Table(args.shape + (f", one of {args.tensor} GPUs" if args.tensor > 1 else ""))

@@ -2,20 +2,21 @@
 
     python benchmarks/routing.py --json
 
-Each engine is a process with the real wire, scheduler and radix cache on a simulated device, which takes
-`--step-milliseconds` per step and `--prefill-microseconds` per prompt token and computes nothing. The
-gateways are the real routing tables and dispatchers, without HTTP, in this process. The trace consists of
-conversations of several turns. Each conversation starts with one of a few system prompts, which are shared by
-Zipf's law, and each turn's prompt contains all previous turns and the engine's answers. With several gateways
-each turn goes to a random one, so a conversation finds its cache only if the gateways agree on where it is.
+Each engine is a process with the real wire, scheduler and radix cache, but with a simulated device that takes
+`--step-milliseconds` per step and `--prefill-microseconds` per prompt token. The gateways are real routing
+tables and dispatchers in this process, without HTTP. The trace consists of conversations of several turns.
+Each conversation starts with one of a few system prompts, whose popularity follows Zipf's law. The prompt of
+a turn contains all previous turns and the engine's answers. With several gateways, each turn goes to a random
+gateway, so a conversation finds its cached prefix only if all gateways route it to the same engine.
 
-Every policy runs the same conversations on engines with empty caches. All caches together hold the whole
-trace once, but not twice.
+Every policy runs the same conversations on engines with empty caches. All caches together can hold the whole
+trace once, but not twice. The results are:
 
-    hit        prompt tokens from caches, over all prompt tokens; `of possible`: over the tokens that an
-               earlier request of the trace contained, in whole pages
-    ttft       time from placing a request to its first token
-    load       outstanding tokens over time, of the most loaded engine over the mean (goal: at most 1.5)
+    hit           share of prompt tokens that came from caches
+    of possible   the same, as a share of the tokens in whole pages that an earlier request contained
+    ttft          time from placing a request to its first token
+    load          outstanding tokens of the most loaded engine, averaged over time, as a multiple of the mean
+                  of all engines (goal: at most 1.5)
 """
 
 from __future__ import annotations
@@ -59,31 +60,34 @@ MAX_LOAD = 1.5
 
 
 class RoundRobin:
-    """Picker that uses the engines in turn, regardless of their caches."""
+    """Picker that selects the engines in turn, regardless of their caches."""
 
     def __init__(self) -> None:
         self._turn = 0
 
     def pick(self, scores: Sequence[float], engines: Sequence[Candidate]) -> int:
-        """See `mizzen.gateway.routing.interfaces.Picker`."""
+        """Return the index of the next engine; see `mizzen.gateway.routing.interfaces.Picker`."""
         self._turn += 1
         return self._turn % len(engines)
 
 
 @dataclass(slots=True)
 class Conversation:
-    """The turns of one user."""
+    """Conversation of one user, as token ids."""
 
     start: float
-    """Start in seconds from the beginning of the trace."""
+    """Start in seconds after the beginning of the trace."""
     history: list[int]
+    """Tokens of the system prompt."""
     turns: list[list[int]]
+    """Tokens of the user's message in each turn."""
     pauses: list[float]
+    """Seconds of pause after each turn."""
 
 
 @dataclass(slots=True)
 class RunCounts:
-    """Counts of one run."""
+    """Tokens, latencies and loads of one run."""
 
     prompt: int = 0
     cached: int = 0
@@ -93,8 +97,8 @@ class RunCounts:
     samples: int = 0
     seen: set[tuple[int, ...]] = field(default_factory=set)
 
-    def expect(self, tokens: list[int]) -> None:
-        """Count the pages of a prompt that an earlier request contained, and remember the prompt."""
+    def count_reusable(self, tokens: list[int]) -> None:
+        """Count a prompt's tokens in pages that an earlier request contained, and remember the prompt."""
         key, new = (), False
         for end in range(PAGE, len(tokens), PAGE):
             key = (hash((key, *tokens[end - PAGE : end])),)
@@ -103,7 +107,7 @@ class RunCounts:
             self.seen.add(key)
 
     def remember(self, tokens: list[int]) -> None:
-        """Remember a prompt with its answer."""
+        """Remember the pages of a prompt with its answer, which later requests could reuse."""
         key = ()
         for end in range(PAGE, len(tokens), PAGE):
             key = (hash((key, *tokens[end - PAGE : end])),)
@@ -111,7 +115,7 @@ class RunCounts:
 
 
 def make_trace(args: argparse.Namespace, seed: int) -> list[Conversation]:
-    """Return the random conversations of a run."""
+    """Return the random conversations of a run, which are the same for equal seeds."""
     rng = random.Random(seed)
 
     def text(tokens: int) -> list[int]:
@@ -132,7 +136,7 @@ def make_trace(args: argparse.Namespace, seed: int) -> list[Conversation]:
 
 @contextlib.contextmanager
 def engines(args: argparse.Namespace) -> Iterator[list[str]]:
-    """Run engine processes and yield their endpoints."""
+    """Run simulated engines in processes, and provide their endpoints."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         endpoints = []
         for number in range(args.engines):
@@ -161,7 +165,7 @@ def engines(args: argparse.Namespace) -> Iterator[list[str]]:
 
 @contextlib.asynccontextmanager
 async def gateway(endpoints: list[str], router: Router, name: str) -> AsyncIterator[tuple[EngineTable, Any]]:
-    """Run one gateway's routing table and dispatcher, connected to all engines."""
+    """Run the routing table and the dispatcher of one gateway, connected to all engines."""
     table = EngineTable(
         gateway=name,
         keys=None,
@@ -170,7 +174,7 @@ async def gateway(endpoints: list[str], router: Router, name: str) -> AsyncItera
         on_change=lambda: admission.admit_waiting(),
     )
     admission = Admission(table.capacity, max_in_flight=10_000, queue_size=10_000)
-    table.sync(DiscoveredEngine(name=f"engine-{i}", uid="", endpoint=one) for i, one in enumerate(endpoints))
+    table.sync(DiscoveredEngine(name=f"engine-{i}", uid="", endpoint=url) for i, url in enumerate(endpoints))
     async with asyncio.timeout(120):
         while sum(engine.serving for engine in table) < len(endpoints):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -181,13 +185,13 @@ async def gateway(endpoints: list[str], router: Router, name: str) -> AsyncItera
 
 
 async def one_turn(dispatcher: Dispatcher, prompt: list[int], most: int, counts: RunCounts) -> list[int]:
-    """Send a prompt and return the answer's tokens."""
+    """Send a prompt, and return the tokens of the answer; `most` is their maximum number."""
     sampling = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
     generation = GenerationRequest(
         model="demo", sampling=sampling, prompt=array("i", prompt), max_tokens_given=True
     )
     routed = RoutedRequest(generation=generation, queue_entry=QueueEntry(time.monotonic() + PATIENCE_SECONDS))
-    counts.expect(prompt)
+    counts.count_reusable(prompt)
     began = time.monotonic()
     attempt = await dispatcher.place(routed)
     counts.first_token_seconds.append(time.monotonic() - began)
@@ -210,7 +214,7 @@ async def converse(
     rng: random.Random,
     counts: RunCounts,
 ) -> None:
-    """Run a conversation; each turn uses a random gateway."""
+    """Run a conversation; each turn goes to a random gateway."""
     await asyncio.sleep(conversation.start)
     history = list(conversation.history)
     for message, pause in zip(conversation.turns, conversation.pauses, strict=True):
@@ -222,7 +226,7 @@ async def converse(
 
 @contextlib.asynccontextmanager
 async def sample_loads(tables: list[EngineTable], counts: RunCounts) -> AsyncIterator[None]:
-    """Add up each engine's outstanding tokens of all gateways over time."""
+    """Sample each engine's outstanding tokens regularly inside the context, and add them up in `counts`."""
 
     async def sample() -> None:
         while True:
@@ -240,14 +244,14 @@ async def sample_loads(tables: list[EngineTable], counts: RunCounts) -> AsyncIte
 
 
 def new_router(policy: str, args: argparse.Namespace) -> Router:
-    """Return the router of a policy."""
+    """Return a router with the given policy: "round-robin" or Mizzen's own."""
     if policy == "round-robin":
         return Router((ServingFilter(), CompatibleFilter()), (), (), RoundRobin())
     return default_router(args.load_factor_percent)
 
 
 async def run(policy: str, replicas: int, args: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Run the trace once and return its figures."""
+    """Run the trace once with `replicas` gateways, and return the figures."""
     counts, rng = RunCounts(), random.Random(seed)
     with engines(args) as endpoints:
         async with contextlib.AsyncExitStack() as stack:
@@ -280,14 +284,14 @@ async def run(policy: str, replicas: int, args: argparse.Namespace, seed: int) -
 
 
 def median(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median of each figure, and the worst load."""
+    """Return the median of each figure over all runs, but the maximum of the load."""
     result = {name: round(statistics.median(run[name] for run in runs), 4) for name in runs[0]}
     result["max_over_mean_load"] = round(max(run["max_over_mean_load"] for run in runs), 3)
     return result
 
 
 def main() -> int:
-    """Run all policies and print their figures; return 1 if the load of an engine is too high."""
+    """Run all policies and print their figures; return 1 if the load of an engine exceeds the goal."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -295,14 +299,18 @@ def main() -> int:
     parser.add_argument("--gateways", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--conversations", type=int, default=96)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--groups", type=int, default=8, help="system prompts")
+    parser.add_argument("--groups", type=int, default=8, help="number of different system prompts")
     parser.add_argument("--shared-tokens", type=int, default=512, help="tokens of each system prompt")
-    parser.add_argument("--user-tokens", type=int, default=80, help="mean tokens of a user's message")
+    parser.add_argument(
+        "--user-tokens", type=int, default=80, help="mean number of tokens in a user's message"
+    )
     parser.add_argument("--answer-tokens", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=30.0, help="approximate duration of the trace")
-    parser.add_argument("--kv-tokens", type=int, default=40_960, help="KV cache tokens of each engine")
+    parser.add_argument("--kv-tokens", type=int, default=40_960, help="tokens in the KV cache of each engine")
     parser.add_argument("--step-milliseconds", type=float, default=20.0)
-    parser.add_argument("--prefill-microseconds", type=float, default=100.0, help="time per prompt token")
+    parser.add_argument(
+        "--prefill-microseconds", type=float, default=100.0, help="prefill time of a prompt token"
+    )
     parser.add_argument("--load-factor-percent", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")

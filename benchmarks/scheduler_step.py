@@ -1,17 +1,17 @@
-"""Host time of a step: `next` plus `complete` of the production scheduler, with nothing in between.
+"""Host time of a step in the real scheduler: the sum of `Scheduler.schedule` and `Scheduler.complete`.
 
 A constant number of requests of about a thousand tokens runs. Stop tokens are checked, page tables grow,
-finished requests enter the radix cache, and the cache evicts (by `--eviction`). With policies other than
-fcfs, half as many requests as run also wait for a slot; with `priority` an eighth has a higher priority.
-`--all` measures every policy and every eviction. Time is the thread's CPU time, because the scheduler never
-waits and time that other processes take is not its cost.
+finished requests enter the radix cache, and the cache evicts prefixes (in the order of `--eviction`). With
+policies other than fcfs, further requests wait for a slot, half as many as run; with `priority`, one request
+in eight has a higher priority. `--all` measures every policy and every eviction. Times are CPU time of the
+thread: the scheduler never waits, and the time that other processes take is not its cost. The columns are:
 
     quiet         decode steps while no request arrives or finishes
-    decode        steps without prefill, while 1 % of the requests finish and as many arrive per step (two or
-                  three per step with 256 running)
-    mixed         steps of the same run with prefill of at least one prompt
-    all           every step of that run
-    event         cost of one finish and the next arrival together, over all steps that they affect
+    decode        steps without prefill, while in each step 1 % of the requests finish and as many arrive (two
+                  or three with 256 running)
+    mixed         steps of the same run that prefill at least one prompt
+    all           all steps of that run
+    event         cost of one finished request and its successor's arrival, over all steps that they affect
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from common_parts.arguments import Help, jsonable, positive
 from numpy.typing import NDArray
 
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.events import Arrive
+from mizzen.core.events import AddRequest
 from mizzen.core.kv.eviction import STRATEGIES
 from mizzen.core.policies import POLICIES
 from mizzen.core.request import Request
@@ -46,13 +46,14 @@ CHURN = 0.01
 COLUMNS = ("quiet", "quiet_p99", "decode", "decode_p99", "mixed", "all", "all_p99", "event")
 WITH_GOAL = ("quiet", "decode")
 LEAST_STEPS = 40
-"""Minimum number of measured steps; before them, one step per running request lets all of them start."""
+"""Minimum of `--steps`, in addition to one step per running request in which the requests start."""
 
 
 class Workload:
-    """Requests that share system prompts; a share `churn` of them ends by a stop token in each step.
+    """Generator of requests that share system prompts, and of their sampled tokens.
 
-    Everything random is generated in advance, so that generating it does not disturb the measurement.
+    In each step, a share `churn` of the requests ends by a stop token. Random numbers are generated in
+    advance, so that this does not disturb the measurement.
     """
 
     def __init__(self, running: int, churn: float, steps: int) -> None:
@@ -64,7 +65,7 @@ class Workload:
         self._requests = deque(self._make() for _ in range(int(running * (1 + 1.5 * churn * steps)) + 64))
 
     def request(self) -> Request:
-        """Return a new request with a shared prefix of 512 tokens and 512 tokens of its own."""
+        """Return a new request, whose prompt has a shared prefix of 512 tokens and 512 further tokens."""
         return self._requests.popleft() if self._requests else self._make()
 
     def _make(self) -> Request:
@@ -75,7 +76,7 @@ class Workload:
         return Request(rid=self._rid, prompt=prompt, sampling=sampling, priority=int(self._rid % 8 == 0))
 
     def sample(self, plan: StepPlan) -> StepTokens:
-        """Return random tokens for a step, with stop tokens for some of the decodes."""
+        """Return random sampled tokens for a step, with stop tokens for some of the decode rows."""
         tokens = self._sampled[plan.step % len(self._sampled)].copy()
         tokens[len(plan.decode) :] = 16
         return StepTokens(plan.step, tokens[: plan.samples].reshape(-1, 1))
@@ -85,14 +86,14 @@ class Workload:
 
 
 def seconds(plan: StepPlan) -> float:
-    """Return the seconds that a step would take on a GPU; the scheduler learns from them."""
+    """Return the seconds that a step would take on a GPU, from which the scheduler learns step times."""
     return 0.01 + 1e-5 * sum(len(chunk.tokens) for chunk in plan.prefill)
 
 
 def run(
     running: int, page_size: int, steps: int, policy: str, eviction: str, churn: float = CHURN
 ) -> Iterator[tuple[float, bool, int]]:
-    """Yield for each step its microseconds, whether it ran prefill, and its number of finished requests."""
+    """Yield for each measured step its microseconds, whether it had prefill, and its finished requests."""
     workload = Workload(running, churn, steps)
     scheduler = Scheduler(
         SchedulerConfig(
@@ -109,7 +110,7 @@ def run(
     )
     now = 0.0
     waiting = 0 if policy == "fcfs" else max(running // 2, 1)
-    events = [Arrive(workload.request()) for _ in range(running + waiting)]
+    events = [AddRequest(workload.request()) for _ in range(running + waiting)]
     in_flight: list[StepPlan] = []
     warm = steps // 4 + running // 8
     for number in range(steps):
@@ -127,18 +128,18 @@ def run(
         begin = time.thread_time()
         output = scheduler.complete(tokens, now)
         lap += time.thread_time() - begin
-        events = [Arrive(workload.request()) for _ in output.finished]
+        events = [AddRequest(workload.request()) for _ in output.finished]
         if number >= warm and plan is not None:
             yield lap * 1e6, bool(plan.prefill), len(output.finished)
 
 
 def quantile(values: NDArray[np.float64], percent: float) -> float:
-    """Return a percentile, or NaN if there was no such step."""
+    """Return a percentile of `values`; NaN if there are no values."""
     return float(np.percentile(values, percent)) if len(values) else math.nan
 
 
 def measure(running: int, page_size: int, steps: int, policy: str, eviction: str) -> dict[str, float]:
-    """Return medians and 99th percentiles of the columns in microseconds."""
+    """Return the columns of the table by name: medians and 99th percentiles in microseconds."""
     gc.collect()
     gc.freeze()
     calm = run(running, page_size, steps // 2, policy, eviction, churn=0.0)
@@ -162,7 +163,7 @@ def measure(running: int, page_size: int, steps: int, policy: str, eviction: str
 
 
 def of_goal(figure: dict[str, float]) -> str:
-    """Return the line with the shares of the goal, below the columns that have a goal."""
+    """Return a line with each time as a share of the goal, for the columns that have a goal."""
     cells = (f"{figure[key] / GOAL:.0%}" if key in WITH_GOAL else "" for key in COLUMNS)
     return (f"{'of goal':>8}" + "".join(f"{cell:>12}" for cell in cells)).rstrip()
 
@@ -170,7 +171,7 @@ def of_goal(figure: dict[str, float]) -> str:
 def report(
     sizes: tuple[int, ...], steps: int, policy: str, eviction: str
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Print the table for both page sizes and return its figures."""
+    """Print the tables for page sizes 1 and 16, and return their figures."""
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for page_size in (1, 16):
         goal = f"the goal is {GOAL:.0f} at {GOAL_SIZE} running"
@@ -189,7 +190,10 @@ def report(
 
 
 def runs_to_measure(policies: list[str], evictions: list[str], *, everything: bool) -> list[tuple[str, str]]:
-    """Return the pairs of policy and eviction to measure."""
+    """Return the pairs of policy and eviction to measure: all pairs of the two lists.
+
+    With `everything`, every policy is paired with lru and every eviction with fcfs instead.
+    """
     if not everything:
         return [(policy, eviction) for policy in policies for eviction in evictions]
     others = [("fcfs", eviction) for eviction in STRATEGIES if eviction != "lru"]
@@ -200,7 +204,9 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    parser.add_argument("--sizes", type=positive, nargs="+", default=SIZES, help="running requests")
+    parser.add_argument(
+        "--sizes", type=positive, nargs="+", default=SIZES, help="numbers of running requests"
+    )
     parser.add_argument(
         "--policy",
         choices=tuple(POLICIES),

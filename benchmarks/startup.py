@@ -3,10 +3,10 @@
     python benchmarks/startup.py --shape qwen3-8b [--rounds 3] [--json]
 
 The checkpoint is written first, so its files are in the page cache. Each round is a new process. The first
-round compiles kernels and Python modules and is reported separately; the others find them in caches, as in an
-image. The limit is the time to copy the weights over `--link` from host memory to GPU memory. After loading,
-the engine generates one token; the time to it also counts from the start of the process. With several ranks,
-the first phase includes the time in which they wait for each other.
+round compiles kernels and Python modules, and is reported separately; later rounds find them in caches, as in
+an image. The limit is the time to copy the weights from host memory to GPU memory at the bandwidth `--link`.
+After loading, the engine generates one token; the time to that token counts from the start of the process,
+too. With several ranks, the first phase includes the time that ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Progress of one process, in seconds from its start."""
+    """Times of one process, in seconds after its start."""
 
     imported: float
-    """Time when Python had imported all modules."""
+    """Time at which Python had imported all modules."""
     ready: float
-    """Time when the engine was loaded."""
+    """Time at which the engine was loaded."""
     first_token: float
-    """Time when the first token was generated."""
+    """Time at which the first token was generated."""
     phases: dict[str, float]
-    """Durations of the phases of loading."""
+    """Duration of each phase of loading in seconds, by name."""
 
 
 def write_checkpoint(folder: Path, shape: str, device: str) -> int:
-    """Write a model folder with random weights; return the bytes of the weights."""
+    """Write a model folder with random weights; return the size of the weights in bytes."""
     (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
     model = DecoderModel(BuildContext(device=torch.device("meta"), dtype=torch.bfloat16), read_config(folder))
     tensors = {}
@@ -98,7 +98,7 @@ def start(folder: Path, options: dict[str, Any]) -> Start:
 
 
 def label_phases(phases: dict[str, float], ranks: int) -> dict[str, float]:
-    """Rename the config phase of several ranks, which is mostly waiting for the other ranks."""
+    """Return the phases; with several ranks, the label of the config phase says that it includes waiting."""
     labels = {"config": "config, ranks meet"} if ranks > 1 else {}
     return {labels.get(name, name): seconds for name, seconds in phases.items()}
 
@@ -106,7 +106,7 @@ def label_phases(phases: dict[str, float], ranks: int) -> dict[str, float]:
 def print_rounds(
     args: argparse.Namespace, table: Table, size: int, first: Start, rounds: list[Start]
 ) -> None:
-    """Add the times of the rounds to the table; `size` is the bytes of the weights."""
+    """Add the times of the rounds to the table; `size` is the size of the weights in bytes."""
     link = args.link * engine_options(args)["tensor"] if args.device == "cuda" else math.nan
     ready = [round_.ready for round_ in rounds]
     table.row("start to ready", ready, size / link / 1e9, "s", f"first round {first.ready:.1f} s")
@@ -119,7 +119,7 @@ def print_rounds(
 
 
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
-    """Write the checkpoint and start one process per round."""
+    """Write the checkpoint, start one process per round, and return the figures."""
     more = {"context_length": args.context, "max_running_requests": args.batch}
     chosen = engine_options(args, **{name: value for name, value in more.items() if value})
     options = {**chosen, "device": args.device}
@@ -147,7 +147,7 @@ def main() -> None:
     parser = benchmark_parser(__doc__, default="qwen3-8b")
     parser.add_argument("--link", type=above_zero, default=55.0, help="GB/s from host memory to one GPU")
     parser.add_argument("--context", type=positive, help="context length of the engine")
-    parser.add_argument("--batch", type=positive, help="requests that the engine runs at once")
+    parser.add_argument("--batch", type=positive, help="maximum number of running requests of the engine")
     own = {"context": "context_length", "batch": "max_running_requests"}
     same = "does not affect the start"
     run(

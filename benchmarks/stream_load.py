@@ -1,8 +1,9 @@
-"""Send streams to an OpenAI-compatible URL without a pause and count how each stream ended.
+"""Sends streamed requests to an OpenAI-compatible URL continuously, and counts how the streams end.
 
-A stream is *good* when it ends with a finish reason, *cut* when it ends without one, and *failed* when the
-request is rejected or the connection breaks before the first token. With `--expect` the text must also be
-equal, or the stream is *wrong*. Prints a line per second on stderr, and with `--json` one JSON object last.
+A stream is *good* if it ends with a finish reason, *cut* if it ends without a finish reason, and *failed* if
+the request is rejected or the connection breaks before the first token. With `--expect`, a stream that ends
+with another text is *wrong*. Prints a line per second on stderr, and with `--json` one JSON object at the
+end.
 
     python benchmarks/stream_load.py http://127.0.0.1:8000/v1 --concurrency 8 --seconds 60 --json
 """
@@ -24,7 +25,7 @@ import openai
 
 @dataclass(slots=True)
 class StreamCounts:
-    """Counts of the streams so far."""
+    """Counts of the streams that have ended so far."""
 
     ends: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -32,7 +33,7 @@ class StreamCounts:
     tokens: int = 0
 
     def summary(self, seconds: float) -> dict[str, object]:
-        """Return the counts and the times to first token [ms] as one JSON-ready object."""
+        """Return the counts and the times to the first token (milliseconds) as an object for JSON."""
         times = sorted(self.first_token_ms)
         return {
             "streams": self.ends.total(),
@@ -48,7 +49,7 @@ class StreamCounts:
 
 
 async def one_stream(client: openai.AsyncOpenAI, args: argparse.Namespace, counts: StreamCounts) -> None:
-    """Run one stream to its end and count how it ended."""
+    """Run one stream to its end, and count how it ended."""
     began, text, reason, started = time.monotonic(), [], None, False
     try:
         stream = await client.chat.completions.create(
@@ -83,7 +84,7 @@ async def one_stream(client: openai.AsyncOpenAI, args: argparse.Namespace, count
 async def worker(
     client: openai.AsyncOpenAI, args: argparse.Namespace, counts: StreamCounts, stop: asyncio.Event
 ) -> None:
-    """Send one stream after another until `stop` is set."""
+    """Run one stream after another until `stop` is set; pause after a failed stream."""
     while not stop.is_set():
         failures = counts.ends["failed"]
         await one_stream(client, args, counts)
@@ -100,7 +101,7 @@ async def report(counts: StreamCounts, stop: asyncio.Event) -> None:
 
 
 async def run(args: argparse.Namespace) -> dict[str, object]:
-    """Run the load for `--seconds`, or until SIGINT or SIGTERM; open streams finish."""
+    """Run streams for `--seconds` or until a signal, let open streams finish, and return the summary."""
     counts, stop = StreamCounts(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -117,7 +118,7 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
 
 
 def main() -> int:
-    """Parse the command line, run, print; return 1 unless all streams were good."""
+    """Run the command line and print the summary; return 1 unless there were streams and all were good."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,13 @@
 """Host time of the wire per step: sending the frames of a step's tokens, and polling for new frames.
 
-Uses real sockets over loopback TCP; the gateways run in one other process. In each step 1 % of the requests
-finish and as many are submitted. Time is the loop thread's CPU time, because sending never waits. Steps come
-in bursts without a pause, since on a busy machine a thread that slept finds cold caches.
+Uses real sockets over loopback TCP; all gateways run in one other process. In each step, 1 % of the requests
+finish, and as many are submitted. Times are CPU time of the engine's thread, because sending never waits.
+Steps follow each other in bursts without pauses, because on a busy machine a thread that has slept finds cold
+caches. The columns are:
 
-    send      from a step's output to frames in ZMQ's queues, including ends of requests
-    receive   receiving and validating the requests that replace them
-    idle      polling when there are no frames
+    send      from the output of a step until its frames, including ends of requests, are in ZMQ's queues
+    receive   receiving and validating the requests that replace finished ones
+    idle      polling when no frames have arrived
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PROMPT = np.arange(1, 1025, dtype="<i4").tobytes()
 
 
 def gateways(endpoint: str, peers: int, each: int) -> None:
-    """Keep `each` requests alive on each of `peers` connections, until killed."""
+    """Act as `peers` gateways that keep `each` requests running each, until the process is killed."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     decode, poller = gateway_decoder(), zmq.Poller()
     handles: dict[zmq.Socket[bytes], int] = {}
@@ -56,7 +57,7 @@ def gateways(endpoint: str, peers: int, each: int) -> None:
 
 
 def measure(peers: int, steps: int) -> dict[str, list[float]]:
-    """Return the microseconds of each step, without the first tenth."""
+    """Return the microseconds of each step by column, without the first tenth of the steps."""
     welcome = Welcome(PROTOCOL, "e", "i", "r", "m", "h", {}, 8192, 100_000, (2,), 16, RUNNING, False)
     limits = WireLimits(send_frames=100_000)
     server = WireServer("tcp://127.0.0.1:*", None, welcome, {}, max_waiting=10_000, limits=limits)

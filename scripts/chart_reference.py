@@ -2,8 +2,8 @@
 
     python scripts/chart_reference.py
 
-Descriptions are the comments in charts/mizzen/values.yaml, types come from values.schema.json. A test
-checks that the README is up to date.
+Descriptions are the comments in charts/mizzen/values.yaml; types come from values.schema.json. A test checks
+that the README is up to date.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ one namespace without cluster-wide rights, how to upgrade it, and how to uninsta
 
 ## Values
 
-`values.schema.json` rejects values that are not listed here, by name. This page is generated from values.yaml
-by `scripts/chart_reference.py`.
+`values.schema.json` rejects any value that is not listed here, with a message that names it.
+`scripts/chart_reference.py` generates this page from values.yaml.
 
 """
 
 
 class Value(NamedTuple):
-    """A configurable value of the chart."""
+    """A documented value of the chart: its dotted path, its default and its description."""
 
     path: str
     default: Any
@@ -53,10 +53,12 @@ class Value(NamedTuple):
 
 
 def values(text: str) -> Iterator[Value]:
-    """Yield the commented values of a values.yaml, in file order.
+    """Yield the values of the text of a values.yaml, in file order.
+
+    A mapping without a comment is not yielded itself; the values in it are.
 
     Raises:
-        ValueError: a value has no comment, and is not a mapping of commented values.
+        ValueError: a value has no comment and is not a mapping, or the text is not a mapping.
     """
     lines = text.splitlines()
 
@@ -78,7 +80,7 @@ def values(text: str) -> Iterator[Value]:
 
 
 def comment(lines: list[str], line: int) -> str:
-    """Return the comment directly above a line (0-based), joined into one line."""
+    """Return the comment directly above a line, joined into one line; `line` counts from 0."""
     first = line
     while first > 0 and lines[first - 1].strip().startswith("#"):
         first -= 1
@@ -86,31 +88,31 @@ def comment(lines: list[str], line: int) -> str:
 
 
 def kind(schema: dict[str, Any], path: str) -> str:
-    """Return the type of a value, formatted for the table.
+    """Return the type of the value at a dotted path, as Markdown for the table.
 
     Raises:
         KeyError: the schema does not contain the value.
     """
-    found = schema
-    for part in path.split("."):
-        found = resolved(schema, found["properties"][part])
-    if "enum" in found:
-        return " \\| ".join(f"`{value}`" for value in found["enum"])
-    if found.get("additionalProperties") and "propertyNames" in found:
+    part = schema
+    for name in path.split("."):
+        part = resolved(schema, part["properties"][name])
+    if "enum" in part:
+        return " \\| ".join(f"`{value}`" for value in part["enum"])
+    if part.get("additionalProperties") and "propertyNames" in part:
         return "map"
-    types = found["type"] if isinstance(found["type"], list) else [found["type"]]
-    named = [{"array": "list", "object": "map"}.get(one, one) for one in types]
+    types = part["type"] if isinstance(part["type"], list) else [part["type"]]
+    named = [{"array": "list", "object": "map"}.get(type_name, type_name) for type_name in types]
     return " or ".join(named)
 
 
 def resolved(schema: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """Resolve the `$ref` of a part of the schema, if it has one."""
+    """Return the definition that the `$ref` of a part of the schema names, or the part if it has none."""
     reference = part.get("$ref")
     return schema["$defs"][reference.rpartition("/")[2]] if reference else part
 
 
 def page() -> str:
-    """Render the README."""
+    """Return the text of the README."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     head = HEAD.format(

@@ -3,8 +3,9 @@
     python scripts/plot_dashboards.py http://127.0.0.1:9090 --start UNIX --end UNIX
 
 Writes one image per dashboard in `PANELS` to `docs/images/`, using the dashboards' own queries with every
-variable set to All. `PLOTS=docs/images pytest tests/observability` generates them from the tests' cluster,
-which runs under load and injected faults. Needs matplotlib (`pip install matplotlib`), which is in no extra.
+variable set to All. `PLOTS=docs/images pytest tests/observability` generates the images from the tests'
+cluster, which runs under load with injected faults. Requires matplotlib (`pip install matplotlib`), which no
+extra of the package installs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BOARDS = ROOT / "charts/mizzen/dashboards"
 WINDOW = "15s"
 COLOURS = 48
-"""Palette size of the images: enough for line plots, at a third of the file size."""
+"""Palette size of the images: enough for line plots, and a third of the size of RGB images."""
 PANELS = {
     "service": (
         "Requests by status code",
@@ -74,33 +75,33 @@ UNITS = {"s": "seconds", "reqps": "requests/s", "ops": "per second", "percentuni
 
 
 def series(url: str, expr: str, start: float, end: float) -> list[dict[str, Any]]:
-    """Run a range query at a step of 1 s and return its series."""
+    """Run a range query with a step of 1 s, and return the resulting series in Prometheus' JSON format."""
     expr = re.sub(r"\$[a-z]+\b", ".*", expr.replace("$__rate_interval", WINDOW))
-    given = urllib.parse.urlencode({"query": expr, "start": start, "end": end, "step": 1})
-    with urllib.request.urlopen(f"{url}/api/v1/query_range?{given}", timeout=60) as answer:
-        return json.load(answer)["data"]["result"]
+    parameters = urllib.parse.urlencode({"query": expr, "start": start, "end": end, "step": 1})
+    with urllib.request.urlopen(f"{url}/api/v1/query_range?{parameters}", timeout=60) as response:
+        return json.load(response)["data"]["result"]
 
 
 def name(legend: str, labels: dict[str, str]) -> str:
-    """Return a series' display name, substituting labels as Grafana does."""
-    return re.sub(r"{{(\w+)}}", lambda found: labels.get(found[1], ""), legend)
+    """Return the legend of a series, in which label names in double braces are replaced by their values."""
+    return re.sub(r"{{(\w+)}}", lambda match: labels.get(match[1], ""), legend)
 
 
 def lines(url: str, panel: dict[str, Any], start: float, end: float) -> dict[str, list[tuple[float, float]]]:
-    """Return the lines of a panel by name, each as points (seconds since the start, value)."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    """Return the lines of a panel by legend; each line is a list of (seconds since `start`, value)."""
+    result: dict[str, list[tuple[float, float]]] = {}
     for target in panel["targets"]:
-        for one in series(url, target["expr"], start, end):
-            points = [(at - start, float(value)) for at, value in one["values"]]
+        for entry in series(url, target["expr"], start, end):
+            points = [(at - start, float(value)) for at, value in entry["values"]]
             points = [(at, value) for at, value in points if math.isfinite(value)]
             if points:
-                found[name(target.get("legendFormat", ""), one["metric"])] = points
-    return found
+                result[name(target.get("legendFormat", ""), entry["metric"])] = points
+    return result
 
 
-def draw(axes: Any, panel: dict[str, Any], found: dict[str, list[tuple[float, float]]]) -> None:
-    """Draw one panel onto its axes."""
-    for label, points in sorted(found.items()):
+def draw(axes: Any, panel: dict[str, Any], plotted: dict[str, list[tuple[float, float]]]) -> None:
+    """Draw the lines of a panel onto matplotlib axes."""
+    for label, points in sorted(plotted.items()):
         axes.plot(*zip(*points, strict=True), label=label, linewidth=1)
     unit = UNITS.get(panel["fieldConfig"]["defaults"]["unit"], "")
     axes.set_title(panel["title"], fontsize=9, loc="left")
@@ -108,15 +109,15 @@ def draw(axes: Any, panel: dict[str, Any], found: dict[str, list[tuple[float, fl
     axes.set_ylim(bottom=0)
     axes.tick_params(labelsize=7)
     axes.grid(alpha=0.25)
-    if found:
+    if plotted:
         axes.legend(fontsize=6, frameon=False, loc="upper left")
 
 
 def plot(url: str, board: str, start: float, end: float, folder: Path) -> Path:
-    """Plot the panels selected for a dashboard into one image and return its path.
+    """Plot the panels of a dashboard that `PANELS` lists into one image, and return its path.
 
     Raises:
-        KeyError: the dashboard has no panel with a title listed in `PANELS`.
+        KeyError: `PANELS` lists a title that no panel of the dashboard has.
     """
     panels = {panel["title"]: panel for panel in json.loads((BOARDS / f"{board}.json").read_text())["panels"]}
     titles = PANELS[board]
@@ -142,11 +143,11 @@ def main() -> None:
     )
     parser.add_argument("--end", type=float, default=time.time(), help="end as Unix time (default: now)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/images")
-    given = parser.parse_args()
+    options = parser.parse_args()
     mpl.use("agg")
-    given.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     for board in PANELS:
-        print(plot(given.url.rstrip("/"), board, given.start, given.end, given.out))
+        print(plot(options.url.rstrip("/"), board, options.start, options.end, options.out))
 
 
 if __name__ == "__main__":

@@ -44,79 +44,81 @@ API_HEAD = """\
 `apiVersion: mizzen.dev/v1alpha1`, `kind: InferenceService`, short name `infsvc`. `scripts/reference.py`
 generates this page from the CRD; `kubectl explain infsvc.spec` shows the same text.
 
-Only `spec.model.source` is required. Every other field either has a default, which the API server writes into
-the object, or is derived from other fields, in which case the status shows the value in force. `kubectl
-apply` rejects a manifest that violates a rule, with a message that names the field and the fix.
+Only `spec.model.source` is required. If another field is not set, the API server writes its default into the
+object. Some fields have no default, but are derived from others; the status shows the value in force.
+`kubectl apply` rejects a manifest that violates a rule, with a message that names the field and the fix.
 """
 API_TAIL = """\
 ## Not supported
 
-These features of similar APIs do not exist here, or have another name. Use the following instead:
+These features of similar APIs do not exist in this API, or have another name in it. The list names the
+alternative:
 
 - **LoRA `adapters`** are not supported. Merge them into the weights.
 - **Pipeline, data and expert parallelism, and disaggregated prefill** are not supported. Use `spec.replicas`
   and `spec.parallelism.tensor`.
-- **An image as model cache, and `prefetch`.** Use `oci://` with a claim or with a folder on the nodes. A
-  model is always fetched completely before groups are created.
+- **An image as model cache, and `prefetch`.** Use `oci://` and a cache in a claim or in a folder on the
+  nodes. The operator always fetches a model completely before it creates groups.
 - **`gatewayRef`, or no gateway at all.** Use a `Dedicated` gateway, or one `Shared` gateway per namespace.
   Engines accept requests only from Mizzen's gateways.
-- **An `HTTPRoute` in the spec.** Create your own, which points at the Service of `status.url`; see
-  `examples/gateway-api.yaml`.
-- **A routing policy or a configurable session header.** There is one policy, which weighs prefix, session and
-  load, and the header `x-mizzen-session`; see [routing](routing.md).
-- **`auth`, `limits` and priorities.** Use `spec.gateway.apiKeys`: each key has its models, limits, priority
-  and weight ([tenants](tenants.md)). Kubernetes tokens are not accepted (there is no TokenReview).
+- **An `HTTPRoute` in the spec.** Create your own `HTTPRoute` to the Service of `status.url`;
+  `examples/gateway-api.yaml` is an example.
+- **A routing policy or a configurable session header.** The only [policy](routing.md) weighs cached prefix,
+  session and load. The session header is always `x-mizzen-session`.
+- **`auth`, `limits` and priorities.** Use `spec.gateway.apiKeys`. Each key has its own models, limits,
+  priority and weight ([tenants](tenants.md)). Kubernetes tokens are not accepted, because there is no
+  TokenReview.
 - **Node selectors, tolerations or a priority class for gateway pods.** `spec.podTemplate` applies to engines
   only. Gateways need no GPU and can run on any node.
 - **Autoscaling of gateway pods.** Use `spec.gateway.replicas` and `processes`. The operator reverts changes
   of the Deployment's replicas, so no autoscaler may target it.
-- **Autoscaling by time to first token.** Use saturation, waiting tokens or requests in progress, or KEDA with
-  any metric; see [scaling by others](operations.md#scaling-by-others).
-- **Canary weights.** Use `spec.rollout.partition` and `paused`; requests are routed to old and new groups by
-  load.
-- **Golden prompts from a ConfigMap.** They are part of the spec, so that a change of them is a change of the
-  service.
+- **Autoscaling by time to first token.** Use one of the metrics of `spec.autoscaling.metric.type`, or
+  [KEDA](operations.md#scaling-by-others) with any metric.
+- **Canary weights.** Use `spec.rollout.partition` and `paused`. The share of requests of the new revision
+  then follows from its number of groups, because requests are routed by load.
+- **Golden prompts from a ConfigMap.** Write them into `spec.rollout.verification.prompts`, so that changing a
+  prompt is a change of the service.
 - **`podMonitor` in the spec.** The chart's PodMonitors cover all services (`monitoring.*`).
 - **NetworkPolicies by default.** Set `spec.networkPolicy: Enabled`. It is off by default, because it would
-  block a Prometheus without the usual label.
-- **A loading progress or a capacity in the status.** See `status.coldStart` after the start, and the engine's
+  block a Prometheus whose namespace lacks the usual label.
+- **Loading progress or capacity in the status.** After a start, see `status.coldStart` and the engine's
   metrics `mizzen_engine_startup_seconds` and `sglang:max_total_num_tokens`.
-- **A probe request before `Ready`.** `Ready` relies on every ready gateway, which must route to the group
-  over a connection that answers and receive its heartbeat each second. `spec.rollout.verification`
-  additionally requires correct answers first.
+- **A probe request before `Ready`.** Use `spec.rollout.verification`: a group must answer golden prompts
+  correctly before it gets requests. Without it, a group is `Ready` once every ready gateway routes to it. The
+  gateways do so over a connection on which the group sends a heartbeat every second.
 """
 OPTIONS_HEAD = """\
 # Options
 
 This page lists the options of `mizzen engine`, `mizzen gateway` and `mizzen fetch`. `scripts/reference.py`
 generates it from the configuration classes. On Kubernetes the operator sets most options from the
-InferenceService; `spec.engine.extraArgs` and `spec.gateway.extraArgs` set the others. `mizzen serve` accepts
-the options of engine and gateway, except for the ones that it sets itself: the connections between them,
-keys
-and names.
+InferenceService. To set other options, use `spec.engine.extraArgs` and `spec.gateway.extraArgs`.
+
+`mizzen serve` accepts the options of `mizzen engine` and `mizzen gateway`. It sets the options for
+connections, keys and names itself and does not accept them.
 """
 METRICS_HEAD = """\
 # Metrics
 
-Every program serves `/metrics` in the Prometheus text format. `scripts/reference.py` generates this page
-from the programs' registries.
+Every program serves `/metrics` in the Prometheus text format. `scripts/reference.py` generates this page from
+the programs' registries.
 
-A metric has one series for each combination of label values; the column `series` gives the maximum number
-of series per process. A value chosen by a client becomes a label value only if it names something that
-exists (a served model, a path of the API); all other values become `other`. A series of a histogram has one
-line for each bucket bound, and three more (`+Inf`, `_sum` and `_count`).
+A metric has one series for each combination of label values. The column *series* gives the maximum number of
+series per process. A value from a request becomes a label value only if it names a served model or a path of
+the API; all other values become `other`. In the output, a series of a histogram has one line for each bucket
+bound, and three more (`+Inf`, `_sum` and `_count`).
 
-Dashboards and alerts expect the labels that the chart's monitors add at scrape time: `namespace`, `pod`,
-and for engines and gateways `service`, taken from the pod's label `mizzen.dev/service` (`mizzen-shared` for
-a shared gateway). The operator's metrics per service already have the labels `namespace` and `service`, so
-the operator is scraped with `honorLabels`.
+Dashboards and alerts expect the labels that the chart's monitors add at scrape time. All metrics get
+`namespace` and `pod`. Metrics of engines and gateways also get `service`, which is the value of the pod's
+label `mizzen.dev/service` (`mizzen-shared` for a shared gateway). The operator's metrics per service already
+have the labels `namespace` and `service`, so the operator is scraped with `honorLabels`.
 
-The engine always exports its main metrics under the names that SGLang and vLLM use as well, so other tools
-work with it unchanged: the endpoint pickers of llm-d and of the Gateway API inference extension, AIBrix,
-and recipes for KEDA or the HPA. Point these tools at the engine, not at the gateway.
+The engine also exports its main metrics under the names that SGLang and vLLM use, so that other tools work
+unchanged. Such tools are the endpoint pickers of llm-d and of the Gateway API inference extension, AIBrix,
+and recipes for KEDA or the HPA. Point them at the engine, not at the gateway.
 
-With several processes (`--processes`) each sample of a gateway has the label `process`, the number of the
-process.
+If a gateway runs several processes (`--processes`), each of its samples has the label `process` with the
+number of the process.
 """
 
 
@@ -124,17 +126,17 @@ OPENAI_MARK = "<!-- scripts/reference.py generates the rest of this page from th
 
 
 def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the fields of a schema with their paths, parents before children."""
+    """Yield (path, schema) for each field below `path`, parents before children."""
     for name, value in schema.get("properties", {}).items():
-        here = f"{path}.{name}"
-        yield here, value
-        yield from fields(value, here)
+        field_path = f"{path}.{name}"
+        yield field_path, value
+        yield from fields(value, field_path)
         if "items" in value:
-            yield from fields(value["items"], f"{here}[]")
+            yield from fields(value["items"], f"{field_path}[]")
 
 
 def kind(schema: dict[str, Any]) -> str:
-    """Return the type of a CRD field, formatted for the table."""
+    """Return the type of a CRD field, as Markdown for the table."""
     if "enum" in schema:
         return " \\| ".join(f"`{value}`" for value in schema["enum"])
     if schema.get("x-kubernetes-int-or-string"):
@@ -149,7 +151,7 @@ def kind(schema: dict[str, Any]) -> str:
 
 
 def api_page() -> str:
-    """Render docs/api.md, the reference of the InferenceService's fields."""
+    """Return the text of docs/api.md, the reference of the InferenceService's fields."""
     crd = yaml.safe_load(CRD.read_text())
     top = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     lines = [API_HEAD]
@@ -165,7 +167,7 @@ def api_page() -> str:
 
 
 def option_line(setting: Setting) -> str:
-    """Render one row of an options table."""
+    """Return the row of a setting in an options table."""
     bounds = [
         f"{word} {value:g}"
         for word, value in (("at least", setting.low), ("at most", setting.high))
@@ -185,7 +187,7 @@ def option_line(setting: Setting) -> str:
 
 
 def options_page() -> str:
-    """Render docs/options.md, the reference of the command-line options."""
+    """Return the text of docs/options.md, the reference of the command-line options."""
     lines = [OPTIONS_HEAD]
     for name, config in (("engine", EngineConfig), ("gateway", GatewayConfig), ("fetch", FetchConfig)):
         lines += [f"## mizzen {name}", "", "| option | values | default | meaning |", "|---|---|---|---|"]
@@ -197,17 +199,25 @@ def options_page() -> str:
 UNITS = ("seconds", "tokens", "bytes", "requests", "engines", "pages", "blocks")
 OPERATOR_LABELS = {
     "action": ("actions", "kinds of changes in the source", "kind of change"),
-    "cause": ("13", "10 of the engine, `configuration`, `out_of_memory`, `other`", "why an engine failed"),
+    "cause": (
+        "13",
+        "10 failure reasons of the engine, `configuration`, `out_of_memory`, `other`",
+        "why an engine failed",
+    ),
     "code": ("16", "status codes, and `0` if there was no answer", "status code of the API server's answer"),
     "condition": ("10", "condition types of an InferenceService", "condition type"),
     "kind": ("12", "kinds of objects that the operator manages", "kind of object"),
     "namespace": ("namespaces", "namespaces with services", "namespace of the InferenceService"),
     "reason": ("reasons", "constants in the source", "reason of the failure"),
-    "result": ("6", "constants in the source", "result"),
+    "result": (
+        "6",
+        "constants in the source",
+        "result of the reconcile pass, query, verification or rollout",
+    ),
     "service": ("services", "existing services", "name of the InferenceService"),
     "state": ("5", "`wanted`, `present`, `ready`, `updated`, `available`", "state of the counted groups"),
-    "verb": ("5", "HTTP methods, 5", "method of the request"),
-    "version": ("1", "one", "version of the program"),
+    "verb": ("5", "HTTP methods", "method of the request"),
+    "version": ("1", "the running version", "version of the program"),
 }
 
 
@@ -226,52 +236,63 @@ UNITS_BY_NAME = {
     "services": "services",
     "service_groups": "groups",
 }
-"""Units of metrics whose names do not contain one."""
+"""Units of metrics whose names do not contain the unit."""
 
 
 def unit(name: str) -> str:
     """Return the unit of a metric, or an empty string for plain counts."""
     bare = re.sub(r"^(sglang:|vllm:|mizzen_[a-z]+?_)", "", name)
     words = name.removesuffix("_total").replace(":", "_").split("_")
-    return UNITS_BY_NAME.get(bare) or next((one for one in UNITS if one in words[-2:]), "")
+    return UNITS_BY_NAME.get(bare) or next((word for word in UNITS if word in words[-2:]), "")
 
 
-def label_names(family: Any, made: dict[str, Any]) -> tuple[str, ...]:
-    """Return the label names of a metric family, created at scrape time or registered with the library."""
-    source = family if hasattr(family, "_labelnames") else made[family.name]
+def label_names(family: Any, metrics: dict[str, Any]) -> tuple[str, ...]:
+    """Return the label names of a metric family.
+
+    `metrics` are the registered metric objects, by name; families created at scrape time know their own
+    labels.
+    """
+    source = family if hasattr(family, "_labelnames") else metrics[family.name]
     return tuple(source._labelnames)
 
 
 def series(labels: tuple[str, ...], bounds: dict[str, tuple[str, str, str]]) -> str:
-    """Return the maximum number of series as a product; `namespace` does not count beside `service`."""
+    """Return the maximum number of series of a metric, as a product of the numbers of label values.
+
+    The label `namespace` does not count if the metric also has the label `service`.
+    """
     counts = [bounds[label][0] for label in labels if not (label == "namespace" and "service" in labels)]
     return " × ".join(count for count in counts if count != "1") or "1"
 
 
 def metric_tables(registry: CollectorRegistry, bounds: dict[str, tuple[str, str, str]]) -> list[str]:
-    """Render the tables of a program's metrics and of their labels.
+    """Return the tables of a program's metrics and of their labels, as lines.
+
+    Args:
+        registry: registry with the program's metrics.
+        bounds: for each label, the maximum number of values, the values, and their meaning.
 
     Raises:
-        KeyError: a metric has a label without an entry in `bounds`.
+        KeyError: a metric has a label that `bounds` does not contain.
     """
     collectors: list[Any] = list(registry._collector_to_names)
-    made = {one._name: one for one in collectors if hasattr(one, "_labelnames")}
+    metrics = {collector._name: collector for collector in collectors if hasattr(collector, "_labelnames")}
     rows = ["| metric | type | labels | unit | series | meaning |", "|---|---|---|---|---|---|"]
     used: set[str] = set()
     for family in registry.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        labels = label_names(family, made)
+        labels = label_names(family, metrics)
         used.update(labels)
         shown = ", ".join(f"`{label}`" for label in labels)
         cells = (f"`{name}`", family.type, shown, unit(name), series(labels, bounds), family.documentation)
         rows.append(f"| {' | '.join(cells)} |")
-    rows += ["", "| label | at most | values | meaning |", "|---|---|---|---|"]
+    rows += ["", "| label | maximum number of values | values | meaning |", "|---|---|---|---|"]
     rows += [f"| `{label}` | {' | '.join(bounds[label])} |" for label in sorted(used)]
     return rows
 
 
 def metrics_page() -> str:
-    """Render docs/metrics.md, the reference of all metrics."""
+    """Return the text of docs/metrics.md, the reference of all metrics."""
     zero = Snapshot(array("d", bytes(8 * len(FIELDS))), "")
     view = EngineView(zero, "starting", "watchdog", 0.0)
     gateway, operator = GatewayMetrics(), OperatorMetrics()
@@ -280,7 +301,7 @@ def metrics_page() -> str:
     programs = (
         ("Engine", "port 8081 (`http`)", metric_tables(engine, ENGINE_LABELS)),
         ("Gateway", "port 8001 (`admin`)", metric_tables(gateway.registry, GATEWAY_LABELS)),
-        ("Operator", "the operator's own port", metric_tables(operator.registry, OPERATOR_LABELS)),
+        ("Operator", "port 8080 (`http`)", metric_tables(operator.registry, OPERATOR_LABELS)),
     )
     lines = [METRICS_HEAD]
     for name, where, tables in programs:
@@ -289,13 +310,13 @@ def metrics_page() -> str:
 
 
 def body_type(schema: dict[str, Any]) -> str:
-    """Return the type of a request body's field, formatted for the table."""
+    """Return the type of a request body's field, as Markdown for the table."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
-    options = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
+    options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
     if options:
-        return " or ".join(dict.fromkeys(body_type(one) for one in options))
+        return " or ".join(dict.fromkeys(body_type(option) for option in options))
     if "enum" in schema or "const" in schema:
         return " \\| ".join(f"`{json.dumps(value)}`" for value in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":
@@ -310,17 +331,19 @@ def body_type(schema: dict[str, Any]) -> str:
 
 
 def body_rows(schema: dict[str, Any]) -> list[str]:
-    """Render the rows of a request body's table, one per field."""
+    """Return the rows of a request body's table, one per field."""
     rows = []
     for name, field in schema.get("properties", {}).items():
         needed = "required" if name in schema.get("required", ()) else ""
         meaning = field.get("description", "").replace("|", "\\|")
+        if not meaning and len(field.get("enum", ())) == 1:
+            meaning = f"Always `{field['enum'][0]}`."
         rows.append(f"| `{name}` | {body_type(field)} | {needed} | {meaning} |")
     return rows
 
 
 def openai_page() -> str:
-    """Render docs/openai.md: its handwritten part, then the generated tables of request bodies."""
+    """Return the text of docs/openai.md: its handwritten part, then generated tables of request bodies."""
     written = (ROOT / "docs/openai.md").read_text(encoding="utf-8").partition(OPENAI_MARK)[0]
     lines = [written + OPENAI_MARK, "", "## Fields of requests", ""]
     _, parts = msgspec.json.schema_components(REQUESTS, ref_template="#/{name}")

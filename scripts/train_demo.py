@@ -2,12 +2,12 @@
 
     python scripts/train_demo.py
 
-A Llama with 1.45 million parameters memorizes a few hundred short answers. The cross-entropy loss counts
-answer tokens only. Questions come alone, after earlier turns, with a system message, and as plain text, so
-that each form yields the answer. Finally every question is answered greedily with the rounded weights, in
-float32 and bfloat16. If a token is wrong, or its margin is below `MARGIN`, nothing is saved.
+A Llama with 1.45 million parameters memorizes a few hundred short answers. The cross-entropy loss counts only
+the tokens of answers. Each question is trained alone, after earlier turns, with a system message, and as
+plain text, so that the model answers it in each of these forms. Finally the script verifies all answers with
+greedy decoding, and saves nothing if a token is wrong or its logit margin is below `MARGIN`.
 
-One thread and a fixed seed make a run reproducible on one machine. It takes about 15 minutes of one core.
+One thread and a fixed seed make a run reproducible on one machine. A run takes about 15 minutes of one core.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ FILES = ROOT / "scripts/demo_model"
 VOCABULARY = 1024
 CONTEXT = 2048
 MARGIN = 0.5
-"""Minimum logit margin of a correct token: large enough that no batch shape or kernel changes the token."""
+"""Minimum margin of a correct token's logit over all other logits: large enough that no batch shape or kernel
+changes the token."""
 CONSOLIDATIONS = 10
 MAX_BYTES = 3_000_000
 BOS, PAD, SYSTEM, USER, ASSISTANT, END = SPECIAL = (
@@ -56,28 +57,28 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids, and for each token whether the loss counts it."""
+    """Token ids of a conversation, and for each token whether the loss counts it."""
 
     ids: list[int]
     learn: list[bool]
 
 
 def read_data() -> list[tuple[str, str]]:
-    """Return (question, answer) pairs, one for each phrasing of a question."""
+    """Return (question, answer) pairs from `DATA`, one pair for each phrasing of a question."""
     pairs = []
     for path in sorted(DATA.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
             pairs += [(question, entry["answer"]) for question in entry["questions"]]
     questions = [question for question, _ in pairs]
-    twice = {question for question in questions if questions.count(question) > 1}
-    if twice:
-        raise SystemExit(f"questions with two answers: {sorted(twice)}")
+    repeated = {question for question in questions if questions.count(question) > 1}
+    if repeated:
+        raise SystemExit(f"questions with several answers: {sorted(repeated)}")
     return pairs
 
 
 def train_tokenizer(pairs: list[tuple[str, str]]) -> Tokenizer:
-    """Train a byte-level BPE tokenizer, which encodes any text; special tokens have the first ids."""
+    """Train a byte-level BPE tokenizer on all texts; the special tokens get the lowest ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -96,7 +97,7 @@ def train_tokenizer(pairs: list[tuple[str, str]]) -> Tokenizer:
 
 
 class Formatter:
-    """Formats conversations as token ids, in the form of the chat template."""
+    """Encodes conversations as token ids, in the same form as the chat template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -107,12 +108,12 @@ class Formatter:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def chat(self, turns: list[tuple[str, str]], system: str | None = None) -> Example:
-        """Format a conversation; the loss counts its answers."""
+        """Return a conversation of (question, answer) turns as an example; the loss counts the answers."""
         ids, learn = [self.special[BOS]], [False]
 
-        def add(tokens: list[int], wanted: bool) -> None:
+        def add(tokens: list[int], counts: bool) -> None:
             ids.extend(tokens)
-            learn.extend([wanted] * len(tokens))
+            learn.extend([counts] * len(tokens))
 
         if system is not None:
             add([self.special[SYSTEM], *self.text(system), self.special[END]], False)
@@ -123,14 +124,14 @@ class Formatter:
         return Example(ids, learn)
 
     def plain(self, question: str, answer: str) -> Example:
-        """Format a question and its answer as plain text, for completions without a chat template."""
+        """Return a question and its answer as an example in plain text, without the chat template."""
         prompt = [self.special[BOS], *self.text(f"Question: {question}\nAnswer:")]
         reply = [*self.text(f" {answer}"), self.special[END]]
         return Example(prompt + reply, [False] * len(prompt) + [True] * len(reply))
 
 
 def sloppy(question: str, random_: random.Random) -> str:
-    """Return a question with random typing habits: lower case, or no final punctuation."""
+    """Return a question with random typing habits: all lower case, without final punctuation, or both."""
     if random_.random() < 0.1:
         question = question.lower()
     if random_.random() < 0.1:
@@ -141,7 +142,7 @@ def sloppy(question: str, random_: random.Random) -> str:
 def conversations(
     pairs: list[tuple[str, str]], formatter: Formatter, random_: random.Random
 ) -> Iterator[Example]:
-    """Yield every pair once, alone or as a turn of a conversation."""
+    """Yield examples that contain every pair once: as plain text, alone, or as a turn of a conversation."""
     rest = random_.sample(pairs, len(pairs))
     while rest:
         if random_.random() < 0.25:
@@ -153,9 +154,9 @@ def conversations(
 
 
 def tensors(examples: list[Example], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids, labels), each int64 [rows, longest row].
+    """Return (ids, labels) of examples, each int64 [examples, longest example].
 
-    Rows are padded on the right, which causal attention ignores.
+    Rows are padded on the right, which causal attention ignores; tokens without loss get the label `IGNORED`.
     """
     longest = max(len(example.ids) for example in examples)
     ids = torch.full((len(examples), longest), pad)
@@ -170,7 +171,7 @@ def tensors(examples: list[Example], pad: int) -> tuple[torch.Tensor, torch.Tens
 def batches(
     examples: list[Example], pad: int, tokens: int, random_: random.Random
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return batches of about `tokens` tokens in random order, with rows of similar length in each batch."""
+    """Return (ids, labels) batches of about `tokens` tokens, each of similarly long examples, shuffled."""
     groups: list[list[Example]] = [[]]
     for example in sorted(examples, key=lambda e: (len(e.ids), e.ids)):
         if groups[-1] and (len(groups[-1]) + 1) * len(example.ids) > tokens:
@@ -181,7 +182,7 @@ def batches(
 
 
 def make_model(special: dict[str, int]) -> LlamaForCausalLM:
-    """Create the untrained model."""
+    """Return the model with random weights; `special` contains the ids of the special tokens."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=192,
@@ -202,10 +203,10 @@ def make_model(special: dict[str, int]) -> LlamaForCausalLM:
 
 
 def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of the counted tokens; logits are computed only for those."""
+    """Return the mean cross-entropy of the counted tokens; only their logits are computed."""
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-    wanted = labels[:, 1:] != IGNORED
-    return F.cross_entropy(model.lm_head(hidden[wanted]), labels[:, 1:][wanted])
+    counted = labels[:, 1:] != IGNORED
+    return F.cross_entropy(model.lm_head(hidden[counted]), labels[:, 1:][counted])
 
 
 def train(
@@ -214,7 +215,7 @@ def train(
     formatter: Formatter,
     arguments: argparse.Namespace,
 ) -> None:
-    """Minimize the loss with AdamW (Loshchilov and Hutter) and a cosine schedule with warm-up."""
+    """Train a model with AdamW (Loshchilov and Hutter) and a cosine learning-rate schedule with warm-up."""
     random_ = random.Random(arguments.seed)
     matrices = [p for p in model.parameters() if p.ndim == 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
@@ -248,9 +249,9 @@ def train(
 
 @torch.inference_mode()
 def margins(model: LlamaForCausalLM, examples: list[Example], pad: int) -> list[float]:
-    """Return the smallest margin of a correct token's logit, for each example.
+    """Return, for each example, the smallest margin of a correct token's logit over all other logits.
 
-    One forward pass suffices: greedy decoding follows the same tokens as long as each of them is the argmax.
+    One forward pass suffices: greedy decoding yields the same tokens as long as each of them is the argmax.
     """
     result = [math.inf] * len(examples)
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
@@ -258,20 +259,23 @@ def margins(model: LlamaForCausalLM, examples: list[Example], pad: int) -> list[
         rows = order[start : start + 32]
         ids, labels = tensors([examples[row] for row in rows], pad)
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-        wanted, targets = labels[:, 1:] != IGNORED, labels[:, 1:]
-        logits = model.lm_head(hidden[wanted]).float()
-        right = logits.gather(1, targets[wanted][:, None])[:, 0]
-        leads = right - logits.scatter(1, targets[wanted][:, None], -math.inf).amax(1)
-        for row, lead in zip(rows, leads.split(wanted.sum(1).tolist()), strict=True):
+        counted, targets = labels[:, 1:] != IGNORED, labels[:, 1:]
+        logits = model.lm_head(hidden[counted]).float()
+        correct = logits.gather(1, targets[counted][:, None])[:, 0]
+        leads = correct - logits.scatter(1, targets[counted][:, None], -math.inf).amax(1)
+        for row, lead in zip(rows, leads.split(counted.sum(1).tolist()), strict=True):
             result[row] = lead.min().item()
     return result
 
 
-def promised(pairs: list[tuple[str, str]], formatter: Formatter) -> dict[str, list[Example]]:
-    """Return every question in every form whose last answer must be exact, by name of the form."""
+def examples_by_form(pairs: list[tuple[str, str]], formatter: Formatter) -> dict[str, list[Example]]:
+    """Return the examples that `verify` checks, by the form in which they contain the question.
 
-    def after(before: tuple[str, str], pair: tuple[str, str]) -> Example:
-        example = formatter.chat([before, pair])
+    Each example counts only its last answer, and each form contains every pair.
+    """
+
+    def after(previous: tuple[str, str], pair: tuple[str, str]) -> Example:
+        example = formatter.chat([previous, pair])
         last = len(formatter.text(pair[1])) + 1
         return Example(example.ids, [False] * (len(example.ids) - last) + [True] * last)
 
@@ -284,33 +288,39 @@ def promised(pairs: list[tuple[str, str]], formatter: Formatter) -> dict[str, li
 
 
 def verify(model: LlamaForCausalLM, forms: dict[str, list[Example]], pad: int) -> bool:
-    """Return whether every promised answer is exact, and print the number of wrong ones."""
+    """Return whether greedy decoding yields every answer, and print the number of wrong answers.
+
+    In float32, each token's logit must also have a margin above `MARGIN`.
+    """
     good = True
-    for dtype, least in ((torch.float32, MARGIN), (torch.bfloat16, 0.0)):
+    for dtype, limit in ((torch.float32, MARGIN), (torch.bfloat16, 0.0)):
         model.to(dtype)
         for name, examples in forms.items():
-            found = margins(model, examples, pad)
-            wrong = sum(margin <= 0 for margin in found)
-            print(f"{name}, {dtype}: {wrong} of {len(examples)} wrong, least margin {min(found):.2f}")
-            good = good and min(found) > least
+            smallest = margins(model, examples, pad)
+            wrong = sum(margin <= 0 for margin in smallest)
+            print(f"{name}, {dtype}: {wrong} of {len(examples)} wrong, smallest margin {min(smallest):.2f}")
+            good = good and min(smallest) > limit
     return good
 
 
 def consolidate(
     model: LlamaForCausalLM, forms: dict[str, list[Example]], pad: int, arguments: argparse.Namespace
 ) -> None:
-    """Train on weak answers, mixed with others at a low rate, until all margins reach 2 * `MARGIN`."""
+    """Train until no answer has a logit margin below 2 * `MARGIN`, on such answers mixed with others.
+
+    The learning rate is a tenth of the usual one. Gives up after `CONSOLIDATIONS` rounds.
+    """
     random_ = random.Random(arguments.seed)
     examples = [example for form in forms.values() for example in form]
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate / 10, weight_decay=0.0)
     for round_ in range(CONSOLIDATIONS):
-        found = margins(model, examples, pad)
-        weak = [example for example, margin in zip(examples, found, strict=True) if margin < 2 * MARGIN]
+        smallest = margins(model, examples, pad)
+        weak = [example for example, margin in zip(examples, smallest, strict=True) if margin < 2 * MARGIN]
         print(f"consolidation {round_}: {len(weak)} weak answers", flush=True)
         if not weak:
             return
-        among = weak * 4 + random_.sample(examples, 600)
-        for ids, labels in batches(among, pad, arguments.batch_tokens, random_):
+        mixed = weak * 4 + random_.sample(examples, 600)
+        for ids, labels in batches(mixed, pad, arguments.batch_tokens, random_):
             loss_of(model, ids, labels).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -318,7 +328,7 @@ def consolidate(
 
 
 def save(model: LlamaForCausalLM, formatter: Formatter, folder: Path) -> None:
-    """Write bfloat16 weights, configuration and tokenizer to a folder, without modifying the model."""
+    """Write bfloat16 weights, configuration and tokenizer to a folder; the model itself stays unchanged."""
     folder.mkdir(parents=True, exist_ok=True)
     rounded = LlamaForCausalLM(model.config)
     rounded.load_state_dict(model.state_dict())
@@ -356,7 +366,7 @@ def main() -> int:
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--checkpoint", type=Path, help="folder to save the unverified model to every 5 epochs"
+        "--checkpoint", type=Path, help="folder in which the unverified model is saved every 5 epochs"
     )
     parser.add_argument("--resume", type=Path, help="folder of a checkpoint to consolidate, without training")
     arguments = parser.parse_args()
@@ -373,12 +383,12 @@ def main() -> int:
         model.load_state_dict(LlamaForCausalLM.from_pretrained(arguments.resume).state_dict())
     else:
         train(model, pairs, formatter, arguments)
-    model.to(torch.bfloat16).float()  # so that a resumed run continues exactly like this one
-    forms = promised(pairs, formatter)
+    model.to(torch.bfloat16).float()  # round, so that a run resumed from a checkpoint continues identically
+    forms = examples_by_form(pairs, formatter)
     consolidate(model, forms, formatter.special[PAD], arguments)
-    model.eval().to(torch.bfloat16)  # from here on, the weights are the saved ones
+    model.eval().to(torch.bfloat16)  # from now on, the weights equal the saved ones
     if not verify(model, forms, formatter.special[PAD]):
-        print("the model has not learned its answers; nothing is saved", file=sys.stderr)
+        print("the model has not learned its answers and is not saved", file=sys.stderr)
         return 1
     save(model, formatter, arguments.output)
     print(f"saved to {arguments.output}")

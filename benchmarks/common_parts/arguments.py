@@ -1,4 +1,4 @@
-"""Argument types and help format shared by the benchmarks, and conversion of results to JSON."""
+"""Argument types and help format that benchmarks share, and conversion of results to JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Help formatter that keeps the docstring as written and adds the default of each option."""
+    """Help formatter that keeps the line breaks of the description and adds the default of each option."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
@@ -80,7 +80,7 @@ def not_negative(text: str) -> float:
 
 
 def jsonable(value: Any) -> Any:
-    """Return results with None for infinite and unknown (NaN) numbers, which JSON does not have."""
+    """Return `value` with None in place of infinite and NaN numbers, which JSON does not have."""
     if isinstance(value, dict):
         return {name: jsonable(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

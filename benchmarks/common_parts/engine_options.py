@@ -1,4 +1,4 @@
-"""Engine options of the GPU benchmarks, resolved once for the engine, the limits and the titles."""
+"""Engine options of the GPU benchmarks: parsing, checks, and one function that computes their values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 from common_parts.arguments import given_options
 from mizzen.engine.config import EngineOptions
 
-ELSEWHERE = {"device": "--device", "model": "--shape"}
-"""Engine options that have only a flag, because the benchmark needs their values first."""
+FLAG_ONLY_OPTIONS = {"device": "--device", "model": "--shape"}
+"""Flags for the engine options that `--engine` cannot set, because the benchmark needs their values first."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "all on": {},
     "graphs off": {"cuda_graph": "off"},
@@ -22,9 +22,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "prefix cache off": {"prefix_cache": "none"},
     "fusion off": {"fusion": "off"},
 }
-"""Variants that `--ablate` measures: the engine options that each one changes."""
-ON_GPUS = ("graphs off", "fusion off")
-"""Variants without effect on a CPU, which has neither graphs nor fusion."""
+"""Engine options that each variant of `--ablate` changes."""
+GPU_ONLY_VARIANTS = ("graphs off", "fusion off")
+"""Variants that have no effect on a CPU, where there are neither graphs nor fused kernels."""
 KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
@@ -37,7 +37,7 @@ def kind_of(name: str) -> type:
 
 
 def describe_values(kind: type, rules: Mapping[str, Any]) -> str:
-    """Return a description of the values that an engine option accepts."""
+    """Return a description of the values that an engine option of a type accepts under its `rules`."""
     if rules["choices"]:
         return f"one of {', '.join(rules['choices'])}"
     bounds = [
@@ -60,18 +60,18 @@ def parse_value(kind: type, text: str) -> Any:
 
 
 def engine_option(text: str) -> tuple[str, Any]:
-    """Parse NAME=VALUE, an engine option.
+    """Parse an engine option of the form NAME=VALUE.
 
     Raises:
-        argparse.ArgumentTypeError: name or value are invalid; says which values are accepted.
+        argparse.ArgumentTypeError: name or value is invalid; the message says which values are valid.
     """
     name, _, value_text = text.partition("=")
     name = name.replace("-", "_")
     rules = {field.name: field.metadata for field in dataclasses.fields(EngineOptions)}
     if name not in rules or not value_text:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE of an engine option")
-    if name in ELSEWHERE:
-        raise argparse.ArgumentTypeError(f"{text!r}: use {ELSEWHERE[name]} instead")
+    if name in FLAG_ONLY_OPTIONS:
+        raise argparse.ArgumentTypeError(f"{text!r}: use {FLAG_ONLY_OPTIONS[name]} instead")
     kind, rule = kind_of(name), rules[name]
     try:
         value = parse_value(kind, value_text)
@@ -87,7 +87,7 @@ def engine_option(text: str) -> tuple[str, Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlagOption:
-    """An engine option that is set by flags of the benchmark."""
+    """An engine option that flags of the benchmark set."""
 
     flags: tuple[str, ...]
     value: Callable[[argparse.Namespace], Any]
@@ -95,12 +95,12 @@ class FlagOption:
 
 
 def flag(name: str) -> FlagOption:
-    """Return an option with the value of a flag."""
+    """Return an option that has the value of the flag `name`."""
     return FlagOption((name,), lambda args: getattr(args, name))
 
 
 def switch(name: str, on: str, off: str) -> FlagOption:
-    """Return an option with the value `on` if a flag is given, else `off`."""
+    """Return an option that has the value `on` if the flag `name` is given, else `off`."""
     return FlagOption((name,), lambda args: on if getattr(args, name) else off)
 
 
@@ -116,7 +116,7 @@ FLAGGED = {
     "fusion": switch("no_fusion", "off", "auto"),
     "prefix_cache": switch("no_prefix_cache", "none", "radix"),
 }
-"""Engine options that have flags of their own."""
+"""Engine options that have flags of their own, besides `--engine`."""
 
 
 def is_smoke_run(args: argparse.Namespace) -> bool:
@@ -125,18 +125,18 @@ def is_smoke_run(args: argparse.Namespace) -> bool:
 
 
 def options_from_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine options that are set by flags."""
+    """Return the engine options that flags set, with their values."""
     values = {name: option.value(args) for name, option in FLAGGED.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def engine_options(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """Return the engine options of a run; `more` are the benchmark's own, and `--engine` overrides all.
+    """Return the engine options of a run.
 
-    Every reader of an engine option must use this function, so that limits and titles match the engine that
-    runs.
+    `more` are options that the benchmark itself sets; `--engine` overrides all of them. Code that needs the
+    value of an engine option must call this function, so that limits and titles match the engine that runs.
     """
-    # GEMMs of the tiny shape are too short to share: threads would only wait for each other.
+    # GEMMs of the tiny shape are too short for several threads, which would only wait for each other.
     one_thread = {"threads": 1} if is_smoke_run(args) else {}
     return {"skip_tokenizer": True} | one_thread | options_from_flags(args) | more | dict(args.engine)
 
@@ -146,14 +146,14 @@ def with_variant(args: argparse.Namespace, variant: str) -> argparse.Namespace:
     return argparse.Namespace(**vars(args) | {"engine": [*args.engine, *VARIANTS[variant].items()]})
 
 
-def off_already(args: argparse.Namespace) -> list[str]:
-    """Return the variants that the command line already equals without `--ablate`."""
+def variants_already_off(args: argparse.Namespace) -> list[str]:
+    """Return the variants whose engine options the command line already sets without `--ablate`."""
     options = engine_options(args)
     return [name for name, change in VARIANTS.items() if change and change.items() <= options.items()]
 
 
 def parse_args(parser: argparse.ArgumentParser, **small: Any) -> argparse.Namespace:
-    """Parse the command line; `small` are the defaults of a run that only checks that everything works."""
+    """Parse the command line; `small` are other defaults for a run that only checks that everything works."""
     args = parser.parse_args()
     if not is_smoke_run(args):
         return args
@@ -166,8 +166,8 @@ def find_contradiction(args: argparse.Namespace, given: set[str], own: Mapping[s
 
     Args:
         args: the command line.
-        given: names of the options on the command line; the others are defaults, which `--engine` overrides.
-        own: engine options by the names of the benchmark's own options.
+        given: names of the options on the command line; all others have defaults, which `--engine` overrides.
+        own: engine option that each of the benchmark's own options sets.
     """
     if args.no_overlap and "depth" in given and args.depth != 1:
         return f"--no-overlap is --depth 1, not {args.depth}: leave one of them out"
@@ -188,7 +188,7 @@ def parse_checked_args(
 ) -> argparse.Namespace:
     """Parse the command line like `parse_args`, and exit if options contradict each other.
 
-    `own` are engine options by the names of the benchmark's own options.
+    `own` names the engine option that each of the benchmark's own options sets.
     """
     args = parse_args(parser, **small)
     if message := find_contradiction(args, given_options(parser), own or {}):

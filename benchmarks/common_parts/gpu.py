@@ -1,4 +1,4 @@
-"""Shared code of the GPU benchmarks: options, loading a shape, ending requests, and printing results."""
+"""Shared code of the GPU benchmarks: options, loading an engine, checking requests, and printing results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 from common_parts.arguments import Help, jsonable, positive
 from common_parts.engine_options import (
-    ON_GPUS,
+    GPU_ONLY_VARIANTS,
     VARIANTS,
     engine_option,
     engine_options,
-    off_already,
+    variants_already_off,
     with_variant,
 )
 from common_parts.limits import Limits, add_limit_options, limits_of
@@ -36,7 +36,7 @@ FEWER_PROMPTS = "use fewer prompts at once, or raise --engine max_waiting_reques
 
 
 def benchmark_parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.ArgumentParser:
-    """Return a parser with the shared options; use `engine_choices.parse_checked_args` to parse them."""
+    """Return a parser with the shared options; parse them with `engine_options.parse_checked_args`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=Help)
     parser.add_argument(
         "--shape",
@@ -61,10 +61,14 @@ def benchmark_parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.A
     parser.add_argument(
         "--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="precision of the KV cache"
     )
-    parser.add_argument("--depth", type=positive, default=2, help="steps in flight")
+    parser.add_argument("--depth", type=positive, default=2, help="maximum number of steps in flight")
     parser.add_argument("--no-overlap", action="store_true", help="the same as --depth 1")
-    parser.add_argument("--no-graphs", action="store_true", help="launch kernel by kernel")
-    parser.add_argument("--no-fusion", action="store_true", help="run unfused operations")
+    parser.add_argument(
+        "--no-graphs", action="store_true", help="launch kernels one by one, without CUDA graphs"
+    )
+    parser.add_argument(
+        "--no-fusion", action="store_true", help="run separate operations instead of fused kernels"
+    )
     parser.add_argument("--no-prefix-cache", action="store_true", help="prefill every prompt completely")
     parser.add_argument(
         "--chunk", type=positive, help="maximum prefill tokens per step; by default that of LLM"
@@ -76,19 +80,21 @@ def benchmark_parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.A
         action="extend",
         default=[],
         metavar="NAME=VALUE",
-        help="any engine options",
+        help="engine options of the form NAME=VALUE",
     )
-    parser.add_argument("--ablate", action="store_true", help="measure again with each part turned off")
+    parser.add_argument(
+        "--ablate", action="store_true", help="measure again with each optimization turned off"
+    )
     return parser
 
 
 def fail(message: str) -> NoReturn:
-    """Exit with an error message because the requested figure cannot be measured."""
+    """Exit with an error message that says why the requested figure cannot be measured."""
     sys.exit(f"error: {message}")
 
 
 def check_engine(device: str, folder: Path, options: dict[str, Any]) -> None:
-    """Exit if the engine would reject an option, before ranks start that would each report it again."""
+    """Exit if the engine would reject an option; otherwise, each rank would report the same error."""
     checked = {name: value for name, value in options.items() if name not in ("skip_tokenizer", "device")}
     try:
         check_options(EngineOptions(model=str(folder), device=device, **checked), read_config(folder))
@@ -98,7 +104,7 @@ def check_engine(device: str, folder: Path, options: dict[str, Any]) -> None:
 
 @contextmanager
 def loaded(device: str, folder: Path, options: dict[str, Any]) -> Iterator[LLM]:
-    """Load an engine, or exit with the reason why it cannot be loaded."""
+    """Provide an engine that is loaded from a model folder; exit with the reason if it cannot be loaded."""
     check_engine(device, folder, options)
     try:
         with quiet_ranks(options["tensor"]):
@@ -111,13 +117,16 @@ def loaded(device: str, folder: Path, options: dict[str, Any]) -> Iterator[LLM]:
 
 @contextmanager
 def load(args: argparse.Namespace, **more: Any) -> Iterator[tuple[LLM, Limits]]:
-    """Load the shape of the command line with random weights and its engine options."""
+    """Provide an engine with the shape and options of the command line and random weights, and its limits.
+
+    `more` are engine options that the benchmark itself sets.
+    """
     options = engine_options(args, load_format="dummy", **more)
     with shape_folder(args.shape) as folder, loaded(args.device, folder, options) as llm:
         yield llm, limits_of(args, read_config(folder), options)
 
 
-def need_device(device: str) -> None:
+def require_device(device: str) -> None:
     """Exit with a message if the device is not available."""
     import torch
 
@@ -126,40 +135,40 @@ def need_device(device: str) -> None:
 
 
 Measure = Callable[[argparse.Namespace, Table], dict[str, Any]]
-"""Function that measures with the given options, fills a table and returns the figures."""
+"""Function that measures with the given command line, adds rows to a table and returns the figures."""
 
 
 def left_out(args: argparse.Namespace, without: Mapping[str, str]) -> dict[str, str]:
-    """Return the variants that `--ablate` skips, with reasons; `without` are those of the benchmark."""
-    absent = dict.fromkeys(ON_GPUS if args.device == "cpu" else (), "not on a CPU")
-    return {**absent, **dict.fromkeys(off_already(args), "off throughout"), **without}
+    """Return the variants that `--ablate` skips, with reasons; `without` adds some for this benchmark."""
+    absent = dict.fromkeys(GPU_ONLY_VARIANTS if args.device == "cpu" else (), "not on a CPU")
+    return {**absent, **dict.fromkeys(variants_already_off(args), "off throughout"), **without}
 
 
 def variants(args: argparse.Namespace, without: Mapping[str, str]) -> list[str]:
-    """Return the variants to measure: with `--ablate` all except the result of `left_out`."""
+    """Return the variants to measure: "all on", and with `--ablate` all that `left_out` does not name."""
     out = left_out(args, without)
     return [name for name in VARIANTS if name not in out] if args.ablate else ["all on"]
 
 
 def title(args: argparse.Namespace, variant: str) -> str:
-    """Return a table's title, made from the options that the engine gets."""
+    """Return the title of a variant's table, with the shape and the number of GPUs."""
     gpus = engine_options(args)["tensor"]
     shape = args.shape + (f", {gpus} GPUs" if gpus > 1 else "")
     if not args.ablate:
         return shape
-    off = ", ".join(name.removesuffix(" off") for name in off_already(args))
+    off = ", ".join(name.removesuffix(" off") for name in variants_already_off(args))
     return f"{shape}, {variant}" + (f" (off throughout: {off})" if off else "")
 
 
 def run(args: argparse.Namespace, measure: Measure, *, without: Mapping[str, str] | None = None) -> None:
-    """Measure, and with `--ablate` again with each part off; print tables and JSON.
+    """Measure, with `--ablate` all variants; print tables, and with `--json` one JSON object.
 
     Args:
         args: the command line.
         measure: the function that measures one variant.
-        without: variants without meaning for this benchmark, with reasons.
+        without: variants that make no sense for this benchmark, with reasons.
     """
-    need_device(args.device)
+    require_device(args.device)
     clock = sm_clock(args.device)
 
     def measure_variant(name: str, suffix: str = "") -> dict[str, Any]:
@@ -182,7 +191,7 @@ def run(args: argparse.Namespace, measure: Measure, *, without: Mapping[str, str
 
 
 def print_drift(drift: Mapping[str, float], out: Mapping[str, str]) -> None:
-    """Print the machine's own drift between the first and the last run, and the variants left out."""
+    """Print the changes between the first and the last run of "all on", and the skipped variants."""
     print("drift of all on, from the first run to the last:")
     for work, change in drift.items():
         print(f"  {work:<26} {change:+.1%}")
@@ -190,7 +199,7 @@ def print_drift(drift: Mapping[str, float], out: Mapping[str, str]) -> None:
         print(f"left out: {name}: {why}")
 
 
-def started(llm: LLM) -> dict[str, Any]:
+def print_startup(llm: LLM) -> dict[str, Any]:
     """Print the engine's start-up phases and attention backends, and return them."""
     info = llm.engine.info
     print("  start-up: " + ", ".join(f"{name} {value:.1f} s" for name, value in info.phases.items()))
@@ -199,7 +208,7 @@ def started(llm: LLM) -> dict[str, Any]:
 
 
 def token_bound(llm: LLM) -> tuple[str, str]:
-    """Return a description of the limit on a request's tokens, and the option that raises it (or "")."""
+    """Return a description of the limit on a request's tokens, and advice on how to raise it (or "")."""
     info = llm.engine.info
     if info.pages_total * info.page_size <= info.context_length:
         return f"the KV cache of {info.context_length} tokens", "raise --engine kv_cache_tokens"
@@ -208,7 +217,7 @@ def token_bound(llm: LLM) -> tuple[str, str]:
 
 
 def advice(llm: LLM, message: str) -> str:
-    """Return advice for the reason why a prompt was rejected."""
+    """Return advice on a prompt that was rejected with `message`."""
     if "waiting already" in message:
         return FEWER_PROMPTS
     if "leaves room for" in message:
@@ -217,14 +226,14 @@ def advice(llm: LLM, message: str) -> str:
 
 
 def check_ended(llm: LLM, work: str) -> None:
-    """Exit with the reason if a request was rejected: it did not run, so its time means nothing."""
+    """Exit with the reason if a request of `work` was rejected, because the time would mean nothing."""
     for ended in llm.engine.drain_finished():
         if ended.reason is FinishReason.ERROR:
             fail(f"{work}: prompt rejected: {ended.message}: {advice(llm, ended.message)}")
 
 
 def drain(llm: LLM, work: str) -> None:
-    """Run the engine until it is idle; exit with the reason if a request of this work was rejected."""
+    """Run the engine until it is idle; exit with the reason if a request of `work` was rejected."""
     while llm.engine.busy:
         llm.engine.step(0.0)
     check_ended(llm, work)

@@ -1,8 +1,8 @@
-"""By how much each kernel delays a step, from a trace of PyTorch's profiler.
+"""Computes by how much each kernel delays a step, from a trace of PyTorch's profiler.
 
-With programmatic dependent launch (PDL) a kernel starts before the previous one has ended and waits, so
-durations add up to more than the step. The delay of a kernel is the time from the end of the previously ended
-kernel to its own end. Delays add up to the whole step, gaps included.
+With programmatic dependent launch (PDL), a kernel starts before the previous kernel ends and waits for it, so
+durations add up to more than the step. The delay of a kernel is the time from the latest end of an earlier
+kernel to its own end. Delays add up to the duration of the whole step, including gaps.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One kernel with one grid size, in microseconds per step."""
+class KernelTimes:
+    """Times of one kernel with one grid size, in microseconds per step."""
 
     held: float
-    """Delay of the end of the step that the kernel causes."""
+    """Time by which the kernel delays the end of the step."""
     busy: float
-    """Duration of the kernel, including time that it waits for the previous one."""
+    """Duration of the kernel, including the time that it waits for the previous kernel."""
     calls: float
+    """Number of launches per step."""
 
 
-def parts(events: Iterable[dict[str, Any]], steps: int) -> dict[str, Part]:
-    """Return the share of each kernel and grid in the time of a step, the largest delay first.
+def times_by_kernel(events: Iterable[dict[str, Any]], steps: int) -> dict[str, KernelTimes]:
+    """Return the times of each kernel and grid size by name, the largest delay first.
 
     Args:
         events: the events of a trace in Chrome's format (`ts` and `dur` in microseconds).
@@ -38,14 +39,14 @@ def parts(events: Iterable[dict[str, Any]], steps: int) -> dict[str, Part]:
     """
     on_device = [event for event in events if event.get("cat") in ON_DEVICE]
     on_device.sort(key=lambda event: event["ts"] + event["dur"])
-    kernels: dict[str, Part] = {}
+    kernels: dict[str, KernelTimes] = {}
     previous_end = min((event["ts"] for event in on_device), default=0.0)
     for event in on_device:
         end = event["ts"] + event["dur"]
         grid = event.get("args", {}).get("grid")
         name = event["name"] if grid is None else f"{'x'.join(map(str, grid))} {event['name']}"
-        old = kernels.get(name, Part(0.0, 0.0, 0.0))
-        kernels[name] = Part(
+        old = kernels.get(name, KernelTimes(0.0, 0.0, 0.0))
+        kernels[name] = KernelTimes(
             held=old.held + (end - previous_end) / steps,
             busy=old.busy + event["dur"] / steps,
             calls=old.calls + 1 / steps,
@@ -54,16 +55,16 @@ def parts(events: Iterable[dict[str, Any]], steps: int) -> dict[str, Part]:
     return dict(sorted(kernels.items(), key=lambda item: -item[1].held))
 
 
-def trace_kernels(export: Callable[[str], object], steps: int) -> dict[str, Part]:
-    """Return the kernels of a trace that `export` writes to the path it is given."""
+def trace_kernels(export: Callable[[str], object], steps: int) -> dict[str, KernelTimes]:
+    """Return the kernels of a trace of `steps` steps; `export` writes the trace to a given path."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         export(str(path))
-        return parts(json.loads(path.read_text())["traceEvents"], steps)
+        return times_by_kernel(json.loads(path.read_text())["traceEvents"], steps)
 
 
-def print_kernels(kernels: dict[str, Part]) -> None:
-    """Print the kernels that delay a step most."""
+def print_kernels(kernels: dict[str, KernelTimes]) -> None:
+    """Print the kernels that delay a step most, and the sum of all delays."""
     for name, part in list(kernels.items())[:SHOWN]:
         print(f"  {part.held:8.1f} us, busy {part.busy:8.1f}, {part.calls:6.1f} calls  {name[:90]}")
     print(f"  {sum(part.held for part in kernels.values()):8.1f} us in total")

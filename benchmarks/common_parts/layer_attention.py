@@ -1,4 +1,4 @@
-"""Attention of one layer over random KV, for the benchmark that compares attention backends."""
+"""Attention of one layer over random KV; `attention.py` compares backends with it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from mizzen.attention.base import (
 from mizzen.core.request import Int32
 
 COLD_BYTES = 256 << 20
-"""Minimum bytes of KV of all layers together: several times the L2 cache of a GPU."""
+"""Minimum bytes of KV of all layers together, several times the L2 cache of a GPU, so that reads miss it."""
 LAYERS = 32
 REPLAYS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Random KV of several layers with its page table."""
+    """Random KV of several layers, with the page table of its sequences."""
 
     geometry: Geometry
     kv: PagedKV
@@ -43,7 +43,7 @@ class Bench:
 
     @classmethod
     def make(cls, where: str, kv_dtype: str, page_size: int, geometry: Geometry, lengths: Int32) -> Bench:
-        """Allocate sequences of the given lengths in scattered pages of random KV."""
+        """Allocate random KV in scattered pages, for sequences of these lengths in tokens (int32 [rows])."""
         device, counts = torch.device(where), -(-lengths // page_size)
         stored = torch.float8_e4m3fn if kv_dtype == "fp8" else dtype_of(device)
         pages = int(counts.sum())
@@ -87,7 +87,7 @@ def dtype_of(device: torch.device) -> torch.dtype:
 
 
 def seconds_of(step: Callable[[], None], device: torch.device, rounds: int) -> float:
-    """Return the median seconds of a call of `step`, over rounds of several calls each on a GPU."""
+    """Return the seconds of a call of `step`: the median of the rounds, with several calls each on a GPU."""
     cuda, repeats = device.type == "cuda", REPLAYS if device.type == "cuda" else 1
     for _ in range(2):
         step()
@@ -109,13 +109,13 @@ def seconds_of(step: Callable[[], None], device: torch.device, rounds: int) -> f
 
 
 class Decodes:
-    """A batch of decodes after the QKV projection; `by_length` splits contexts by their lengths."""
+    """A batch of decodes to measure, from the raw QKV projection on; `by_length` uses length-aware splits."""
 
     def __init__(
         self, bench: Bench, backend: AttentionBackend, lengths: Int32, norm: bool, *, by_length: bool = False
     ) -> None:
         if by_length and not (isinstance(backend, LengthSplitDecode) and backend.concurrent_splits):
-            raise ValueError("it does not split contexts by their lengths")
+            raise ValueError("it does not support length-aware splits")
         self.bench, self.backend, self.by_length = bench, backend, by_length
         geometry, device, page = bench.geometry, bench.device, bench.kv.page_size
         rows, end = len(lengths), lengths - 1
@@ -132,7 +132,7 @@ class Decodes:
         """Tensors that the captured graph reads; they must stay alive."""
 
     def run_layers(self, run: PlannedAttention) -> None:
-        """PlannedAttention all layers of a planned batch."""
+        """Run all layers with the planned attention of the batch."""
         bench, attend = (
             self.bench,
             StepAttention(self.bench.kv, self.slot_mapping, len(self.slots), run, None),
@@ -153,12 +153,12 @@ class Decodes:
                 attend(layer, q, k, v)
 
     def run_eagerly(self) -> None:
-        """PlannedAttention all layers kernel by kernel."""
+        """Plan the batch and run all layers, kernel by kernel."""
         rows = DecodeRows(slots=self.slots, lengths=self.lengths, pages=self.bench.pages)
         self.run_layers(self.backend.plan_decode(rows))
 
     def capture(self, backend: DevicePlannedDecode) -> Callable[[], None]:
-        """Capture all layers in a graph and return its replay function."""
+        """Capture all layers in a CUDA graph, and return the graph's replay function."""
         slots = torch.from_numpy(self.slots.astype(np.int32)).to(self.bench.device)
         lengths = torch.ones_like(slots)
         self.graph_inputs = (slots, lengths)
@@ -176,7 +176,7 @@ class Decodes:
         return graph.replay
 
     def seconds(self, rounds: int) -> float:
-        """Return the seconds of one layer."""
+        """Return the seconds of one layer: the median of the rounds."""
         step = (
             self.capture(self.backend) if isinstance(self.backend, DevicePlannedDecode) else self.run_eagerly
         )

@@ -12,15 +12,18 @@ from common_parts.arguments import above_zero, not_negative
 from mizzen.models.config import ModelConfig
 
 LEAST_SUM = {2: 2.9, 4: 7.0, 8: 7.0}
-"""Microseconds of an all-reduce of one row by number of H200s (`allreduce.py`, fastest method; 8 as 4)."""
+"""Minimum microseconds of an all-reduce by number of GPUs.
+
+Measured with `allreduce.py` for one row, with the fastest method on H200s; the value for 8 GPUs is that of 4.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Minimum times of a model on GPUs, from the bytes moved and the operations done (in bfloat16).
+    """Minimum times of a model on GPUs, computed from the bytes it moves and its operations in bfloat16.
 
-    Several GPUs share weights, KV and operations evenly. Only `collectives` counts their communication,
-    because it costs no time if it overlaps with computation. On other devices all limits are NaN.
+    Several GPUs share weights, KV and operations evenly. Only `collectives` counts communication between
+    them, because communication takes no time if it overlaps with computation. On a CPU all limits are NaN.
     """
 
     config: ModelConfig
@@ -29,19 +32,19 @@ class Limits:
     flops: float
     """Operations per second."""
     element: int = 2
-    """Bytes of a weight and of a value in the residual stream."""
+    """Bytes per weight and per value in the residual stream."""
     kv_element: int = 2
-    """Bytes of a value in the KV cache."""
+    """Bytes per value in the KV cache."""
     gpus: int = 1
     """Number of GPUs that share the model."""
     links: float = 450e9
-    """Bytes per second that a GPU receives from the others."""
+    """Bytes per second that a GPU receives from all other GPUs."""
     least_sum: float = 0.0
-    """Minimum seconds of an all-reduce, however small."""
+    """Minimum seconds of an all-reduce, however small the message."""
 
     @property
     def body(self) -> int:
-        """Number of weights of all layers."""
+        """Number of weights in all layers together."""
         c = self.config
         attention = c.hidden_size * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
         return c.layers * (attention + 3 * c.hidden_size * c.intermediate_size)
@@ -53,32 +56,33 @@ class Limits:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of KV per token."""
+        """Bytes of KV per token, in all layers together."""
         return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.kv_element
 
     def decode(self, batch: int, context: float) -> float:
         """Return the minimum seconds of a step that decodes `batch` rows of `context` tokens each.
 
-        The times of the GEMMs and of reading the KV are added: in a layer each waits for the other, and the
-        KV of a large batch does not fit in any cache of the GPU, so it cannot be prefetched.
+        The times of the GEMMs and of reading the KV add up: within a layer, GEMMs and attention wait for each
+        other, and the KV of a large batch does not fit in the GPU's caches, so it cannot be prefetched.
         """
         weights = self.body + self.head
         gemms = max(self.element * weights / self.bandwidth, 2 * weights * batch / self.flops)
         return (gemms + batch * context * self.token_bytes / self.bandwidth) / self.gpus
 
     def operations(self, tokens: int, start: int = 0) -> float:
-        """Return the operations of prefilling `tokens` tokens after `start` cached ones."""
+        """Return the floating-point operations of prefilling `tokens` tokens after `start` cached tokens."""
         c = self.config
         pairs = tokens * start + tokens * tokens / 2
         return 2 * self.body * tokens + 4 * c.layers * c.heads * c.head_dim * pairs
 
     def prefill(self, *prompts: int, start: int = 0) -> float:
-        """Return the minimum seconds of prefilling prompts after `start` cached tokens that all share.
+        """Return the minimum seconds of prefilling prompts, all after the same `start` cached tokens.
 
-        That is the longer of the time of their operations and of the minimum reads: all weights once, and the
-        KV of the `start` tokens once. Operations and reads are not added: while a step is limited by GEMMs,
-        the next layer's KV can be prefetched, whose 33 MB for 8192 tokens of an 8B model fit in the GPU's L2
-        cache. If the step is limited by reads, as with the short rest of a prompt, weights and KV do add up.
+        `prompts` are the numbers of tokens to compute. The limit is the time for their operations or the time
+        to read all weights and the KV of the `start` tokens once, whichever is longer. The two do not add up:
+        while GEMMs limit a step, the next layer's KV can be prefetched, because the 33 MB for 8,192 tokens of
+        an 8B model fit in the GPU's L2 cache. If reads limit a step, as for the short rest of a prompt, the
+        times to read weights and KV add up.
         """
         operations = sum(self.operations(tokens, start) for tokens in prompts)
         bytes_read = self.element * (self.body + self.head) + start * self.token_bytes
@@ -86,7 +90,7 @@ class Limits:
 
     @property
     def _remote_share(self) -> float:
-        """Share of sharded data that is on the other GPUs."""
+        """Share of sharded data that a GPU does not hold itself."""
         return (self.gpus - 1) / self.gpus
 
     def all_reduce(self, rows: int) -> float:
@@ -97,8 +101,8 @@ class Limits:
     def collectives(self, rows: int, sampled: int) -> float:
         """Return the minimum seconds of communication in a step of `rows` rows that samples `sampled` tokens.
 
-        That is one all-reduce for the embedding and two per layer, without overlap, and the transfer of the
-        logits to one GPU.
+        The communication consists of one all-reduce for the embedding, two all-reduces per layer, and the
+        transfer of the logits to one GPU; none of it overlaps with other work.
         """
         if self.gpus == 1:
             return 0.0
@@ -107,15 +111,15 @@ class Limits:
 
 
 def add_roofline_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the limits of one GPU: its bandwidth and its operations per second."""
+    """Add the options for the limits of one GPU: memory bandwidth and operations per second."""
     parser.add_argument(
-        "--bandwidth", type=above_zero, default=4.28, help="TB/s of memory bandwidth for the limit"
+        "--bandwidth", type=above_zero, default=4.28, help="memory bandwidth of a GPU in TB/s, for the limits"
     )
-    parser.add_argument("--tflops", type=above_zero, default=799, help="TFLOP/s for the limit")
+    parser.add_argument("--tflops", type=above_zero, default=799, help="TFLOP/s of a GPU, for the limits")
 
 
 def roofline_of(args: argparse.Namespace) -> tuple[float, float]:
-    """Return the bytes and operations per second for the limits; NaN on a CPU."""
+    """Return the bytes per second and operations per second of one GPU for the limits; NaN on a CPU."""
     if args.device == "cpu":
         return math.nan, math.nan
     return args.bandwidth * 1e12, args.tflops * 1e12
@@ -125,17 +129,20 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the limits of one or several GPUs."""
     add_roofline_options(parser)
     parser.add_argument(
-        "--links", type=above_zero, default=450, help="GB/s that a GPU receives from the others"
+        "--links",
+        type=above_zero,
+        default=450,
+        help="GB/s that a GPU receives from all other GPUs, for the limits",
     )
     parser.add_argument(
         "--least-sum",
         type=not_negative,
-        help="minimum microseconds of an all-reduce; by default as measured",
+        help="minimum microseconds of an all-reduce, for the limits; by default as measured",
     )
 
 
 def limits_of(args: argparse.Namespace, config: ModelConfig, options: Mapping[str, Any]) -> Limits:
-    """Return the limits for the command line; `options` are the options of the engine."""
+    """Return the limits of a model for the command line; `options` are the engine options."""
     bandwidth, flops = roofline_of(args)
     gpus, element = options["tensor"], 4 if options.get("dtype") == "float32" else 2
     least_sum = LEAST_SUM.get(gpus, 0.0) if args.least_sum is None else args.least_sum

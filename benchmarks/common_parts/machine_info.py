@@ -1,7 +1,7 @@
 """Description of the machine of a benchmark: GPU, driver, versions, commit and clocks.
 
-Nothing here raises; an unknown value is returned as None. The GPU is queried only through NVML, because a
-CUDA query would create a context that the measured engine does not expect.
+The functions do not raise, but return None for an unknown value. The GPU is queried only through NVML,
+because a CUDA query would create a context that the measured engine does not expect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 
 def nvml(device: str) -> tuple[Any, Any] | None:
-    """Return NVML and its handle of the first visible GPU, or None without a GPU or NVML."""
+    """Return the NVML module and its handle of the first visible GPU; None without a GPU or NVML."""
     if device != "cuda":
         return None
     with suppress(Exception):
@@ -32,12 +32,12 @@ def nvml(device: str) -> tuple[Any, Any] | None:
 
 
 def text(value: str | bytes) -> str:
-    """Return a string of NVML as text; older versions return bytes."""
+    """Return a string from NVML as text; older versions of NVML return bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
 def gpu_name(device: str) -> str | None:
-    """Return the name of the first GPU; without NVML it is known only once this process uses the GPU."""
+    """Return the name of the first GPU; without NVML, None until this process uses the GPU."""
     handle = nvml(device)
     with suppress(Exception):
         if handle is not None:
@@ -61,12 +61,12 @@ def sm_clock(device: str) -> int | None:
     with suppress(Exception):
         return (
             None if handle is None else int(handle[0].nvmlDeviceGetClockInfo(handle[1], 1))
-        )  # 1: of the SMs
+        )  # 1 is NVML_CLOCK_SM
     return None
 
 
 def commit() -> str | None:
-    """Return the commit of this checkout, with `-dirty` if it has changes."""
+    """Return the Git commit of this checkout, with `-dirty` if there are uncommitted changes."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     with suppress(Exception):
         folder = Path(__file__).parent
@@ -76,7 +76,7 @@ def commit() -> str | None:
 
 
 def machine(device: str, before: int | None = None) -> dict[str, Any]:
-    """Return the description of the machine; `before` is the SM clock in MHz at the start."""
+    """Return a description of the machine; `before` is the SM clock in MHz before the measurement."""
     return {
         "gpu": gpu_name(device),
         "driver": driver(device),
@@ -89,7 +89,7 @@ def machine(device: str, before: int | None = None) -> dict[str, Any]:
 
 
 def headline(device: str, clock: int | None) -> str:
-    """Return the suffix of a table's title: the GPU and its clock, as far as known."""
+    """Return the suffix of a table's title: the GPU and its clock in MHz, as far as they are known."""
     name = gpu_name(device)
     speed = f"SM clock {clock} MHz" if clock is not None else None
     return "".join(f", {part}" for part in (name, speed) if part)

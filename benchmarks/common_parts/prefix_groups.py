@@ -1,4 +1,7 @@
-"""Throughput of groups of prompts that share a prefix, with and without the prefix cache; for `prefix.py`."""
+"""Throughput of groups of prompts that share a prefix, with and without the prefix cache.
+
+`prefix.py` uses this for `--groups`.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from common_parts.engine_options import with_variant
-from common_parts.gpu import load, median, started
+from common_parts.gpu import load, median, print_startup
 from common_parts.limits import Limits
 from common_parts.tables import Table
 from mizzen import LLM
 
 MOST_RUNNING = 256
 Run = Callable[[LLM, list[np.ndarray]], tuple[float, list[int]]]
-"""Function that runs prompts and returns the seconds until the last token and the cached tokens of each."""
+"""Function that runs prompts; returns the seconds until the last token and each prompt's cached tokens."""
 
 
 def draw_prompts(args: argparse.Namespace, highest: int, seed: int) -> list[np.ndarray]:
-    """Return random prompts, first one of every group, then the next one of every group."""
+    """Return random prompts: the first prompt of every group, then the second prompt of every group, ..."""
     rng = np.random.default_rng(seed)
     prefixes = rng.integers(0, highest, (args.groups, args.context)).astype(np.int32)
     owns = rng.integers(0, highest, (args.each, args.groups, args.own)).astype(np.int32)
@@ -30,8 +33,8 @@ def draw_prompts(args: argparse.Namespace, highest: int, seed: int) -> list[np.n
 def least_seconds(args: argparse.Namespace, limits: Limits, *, cached: bool) -> float:
     """Return the minimum seconds of all prompts.
 
-    With the cache, all but the first prompt of a group compute only their own tokens, in steps after the
-    first one's.
+    With the cache, the first prompt of each group is computed completely; after that, all other prompts
+    compute only the tokens that follow the prefix.
     """
     full, rests = [args.context + args.own] * args.groups, [args.own] * (args.groups * (args.each - 1))
     if not cached or not rests:
@@ -40,7 +43,7 @@ def least_seconds(args: argparse.Namespace, limits: Limits, *, cached: bool) -> 
 
 
 def measure_groups(args: argparse.Namespace, table: Table, run: Run) -> dict[str, Any]:
-    """Measure with the cache, then without it."""
+    """Measure all groups with the prefix cache, then without it."""
     count = args.groups * args.each
     tokens = count * (args.context + args.own)
     results: dict[str, Any] = {}
@@ -59,7 +62,7 @@ def measure_groups(args: argparse.Namespace, table: Table, run: Run) -> dict[str
             share = table.row(work, rates, best, "tok/s", f"{hit:.1%} of prompt tokens from the cache")
             rate = median(rates)
             results[name] = {"tokens_per_second": rate, "limit": best, "share": share, "hit_share": hit}
-            start_up = start_up or started(llm)
+            start_up = start_up or print_startup(llm)
     ratio = results["cached"]["tokens_per_second"] / results["not cached"]["tokens_per_second"]
     print(f"  {ratio:.1f} times as many tokens a second with the cache")
     return {"groups": results, "ratio": ratio, **start_up}

@@ -18,9 +18,10 @@ QUIET = ("debug", "info")
 
 
 def filter_line(line: str) -> str | None:
-    """Return the line to show, or None for debug and info records.
+    """Return a log line as it should be shown; None for debug and info records, which are hidden.
 
-    A ValueError is an invalid option, whose message is sufficient, so its traceback is removed.
+    The traceback of a ValueError is removed, because it means an invalid option, for which the message is
+    enough.
     """
     try:
         record = json.loads(line)
@@ -38,7 +39,7 @@ def filter_line(line: str) -> str | None:
 
 @contextmanager
 def quiet_ranks(ranks: int) -> Iterator[None]:
-    """Filter the standard error of all processes started inside the context, for as long as they live."""
+    """Filter the standard error of all processes that are started inside the context, until they end."""
     if ranks < 2:
         yield
         return

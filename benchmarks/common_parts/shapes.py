@@ -36,7 +36,7 @@ LLAMA3 = {
 def shape(
     base: dict[str, Any], hidden: int, middle: int, layers: int, heads: int, **more: Any
 ) -> dict[str, Any]:
-    """Return a config.json with 8 KV heads; `middle` is the intermediate size."""
+    """Return `base` as a config.json with these sizes and 8 KV heads; `middle` is the intermediate size."""
     return {
         **base,
         "hidden_size": hidden,
@@ -49,7 +49,7 @@ def shape(
 
 
 def llama_rope(factor: float) -> dict[str, Any]:
-    """Return the rope_scaling of Llama 3."""
+    """Return the `rope_scaling` of Llama 3 with a factor."""
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -71,7 +71,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     ),
     "tiny": shape(QWEN3, 64, 96, 2, 8, tie_word_embeddings=True, head_dim=16, vocab_size=512, eos_token_id=1),
 }
-"""config.json of the named checkpoints; "tiny" is not a real one and only checks that everything works."""
+"""config.json of each shape; "tiny" is not a real model, but only checks that everything works."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Result tables of the GPU benchmarks: rows of a figure, its limit, and its share of the limit."""
+"""Result tables of the GPU benchmarks; each row has a figure, its limit, and its share of the limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Table:
-    """Table rows, printed when added and kept as data for `--json`."""
+    """Result table whose rows are printed when they are added, and kept as data for `--json`."""
 
     def __init__(self, title: str) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -19,14 +19,14 @@ class Table:
     def row(
         self, work: str, figure: float | Sequence[float], limit: float | None, unit: str, note: str = ""
     ) -> float | None:
-        """Print a row and return the figure's share of the limit.
+        """Print a row and return the figure's share of the limit; None if the limit is unknown.
 
-        The limit of a rate (`unit` ends with "/s") is a maximum, that of a time a minimum.
+        The limit of a rate (a unit that ends with "/s") is a maximum, and the limit of a time is a minimum.
 
         Args:
             work: the name of the row.
-            figure: one number, or the figures of the rounds; their median counts.
-            limit: the limit in the same unit; None or NaN if unknown, and then no share is returned.
+            figure: one number, or the figures of all rounds; then their median is shown.
+            limit: the limit in the same unit; None or NaN if unknown.
             unit: the unit of figure and limit.
             note: text to print after the row.
         """

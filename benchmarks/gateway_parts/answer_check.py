@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 
 class Delta(msgspec.Struct):
-    """Content that a chunk adds."""
+    """Text that a chunk adds to the answer."""
 
     role: str = ""
     content: str = ""
 
 
 class Choice(msgspec.Struct):
-    """The choice of a chunk."""
+    """The only choice in a chunk of the stream."""
 
     delta: Delta
     index: int
@@ -25,7 +25,7 @@ class Choice(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Token counts."""
+    """Token counts that the server reports for a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -33,7 +33,7 @@ class Usage(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """An event of a stream."""
+    """The JSON object in a server-sent event of a stream."""
 
     id: str
     object: str
@@ -44,7 +44,7 @@ class Event(msgspec.Struct):
 
 
 class Checker:
-    """Checks raw answers byte by byte."""
+    """Checks the raw bytes of answers against the expected text, token counts and finish reason."""
 
     def __init__(self, vocabulary: Vocabulary, replies: list[int], plan: Plan) -> None:
         self._plan = plan
@@ -55,10 +55,13 @@ class Checker:
         self._ends = np.concatenate([[0], np.cumsum([size[token] for token in replies])])
 
     def check(self, stream: Stream) -> tuple[list[float], Arrivals | None]:
-        """Return the arrival times of events with text, and those of tokens (None if ambiguous).
+        """Check an answer; return the arrival times of its events with text, and of its tokens.
+
+        The result has None in place of the tokens' times unless `Plan.timings` requests them, and also if the
+        text contains replacement characters, because its bytes then cannot be assigned to tokens.
 
         Raises:
-            ValueError: the answer is incorrect; says where.
+            ValueError: the answer is incorrect; the message says what is wrong.
         """
         if stream.error:
             raise ValueError(stream.error)
@@ -108,7 +111,7 @@ class Checker:
 
 
 def chunks(rest: bytes) -> list[tuple[int, int]]:
-    """Return start and end of the content of each chunk of an HTTP body.
+    """Return the start and end of the content of each chunk in an HTTP body with chunked encoding.
 
     Raises:
         ValueError: the chunked encoding is invalid.
@@ -123,18 +126,18 @@ def chunks(rest: bytes) -> list[tuple[int, int]]:
         at = start + size + 2
         if not size:
             if at != len(rest):
-                raise ValueError("something follows the last chunk")
+                raise ValueError("there is data after the last chunk")
             return spans
         spans.append((start, start + size))
 
 
 def body(rest: bytes) -> bytes:
-    """Return the joined chunks of an HTTP body."""
+    """Return the content of an HTTP body with chunked encoding."""
     return b"".join([rest[start:stop] for start, stop in chunks(rest)])
 
 
 def events_end(rest: bytes) -> list[int]:
-    """Return the byte of a chunked body at which each server-sent event is complete."""
+    """Return the number of bytes of a chunked body after which each server-sent event is complete."""
     ends: list[int] = []
     for start, stop in chunks(rest):
         at = rest.find(b"\n\n", start, stop)

@@ -1,6 +1,6 @@
-"""A client that sends many streams from one process and checks every byte of every answer afterwards.
+"""HTTP client that runs many streams from one process, and checks every byte of every answer.
 
-During a run it only records which bytes arrived when; it parses and checks them after the run.
+During a run, the client only records bytes and their arrival times; it parses and checks them after the run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ END = b"0\r\n\r\n"
 
 
 class Connection(asyncio.Protocol):
-    """A keep-alive connection with one stream at a time."""
+    """Keep-alive connection to the gateway, with one stream at a time."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -37,17 +37,17 @@ class Connection(asyncio.Protocol):
         self._length: int | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Store the transport."""
+        """Store the transport of the new connection."""
         self.transport = transport
 
     def send(self, request: PreparedRequest) -> None:
-        """Send a request."""
+        """Send a request; the answer is recorded as a new stream."""
         self._length = None
         self._stream = Stream(request, time.monotonic())
         self.transport.write(request.data)
 
     def data_received(self, data: bytes) -> None:
-        """Record the bytes and their arrival time."""
+        """Record received bytes and their arrival time; end the stream if it is complete."""
         now, stream = time.monotonic(), self._stream
         if stream is None:
             self.transport.close()
@@ -64,21 +64,21 @@ class Connection(asyncio.Protocol):
             self._end(now)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the open stream with an error."""
+        """End the open stream, if there is one, with an error."""
         if self._stream is not None:
             self._stream.error = f"the connection was closed: {exc}"
             self._end(time.monotonic())
-        self._client.closed(self)
+        self._client.on_connection_lost(self)
 
     def _end(self, now: float) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.ended = now
-            self._client.ended(self, stream)
+            self._client.on_stream_end(self, stream)
 
 
 class Client:
-    """Runs one plan on one event loop."""
+    """Runs the streams of one plan on one event loop."""
 
     def __init__(self, plan: Plan, requests: list[PreparedRequest]) -> None:
         self._plan = plan
@@ -92,7 +92,7 @@ class Client:
         self._empty = asyncio.Event()
 
     async def run(self) -> tuple[float, float]:
-        """Send all streams of the plan; return start and end of the measured span."""
+        """Run all streams of the plan; return the start and end of the measured span (monotonic seconds)."""
         plan = self._plan
         began = time.monotonic() + plan.warm_seconds
         until = began + plan.seconds
@@ -137,8 +137,8 @@ class Client:
         self.max_open = max(self.max_open, self._open)
         connection.send(request)
 
-    def ended(self, connection: Connection, stream: Stream) -> None:
-        """Store the answer, and send the next request if the plan says so."""
+    def on_stream_end(self, connection: Connection, stream: Stream) -> None:
+        """Store an answer; if the plan has a `concurrency`, send the next request on this connection."""
         self.streams.append(stream)
         self._open -= 1
         if self._stopped or self._plan.once:
@@ -150,24 +150,24 @@ class Client:
         if not stream.error:
             self._idle.append(connection)
 
-    def closed(self, connection: Connection) -> None:
-        """Forget a connection."""
+    def on_connection_lost(self, connection: Connection) -> None:
+        """Remove a closed connection."""
         if connection in self._idle:
             self._idle.remove(connection)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all idle connections."""
         for connection in tuple(self._idle):
             connection.transport.close()
 
     @property
-    def open(self) -> int:
+    def open_streams(self) -> int:
         """Number of streams that have not ended."""
         return self._open
 
 
 def prepare_requests(vocabulary: Vocabulary, plan: Plan, replies: int) -> list[PreparedRequest]:
-    """Return distinct requests."""
+    """Return `plan.prompts` requests with different prompts; `replies` is the number of reply tokens."""
     rng = random.Random(1000 + plan.seed)
     stride = 7 if plan.prompts > 100 else plan.prompt_tokens // 7
     wanted = plan.prompt_tokens + stride * plan.prompts
@@ -200,7 +200,7 @@ async def _drive(client: Client) -> tuple[float, float]:
 
 
 def drive(plan: Plan, cores: set[int], pipe: Any) -> None:
-    """Run a plan in this process and send its result through a pipe."""
+    """Run a plan on `cores` in this process, once the pipe receives a message; send the result through it."""
     import uvloop
 
     os.sched_setaffinity(0, cores)
@@ -223,9 +223,9 @@ def drive(plan: Plan, cores: set[int], pipe: Any) -> None:
     result = Result(*uvloop.run(run()))
     if client is None:
         raise RuntimeError("the client did not run")
-    if client.open:
-        result.failed += client.open
-        result.failures.append(f"{client.open} streams did not end")
+    if client.open_streams:
+        result.failed += client.open_streams
+        result.failures.append(f"{client.open_streams} streams did not end")
     result.max_open = client.max_open
     for stream in client.streams:
         count_stream(result, checker, stream)
@@ -233,7 +233,7 @@ def drive(plan: Plan, cores: set[int], pipe: Any) -> None:
 
 
 def count_stream(result: Result, checker: Checker, stream: Stream) -> None:
-    """Check one stream and add it to the result."""
+    """Check the answer of one stream, and count the stream in `result`."""
     try:
         event_times, arrivals = checker.check(stream)
     except Exception as error:  # any error while checking means that the answer is incorrect
@@ -249,7 +249,7 @@ def count_stream(result: Result, checker: Checker, stream: Stream) -> None:
 
 
 class ClientProcess:
-    """A client in its own process; `start` makes it send, `result` waits until it is done."""
+    """Client in a process of its own, which waits for `start` before it sends requests."""
 
     def __init__(self, plan: Plan, cores: set[int]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -260,11 +260,11 @@ class ClientProcess:
         self._pipe.recv()
 
     def start(self) -> None:
-        """Start sending."""
+        """Make the client send requests."""
         self._pipe.send("go")
 
     def result(self) -> Result:
-        """Wait for the end of the run and return its result."""
+        """Wait until the client is done, and return its result."""
         result = self._pipe.recv()
         self._process.join(10)
         return result

@@ -1,7 +1,7 @@
-"""Engines without a model: the server side of the real wire at a scripted speed, in their own processes.
+"""Simulated engines in processes of their own, with the real server side of the wire and a scripted speed.
 
-A step generates one token for every running request, at fixed times. An engine's reply follows from the
-prompt's tokens alone (`reply_start`), so a client that tokenizes the prompt knows every byte of the answer.
+Steps run at fixed times and generate one token for every running request. The prompt alone determines an
+engine's reply (`reply_start`), so a client that tokenizes the prompt knows every byte of the answer.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ LONGEST_REPLY = 4096
 
 
 def reply_key(prompt: NDArray[np.int32]) -> int:
-    """Return the key of a prompt, a checksum of its tokens."""
+    """Return the key of a prompt: a checksum of its tokens."""
     return zlib.crc32(prompt.astype("<i4", copy=False).tobytes())
 
 
 def reply_start(key: int, replies: int) -> int:
-    """Return the index in the reply tokens at which the reply to a prompt starts."""
+    """Return the index at which the reply to the prompt with this key starts in `replies` reply tokens."""
     return key % (replies - LONGEST_REPLY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """Behaviour of the engines."""
+    """Behaviour that all simulated engines share."""
 
     files: Mapping[str, bytes]
     replies: NDArray[np.int32]
@@ -55,12 +55,12 @@ class Timing:
     key: int
     received: float
     sent: NDArray[np.float64]
-    """Send time of each token."""
+    """Time when the engine sent each token, [tokens]."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A running request."""
+    """State of a running request in an engine."""
 
     rid: int
     key: int
@@ -72,7 +72,7 @@ class Run:
 
 
 class FakeEngine:
-    """One engine; `run` serves in the calling thread until `stop` is set."""
+    """A simulated engine, which serves in the thread that calls `run` until `stop` is set."""
 
     def __init__(self, name: str, script: Script, stop: threading.Event) -> None:
         self._script = script
@@ -91,7 +91,7 @@ class FakeEngine:
         self.timings: list[Timing] = []
 
     def run(self) -> None:
-        """Serve until `stop` is set."""
+        """Serve requests until `stop` is set."""
         due = time.monotonic()
         while not self._stop.is_set():
             now = time.monotonic()
@@ -135,7 +135,7 @@ class FakeEngine:
         self._runs = [run for run in self._runs if run.rid != rid]
 
     def _columns(self) -> None:
-        """Rebuild the columns of the next step; called when the running requests have changed."""
+        """Rebuild the arrays of the next step's output, after the set of running requests has changed."""
         step = len(self._steps)
         self._rids = np.array([run.rid for run in self._runs], np.int64)
         self._offsets = np.array([step - run.first_step for run in self._runs], np.int64)
@@ -173,7 +173,11 @@ class FakeEngine:
 
 
 def host(names: list[str], script: Script, pipe: Connection, cores: set[int]) -> None:
-    """Run engines in threads of this process; answer `take` on the pipe with their timings until `end`."""
+    """Run engines in threads of this process, and send their endpoints through the pipe.
+
+    A message "take" from the pipe is answered with the timings of the requests that ended since the previous
+    one; any other message ends the process.
+    """
     import os
 
     os.sched_setaffinity(0, cores)
@@ -195,7 +199,7 @@ def host(names: list[str], script: Script, pipe: Connection, cores: set[int]) ->
 
 
 class Engines:
-    """Processes that run engines, as a context manager."""
+    """Processes that run simulated engines, as a context manager."""
 
     def __init__(self, count: int, processes: int, script: Script, cores: set[int]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -212,7 +216,7 @@ class Engines:
         self.endpoints: list[str] = [endpoint for pipe in self._pipes for endpoint in pipe.recv()]
 
     def take_timings(self) -> dict[int, Timing]:
-        """Return the timings of requests that ended since the previous call, by the prompt's key."""
+        """Return the timings of requests that ended since the previous call, by the key of their prompt."""
         for pipe in self._pipes:
             pipe.send("take")
         return {timing.key: timing for pipe in self._pipes for timing in pipe.recv()}

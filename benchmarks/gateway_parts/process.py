@@ -1,4 +1,4 @@
-"""The gateway under test: the real command in its own processes, with their CPU time and memory."""
+"""Runs the gateway under test as a real command, and measures the CPU time and memory of its processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free TCP ports of the loopback address."""
+    """Return `count` free TCP ports of the loopback address."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [listener.getsockname()[1] for listener in sockets]
     for listener in sockets:
@@ -29,7 +29,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class GatewayProcess:
-    """A gateway that serves the given engines, as a context manager."""
+    """Gateway command that serves the engines at `endpoints`, as a context manager."""
 
     def __init__(self, endpoints: list[str], cores: set[int], options: list[str]) -> None:
         self.port, self.admin_port = free_ports(2)
@@ -61,7 +61,7 @@ class GatewayProcess:
         raise RuntimeError(f"the gateway does not serve: {Path(self._log.name).read_text()[-2000:]}")
 
     def metrics(self) -> str:
-        """Return the text of /metrics."""
+        """Return the text of the gateway's /metrics."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=10) as answer:
             return answer.read().decode()
 
@@ -69,17 +69,17 @@ class GatewayProcess:
         return [self._measured, *self._measured.children(recursive=True)]
 
     def cpu(self) -> float:
-        """Return the CPU-seconds of all processes and threads so far, user and system."""
+        """Return the user and system CPU-seconds that all processes of the gateway have used so far."""
         times = [process.cpu_times() for process in self._all()]
         return sum(usage.user + usage.system for usage in times)
 
     def memory(self) -> int:
-        """Return the resident bytes of all processes."""
+        """Return the resident memory of all processes of the gateway in bytes."""
         return sum(process.memory_info().rss for process in self._all())
 
     @property
     def pid(self) -> int:
-        """Process id of the gateway."""
+        """Process id of the gateway's main process."""
         return self._process.pid
 
     def __enter__(self) -> GatewayProcess:
@@ -97,7 +97,7 @@ class GatewayProcess:
 
 
 class CpuMeter:
-    """Samples a gateway's CPU time during a run, so that the time of any span can be computed."""
+    """Samples a gateway's CPU time during a run, from which it computes the CPU time of any span."""
 
     def __init__(self, gateway: GatewayProcess, interval: float = 0.1) -> None:
         self._gateway = gateway
@@ -124,7 +124,7 @@ class CpuMeter:
         self._sample()
 
     def seconds(self, began: float, ended: float) -> float:
-        """Return the CPU-seconds of a span of the monotonic clock."""
+        """Return the CPU-seconds that the gateway used between two times of the monotonic clock."""
         samples: NDArray[np.float64] = np.array(self._samples)
         first, last = np.interp([began, ended], samples[:, 0], samples[:, 1])
         return float(last - first)

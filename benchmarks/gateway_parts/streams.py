@@ -1,4 +1,4 @@
-"""Plans, requests, raw answers and results of the gateway benchmark's client."""
+"""Data types of the gateway benchmark's client: plans, requests, raw answers and results."""
 
 from __future__ import annotations
 
@@ -10,45 +10,47 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Parameters of a client run; times in seconds."""
+    """Parameters of a run of the client; times are in seconds."""
 
     port: int
     prompt_tokens: int
     output_tokens: int
     seconds: float
     warm_seconds: float = 0.0
-    """Time at the start that is not measured."""
+    """Time at the start of the run that is not measured."""
     concurrency: int = 0
-    """Number of streams at once, each followed by the next; 0 with `rate`."""
+    """Number of streams at once; each stream that ends is replaced by a new one. 0 if `rate` is set."""
     rate: float = 0.0
-    """Streams started per second, at random times (Poisson)."""
+    """Number of streams started per second, at random times (Poisson); 0 if `concurrency` is set."""
     once: bool = False
-    """Whether to send each of the `concurrency` streams only once."""
+    """Whether `concurrency` streams are started only once, without replacement."""
     prompts: int = 4000
     seed: int = 1
     timings: bool = False
-    """Whether to return the arrival time of each token."""
+    """Whether the result contains the arrival time of each token."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that is ready to send, and the location of its expected answer."""
+    """A request that is ready to send, and the place of its expected answer in the reply tokens."""
 
     data: bytes
     key: int
     start: int
+    """Index of the answer's first token in the reply tokens."""
     tokens: int
+    """Number of prompt tokens."""
 
 
 @dataclass(slots=True)
 class Stream:
-    """The raw answer to a request."""
+    """Raw answer to a request."""
 
     request: PreparedRequest
     sent: float
     raw: bytearray = field(default_factory=bytearray)
     marks: list[tuple[float, int]] = field(default_factory=list)
-    """Arrival times, each with the number of bytes received by then."""
+    """Pairs of an arrival time and the number of bytes received by then."""
     error: str = ""
     ended: float = 0.0
 
@@ -64,7 +66,7 @@ class Arrivals:
 
 @dataclass(slots=True)
 class Result:
-    """Results of a run."""
+    """Result of a run of the client."""
 
     began: float
     """Start of the measured span on the monotonic clock."""
@@ -75,9 +77,9 @@ class Result:
     chunks: int = 0
     """Number of events with text that arrived in the measured span."""
     good: int = 0
-    """Number of answers without an incorrect byte."""
+    """Number of correct answers."""
     failures: list[str] = field(default_factory=list)
     failed: int = 0
     arrivals: list[Arrivals] = field(default_factory=list)
     max_open: int = 0
-    """Maximum number of open streams."""
+    """Maximum number of streams that were open at once."""

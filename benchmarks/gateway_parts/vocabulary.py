@@ -1,8 +1,8 @@
-"""A real tokenizer of 128,000 entries and text for it, both generated deterministically.
+"""A real tokenizer with 128,000 entries and text for it, both generated deterministically.
 
-Byte-level BPE with the pre-tokenization of GPT-4's and Qwen's tokenizers, trained by the `tokenizers` library
-on invented words of several syllables, where frequent words are short, as in a language. Training takes a few
-seconds, so the file is kept in the temporary folder.
+The tokenizer is byte-level BPE with the pre-tokenization of GPT-4's and Qwen's tokenizers. The `tokenizers`
+library trains it on invented words of one to three syllables; frequent words are short, as in natural
+languages. Training takes a few seconds, so the file is kept in the temporary folder.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SPECIAL = ("<|start|>", "<|end|>")
 
 
 def chat_text(content: str) -> str:
-    """Return the chat template's output for one user message."""
+    """Return the output of the chat template for one user message."""
     return f"<|start|>user\n{content}<|end|>\n<|start|>assistant\n"
 
 
 class Language:
-    """Invented words by frequency rank, the most frequent first."""
+    """Generator of random text from invented words; `words` lists them, the most frequent first."""
 
     def __init__(self, words: int = 150_000) -> None:
         rng = random.Random(20)
@@ -56,7 +56,7 @@ class Language:
         self.words = list(unique)
 
     def text(self, rng: random.Random, words: int) -> str:
-        """Return random words by a power law of their rank, with punctuation and line ends in between."""
+        """Return `words` random words, drawn by a power law of their rank, with punctuation and line ends."""
         last = len(self.words) - 1
         parts = [self.words[min(last, int(rng.paretovariate(0.6) * 4) - 4)] for _ in range(words)]
         for at in range(17, words, 17):
@@ -64,7 +64,7 @@ class Language:
         return " ".join(parts)
 
     def corpus(self) -> Iterator[str]:
-        """Yield lines to train the tokenizer on: all words, the frequent ones more often."""
+        """Yield lines to train the tokenizer on; they contain all words, and frequent words more often."""
         for start in range(0, len(self.words), 1000):
             line = " " + " ".join(self.words[start : start + 1000])
             for _ in range(max(1, 40_000 // (start + 1000))):
@@ -72,7 +72,7 @@ class Language:
 
 
 class Vocabulary:
-    """Tokenizer files, and the tokens that engines reply with."""
+    """The tokenizer, its files, and the tokens that simulated engines reply with."""
 
     def __init__(self, folder: Path | None = None) -> None:
         folder = folder or Path(tempfile.gettempdir()) / "mizzen-gateway-load"
@@ -86,7 +86,7 @@ class Vocabulary:
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """The tokenizer as an independent oracle, never one of the gateway's objects."""
+        """Tokenizer of the client, which computes expected answers independently of the gateway's code."""
         return tokenizers.Tokenizer.from_file(str(self.path))
 
     @cached_property
@@ -99,7 +99,7 @@ class Vocabulary:
         }
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's tokens."""
+        """Return the token ids of a text, without special tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def prompt(self, rng: random.Random, tokens: int) -> str:
@@ -109,12 +109,12 @@ class Vocabulary:
         return self.tokenizer.decode(ids)
 
     def replies(self, length: int = 50_000) -> list[int]:
-        """Return the tokens from which engines take consecutive runs as replies."""
+        """Return `length` reply tokens; the reply of an engine is a run of consecutive reply tokens."""
         return self.encode(self.language.text(random.Random(7), length))[:length]
 
 
 def train(language: Language) -> tokenizers.Tokenizer:
-    """Train the tokenizer and return it."""
+    """Train the tokenizer on the corpus of a language, and return it."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,4 +1,4 @@
-"""Reads recorded traces: validates their lines and makes requests of them."""
+"""Reads recorded traces: validates their lines and turns them into requests."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ NEEDS = "needs at, max_tokens, and prompt or input_length"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A line of a trace."""
+    """A request in a trace, which is one line of the file."""
 
     at: float
     """Time in the unit of the trace."""
     output: int
     """Number of tokens to generate."""
     prompt: Prompt | None
-    """The prompt, or None if the trace has only its length."""
+    """Prompt of the request; None if the trace has only its length."""
     length: int
-    """Number of prompt tokens, if the trace has only the length."""
+    """Number of prompt tokens if the trace has only the length; otherwise unused."""
     hash_ids: tuple[int | str, ...]
     """Ids of the blocks that the prompt starts with; blocks with the same id have the same tokens."""
 
 
 def first_of(values: dict[str, Any], *names: str) -> Any:
-    """Return the value of the first of the named fields that is present, else None."""
+    """Return the value of the first field in `names` that is present; None if none of them is."""
     return next((values[name] for name in names if values.get(name) is not None), None)
 
 
 def parse_number(name: str, value: Any) -> float:
-    """Return a finite number.
+    """Check that the value of a field is a finite number, and return it.
 
     Raises:
-        ValueError: the value is not a finite number; names the field.
+        ValueError: the value is not a finite number; the message names the field.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{name} is {value!r}, not a number")
@@ -47,10 +47,10 @@ def parse_number(name: str, value: Any) -> float:
 
 
 def parse_integer(name: str, value: Any, least: int) -> int:
-    """Return an integer of at least `least`.
+    """Check that the value of a field is an integer of at least `least`, and return it.
 
     Raises:
-        ValueError: the value is not such an integer; names the field.
+        ValueError: the value is not such an integer; the message names the field.
     """
     number = parse_number(name, value)
     if number != int(number) or number < least:
@@ -59,10 +59,10 @@ def parse_integer(name: str, value: Any, least: int) -> int:
 
 
 def prompt_of(value: Any) -> Prompt:
-    """Return a prompt, text or token ids.
+    """Check that a value is a prompt, that is text or a list of token ids, and return it.
 
     Raises:
-        ValueError: the value is neither, or empty.
+        ValueError: the value is neither text nor a list of token ids, or it is empty.
     """
     if isinstance(value, str) and value:
         return value
@@ -72,7 +72,7 @@ def prompt_of(value: Any) -> Prompt:
 
 
 def parse_hash_ids(value: Any, length: int, block: int) -> tuple[int | str, ...]:
-    """Return the block ids of a prompt of `length` tokens in blocks of `block` tokens.
+    """Check the `hash_ids` of a prompt of `length` tokens in blocks of `block` tokens, and return them.
 
     Raises:
         ValueError: the value is not a list of ids, or their number does not match the prompt's length.
@@ -92,7 +92,7 @@ def parse_line(line: str, block: int) -> Entry:
     """Parse a line of a trace.
 
     Raises:
-        ValueError: the line is invalid; says why.
+        ValueError: the line is invalid; the message says why.
     """
     try:
         values = json.loads(line)
@@ -113,18 +113,18 @@ def parse_line(line: str, block: int) -> Entry:
 
 
 def read_trace(path: Path, *, block: int) -> list[Entry]:
-    """Read a trace with a JSON object (a request) per line; return the entries in order of time.
+    """Read a trace with one JSON object (a request) per line; return the entries in order of time.
 
-    Fields: `at` or `timestamp`; `max_tokens` or `output_length`; `prompt` (text or ids), or `input_length`,
-    with `hash_ids` if prompts share blocks: blocks with the same id have the same tokens. Blank lines are
-    skipped.
+    The fields are `at` or `timestamp`; `max_tokens` or `output_length`; and either `prompt` (text or token
+    ids) or `input_length`. With `input_length` there may be `hash_ids`, one for each block of the prompt;
+    blocks with the same id have the same tokens. Blank lines are skipped.
 
     Args:
         path: the file.
         block: the number of tokens in a block.
 
     Raises:
-        ValueError: a line is invalid (names the line and the reason), or the file has no request.
+        ValueError: a line is invalid (the message names the line and the reason), or the file has no request.
     """
     entries: list[Entry] = []
     with path.open("rb") as lines:
@@ -143,10 +143,10 @@ def read_trace(path: Path, *, block: int) -> list[Entry]:
 def trace_requests(
     entries: Iterable[Entry], texts: Texts, *, unit: float, block: int
 ) -> Iterator[TimedRequest]:
-    """Yield the requests of a trace.
+    """Yield the requests of a trace, with generated prompts where the trace has only lengths.
 
     Args:
-        entries: the entries, in the order in which their prompts are generated.
+        entries: the entries, in the order in which prompts are generated.
         texts: the generator of prompts that the trace does not contain.
         unit: the unit of the trace's times, in seconds.
         block: the number of tokens in a block.
@@ -166,7 +166,7 @@ def trace_requests(
 
 
 def trace_sessions(requests: Iterable[TimedRequest], speed: float) -> list[Session]:
-    """Return one session per request in order of time, the first at 0, `speed` times as fast."""
+    """Return one session per request in order of time, starting at 0 and replayed `speed` times as fast."""
     ordered = sorted(requests, key=lambda request: request.after)
     begin = ordered[0].after
     return [

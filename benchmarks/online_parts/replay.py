@@ -1,4 +1,4 @@
-"""Sends requests when they are due, regardless of earlier ones, and records when their tokens arrive."""
+"""Sends requests when they are due, even if others are still open, and records when their tokens arrive."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ import aiohttp
 from online_parts.trace import Prompt, Session, TimedRequest
 
 MOST_REASON = 300
-"""Maximum characters of a server's error message."""
+"""Maximum number of characters of a server's error message that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An OpenAI-compatible server, and the parameters common to all requests."""
+    """An OpenAI-compatible server, and the parameters that all requests share."""
 
     url: str
-    """Base URL, with or without /v1."""
+    """Base URL of the server, with or without /v1."""
     model: str
     chat: bool
     key: str | None
     timeout: float
-    """Seconds allowed for an answer."""
+    """Seconds after which a request without a complete answer fails."""
     temperature: float | None
     exact: bool
-    """Whether answers must have exactly the requested length (`ignore_eos`)."""
+    """Whether requests ask for answers of exactly the requested length (`ignore_eos`)."""
     body: dict[str, Any]
-    """Further fields of each request."""
+    """Further fields of the body of each request."""
 
     @property
     def endpoint(self) -> str:
-        """URL that requests are sent to."""
+        """URL to which requests are sent."""
         base = self.url.rstrip("/").removesuffix("/v1")
         return f"{base}/v1/{'chat/' if self.chat else ''}completions"
 
 
 @dataclass(slots=True)
 class Record:
-    """Result of a request; times in seconds from the start of the run."""
+    """Result of a request; times are in seconds from the start of the run."""
 
     due: float
-    """Time when the request was due; all latencies count from here."""
+    """Time at which the request was due, from which all latencies count."""
     turn: int = 0
     sent: float = 0.0
     end: float = 0.0
@@ -58,13 +58,13 @@ class Record:
     cached_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
-    """Kind of error; empty if the request succeeded."""
+    """Type of error, such as "timeout" or "status 429"; empty if the request succeeded."""
     detail: str = ""
-    """Error message of the server."""
+    """Error message of the server or of the client's HTTP library."""
 
 
 def reason_of(body: Any) -> str:
-    """Return the message in an error's body, or the whole body, as one line of limited length."""
+    """Return the message in the body of an error, or else the whole body, as one line of limited length."""
     try:
         value = json.loads(body) if isinstance(body, bytes) else body
         while isinstance(value, dict):
@@ -78,13 +78,13 @@ def reason_of(body: Any) -> str:
 
 @dataclass(slots=True)
 class Answer:
-    """Lines of a stream with their arrival times."""
+    """Lines of a streamed answer with their arrival times."""
 
     lines: list[tuple[float, bytes]] = field(default_factory=list)
     text: str = ""
 
     def parse(self, record: Record, *, chat: bool) -> None:
-        """Parse the lines after the end of the stream and fill in the record."""
+        """Parse the lines of a stream that has ended, and fill in the record of its request."""
         done, texts = False, []
         for at, line in self.lines:
             if line == b"[DONE]":
@@ -127,13 +127,13 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[float,
 
 
 class Replay:
-    """One process's share of a run."""
+    """The part of a run that one client process sends."""
 
     def __init__(self, target: Target, session: aiohttp.ClientSession, start: float) -> None:
         self.target = target
         self.http = session
         self.start = start
-        """Start of the run on the monotonic clock."""
+        """Start of the run on the monotonic clock, in seconds."""
         self.records: list[Record] = []
 
     def now(self) -> float:
@@ -141,7 +141,7 @@ class Replay:
         return time.monotonic() - self.start
 
     def body(self, request: TimedRequest, history: list[tuple[Prompt, str]]) -> dict[str, Any]:
-        """Return the body of a request; a later turn repeats the previous turns."""
+        """Return the body of a request, which repeats all previous turns of its session (`history`)."""
         target = self.target
         body: dict[str, Any] = {
             "model": target.model,
@@ -168,7 +168,7 @@ class Replay:
         return {**body, **target.body}
 
     async def send(self, request: TimedRequest, due: float, history: list[tuple[Prompt, str]]) -> Record:
-        """Send one request at its time and read its answer."""
+        """Send a request when it is due, read its answer, and append the turn to `history`."""
         record, answer = Record(due, turn=len(history)), Answer()
         self.records.append(record)
         data = json.dumps(self.body(request, history)).encode()
@@ -194,7 +194,7 @@ class Replay:
         return record
 
     async def session(self, session: Session) -> None:
-        """Run a session, whose turns wait only for each other."""
+        """Run the turns of a session one after another, until one fails."""
         history: list[tuple[Prompt, str]] = []
         due = 0.0
         for request in session.requests:
@@ -205,7 +205,7 @@ class Replay:
 
 
 async def replay(target: Target, sessions: list[Session], start: float) -> list[Record]:
-    """Run sessions from the time `start` on, of the monotonic clock; return the records."""
+    """Run sessions from the time `start` of the monotonic clock on; return the records of all requests."""
     headers = {"content-type": "application/json"}
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"
@@ -222,7 +222,7 @@ async def replay(target: Target, sessions: list[Session], start: float) -> list[
 
 
 def work(target: Target, sessions: list[Session], ready: Any, start: Any, results: Any) -> None:
-    """Run some of the sessions in a separate process."""
+    """Run some of the sessions in a client process, which gets the start time from a queue."""
     gc.collect()
     gc.freeze()
     ready.put(True)
@@ -230,10 +230,10 @@ def work(target: Target, sessions: list[Session], ready: Any, start: Any, result
 
 
 def run(target: Target, sessions: list[Session], processes: int = 1) -> list[Record]:
-    """Replay sessions from several processes; return the records in order of due time.
+    """Run sessions from `processes` client processes; return the records in order of due time.
 
     Raises:
-        RuntimeError: a process ended without results.
+        RuntimeError: a client process ended before all its requests.
     """
     if processes == 1:
         records = asyncio.run(replay(target, sessions, time.monotonic() + 0.2))
@@ -263,14 +263,14 @@ def run(target: Target, sessions: list[Session], processes: int = 1) -> list[Rec
 
 
 def wait_for_records(results: Any, workers: list[Any]) -> list[Record]:
-    """Wait for the records of one process.
+    """Wait for the records of the next client process that is done.
 
     Raises:
-        RuntimeError: a process failed.
+        RuntimeError: a client process failed.
     """
     while True:
         try:
             return results.get(timeout=1)
         except queue.Empty:
             if any(worker.exitcode not in (None, 0) for worker in workers):
-                raise RuntimeError("a client process ended before its requests") from None
+                raise RuntimeError("a client process failed before its requests were done") from None

@@ -1,4 +1,4 @@
-"""Summary of the records of a run."""
+"""Computes the summary of a run from the records of its requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUANTILES = (50, 90, 99)
 
 
 def quantiles(seconds: Iterable[float]) -> dict[str, float] | None:
-    """Return mean, quantiles and maximum in milliseconds, or None without values."""
+    """Return the mean, quantiles and maximum of times in milliseconds; None if there are no times."""
     values = np.fromiter(seconds, float) * 1e3
     if not len(values):
         return None
@@ -23,29 +23,29 @@ def quantiles(seconds: Iterable[float]) -> dict[str, float] | None:
 
 
 def first_token(record: Record) -> float:
-    """Return the seconds from the time a request was due to its first text."""
+    """Return the seconds from the time at which a request was due to its first piece of text."""
     return record.tokens_at[0] - record.due
 
 
 def per_token(record: Record) -> float:
-    """Return the mean seconds per token after the first."""
+    """Return the mean seconds per token of an answer after its first token."""
     return (record.tokens_at[-1] - record.tokens_at[0]) / (record.output_tokens - 1)
 
 
 def in_flight(records: list[Record]) -> int:
-    """Return the maximum number of open requests."""
+    """Return the maximum number of requests that were open at the same time."""
     edges = sorted([(r.sent, 1) for r in records] + [(r.end, -1) for r in records])
     return int(np.cumsum([step for _, step in edges]).max()) if edges else 0
 
 
 def per_piece(records: list[Record]) -> float | None:
-    """Return the mean number of tokens per piece of text, or None without text."""
+    """Return the mean number of tokens per piece of text; None if there is no text."""
     pieces = sum(len(record.tokens_at) for record in records)
     return sum(record.output_tokens for record in records if record.tokens_at) / pieces if pieces else None
 
 
 def details(records: list[Record]) -> dict[str, str]:
-    """Return the first message of the server for each kind of error."""
+    """Return the first error message for each type of error."""
     messages: dict[str, str] = {}
     for record in records:
         if record.error and record.detail:
@@ -60,9 +60,9 @@ def summarize(
 
     Args:
         records: the records of all requests.
-        warm: the seconds at the start whose latencies do not count.
-        most_first: the maximum seconds to the first token of a good request.
-        most_token: the maximum mean seconds per further token of a good request.
+        warm: the seconds at the start of the run; latencies of requests that are due in them do not count.
+        most_first: the maximum seconds to the first token of a good request; None for no limit.
+        most_token: the maximum mean seconds per further token of a good request; None for no limit.
     """
     served = [record for record in records if not record.error]
     counted = [record for record in served if record.due >= warm and record.tokens_at]

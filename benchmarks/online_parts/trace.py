@@ -1,4 +1,4 @@
-"""Sessions of requests with their times, generated from distributions."""
+"""Generates sessions of requests with their times from distributions."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ WORDS = TEXT.split()
 
 @dataclass(frozen=True, slots=True)
 class TimedRequest:
-    """A request."""
+    """A request with the time at which it is due."""
 
     after: float
-    """Seconds from the start of the run, or for a later turn from the end of the previous answer."""
+    """Due time in seconds after the start of the run; for later turns, after the previous answer's end."""
     prompt: Prompt
-    """New text or token ids of this turn."""
+    """Text or token ids that this turn adds to the session."""
     output: int
     """Number of tokens to generate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Requests (turns) of one client, each sent after the answer to the previous one."""
+    """Requests (turns) of one user; each is sent after the answer to the previous request."""
 
     requests: tuple[TimedRequest, ...]
 
 
 class Lengths:
-    """A distribution of lengths, at least 1 each.
+    """Distribution of lengths in tokens, each at least 1.
 
-    `100` or `D(100)` is always 100; `U(100,1024)` uniform, bounds included; `N(480,240)` normal by mean and
-    standard deviation; `L(500,1.2)` lognormal by median and the logarithm's standard deviation.
+    It is constant (`100` or `D(100)`), uniform with inclusive bounds (`U(100,1024)`), normal with mean and
+    standard deviation (`N(480,240)`), or lognormal with median and standard deviation of the logarithm
+    (`L(500,1.2)`).
     """
 
     FORM = re.compile(r"^(?:([DUNL])\(([\d.]+)(?:,([\d.]+))?\)|(\d+))$")
@@ -56,7 +57,7 @@ class Lengths:
         """Parse a distribution.
 
         Raises:
-            ValueError: the text has none of these forms.
+            ValueError: the text does not have one of these forms.
         """
         match = self.FORM.match(text.replace(" ", ""))
         if match is None or (match[1] in ("U", "N", "L")) != (match[3] is not None):
@@ -85,10 +86,10 @@ class Lengths:
 
 
 def arrivals(random: np.random.Generator, count: int, rate: float, burstiness: float) -> NDArray[np.float64]:
-    """Return the times of `count` arrivals in seconds, `rate` per second on average.
+    """Return the times of `count` random arrivals in seconds; on average there are `rate` per second.
 
-    Gaps are gamma distributed with the coefficient of variation `burstiness`: 1 is a Poisson process, 0 makes
-    all gaps equal.
+    Gaps have a gamma distribution with the coefficient of variation `burstiness`: 1 gives a Poisson process,
+    0 gives equal gaps.
     """
     if burstiness == 0:
         gaps = np.full(count, 1 / rate)
@@ -99,12 +100,12 @@ def arrivals(random: np.random.Generator, count: int, rate: float, burstiness: f
 
 
 class Texts:
-    """Generator of random prompts: token ids, or words of about one token each."""
+    """Generator of random prompts, which are token ids or words of about one token each."""
 
     def __init__(self, random: np.random.Generator, vocabulary: int | None) -> None:
         self.random = random
         self.vocabulary = vocabulary
-        """Upper bound of token ids; None generates words."""
+        """Upper bound of token ids, exclusive; None to generate words."""
 
     def generate(self, tokens: int) -> Prompt:
         """Return a random prompt of `tokens` tokens."""
@@ -121,11 +122,11 @@ class Texts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Distributions of the requests of a run."""
+    """Distributions from which the sessions of a run are generated."""
 
     requests: int
     rate: float
-    """Sessions started per second."""
+    """Mean number of sessions started per second."""
     burstiness: float
     inputs: Lengths
     outputs: Lengths
@@ -134,11 +135,11 @@ class Workload:
     groups: int
     turns: int
     think: float
-    """Mean seconds between an answer and the next turn, exponentially distributed."""
+    """Mean seconds between an answer and the next turn; the times are exponentially distributed."""
 
 
 def generate(workload: Workload, texts: Texts) -> list[Session]:
-    """Generate sessions; equal random states give equal sessions."""
+    """Generate the sessions of a run; equal random states give equal sessions."""
     random, count = texts.random, workload.requests
     sessions = -(-count // workload.turns)
     prefixes = [texts.generate(workload.shared) for _ in range(workload.groups)] if workload.shared else []
@@ -160,6 +161,6 @@ def generate(workload: Workload, texts: Texts) -> list[Session]:
 
 
 def rate_of(sessions: list[Session]) -> float:
-    """Return the number of sessions started per second."""
+    """Return the mean number of sessions that start per second."""
     last = max(session.requests[0].after for session in sessions)
     return (len(sessions) - 1) / last if last > 0 else math.inf

@@ -1,1 +1,1 @@
-"""Parts of benchmarks/operator_scale.py."""
+"""Modules of operator_scale.py: API client, simulated node, and control plane with operators."""

@@ -1,4 +1,4 @@
-"""A Kubernetes API client for the benchmark's own processes, with requests and watches."""
+"""Kubernetes API client of the benchmark's own processes, with requests and watches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ APPLY = "application/apply-patch+yaml"
 
 
 class ApiError(Exception):
-    """An error response of the API server, with its status code."""
+    """The API server answered with an error status, which is in `code`."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -24,7 +24,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """Client of the API server with administrator rights."""
+    """Client of the API server, with administrator rights."""
 
     def __init__(self, server: str, folder: Path, agent: str) -> None:
         context = ssl.create_default_context(cafile=str(folder / "pki/ca.crt"))
@@ -43,10 +43,10 @@ class Api:
     async def request(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json", **query: str
     ) -> Any:
-        """Send a request and return the decoded response.
+        """Send a request; return the response, decoded if it is a JSON object, else as text.
 
         Raises:
-            ApiError: the status is 400 or higher.
+            ApiError: the API server answered with a status of 400 or higher.
         """
         headers = {"Content-Type": content_type}
         data = None if body is None else json.dumps(body).encode()
@@ -59,7 +59,7 @@ class Api:
             return json.loads(text) if text.startswith(b"{") else text.decode()
 
     async def quietly(self, method: str, path: str, body: Any = None, content_type: str = MERGE) -> None:
-        """Send a request and ignore 404 and 409: the object may have been deleted or replaced meanwhile."""
+        """Send a request; ignore status 404 and 409, because the object may have been deleted or replaced."""
         try:
             await self.request(method, path, body, content_type if method == "PATCH" else "application/json")
         except ApiError as error:
@@ -67,7 +67,11 @@ class Api:
                 raise
 
     async def watch(self, path: str, **query: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yield each existing object as ADDED, then each change with its type, without end."""
+        """Yield each existing object as (ADDED, object), then each change as (type, object), without end.
+
+        Raises:
+            ApiError: the API server rejected a request, or ended the watch with an error.
+        """
         listed = await self.request("GET", path, **query)
         for item in listed.get("items") or ():
             yield "ADDED", item

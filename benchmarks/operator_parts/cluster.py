@@ -1,4 +1,4 @@
-"""The control plane, the simulated node and the operators of a run."""
+"""Runs the processes of the benchmark: control plane, simulated node and operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import yaml
 
-from mizzen_local.addresses import free_port
+from mizzen_local.addresses import find_free_port
 from mizzen_local.controlplane import ControlPlane, start_control_plane
 from mizzen_local.pki import write_token_kubeconfig
 from mizzen_operator.chart import operator_manifests
@@ -47,7 +47,7 @@ NOT_COUNTED = ("leases", "tokenreviews", "subjectaccessreviews", "selfsubjectrev
 
 @dataclass(slots=True)
 class OperatorProcess:
-    """A running operator."""
+    """A running operator process."""
 
     process: subprocess.Popen[bytes]
     identity: str
@@ -58,23 +58,23 @@ class OperatorProcess:
         self.usage = psutil.Process(self.process.pid)
 
     def cpu_seconds(self) -> float:
-        """Return the user and system CPU seconds of all threads since the start."""
+        """Return the user and system CPU seconds that the operator has used since its start."""
         times = self.usage.cpu_times()
         return times.user + times.system
 
     def rss_mb(self) -> float:
-        """Return the resident memory in millions of bytes."""
+        """Return the operator's resident memory in MB (millions of bytes)."""
         return self.usage.memory_info().rss / 1e6
 
     def end(self, number: int = signal.SIGTERM) -> None:
-        """Send a signal and wait until the process has ended."""
+        """Send a signal to the operator, and wait until it has ended."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         self.process.wait(30)
 
 
 class Cluster:
-    """A control plane, the simulated node, and the operators of a run."""
+    """Control plane, simulated node and operators of a run."""
 
     def __init__(self, folder: Path, core: int) -> None:
         self._folder = folder
@@ -133,10 +133,10 @@ class Cluster:
         await self.api.request("PATCH", where, body, APPLY, fieldManager="benchmark", force="true")
 
     def start_node(self) -> None:
-        """Start the simulated node, and wait until it works.
+        """Start the simulated node, and wait until it is ready.
 
         Raises:
-            RuntimeError: it has ended.
+            RuntimeError: the node's process ended before it was ready.
         """
         script = str(Path(__file__).with_name("node.py"))
         command = [sys.executable, script, self.plane.server, str(self._folder)]
@@ -145,7 +145,7 @@ class Cluster:
             raise RuntimeError("the simulated node did not start")
 
     def start_operator(self, *options: str, identity: str = "") -> OperatorProcess:
-        """Start an operator on its own core."""
+        """Start an operator on the operators' core; `options` are added to its command line."""
         self._count += 1
         identity = identity or f"operator-{self._count}"
         host = self.plane.addresses.host
@@ -156,7 +156,7 @@ class Cluster:
             *("--identity", identity),
             *("--lease-namespace", SYSTEM),
             *("--health-host", host),
-            *("--health-port", str(free_port(host))),
+            *("--health-port", str(find_free_port(host))),
             *options,
         ]
         with log.open("wb") as out:
@@ -169,24 +169,24 @@ class Cluster:
         return started
 
     def check(self) -> None:
-        """Check that the newest operator runs.
+        """Check that the newest operator is still running.
 
         Raises:
-            RuntimeError: the operator has ended; the message has the end of its log.
+            RuntimeError: the operator has ended; the message contains the end of its log.
         """
         newest = self.operators[-1]
         if newest.process.poll() is not None:
             raise RuntimeError(f"the operator has ended: {newest.log.read_text()[-600:]}")
 
     async def leader(self) -> str:
-        """Return the holder of the Lease, or an empty string if it has none."""
+        """Return the identity of the operator that holds the Lease; an empty string if no operator does."""
         try:
             return (await self.api.request("GET", LEASE))["spec"].get("holderIdentity", "")
         except ApiError:
             return ""
 
     def audited(self, since: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the operator's writes from the API server's audit log, starting at byte `since`."""
+        """Yield the operators' writes, except for Leases, from the audit log, starting at byte `since`."""
         with self._audit.open("rb") as log:
             log.seek(since)
             for line in log:
@@ -213,7 +213,7 @@ class Cluster:
 
 
 def service(name: str, namespace: str, **spec: Any) -> dict[str, Any]:
-    """Return the smallest InferenceService: one group on a CPU and one gateway."""
+    """Return a minimal InferenceService: one group on a CPU, one gateway, and the fields of `spec`."""
     return {
         "apiVersion": "mizzen.dev/v1alpha1",
         "kind": "InferenceService",

@@ -1,10 +1,10 @@
-"""Simulated node and Deployment controller that only write status, and gateways with only the admin API.
+"""Simulates a node, the Deployment controller, and the admin API of gateways.
 
     python benchmarks/operator_parts/node.py SERVER FOLDER
 
-Every pod is bound and runs immediately, and ends as soon as it is deleted. Every gateway pod has its own
-address. This process answers `GET /admin/engines` on all of them with the ready engine pods of the service,
-and holds a long poll until the table changes.
+No containers run: the node binds every pod and reports it as running immediately, and a pod ends as soon as
+it is deleted. Every gateway pod has its own address. On these addresses, this process answers
+`GET /admin/engines` with the ready engine pods of the service, and holds a long poll until they change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ADMIN_PORT = 8001
 
 
 class Node:
-    """All simulated pods and their status."""
+    """The simulated node, which writes the status of all pods and Deployments."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -46,7 +46,7 @@ class Node:
         self._next = 0
 
     async def run(self) -> None:
-        """Simulate until cancelled."""
+        """Simulate pods, Deployments and garbage collection until cancelled."""
         await asyncio.gather(self._pods(), self._deployments(), self._services())
 
     # ── pods ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +178,7 @@ class Node:
         await self._api.quietly("PATCH", where, {"metadata": {"uid": meta["uid"]}, "status": status})
 
     async def _services(self) -> None:
-        """Delete the children of deleted services, as the garbage collector would."""
+        """Delete the children of deleted InferenceServices, as the garbage collector would."""
         async for kind, body in self._api.watch("/apis/mizzen.dev/v1alpha1/inferenceservices"):
             if kind == "DELETED":
                 self._spawn(self._collect(body["metadata"]["namespace"], body["metadata"]["name"]))
@@ -260,7 +260,7 @@ class Node:
 
 
 async def main(server: str, folder: str) -> None:
-    """Simulate until SIGTERM, or until standard input ends because the parent process ended."""
+    """Simulate until SIGTERM arrives, or standard input closes because the parent process has ended."""
     api = Api(server, Path(folder), "benchmark-node")
     work = asyncio.create_task(Node(api).run())
     loop = asyncio.get_running_loop()

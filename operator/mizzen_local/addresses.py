@@ -1,9 +1,9 @@
-"""Loopback addresses of one cluster.
+"""Loopback addresses for the node, pods and services of a cluster.
 
-On Linux all of 127.0.0.0/8 is loopback and needs no root. Each cluster on the machine takes a /22 of
-127.97.0.0/16 for its pods, and for its services a /16 from 127.128.0.0 on: more than a thousand of them fit.
-The claim is an abstract Unix socket that the cluster's processes keep open, so that it ends with them,
-however they end.
+On Linux all of 127.0.0.0/8 is loopback, and a process can listen there without root. Each cluster on the
+machine claims an index: it selects a /22 of 127.97.0.0/16 for the node and 1020 pods, and a /16 from
+127.128.0.0 up for ClusterIPs. The claim is an abstract Unix socket that the cluster's processes keep open, so
+that the kernel releases it when the last of them ends, however it ends.
 """
 
 from __future__ import annotations
@@ -19,59 +19,69 @@ FIRST_PORT, LAST_PORT = 10_240, 32_000  # below the kernel's ephemeral ports
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The addresses of cluster `index` (0..63) of this machine.
+    """The address ranges of one cluster on this machine.
 
     Attributes:
-        index: which ranges are taken.
+        index: number of the cluster on this machine, 0 to 63; it selects the ranges.
     """
 
     index: int
 
     @property
-    def services(self) -> ipaddress.IPv4Network:
-        """The range of ClusterIPs."""
+    def service_range(self) -> ipaddress.IPv4Network:
+        """IP range of the cluster's ClusterIPs."""
         return ipaddress.IPv4Network(f"127.{128 + self.index}.0.0/16")
 
     @property
     def host(self) -> str:
-        """The node's address; the control plane listens on it."""
+        """IP address of the node, on which the control plane listens too."""
         return f"127.97.{4 * self.index}.1"
 
-    def pod(self, number: int) -> str:
-        """Address of pod `number` (0..1019).
+    def pod_address(self, number: int) -> str:
+        """Return the IP address of a pod.
+
+        Args:
+            number: number of the pod on the node, 0 to 1019.
 
         Raises:
-            ValueError: the number is beyond the range.
+            ValueError: the number is outside that range.
         """
         if not 0 <= number < 1020:
             raise ValueError(f"pod number {number} is beyond the 1020 addresses of a node")
         return str(ipaddress.IPv4Address(f"127.97.{4 * self.index}.0") + 2 + number)
 
 
-def claim() -> tuple[Addresses, socket.socket]:
-    """Take a free range of this machine; it stays taken while a copy of the socket is open.
+def claim_addresses() -> tuple[Addresses, socket.socket]:
+    """Claim a free index for a cluster.
+
+    Returns:
+        The addresses, and the socket that holds the claim: the claim lasts while any process has it open.
 
     Raises:
-        OSError: all ranges are taken.
+        OSError: all 64 indexes are claimed.
     """
     for index in random.sample(range(RANGES), RANGES):
-        mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        claim_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            mark.bind(f"\0mizzen-local/{index}")
+            claim_socket.bind(f"\0mizzen-local/{index}")
         except OSError:
-            mark.close()
+            claim_socket.close()
             continue
-        return Addresses(index), mark
+        return Addresses(index), claim_socket
     raise OSError(
         f"all {RANGES} address ranges of this machine are taken: stop a cluster (mizzen-local down)"
     )
 
 
-def free_port(host: str, taken: frozenset[int] = frozenset()) -> int:
-    """A TCP port of `host` that nothing listens on, outside the kernel's ephemeral ports.
+def find_free_port(host: str, taken: frozenset[int] = frozenset()) -> int:
+    """Return a TCP port that nothing listens on, below the kernel's ephemeral ports.
+
+    Args:
+        host: IP address on which the port must be free.
+        taken: ports not to return.
 
     Raises:
-        OSError: none was found.
+        OSError: 200 random ports were all in use.
     """
     for _ in range(200):
         port = random.randint(FIRST_PORT, LAST_PORT)

@@ -1,4 +1,4 @@
-"""A small client of the Kubernetes API for the node: plain JSON objects, watches that mend themselves."""
+"""A small Kubernetes API client for the node and `waits.py`: plain JSON objects, watches that reconnect."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Change = Literal["ADDED", "MODIFIED", "DELETED", "SYNCED"]
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 300
-SILENCE_SECONDS = 90.0  # bookmarks come about once a minute
+WATCH_IDLE_SECONDS = 90.0  # bookmarks come about once a minute
 STRATEGIC = "application/strategic-merge-patch+json"
 MERGE = "application/merge-patch+json"
 
 
 class ApiError(Exception):
-    """The API server refused a request.
+    """An error response of the API server.
 
     Attributes:
         status: HTTP status.
-        reason: reason of the Status object, e.g. `NotFound`.
+        reason: reason in the Status object, such as `NotFound`.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -38,16 +38,16 @@ class ApiError(Exception):
         self.reason = reason
 
 
-class Api:
-    """The API server of one kubeconfig of ours; an asynchronous context manager."""
+class ApiClient:
+    """Client of the API server that a kubeconfig from `pki.py` names; an asynchronous context manager."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = json.loads(kubeconfig.read_text())
         self.server: str = config["clusters"][0]["cluster"]["server"]
-        self._context = _tls(config)
+        self._context = _tls_context(config)
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Api:
+    async def __aenter__(self) -> ApiClient:
         connector = aiohttp.TCPConnector(ssl=self._context, limit=0)
         self._session = aiohttp.ClientSession(
             self.server, connector=connector, timeout=aiohttp.ClientTimeout(total=30)
@@ -66,7 +66,7 @@ class Api:
             RuntimeError: used outside of `async with`.
         """
         if self._session is None:
-            raise RuntimeError("Api is used outside of `async with`")
+            raise RuntimeError("ApiClient is used outside of `async with`")
         return self._session
 
     async def request(
@@ -78,18 +78,18 @@ class Api:
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Object:
-        """Send one request and return the answered object.
+        """Send one request and return the object in the response.
 
         Raises:
-            ApiError: the server answered with an error.
-            aiohttp.ClientError, TimeoutError: it did not answer.
+            ApiError: the server returned an error status.
+            aiohttp.ClientError, TimeoutError: the server did not respond.
         """
         data = None if body is None else json.dumps(body)
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         async with self.session.request(method, path, data=data, params=params, headers=headers) as response:
             answer = await response.json(content_type=None)
             if response.status >= 400:
-                raise _error(response.status, answer)
+                raise _api_error(response.status, answer)
             return answer
 
     async def get(self, path: str) -> Object:
@@ -111,10 +111,11 @@ class Api:
     async def watch(
         self, path: str, params: Mapping[str, str] | None = None
     ) -> AsyncIterator[tuple[Change, Object]]:
-        """Yield what is there as ADDED, then SYNCED with an empty object, then every change, without end.
+        """Yield the objects of a collection and their changes, without end.
 
-        After a lost connection it lists again: new and changed objects come as ADDED, those that went
-        meanwhile as DELETED with what was last seen of them, and SYNCED once more.
+        Existing objects come first, as ADDED, followed by SYNCED with an empty object; then come the changes.
+        When the watch fails, the collection is listed again: new and changed objects come as ADDED, and
+        objects deleted meanwhile as DELETED with their last known content, followed by another SYNCED.
         """
         known: dict[str, Object] = {}
         pause = 0.05
@@ -123,10 +124,12 @@ class Api:
                 listed = await self.request("GET", path, params=params)
                 pause = 0.05
                 kind = {"kind": listed["kind"].removesuffix("List"), "apiVersion": listed["apiVersion"]}
-                for change, item in _since(known, [{**kind, **item} for item in listed["items"]]):
+                for change, item in _diff_list(known, [{**kind, **item} for item in listed["items"]]):
                     yield change, item
                 yield "SYNCED", {}
-                async for change, item in self._follow(path, params, listed["metadata"]["resourceVersion"]):
+                async for change, item in self._watch_from(
+                    path, params, listed["metadata"]["resourceVersion"]
+                ):
                     uid = item["metadata"]["uid"]
                     if change == "DELETED":
                         known.pop(uid, None)
@@ -134,14 +137,14 @@ class Api:
                         known[uid] = item
                     yield change, item
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
-                log.warning("watch of %s broke off, listing again: %s", path, error)
+                log.warning("watch of %s failed, listing again: %s", path, error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, 2.0)
 
-    async def _follow(
+    async def _watch_from(
         self, path: str, params: Mapping[str, str] | None, version: str
     ) -> AsyncIterator[tuple[Change, Object]]:
-        """Changes after a resource version, over several connections, until one cannot be had."""
+        """Yield the changes after a resource version; raise an error when the watch cannot be resumed."""
         while True:
             query = {
                 **(params or {}),
@@ -150,21 +153,21 @@ class Api:
                 "allowWatchBookmarks": "true",
                 "timeoutSeconds": str(WATCH_SECONDS),
             }
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_SECONDS)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=WATCH_IDLE_SECONDS)
             async with self.session.get(path, params=query, timeout=timeout) as response:
                 if response.status >= 400:
-                    raise _error(response.status, await response.json(content_type=None))
-                async for line in _lines(response.content):
+                    raise _api_error(response.status, await response.json(content_type=None))
+                async for line in _read_lines(response.content):
                     event = json.loads(line)
                     if event["type"] == "ERROR":
-                        raise _error(event["object"].get("code", 500), event["object"])
+                        raise _api_error(event["object"].get("code", 500), event["object"])
                     version = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
                         yield event["type"], event["object"]
 
 
-def _since(known: dict[str, Object], items: list[Object]) -> list[tuple[Change, Object]]:
-    """Return the events by which a new list differs from `known`, and update `known`."""
+def _diff_list(known: dict[str, Object], items: list[Object]) -> list[tuple[Change, Object]]:
+    """Return events for the differences between `known` and a new list, and update `known`."""
     listed = {item["metadata"]["uid"]: item for item in items}
     changes: list[tuple[Change, Object]] = [
         ("DELETED", item) for uid, item in known.items() if uid not in listed
@@ -178,32 +181,32 @@ def _since(known: dict[str, Object], items: list[Object]) -> list[tuple[Change, 
     return changes
 
 
-async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length; `StreamReader.readline` refuses long ones."""
+async def _read_lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield a stream's lines; unlike `StreamReader.readline`, this has no limit on their length."""
     parts: list[bytes] = []
     async for chunk in stream.iter_any():
-        *ended, rest = chunk.split(b"\n")
-        for line in ended:
+        *complete, remainder = chunk.split(b"\n")
+        for line in complete:
             parts.append(line)
-            if whole := b"".join(parts):
-                yield whole
+            if joined := b"".join(parts):
+                yield joined
             parts = []
-        parts.append(rest)
+        parts.append(remainder)
 
 
-def _error(status: int, answer: Any) -> ApiError:
+def _api_error(status: int, answer: Any) -> ApiError:
     if not isinstance(answer, dict):
         return ApiError(status, "Unknown", str(answer))
     return ApiError(status, answer.get("reason", "Unknown"), answer.get("message", ""))
 
 
-def _tls(config: Object) -> ssl.SSLContext:
-    """A TLS context with the certificates that the kubeconfig holds."""
+def _tls_context(config: Object) -> ssl.SSLContext:
+    """Return a TLS context with the certificates embedded in a kubeconfig."""
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
     context = ssl.create_default_context(cadata=authority)
     pem = base64.b64decode(user["client-certificate-data"]) + base64.b64decode(user["client-key-data"])
-    with tempfile.NamedTemporaryFile() as file:  # load_cert_chain reads files alone; this one is 0600
+    with tempfile.NamedTemporaryFile() as file:  # load_cert_chain only reads files; this one has mode 0600
         file.write(pem)
         file.flush()
         context.load_cert_chain(file.name)

@@ -1,4 +1,4 @@
-"""Locates or fetches the control plane's programs."""
+"""Finds the programs of the control plane; downloads or builds them if they are missing."""
 
 from __future__ import annotations
 
@@ -19,64 +19,66 @@ Report = Callable[[str], None]
 
 
 class AssetError(LocalError):
-    """The programs were not found anywhere; the message says what was tried."""
+    """The programs could be neither found nor obtained; the message lists the attempts."""
 
 
 def cache_folder() -> Path:
-    """The folder that programs are kept in, for every cluster of this user."""
+    """Return the folder that caches the programs for all clusters of this user."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "mizzen-local" / "assets" / KUBERNETES
 
 
-def missing(folder: Path) -> list[str]:
-    """The programs that a folder does not hold."""
+def missing_programs(folder: Path) -> list[str]:
+    """Return the names of the programs that a folder lacks."""
     return [name for name in PROGRAMS if not os.access(folder / name, os.X_OK)]
 
 
-def find(*, report: Report = lambda line: None) -> Path:
-    """The folder that holds all programs: KUBE_ASSETS_DIR, the cache, else downloaded or built into it.
+def find_programs(*, report: Report = lambda line: None) -> Path:
+    """Return a folder that contains all programs: KUBE_ASSETS_DIR, or else the cache.
+
+    If the cache lacks programs, they are downloaded into it, or built if the download fails.
 
     Args:
-        report: gets a line of progress at a time.
+        report: called with each line of progress.
 
     Raises:
-        AssetError: no way led to them; says what was tried.
+        AssetError: no folder has all programs, and download and build failed; the message lists the attempts.
     """
     tried: list[str] = []
-    given = os.environ.get("KUBE_ASSETS_DIR")
-    if not given:
+    configured = os.environ.get("KUBE_ASSETS_DIR")
+    if not configured:
         tried.append("KUBE_ASSETS_DIR: not set")
-    elif lacking := missing(Path(given)):
-        tried.append(f"KUBE_ASSETS_DIR ({given}): without {', '.join(lacking)}")
+    elif absent := missing_programs(Path(configured)):
+        tried.append(f"KUBE_ASSETS_DIR ({configured}): without {', '.join(absent)}")
     else:
-        return Path(given).resolve()
+        return Path(configured).resolve()
     cache = cache_folder()
-    if not missing(cache):
+    if not missing_programs(cache):
         return cache.resolve()
-    tried.append(f"the cache ({cache}): without {', '.join(missing(cache))}")
-    with _lock(cache, report):
-        if not missing(cache):  # another one has filled it meanwhile
+    tried.append(f"the cache ({cache}): without {', '.join(missing_programs(cache))}")
+    with _lock_cache(cache, report):
+        if not missing_programs(cache):  # another process has filled it meanwhile
             return cache.resolve()
-        for way, make, error in (
+        for method, provide, error in (
             ("the official releases", download, DownloadError),
             ("a build from Go modules", build, BuildError),
         ):
             try:
-                _fill(cache, make, report)
+                _fill_cache(cache, provide, report)
                 return cache.resolve()
             except error as failure:
-                report(f"{way}: {failure}")
-                tried.append(f"{way}: {failure}")
+                report(f"{method}: {failure}")
+                tried.append(f"{method}: {failure}")
     raise AssetError("\n  ".join(["etcd and Kubernetes were not found; tried", *tried]))
 
 
-def _fill(cache: Path, make: Callable[..., None], report: Report) -> None:
-    """Fill the cache in one step, so that it is never seen half full."""
+def _fill_cache(cache: Path, provide: Callable[..., None], report: Report) -> None:
+    """Fill the cache atomically, so that other processes never see a cache with only some of the programs."""
     work = cache.with_suffix(".new")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        make(work, kubernetes=KUBERNETES, etcd=ETCD, report=report)
+        provide(work, kubernetes=KUBERNETES, etcd=ETCD, report=report)
         shutil.rmtree(cache, ignore_errors=True)
         work.rename(cache)
     finally:
@@ -84,13 +86,13 @@ def _fill(cache: Path, make: Callable[..., None], report: Report) -> None:
 
 
 @contextlib.contextmanager
-def _lock(cache: Path, report: Report) -> Iterator[None]:
-    """Let one process of this user at a time fill the cache; the others wait."""
+def _lock_cache(cache: Path, report: Report) -> Iterator[None]:
+    """Hold the lock that lets only one process of this user at a time fill the cache; wait for it."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     with (cache.parent / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report("another mizzen-local fetches the programs; waiting for it")
+            report("another mizzen-local is fetching the programs; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,7 @@
-"""The command line `mizzen-local`. Commands import what they need when they run: `--help` is quick."""
+"""The command line `mizzen-local`.
+
+Each command imports its modules only when it runs, so that `--help` is quick.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-Gpus = Annotated[int, typer.Option(min=0, max=1024, help="How many nvidia.com/gpu the node offers.")]
+Gpus = Annotated[int, typer.Option(min=0, max=1024, help="Number of nvidia.com/gpu that the node offers.")]
 Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace.")]
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"mizzen-local {metadata.version('mizzen')}")
         raise typer.Exit
@@ -37,13 +40,14 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """State is kept under MIZZEN_LOCAL_DIR, or in the user's cache folder."""
 
 
-def _cluster() -> Cluster:
+def _open_cluster() -> Cluster:
     from mizzen_local.cluster import Cluster
     from mizzen_local.state import cluster_folder
 
@@ -55,18 +59,18 @@ def _reporter() -> _Reporter:
 
 
 class _Reporter:
-    """Prints progress on standard error, with the seconds since the start."""
+    """Prints progress to standard error, with the seconds since the command started."""
 
-    def __init__(self, begun: float) -> None:
-        self._begun = begun
+    def __init__(self, start: float) -> None:
+        self._start = start
 
     def __call__(self, line: str) -> None:
-        typer.echo(f"[{time.monotonic() - self._begun:5.1f} s] {line}", err=True)
+        typer.echo(f"[{time.monotonic() - self._start:5.1f} s] {line}", err=True)
 
 
 @contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """Turn the errors that a user can do something about into a message and exit code 1."""
+def _report_errors() -> Iterator[None]:
+    """Print a LocalError as a message and exit with code 1; exit with code 130 if interrupted."""
     try:
         yield
     except LocalError as error:
@@ -82,9 +86,9 @@ def up(
     gpus: Gpus = 8,
     bare: Annotated[bool, typer.Option("--bare", help="Without the CRD and the operator.")] = False,
 ) -> None:
-    """Start the cluster; returns when the operator runs and leads."""
-    with _errors():
-        cluster, report = _cluster(), _reporter()
+    """Start the cluster; return when the operator is running and holds its Lease."""
+    with _report_errors():
+        cluster, report = _open_cluster(), _reporter()
         cluster.up(gpus=gpus, operator=not bare, report=report)
         report("the cluster is up")
         typer.echo(f"export KUBECONFIG={cluster.state.kubeconfig}")
@@ -92,26 +96,26 @@ def up(
 
 @app.command()
 def down() -> None:
-    """Stop the cluster and remove everything of it."""
-    with _errors():
-        cluster = _cluster()
-        there = cluster.down()
-        typer.echo(f"the cluster in {cluster.state.folder} is down" if there else "there is no cluster")
+    """Stop the cluster and delete its files."""
+    with _report_errors():
+        cluster = _open_cluster()
+        existed = cluster.down()
+        typer.echo(f"the cluster in {cluster.state.folder} is down" if existed else "there is no cluster")
 
 
 @app.command()
 def status() -> None:
-    """Show the parts, the node and the services; exit code 1 unless everything runs."""
-    with _errors():
-        cluster = _cluster()
-        state = cluster.state.state()
+    """Show the cluster's processes, node, pods and services; exit with code 1 unless the cluster is up."""
+    with _report_errors():
+        cluster = _open_cluster()
+        state = cluster.state.status()
         typer.echo(f"cluster   {cluster.state.folder}: {state}")
         for process in cluster.state.processes():
             typer.echo(f"  {process.name:<26}{f'pid {process.pid}' if process.alive() else 'has ended'}")
         if state != "up":
             raise typer.Exit(1)
-        typer.echo(f"server    {cluster.state.facts().server}")
-        typer.echo(f"programs  {cluster.state.facts().assets}")
+        typer.echo(f"server    {cluster.state.read_settings().server}")
+        typer.echo(f"programs  {cluster.state.read_settings().assets}")
         kubectl = cluster.kubectl()
         typer.echo(kubectl("get", "nodes,pods", "-A").strip())
         if "inferenceservices" in kubectl("api-resources", "--api-group=mizzen.dev", "-o", "name"):
@@ -121,74 +125,82 @@ def status() -> None:
 @app.command()
 def logs(
     target: Annotated[
-        str, typer.Argument(help="A part such as kube-apiserver or node, a pod, or a part of pods' names.")
+        str, typer.Argument(help="A process such as kube-apiserver or node, a pod, or a part of pods' names.")
     ] = "",
-    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Namespace; all when empty.")] = "",
-    container: Annotated[str, typer.Option("-c", "--container", help="Container; all when empty.")] = "",
-    previous: Annotated[bool, typer.Option("-p", "--previous", help="The run before the last.")] = False,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what comes.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, help="Only so many lines of each log.")] = None,
+    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Namespace; all if empty.")] = "",
+    container: Annotated[str, typer.Option("-c", "--container", help="Container; all if empty.")] = "",
+    previous: Annotated[
+        bool, typer.Option("-p", "--previous", help="Print the run before the last.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Print new lines as they are written.")
+    ] = False,
+    tail: Annotated[
+        int | None, typer.Option(min=0, help="Number of last lines to print of each log.")
+    ] = None,
 ) -> None:
-    """Print logs; without a target, what there are logs of."""
-    with _errors():
+    """Print logs; without a target, list the processes and pods that have logs."""
+    with _report_errors():
         from mizzen_local import logs as files
         from mizzen_local.cluster import ClusterError
 
-        folder = _cluster().state.logs
+        folder = _open_cluster().state.logs
         if not folder.is_dir():
             raise ClusterError(f"there are no logs in {folder}; mizzen-local up starts a cluster")
         if not target:
-            typer.echo("\n".join(files.known(folder)))
+            typer.echo("\n".join(files.list_targets(folder)))
             return
-        found = files.find(folder, target, namespace, container, previous=previous)
-        if not found:
-            raise ClusterError(f"there is no log of {target!r}; there are: {', '.join(files.known(folder))}")
-        files.show(found, sys.stdout, tail=tail, follow=follow)
+        selected = files.find_logs(folder, target, namespace, container, previous=previous)
+        if not selected:
+            raise ClusterError(
+                f"there is no log of {target!r}; there are: {', '.join(files.list_targets(folder))}"
+            )
+        files.print_logs(selected, sys.stdout, tail=tail, follow=follow)
 
 
 @app.command()
 def kubeconfig() -> None:
     """Print the path of the administrator's kubeconfig."""
-    with _errors():
-        cluster = _cluster()
-        cluster.require()
+    with _report_errors():
+        cluster = _open_cluster()
+        cluster.require_up()
         typer.echo(cluster.state.kubeconfig)
 
 
 @app.command()
 def url(service: str, namespace: Namespace = "default") -> None:
-    """Print the URL of an InferenceService (…/v1) or of a Service, as this machine reaches it."""
-    with _errors():
+    """Print the URL at which this machine reaches an InferenceService (…/v1) or a Service."""
+    with _report_errors():
         from mizzen_local.urls import service_url
 
-        typer.echo(service_url(_cluster().kubectl(), service, namespace))
+        typer.echo(service_url(_open_cluster().kubectl(), service, namespace))
 
 
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
 def kubectl(context: typer.Context) -> None:
-    """Run the cluster's kubectl on the cluster."""
-    with _errors():
-        _cluster().kubectl().replace_this_program(*context.args)
+    """Run kubectl against the cluster."""
+    with _report_errors():
+        _open_cluster().kubectl().replace_process(*context.args)
 
 
 @app.command()
 def assets() -> None:
-    """Print the folder of the control plane's programs; fetches or builds them when they are missing."""
-    with _errors():
-        from mizzen_local.assets import find
+    """Print the folder of the control plane's programs; download or build missing ones."""
+    with _report_errors():
+        from mizzen_local.assets import find_programs
 
-        typer.echo(find(report=_reporter()))
+        typer.echo(find_programs(report=_reporter()))
 
 
 @app.command()
 def demo(gpus: Gpus = 8) -> None:
-    """Start a cluster if none is up, apply the example, and print one chat answer."""
-    with _errors():
-        from mizzen_local import demo as walk
+    """Start a cluster if none is up, apply the example service, and print its answer to one question."""
+    with _report_errors():
+        from mizzen_local import demo as demo_module
 
-        walk.run(_cluster(), gpus=gpus, report=_reporter())
+        demo_module.run_demo(_open_cluster(), gpus=gpus, report=_reporter())
 
 
 def main() -> None:

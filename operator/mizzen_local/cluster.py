@@ -1,4 +1,4 @@
-"""A whole local cluster: bring it up, take it down."""
+"""Starts and stops a local cluster: control plane, node and, unless omitted, the operator."""
 
 from __future__ import annotations
 
@@ -14,87 +14,88 @@ from mizzen_local.controlplane import ControlPlane, StartError, log_hint, start_
 from mizzen_local.errors import LocalError
 from mizzen_local.kubectl import Kubectl
 from mizzen_local.node.images import REPOSITORY
-from mizzen_local.state import ClusterState, Facts
+from mizzen_local.state import ClusterSettings, ClusterState
 from mizzen_operator.chart import operator_manifests
 
 CRD = "inferenceservices.mizzen.dev"
 NAMESPACE, RELEASE = "mizzen-system", "mizzen"
 READY_SECONDS = 60.0
 Report = Callable[[str], None]
-Front = Callable[[ControlPlane], str]
+StartProxy = Callable[[ControlPlane], str]
 
 
 class ClusterError(LocalError):
-    """The cluster is not in the state that a command needs; the message says what to do."""
+    """The cluster is not in the state that a command requires; the message says what to do."""
 
 
 class Cluster:
-    """The cluster of one folder."""
+    """A local cluster, whose state is kept in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.state = ClusterState(folder)
 
     def kubectl(self) -> Kubectl:
-        """kubectl for it.
+        """Return the kubectl of this cluster.
 
         Raises:
-            ClusterError: it is not up.
+            ClusterError: the cluster is not up.
         """
-        self.require()
-        return Kubectl(Path(self.state.facts().assets), self.state.kubeconfig)
+        self.require_up()
+        return Kubectl(Path(self.state.read_settings().assets), self.state.kubeconfig)
 
-    def require(self) -> None:
-        """Check that it is up.
+    def require_up(self) -> None:
+        """Check that the cluster is up.
 
         Raises:
-            ClusterError: it is not.
+            ClusterError: the cluster is not up; the message says which processes have ended.
         """
-        state = self.state.state()
+        state = self.state.status()
         if state == "broken":
             raise ClusterError(
-                f"the cluster in {self.state.folder} has lost parts ({', '.join(self.dead())}); "
-                f"mizzen-local down, then up; logs are in {self.state.logs}"
+                f"processes of the cluster in {self.state.folder} have ended "
+                f"({', '.join(self.ended_parts())}); run mizzen-local down, then up; "
+                f"logs are in {self.state.logs}"
             )
         if state == "down":
             raise ClusterError(f"there is no cluster in {self.state.folder}; mizzen-local up starts one")
 
-    def dead(self) -> list[str]:
-        """Names of the parts that have ended."""
+    def ended_parts(self) -> list[str]:
+        """Return the names of the cluster's processes that have ended."""
         return [item.name for item in self.state.processes() if not item.alive()]
 
-    def up(self, *, gpus: int, operator: bool, report: Report, front: Front | None = None) -> None:
-        """Start everything; returns when the CRD is established and the operator runs and leads.
+    def up(self, *, gpus: int, operator: bool, report: Report, start_proxy: StartProxy | None = None) -> None:
+        """Start the cluster; return when the node is ready and the operator holds its Lease.
 
         Args:
-            gpus: how many nvidia.com/gpu the node offers; numbers only.
+            gpus: number of nvidia.com/gpu that the node offers; no device has to exist.
             operator: whether to install the CRD and the operator.
-            report: gets a line of progress at a time.
-            front: puts something between pods and the API server, and returns its URL.
+            report: called with each line of progress.
+            start_proxy: starts a proxy between pods and the API server, and returns the proxy's URL.
 
         Raises:
-            ClusterError: it is up already, or this machine cannot run one.
-            StartError: a part did not start; nothing runs then, and its log is kept.
+            ClusterError: the cluster is up already, or this machine is not Linux.
+            StartError: a process did not start; all processes have been stopped, and the logs are kept.
         """
         if sys.platform != "linux":
-            raise ClusterError("mizzen-local needs Linux: only there all of 127.0.0.0/8 is loopback")
+            raise ClusterError("mizzen-local needs Linux: only there is all of 127.0.0.0/8 loopback")
         with self.state.lock():
-            match self.state.state():
+            match self.state.status():
                 case "up":
                     raise ClusterError(
                         f"the cluster in {self.state.folder} is up already; mizzen-local status shows it, "
-                        "mizzen-local down stops it, MIZZEN_LOCAL_DIR names another one"
+                        "mizzen-local down stops it, MIZZEN_LOCAL_DIR selects another folder"
                     )
                 case "broken":
-                    report("removing what an earlier cluster left")
+                    report("removing the remains of an earlier cluster")
             self._remove(keep_logs=False)
-            self.state.make()
+            self.state.create_folder()
             try:
-                self._start(gpus, operator, report, front)
+                self._start(gpus, operator, report, start_proxy)
             except BaseException:
                 self._remove(keep_logs=True)
                 raise
 
-    def _start(self, gpus: int, operator: bool, report: Report, front: Front | None) -> None:
+    def _start(self, gpus: int, operator: bool, report: Report, front: StartProxy | None) -> None:
         report("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler")
         plane = start_control_plane(self.state.folder, report=report)
         report("starting the node")
@@ -105,25 +106,25 @@ class Cluster:
             self._install(kubectl)
         self._wait_node()
         if operator:
-            report("waiting for the operator to lead")
+            report("waiting for the operator to become leader")
             self._wait_operator(kubectl)
 
     def _start_node(self, plane: ControlPlane, gpus: int, pod_server: str) -> None:
-        facts = Facts(plane.server, str(plane.assets), plane.addresses.index, gpus, pod_server)
-        self.state.write_facts(facts)
+        settings = ClusterSettings(plane.server, str(plane.assets), plane.addresses.index, gpus, pod_server)
+        self.state.write_settings(settings)
         self.restart_node()
 
     def restart_node(self) -> None:
-        """Start the node's process again, after it has ended.
+        """Start the node's process, or start it again after it has ended.
 
         Raises:
             FileNotFoundError: the cluster is not up.
         """
-        facts = self.state.facts()
+        settings = self.state.read_settings()
         command = [sys.executable, "-m", "mizzen_local.node"]
         command += ["--folder", str(self.state.folder)]
-        command += ["--range", str(facts.index), "--gpus", str(facts.gpus)]
-        command += ["--pod-server", facts.pod_server]
+        command += ["--range", str(settings.index), "--gpus", str(settings.gpus)]
+        command += ["--pod-server", settings.pod_server]
         log, folder = self.state.logs / "node.log", self.state.folder
         self.state.registry.add(process.start("node", command, log=log, folder=folder))
 
@@ -139,16 +140,16 @@ class Cluster:
 
     def _wait_node(self) -> None:
         try:
-            asyncio.run(waits.node_ready(self.state.kubeconfig, READY_SECONDS))
+            asyncio.run(waits.wait_node_ready(self.state.kubeconfig, READY_SECONDS))
         except TimeoutError:
-            state = "ended at its start" if "node" in self.dead() else "was not ready in time"
+            state = "ended while starting" if "node" in self.ended_parts() else "was not ready in time"
             raise StartError(f"the node {state}; {log_hint(self.state.folder, 'node')}") from None
 
     def _wait_operator(self, kubectl: Kubectl) -> None:
         """Wait until the operator's Deployment is available and its Lease has a holder."""
         name = f"{RELEASE}-operator"
         try:
-            asyncio.run(waits.operator_leads(self.state.kubeconfig, NAMESPACE, name, READY_SECONDS))
+            asyncio.run(waits.wait_operator_leads(self.state.kubeconfig, NAMESPACE, name, READY_SECONDS))
         except TimeoutError:
             raise StartError(self._operator_hint(kubectl)) from None
 
@@ -159,21 +160,22 @@ class Cluster:
         if newest is None:
             return f"the operator did not start within {READY_SECONDS:g} s:\n{pods}"
         tail = "\n  ".join(newest.read_text(errors="replace").splitlines()[-10:])
-        return f"the operator did not lead within {READY_SECONDS:g} s; its log is {newest}\n  {tail}"
+        return f"the operator did not become leader within {READY_SECONDS:g} s; its log is {newest}\n  {tail}"
 
     def down(self) -> bool:
-        """End every process and remove every file of the cluster; False when there was none."""
+        """End all processes and delete all files of the cluster; return whether the cluster existed."""
         if not self.state.folder.exists():
             return False
         with self.state.lock():
-            there = self.state.state() != "down"
+            existed = self.state.status() != "down"
             self._remove(keep_logs=False)
-            return there
+            return existed
 
     def _remove(self, *, keep_logs: bool) -> None:
         parts = self.state.processes()
-        # The node ends its pods first, with a moment for what they hold outside; the rest has nothing to say.
+        # First SIGTERM for the node: it gives its pods a moment to close their outside connections. No other
+        # process needs a graceful end.
         process.stop([part for part in parts if part.name == "node"], grace=5.0)
         process.stop(parts, grace=0.0)
         process.kill_marked(f"{self.state.folder}/")
-        self.state.clear(keep_logs=keep_logs)
+        self.state.remove_files(keep_logs=keep_logs)

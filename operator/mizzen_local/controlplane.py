@@ -1,6 +1,7 @@
-"""A real Kubernetes control plane of local processes: etcd, kube-apiserver, controller-manager, scheduler.
+"""Starts a real Kubernetes control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
 
-Everything listens on one loopback address of the cluster's own, with certificates of its own and RBAC on.
+All of them are local processes. etcd and kube-apiserver listen on the cluster's own loopback address, with
+certificates of the cluster's own certificate authority; RBAC is on.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mizzen_local import assets, process
-from mizzen_local.addresses import Addresses, claim, free_port
+from mizzen_local.addresses import Addresses, claim_addresses, find_free_port
 from mizzen_local.errors import LocalError
-from mizzen_local.pki import KUBELET_CLIENT, Authority, Pair, write_kubeconfig
+from mizzen_local.pki import KUBELET_CLIENT, CertificateAuthority, KeyPair, write_kubeconfig
 from mizzen_local.process import Process, Registry
 
-# The endpoint controllers are left out: EndpointSlices refuse loopback addresses, so the proxy follows pods.
+# No endpoint controllers: EndpointSlices reject loopback addresses, so `network.py` watches pods instead.
 CONTROLLERS = (
     "clusterrole-aggregation-controller",
     "cronjob-controller",
@@ -31,7 +32,8 @@ CONTROLLERS = (
     "job-controller",
     "namespace-controller",
     "node-lifecycle-controller",
-    "persistentvolumeclaim-protection-controller",  # else claims, and their namespaces, never end
+    # otherwise deleted claims, and their namespaces, would never go away
+    "persistentvolumeclaim-protection-controller",
     "pod-garbage-collector-controller",
     "replicaset-controller",
     "resourcequota-controller",
@@ -44,12 +46,12 @@ CONTROLLERS = (
     "validatingadmissionpolicy-status-controller",
 )
 NODE = "mizzen-local"
-GARBAGE_PERCENT = "300"
-"""Go's programs collect garbage when so much more than what lives was made: a sixth of their time less."""
+GOGC = "300"
+"""GOGC of the Go programs. With 300 instead of the default 100 they use a sixth less CPU time."""
 
 
 class StartError(LocalError):
-    """A part of the cluster did not start; the message says which, why, and where its log is."""
+    """A process of the cluster did not start; the message names the process, the reason and its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,13 @@ class ControlPlane:
     """A running control plane.
 
     Attributes:
-        folder: its state, logs and certificates.
+        folder: folder of the state, logs and certificates.
         kubeconfig: path of the administrator's kubeconfig.
         server: URL of the API server.
-        addresses: the loopback addresses that it claimed.
-        node_kubeconfig: path of the kubeconfig of the one node, in group `system:nodes`.
-        assets: folder of the programs (kubectl among them).
-        authority: path of the authority's certificate, PEM.
+        addresses: loopback addresses of the cluster.
+        node_kubeconfig: path of the node's kubeconfig; its user is in the group `system:nodes`.
+        assets: folder of the programs, including kubectl.
+        authority: path of the cluster's CA certificate, PEM.
     """
 
     folder: Path
@@ -75,7 +77,7 @@ class ControlPlane:
     authority: Path
 
     def stop(self) -> None:
-        """End its processes; the files stay. What it held is lost once the folder is removed."""
+        """Kill the control plane's processes, but keep its files."""
         process.stop(reversed(Registry(self.folder / "processes.json").read()), grace=0)
 
 
@@ -92,32 +94,32 @@ def start_control_plane(
 
     Args:
         folder: an existing folder, without a running control plane.
-        controllers: controllers of kube-controller-manager; without any, it is not started.
+        controllers: controllers that kube-controller-manager runs; if empty, it is not started.
         scheduler: whether to start kube-scheduler.
-        apiserver_options: more options of kube-apiserver.
+        apiserver_options: additional options of kube-apiserver.
         timeout: seconds until the start counts as failed.
-        report: gets a line of progress at a time.
+        report: called with each line of progress.
 
     Raises:
-        StartError: something did not start; everything that did has ended.
-        mizzen_local.assets.AssetError: the programs were not found.
+        StartError: a process did not start; the others have been stopped.
+        mizzen_local.assets.AssetError: the programs could be neither found nor obtained.
     """
-    programs = assets.find(report=report)
-    addresses, mark = claim()
+    programs = assets.find_programs(report=report)
+    addresses, claim_socket = claim_addresses()
     try:
-        start = _Start(folder.resolve(), programs, addresses, time.monotonic() + timeout)
+        start = _ControlPlaneStarter(folder.resolve(), programs, addresses, time.monotonic() + timeout)
         start.apiserver_options = tuple(apiserver_options)
         try:
-            return start.run(controllers, scheduler, mark.fileno())
+            return start.run(controllers, scheduler, claim_socket.fileno())
         except BaseException:
             process.stop(reversed(start.registry.read()), grace=0)
             raise
     finally:
-        mark.close()
+        claim_socket.close()
 
 
-class _Start:
-    """One start, from certificates to the last part."""
+class _ControlPlaneStarter:
+    """Starts one control plane: issues its certificates, then launches its processes in order."""
 
     def __init__(self, folder: Path, programs: Path, addresses: Addresses, deadline: float) -> None:
         self.folder = folder
@@ -127,36 +129,38 @@ class _Start:
         self.apiserver_options: tuple[str, ...] = ()
         self.registry = Registry(folder / "processes.json")
         host = addresses.host
-        self.client_port = free_port(host)
-        self.peer_port = free_port(host, frozenset({self.client_port}))
-        self.api_port = free_port(host, frozenset({self.client_port, self.peer_port}))
+        self.client_port = find_free_port(host)
+        self.peer_port = find_free_port(host, frozenset({self.client_port}))
+        self.api_port = find_free_port(host, frozenset({self.client_port, self.peer_port}))
         self.server = f"https://{host}:{self.api_port}"
 
-    def run(self, controllers: Sequence[str], scheduler: bool, claimed: int) -> ControlPlane:
-        authority = Authority(self.folder / "pki")
+    def run(self, controllers: Sequence[str], scheduler: bool, claim_fd: int) -> ControlPlane:
+        authority = CertificateAuthority(self.folder / "pki")
         etcd = authority.issue("etcd", "etcd", hosts=[self.addresses.host])
         tokens = authority.signing_pair("service-accounts")
-        admin = self.identity(authority, "kubeconfig", "admin", ["system:masters"])
-        self.etcd(authority.pair, etcd, claimed)
+        admin = self.issue_kubeconfig(authority, "kubeconfig", "admin", ["system:masters"])
+        self.etcd(authority.pair, etcd, claim_fd)
         self.apiserver(authority, etcd, tokens)
-        self.wait_ready(authority, admin)
+        self.wait_apiserver_ready(authority, admin)
         if controllers:
             self.controller_manager(authority, tokens, controllers)
         if scheduler:
             self.scheduler(authority)
-        node = self.identity(authority, "node.kubeconfig", f"system:node:{NODE}", ["system:nodes"])
+        node = self.issue_kubeconfig(authority, "node.kubeconfig", f"system:node:{NODE}", ["system:nodes"])
         authority.issue("kubelet", f"system:node:{NODE}", ["system:nodes"], hosts=[self.addresses.host, NODE])
         return ControlPlane(
-            self.folder,
-            admin,
-            self.server,
-            self.addresses,
-            node,
-            self.programs,
-            authority.pair.certificate,
+            folder=self.folder,
+            kubeconfig=admin,
+            server=self.server,
+            addresses=self.addresses,
+            node_kubeconfig=node,
+            assets=self.programs,
+            authority=authority.pair.certificate,
         )
 
-    def identity(self, authority: Authority, file: str, user: str, groups: Sequence[str] = ()) -> Path:
+    def issue_kubeconfig(
+        self, authority: CertificateAuthority, file: str, user: str, groups: Sequence[str] = ()
+    ) -> Path:
         pair = authority.issue(user.replace(":", "-"), user, groups)
         return write_kubeconfig(
             self.folder / file,
@@ -173,12 +177,12 @@ class _Start:
                 [str(self.programs / name), *arguments],
                 log=self.folder / "logs" / f"{name}.log",
                 folder=self.folder,
-                env={"GOGC": GARBAGE_PERCENT, **os.environ},
+                env={"GOGC": GOGC, **os.environ},
                 pass_fds=pass_fds,
             )
         )
 
-    def etcd(self, authority: Pair, pair: Pair, claimed: int) -> None:
+    def etcd(self, authority: KeyPair, pair: KeyPair, claim_fd: int) -> None:
         client = f"https://{self.addresses.host}:{self.client_port}"
         peer = f"https://{self.addresses.host}:{self.peer_port}"
         arguments = [
@@ -198,11 +202,11 @@ class _Start:
                 f"--{side}trusted-ca-file={authority.certificate}",
                 f"--{side}client-cert-auth",
             ]
-        self.launch("etcd", arguments, [claimed])
+        self.launch("etcd", arguments, [claim_fd])
 
-    def apiserver(self, authority: Authority, etcd: Pair, tokens: Pair) -> None:
+    def apiserver(self, authority: CertificateAuthority, etcd: KeyPair, tokens: KeyPair) -> None:
         host = self.addresses.host
-        first_service = str(self.addresses.services[1])
+        first_service = str(self.addresses.service_range[1])
         names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
         pair = authority.issue("apiserver", "kube-apiserver", hosts=[*names, host, first_service])
         ca = authority.pair.certificate
@@ -227,19 +231,23 @@ class _Start:
                 "--kubelet-preferred-address-types=InternalIP",
                 "--authorization-mode=Node,RBAC",
                 "--enable-admission-plugins=NodeRestriction",
-                # The node is there before its lifecycle controller would lift the taint.
+                # Otherwise a new node is tainted until the node lifecycle controller sees that it is ready.
                 "--disable-admission-plugins=TaintNodesByCondition",
                 "--allow-privileged=true",
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--service-account-signing-key-file={tokens.key}",
                 f"--service-account-key-file={tokens.certificate}",
-                f"--service-cluster-ip-range={self.addresses.services}",
+                f"--service-cluster-ip-range={self.addresses.service_range}",
                 *self.apiserver_options,
             ],
         )
 
-    def controller_manager(self, authority: Authority, tokens: Pair, controllers: Sequence[str]) -> None:
-        config = self.identity(authority, "controller-manager.kubeconfig", "system:kube-controller-manager")
+    def controller_manager(
+        self, authority: CertificateAuthority, tokens: KeyPair, controllers: Sequence[str]
+    ) -> None:
+        config = self.issue_kubeconfig(
+            authority, "controller-manager.kubeconfig", "system:kube-controller-manager"
+        )
         self.launch(
             "kube-controller-manager",
             [
@@ -253,21 +261,25 @@ class _Start:
             ],
         )
 
-    def scheduler(self, authority: Authority) -> None:
-        config = self.identity(authority, "scheduler.kubeconfig", "system:kube-scheduler")
+    def scheduler(self, authority: CertificateAuthority) -> None:
+        config = self.issue_kubeconfig(authority, "scheduler.kubeconfig", "system:kube-scheduler")
         self.launch("kube-scheduler", [f"--kubeconfig={config}", "--secure-port=0", "--leader-elect=false"])
 
-    def wait_ready(self, authority: Authority, admin: Path) -> None:
-        """Wait for /readyz of the API server, and name a part that ended meanwhile."""
+    def wait_apiserver_ready(self, authority: CertificateAuthority, admin: Path) -> None:
+        """Wait until the API server is ready.
+
+        Raises:
+            StartError: a process ended, or the deadline has passed.
+        """
         context = ssl.create_default_context(cafile=str(authority.pair.certificate))
-        pair = Pair(self.folder / "pki/admin.crt", self.folder / "pki/admin.key")
+        pair = KeyPair(self.folder / "pki/admin.crt", self.folder / "pki/admin.key")
         context.load_cert_chain(pair.certificate, pair.key)
-        answer = "no answer"
+        answer = "no response"
         while time.monotonic() < self.deadline:
             for part in self.registry.read():
                 process.reap(part.pid)
                 if not part.alive():
-                    raise StartError(f"{part.name} ended at its start; {log_hint(self.folder, part.name)}")
+                    raise StartError(f"{part.name} ended while starting; {log_hint(self.folder, part.name)}")
             connection = http.client.HTTPSConnection(
                 self.addresses.host, self.api_port, timeout=5, context=context
             )
@@ -287,7 +299,7 @@ class _Start:
 
 
 def log_hint(folder: Path, name: str, lines: int = 8) -> str:
-    """Where a part's log is, and how it ends."""
+    """Return the path of a process's log and its last lines, for an error message."""
     path = folder / "logs" / f"{name}.log"
     try:
         tail = path.read_text(errors="replace").splitlines()[-lines:]

@@ -1,4 +1,4 @@
-"""The demo: a cluster, an InferenceService, one chat answer."""
+"""The demo: starts a cluster, applies an InferenceService, and prints its answer to one question."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mizzen_local.cluster import Cluster
 from mizzen_local.errors import LocalError
 from mizzen_local.node.images import REPOSITORY
 from mizzen_local.urls import service_url
-from mizzen_local.waits import condition, service_states
+from mizzen_local.waits import find_condition, watch_service
 
 EXAMPLE = REPOSITORY / "examples" / "inferenceservice.yaml"
 NAME, NAMESPACE = "demo", "default"
@@ -27,56 +27,61 @@ Report = Callable[[str], None]
 
 
 class DemoError(LocalError):
-    """The demo did not come to its end; the message says where to look."""
+    """The demo failed; the message says where to look."""
 
 
-def run(cluster: Cluster, *, gpus: int, report: Report) -> None:
-    """Bring a cluster up if there is none, apply the example, ask one question and print the answer.
+def run_demo(cluster: Cluster, *, gpus: int, report: Report) -> None:
+    """Start the cluster unless it is up, apply the example, send one question and print the answer.
+
+    Args:
+        cluster: the cluster to use.
+        gpus: number of GPUs of the node, if the cluster is started.
+        report: called with each line of progress.
 
     Raises:
         DemoError: the service did not become ready, or did not answer.
         mizzen_local.cluster.ClusterError, mizzen_local.controlplane.StartError: the cluster did not start.
     """
-    if cluster.state.state() != "up":
+    if cluster.state.status() != "up":
         cluster.up(gpus=gpus, operator=True, report=report)
     kubectl = cluster.kubectl()
-    begun = time.monotonic()
-    report(f"kubectl apply -f {_short(EXAMPLE)}")
+    start = time.monotonic()
+    report(f"kubectl apply -f {_relative_path(EXAMPLE)}")
     kubectl("apply", "-f", str(EXAMPLE))
     asyncio.run(_wait_ready(cluster, report))
-    report(f"{NAME} is Ready, {time.monotonic() - begun:.1f} s after it was applied")
+    report(f"{NAME} is Ready, {time.monotonic() - start:.1f} s after it was applied")
     url = service_url(kubectl, NAME, NAMESPACE)
     report(f"POST {url}/chat/completions")
     print(f"\n> {QUESTION}")
-    for piece in answer(url, QUESTION):
+    for piece in stream_answer(url, QUESTION):
         print(piece, end="", flush=True)
     print("\n\n" + next_commands(url))
 
 
 async def _wait_ready(cluster: Cluster, report: Report) -> None:
-    """Wait until the service is Ready; every change of its Ready condition is reported."""
-    said, message = "", "the operator has not looked at it"
+    """Wait until the service is Ready, and report each change of its Ready condition."""
+    reported, message = "", "the operator has not reconciled it"
     try:
-        async for item in service_states(cluster.state.kubeconfig, NAMESPACE, NAME, READY_SECONDS):
-            ready, failed = condition(item, "Ready"), condition(item, "Failed")
+        async for item in watch_service(cluster.state.kubeconfig, NAMESPACE, NAME, READY_SECONDS):
+            ready, failed = find_condition(item, "Ready"), find_condition(item, "Failed")
             current = item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"]
             if not ready or not current:
                 continue
             if ready["status"] == "True":
                 return
             if failed.get("status") == "True":
-                raise DemoError(_hint(cluster, f"{NAME} has failed: {failed.get('message', '')}"))
+                raise DemoError(_with_hint(cluster, f"{NAME} has failed: {failed.get('message', '')}"))
             message = f"{ready.get('reason', '')}: {ready.get('message', '')}".strip(": ")
-            if message != said:
+            if message != reported:
                 report(f"  {message}")
-                said = message
+                reported = message
     except TimeoutError:
         raise DemoError(
-            _hint(cluster, f"{NAME} was not Ready within {READY_SECONDS:g} s: {message}")
+            _with_hint(cluster, f"{NAME} was not Ready within {READY_SECONDS:g} s: {message}")
         ) from None
 
 
-def _hint(cluster: Cluster, what: str) -> str:
+def _with_hint(cluster: Cluster, what: str) -> str:
     program = command_name()
     return (
         f"{what}\n  {program} kubectl describe infsvc {NAME}\n"
@@ -84,15 +89,15 @@ def _hint(cluster: Cluster, what: str) -> str:
     )
 
 
-def answer(url: str, question: str) -> Iterator[str]:
-    """Ask an OpenAI-compatible service, and yield the answer as it comes.
+def stream_answer(url: str, question: str) -> Iterator[str]:
+    """Send a question to an OpenAI-compatible service, and yield the pieces of its answer.
 
     Args:
         url: base URL, ending in /v1.
         question: the user's message.
 
     Raises:
-        DemoError: it did not answer, or not to the end.
+        DemoError: the service did not answer, or its answer is incomplete.
     """
     body = {
         "model": NAME,
@@ -103,7 +108,7 @@ def answer(url: str, question: str) -> Iterator[str]:
     }
     reason = None
     try:
-        # No proxy of the environment stands between this machine and its own loopback.
+        # trust_env=False: a proxy from the environment cannot reach this machine's loopback addresses.
         with (
             httpx.Client(timeout=60, trust_env=False) as client,
             client.stream("POST", f"{url}/chat/completions", json=body) as response,
@@ -111,18 +116,20 @@ def answer(url: str, question: str) -> Iterator[str]:
             if response.status_code != 200:
                 raise DemoError(f"{url} answered {response.status_code}: {response.read().decode()}")
             for line in response.iter_lines():
-                choice = _choice(line)
+                choice = _parse_choice(line)
                 reason = choice.get("finish_reason") or reason
                 if piece := choice.get("delta", {}).get("content"):
                     yield piece
     except httpx.HTTPError as error:
-        raise DemoError(f"{url} broke off: {error}; {command_name()} logs {NAME} shows why") from error
+        raise DemoError(
+            f"request to {url} failed: {error}; {command_name()} logs {NAME} shows why"
+        ) from error
     if reason is None:
-        raise DemoError(f"the answer broke off; {command_name()} logs {NAME} shows why")
+        raise DemoError(f"the answer is incomplete; {command_name()} logs {NAME} shows why")
 
 
-def _choice(line: str) -> dict[str, Any]:
-    """The first choice of one line of server-sent events; empty when it carries none."""
+def _parse_choice(line: str) -> dict[str, Any]:
+    """Return the first choice in one line of server-sent events; empty if it contains no choice."""
     data = line.removeprefix("data: ")
     if data == line or data == "[DONE]":
         return {}
@@ -136,10 +143,10 @@ def _choice(line: str) -> dict[str, Any]:
 def command_name() -> str:
     """Return the shortest command that runs this program."""
     program = Path(sys.argv[0])
-    return _short(program) if program.name == "mizzen-local" else "mizzen-local"
+    return _relative_path(program) if program.name == "mizzen-local" else "mizzen-local"
 
 
-def _short(path: Path) -> str:
+def _relative_path(path: Path) -> str:
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:
@@ -147,7 +154,7 @@ def _short(path: Path) -> str:
 
 
 def next_commands(url: str) -> str:
-    """Return suggestions of commands to try next."""
+    """Return a text that suggests commands to try next, for the service at `url`."""
     program = command_name()
     chat = str(Path(program).with_name("mizzen"))
     kubectl = "kubectl" if shutil.which("kubectl") else f"{program} kubectl"

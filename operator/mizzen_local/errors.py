@@ -1,7 +1,10 @@
-"""The base of errors that a user can do something about."""
+"""The base class of errors that users can resolve."""
 
 from __future__ import annotations
 
 
 class LocalError(Exception):
-    """Something did not work that is no bug of this program; the message says what, and the way out."""
+    """An error that is not a bug of this program; the message describes the problem and what to do about it.
+
+    The command line prints the message without a traceback.
+    """

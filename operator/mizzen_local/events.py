@@ -1,4 +1,4 @@
-"""Kubernetes Events, so that `kubectl describe` tells what the node did."""
+"""Writes Kubernetes Events, so that `kubectl describe` shows what the node did."""
 
 from __future__ import annotations
 
@@ -10,59 +10,63 @@ from typing import Any, Literal
 
 import aiohttp
 
-from mizzen_local.api import Api, ApiError
+from mizzen_local.api import ApiClient, ApiError
 
 log = logging.getLogger(__name__)
 REPEAT_SECONDS = 60.0
-MOST_REMEMBERED = 1000
-MOST_IN_FLIGHT = 100
+MAX_REMEMBERED = 1000
+MAX_PENDING_WRITES = 100
 
 
-def now() -> str:
-    """The time as the API writes it, whole seconds."""
+def timestamp() -> str:
+    """Return the current time in the format of the Kubernetes API, in whole seconds."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Recorder:
-    """Writes events without being waited for; the same event is written once a minute at most."""
+    """Writes Events in the background; an identical Event is written at most once a minute."""
 
-    def __init__(self, api: Api, component: str, host: str) -> None:
+    def __init__(self, api: ApiClient, component: str, host: str) -> None:
         self._api = api
         self._component = component
         self._host = host
-        self._written: dict[tuple[str, str, str], float] = {}
+        self._last_written: dict[tuple[str, str, str], float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def record(
-        self, about: dict[str, Any], reason: str, message: str, kind: Literal["Normal", "Warning"] = "Normal"
+        self,
+        involved: dict[str, Any],
+        reason: str,
+        message: str,
+        kind: Literal["Normal", "Warning"] = "Normal",
     ) -> None:
-        """Write an event about an object.
+        """Write an Event about an object, without waiting for the API server.
 
         Args:
-            about: the object; its kind and apiVersion must be there.
-            reason: one CamelCase word.
-            message: a sentence.
-            kind: the event's type.
+            involved: the object; it must contain kind and apiVersion.
+            reason: the Event's reason, in CamelCase.
+            message: the Event's message, for people.
+            kind: the Event's type.
         """
-        metadata = about["metadata"]
-        key, moment = (metadata["uid"], reason, message), time.monotonic()
-        if moment - self._written.get(key, -REPEAT_SECONDS) < REPEAT_SECONDS:
+        metadata = involved["metadata"]
+        key, now = (metadata["uid"], reason, message), time.monotonic()
+        if now - self._last_written.get(key, -REPEAT_SECONDS) < REPEAT_SECONDS:
             return
-        if len(self._tasks) >= MOST_IN_FLIGHT:
-            log.warning("event left out, too many are on their way: %s %s", reason, message)
+        if len(self._tasks) >= MAX_PENDING_WRITES:
+            log.warning("event dropped, too many writes are pending: %s %s", reason, message)
             return
-        if len(self._written) >= MOST_REMEMBERED:
-            self._written.clear()
-        self._written[key] = moment
-        stamp = now()
+        if len(self._last_written) >= MAX_REMEMBERED:
+            self._last_written.clear()
+        self._last_written[key] = now
+        written_time = timestamp()
         event = {
             "metadata": {
                 "name": f"{metadata['name']}.{time.time_ns():x}",
                 "namespace": metadata["namespace"],
             },
             "involvedObject": {
-                "apiVersion": about["apiVersion"],
-                "kind": about["kind"],
+                "apiVersion": involved["apiVersion"],
+                "kind": involved["kind"],
                 "namespace": metadata["namespace"],
                 "name": metadata["name"],
                 "uid": metadata["uid"],
@@ -72,8 +76,8 @@ class Recorder:
             "message": message[:1000],
             "type": kind,
             "count": 1,
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
+            "firstTimestamp": written_time,
+            "lastTimestamp": written_time,
             "source": {"component": self._component, "host": self._host},
             "reportingComponent": self._component,
             "reportingInstance": self._host,

@@ -1,4 +1,4 @@
-"""Helm for the tests of the chart: found, downloaded or built. No cluster needs it."""
+"""Finds, downloads or builds Helm, for tests of the chart; no cluster needs it."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mizzen_local.assets import AssetError, cache_folder
-from mizzen_local.downloads import ARCHITECTURES, DownloadError, check, fetch
+from mizzen_local.downloads import ARCHITECTURES, DownloadError, fetch_file, verify_checksum
 
 HELM = "4.3.0"
 Report = Callable[[str], None]
 
 
-def find(*, report: Report = lambda line: None) -> Path:
-    """Helm 4: in KUBE_ASSETS_DIR, on the PATH, in the cache, else downloaded or built into that.
+def find_helm(*, report: Report = lambda line: None) -> Path:
+    """Return the path of Helm 4, from KUBE_ASSETS_DIR, the PATH or the cache.
+
+    If none of them has it, it is downloaded into the cache, or built if the download fails.
 
     Args:
-        report: gets a line of progress at a time.
+        report: called with each line of progress.
 
     Raises:
-        AssetError: no way led to it; says what was tried.
+        AssetError: Helm was not found, and download and build failed; the message lists the attempts.
     """
-    given = os.environ.get("KUBE_ASSETS_DIR")
-    places = [Path(given) / "helm"] if given else []
-    places += [Path(found)] if (found := shutil.which("helm")) else []
+    configured = os.environ.get("KUBE_ASSETS_DIR")
+    candidates = [Path(configured) / "helm"] if configured else []
+    candidates += [Path(found)] if (found := shutil.which("helm")) else []
     cached = cache_folder().parent / f"helm-{HELM}"
-    for path in [*places, cached]:
+    for path in [*candidates, cached]:
         if os.access(path, os.X_OK) and (path == cached or _is_helm_4(path)):
             return path.resolve()
     cached.parent.mkdir(parents=True, exist_ok=True)
     tried: list[str] = []
     with tempfile.TemporaryDirectory(prefix="helm-", dir=cached.parent) as work:
-        for way, make in (("the official release", _download), ("a build from its Go module", _build)):
+        for method, provide in (("the official release", _download), ("a build from its Go module", _build)):
             try:
-                make(Path(work) / "helm", report).replace(cached)
+                provide(Path(work) / "helm", report).replace(cached)
             except DownloadError as failure:
-                report(f"{way}: {failure}")
-                tried.append(f"{way}: {failure}")
+                report(f"{method}: {failure}")
+                tried.append(f"{method}: {failure}")
             else:
                 return cached.resolve()
     raise AssetError("\n  ".join(["Helm 4 was not found; tried KUBE_ASSETS_DIR, the PATH", *tried]))
@@ -59,13 +61,13 @@ def _download(target: Path, report: Report) -> Path:
     if architecture is None:
         raise DownloadError(f"there are no releases for {platform.machine()}")
     url = f"https://get.helm.sh/helm-v{HELM}-linux-{architecture}.tar.gz"
-    published = fetch(f"{url}.sha256sum", report=None).decode().split()
-    data = fetch(url, report=report)
-    check(url, data, published[0] if published else "")
+    published = fetch_file(f"{url}.sha256sum", report=None).decode().split()
+    data = fetch_file(url, report=report)
+    verify_checksum(url, data, published[0] if published else "")
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         member = archive.extractfile(f"linux-{architecture}/helm")
         if member is None:
-            raise DownloadError(f"{url} holds no helm")
+            raise DownloadError(f"{url} does not contain helm")
         target.write_bytes(member.read())
     target.chmod(0o755)
     return target

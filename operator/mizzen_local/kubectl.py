@@ -1,4 +1,4 @@
-"""kubectl of the cluster's own programs, as a function."""
+"""Runs the cluster's own kubectl."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mizzen_local.errors import LocalError
 
 
 class KubectlError(LocalError):
-    """kubectl ended in an error; the message is what it said.
+    """kubectl failed.
 
     Attributes:
-        message: its standard error.
+        message: standard error of kubectl.
     """
 
     def __init__(self, arguments: Sequence[str], message: str) -> None:
@@ -25,14 +25,14 @@ class KubectlError(LocalError):
 
 
 class Kubectl:
-    """kubectl with one kubeconfig."""
+    """kubectl with the kubeconfig of one cluster; call it with kubectl's arguments."""
 
     def __init__(self, assets: Path, kubeconfig: Path) -> None:
         self.program = assets / "kubectl"
         self.kubeconfig = kubeconfig
 
     def command(self, *arguments: str) -> list[str]:
-        """The whole command of a call."""
+        """Return the complete command line, including the path of kubectl."""
         return [
             str(self.program),
             f"--kubeconfig={self.kubeconfig}",
@@ -41,11 +41,16 @@ class Kubectl:
         ]
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 120.0) -> str:
-        """Run it and return its standard output.
+        """Run kubectl and return its standard output.
+
+        Args:
+            arguments: arguments of kubectl.
+            stdin: text for the standard input of kubectl; None for no input.
+            timeout: maximum duration in seconds.
 
         Raises:
-            KubectlError: it ended in an error.
-            subprocess.TimeoutExpired: it did not end.
+            KubectlError: kubectl failed.
+            subprocess.TimeoutExpired: kubectl was still running after `timeout` seconds.
         """
         run = subprocess.run(
             self.command(*arguments),
@@ -61,13 +66,13 @@ class Kubectl:
         return run.stdout
 
     def json(self, *arguments: str) -> dict[str, Any]:
-        """Run it with `-o json` and return the object.
+        """Run kubectl with `-o json` and return the object that it prints.
 
         Raises:
-            KubectlError: it ended in an error.
+            KubectlError: kubectl failed.
         """
         return json.loads(self(*arguments, "-o", "json"))
 
-    def replace_this_program(self, *arguments: str) -> None:
-        """Become kubectl; does not return."""
+    def replace_process(self, *arguments: str) -> None:
+        """Replace this process with kubectl; this does not return."""
         os.execv(self.program, self.command(*arguments))

@@ -1,4 +1,4 @@
-"""The cluster's logs: of its parts, and of pods, also of those that have ended."""
+"""Finds and prints the logs of a cluster's processes and of its pods, including ended pods."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ class Log:
     """One log file.
 
     Attributes:
-        title: what it is the log of.
-        path: where it is.
+        title: name of the process, or of the pod and container, that writes the log.
+        path: path of the file.
     """
 
     title: str
     path: Path
 
 
-def find(folder: Path, target: str, namespace: str, container: str, *, previous: bool) -> list[Log]:
-    """The logs of a part, or of the pods of a name or whose names begin with it.
+def find_logs(folder: Path, target: str, namespace: str, container: str, *, previous: bool) -> list[Log]:
+    """Return the logs of a cluster process, or of pods.
 
     Args:
-        folder: the folder of logs.
-        target: e.g. `kube-apiserver`, `node`, a pod's name, an InferenceService's name.
-        namespace: of pods; all when empty.
-        container: of pods; all when empty.
-        previous: the run before the last one.
+        folder: folder of all logs.
+        target: name of a process, such as `kube-apiserver` or `node`; or a pod's name; or one or more whole
+            words, joined by hyphens, from pods' names, such as the name of an InferenceService.
+        namespace: namespace of the pods; all if empty.
+        container: container of the pods; all if empty.
+        previous: return the log of the run before the last; containers that have run only once are left out.
     """
     part = folder / f"{target}.log"
     if target in PARTS and part.exists():
@@ -45,28 +46,33 @@ def find(folder: Path, target: str, namespace: str, container: str, *, previous:
         pods = [max(exact, key=lambda path: path.stat().st_mtime)]
     else:
         pods = [path for path in pods if f"-{path.name.split('_')[1]}-".find(f"-{target}-") >= 0]
-    found: list[Log] = []
+    logs_found: list[Log] = []
     for pod in sorted(pods, key=lambda path: path.stat().st_mtime):
         for folder in sorted(pod.glob(container or "*")):
-            logs = _in_order(folder)
+            logs = _sort_by_run(folder)
             if len(logs) > previous:
-                found.append(Log(f"{pod.name.split('_')[1]}/{folder.name}", logs[-2 if previous else -1]))
-    return found
+                logs_found.append(
+                    Log(f"{pod.name.split('_')[1]}/{folder.name}", logs[-2 if previous else -1])
+                )
+    return logs_found
 
 
-def runs(folder: Path, namespace: str, pod: str, container: str) -> list[Path]:
-    """The log of each run of a container, the last one last; of the newest of several pods of the name."""
+def find_run_logs(folder: Path, namespace: str, pod: str, container: str) -> list[Path]:
+    """Return the logs of all runs of a container, the oldest first.
+
+    If several pods have had that name, these are the logs of the newest pod.
+    """
     pods = (folder / "pods").glob(f"{namespace}_{pod}_*")
     newest = max(pods, key=lambda path: path.stat().st_mtime, default=None)
-    return _in_order(newest / container) if newest is not None else []
+    return _sort_by_run(newest / container) if newest is not None else []
 
 
-def _in_order(folder: Path) -> list[Path]:
+def _sort_by_run(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.log"), key=lambda path: int(path.stem))
 
 
-def tail_start(path: Path, lines: int | None) -> int:
-    """Where the last so many lines of a file begin; 0 when None."""
+def tail_offset(path: Path, lines: int | None) -> int:
+    """Return the offset in bytes at which the last `lines` lines of a file begin; 0 for None."""
     if lines is None:
         return 0
     with path.open("rb") as file:
@@ -78,20 +84,20 @@ def _tail(data: bytes, lines: int | None) -> bytes:
     return data if lines is None else b"".join(data.splitlines(keepends=True)[-lines:] if lines else [])
 
 
-def known(folder: Path) -> list[str]:
-    """Everything that has a log."""
+def list_targets(folder: Path) -> list[str]:
+    """Return the names of all cluster processes and pods that have a log."""
     pods = {path.name.split("_")[1] for path in (folder / "pods").glob("*_*")}
     return [part for part in PARTS if (folder / f"{part}.log").exists()] + sorted(pods)
 
 
-def show(logs: Sequence[Log], out: TextIO, *, tail: int | None, follow: bool) -> None:
-    """Print logs, with titles when there are several.
+def print_logs(logs: Sequence[Log], out: TextIO, *, tail: int | None, follow: bool) -> None:
+    """Print logs; if there are several, print a log's title wherever the output switches to it.
 
     Args:
-        logs: which.
-        out: where to.
-        tail: only so many lines of each; all when None.
-        follow: go on with what comes, until interrupted.
+        logs: the logs to print.
+        out: file to print to.
+        tail: number of last lines to print of each log; None prints all.
+        follow: print new lines as they are written, until interrupted.
     """
     files = [(log, log.path.open("rb")) for log in logs]
     last: Log | None = None

@@ -1,4 +1,7 @@
-"""Services of a local cluster: a TCP proxy on each ClusterIP and port, to the ready pods behind it."""
+"""The service proxy of a local cluster, in place of kube-proxy.
+
+It listens on each port of each ClusterIP, and forwards TCP connections to the ready pods of the service.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mizzen_local.api import Api, Object
+from mizzen_local.api import ApiClient, Object
 from mizzen_local.events import Recorder
 
 log = logging.getLogger(__name__)
 CHUNK = 64 * 1024
 CONNECT_SECONDS = 5.0
-MOST_CONNECTIONS = 4096  # of one port of one service
+MAX_CONNECTIONS = 4096  # per port of a service
 LOWEST_PORT = 1024
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -23,12 +26,12 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One pod behind a port of a service.
+    """A pod to which connections to a service's port are forwarded.
 
     Attributes:
         uid: the pod's uid.
-        address: its address.
-        port: the port there.
+        address: the pod's IP address.
+        port: the pod's port.
     """
 
     uid: str
@@ -38,39 +41,40 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One port of one service.
+    """A port of a service.
 
     Attributes:
-        address: the ClusterIP.
-        port: the service's port.
+        address: ClusterIP of the service.
+        port: port number.
     """
 
     address: str
     port: int
 
 
-def ready(pod: Object) -> bool:
-    """Whether a pod's condition Ready holds."""
+def is_ready(pod: Object) -> bool:
+    """Return whether a pod's condition Ready is True."""
     conditions = pod.get("status", {}).get("conditions", ())
     return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
 
 
-def backends(service: Object, port: Mapping[str, Any], pods: Sequence[Object]) -> list[Backend]:
-    """The pods that a connection to a port may go to.
+def select_backends(service: Object, port: Mapping[str, Any], pods: Sequence[Object]) -> list[Backend]:
+    """Return the pods to which connections to a port may be forwarded.
 
-    Ready pods that do not terminate; when there are none, ready ones that do, as kube-proxy has it.
+    These are ready pods that are not terminating; without such pods, ready pods that are terminating, as with
+    kube-proxy.
 
     Args:
-        service: has a selector.
-        port: one of its ports.
-        pods: pods of any namespace.
+        service: the service; without a selector it has no backends.
+        port: one of the service's ports.
+        pods: pods of all namespaces.
     """
     spec, namespace = service["spec"], service["metadata"]["namespace"]
     selector: Mapping[str, str] = spec.get("selector") or {}
     if not selector:
         return []
-    staying: list[Backend] = []
-    leaving: list[Backend] = []
+    running: list[Backend] = []
+    terminating: list[Backend] = []
     for pod in pods:
         metadata, address = pod["metadata"], pod.get("status", {}).get("podIP")
         labels = metadata.get("labels", {})
@@ -78,102 +82,102 @@ def backends(service: Object, port: Mapping[str, Any], pods: Sequence[Object]) -
             continue
         if pod["status"].get("phase") in ("Succeeded", "Failed") or not selector.items() <= labels.items():
             continue
-        if not ready(pod) and not spec.get("publishNotReadyAddresses"):
+        if not is_ready(pod) and not spec.get("publishNotReadyAddresses"):
             continue
         number = target_port(port, pod)
         if number is not None:
-            group = leaving if metadata.get("deletionTimestamp") else staying
+            group = terminating if metadata.get("deletionTimestamp") else running
             group.append(Backend(metadata["uid"], address, number))
-    return staying or leaving
+    return running or terminating
 
 
 def target_port(port: Mapping[str, Any], pod: Object) -> int | None:
-    """The pod's port that a service's port leads to; None when the pod has none of that name."""
+    """Return the number of the pod's port for a service's port; None if the pod has no port of that name."""
     target = port.get("targetPort", port["port"])
     if isinstance(target, int):
         return target
     for container in [*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())]:
-        for offered in container.get("ports", ()):
-            if offered.get("name") == target:
-                return offered["containerPort"]
+        for named in container.get("ports", ()):
+            if named.get("name") == target:
+                return named["containerPort"]
     return None
 
 
 class Forwarder:
-    """Listens on one port of a service while there are pods for it; without any, it refuses."""
+    """Forwards connections to one port of a service; without backends it does not listen."""
 
     def __init__(self, port: Port) -> None:
         self.port = port
         self.backends: list[Backend] = []
         self._server: asyncio.Server | None = None
-        self._load: dict[Backend, int] = {}
-        self._turn = 0
-        self._connections = 0
+        self._open_connections: dict[Backend, int] = {}
+        self._next_backend = 0
+        self._connection_count = 0
 
-    async def follow(self, found: list[Backend]) -> None:
-        """Take the pods of now; connections that are open go on.
+    async def set_backends(self, backends: list[Backend]) -> None:
+        """Replace the backends for new connections; open connections are not affected.
 
         Raises:
-            OSError: the address cannot be listened on.
+            OSError: the port cannot be listened on.
         """
-        self.backends = found
-        if found and self._server is None:
+        self.backends = backends
+        if backends and self._server is None:
             self._server = await asyncio.start_server(
                 self._serve, self.port.address, self.port.port, backlog=512, limit=CHUNK
             )
-        elif not found:
+        elif not backends:
             self.close()
 
     def close(self) -> None:
-        """Listen no longer; connections that are open go on."""
+        """Stop listening; open connections are not affected."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
-    def order(self) -> list[Backend]:
-        """Backends to try: the least busy first, in turn among equals."""
-        self._turn += 1
+    def order_backends(self) -> list[Backend]:
+        """Return the backends to try: fewest open connections first, ties in round-robin order."""
+        self._next_backend += 1
         count = len(self.backends)
-        turned = [self.backends[(self._turn + offset) % count] for offset in range(count)]
-        return sorted(turned, key=lambda backend: self._load.get(backend, 0))
+        rotated = [self.backends[(self._next_backend + offset) % count] for offset in range(count)]
+        return sorted(rotated, key=lambda backend: self._open_connections.get(backend, 0))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._connections >= MOST_CONNECTIONS:
+        if self._connection_count >= MAX_CONNECTIONS:
             _reset(writer)
             return
-        self._connections += 1
+        self._connection_count += 1
         try:
-            opened = await self._open()
-            if opened is None:
+            connected = await self._connect_backend()
+            if connected is None:
                 _reset(writer)
                 return
-            backend, upstream = opened
-            self._load[backend] = self._load.get(backend, 0) + 1
+            backend, upstream = connected
+            self._open_connections[backend] = self._open_connections.get(backend, 0) + 1
             try:
-                await _join((reader, writer), upstream)
+                await _relay((reader, writer), upstream)
             finally:
-                self._load[backend] -= 1
-                if not self._load[backend]:
-                    del self._load[backend]
+                self._open_connections[backend] -= 1
+                if not self._open_connections[backend]:
+                    del self._open_connections[backend]
         finally:
-            self._connections -= 1
+            self._connection_count -= 1
 
-    async def _open(self) -> tuple[Backend, Stream] | None:
-        for backend in self.order():
+    async def _connect_backend(self) -> tuple[Backend, Stream] | None:
+        for backend in self.order_backends():
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     stream = await asyncio.open_connection(backend.address, backend.port, limit=CHUNK)
                 return backend, stream
             except (OSError, TimeoutError) as error:
-                log.info("%s: %s:%s: %s", self.port, backend.address, backend.port, error)
+                log.info("%s: cannot connect to %s:%s: %s", self.port, backend.address, backend.port, error)
         return None
 
 
-async def _join(near: Stream, far: Stream) -> None:
-    """Copy both ways until both ends have said all; an error on either ends both."""
+async def _relay(client: Stream, backend: Stream) -> None:
+    """Copy in both directions until both ends have sent EOF; on an error, reset both connections."""
     copies = [
-        asyncio.create_task(_copy(near[0], far[1])),
-        asyncio.create_task(_copy(far[0], near[1])),
+        asyncio.create_task(_copy_stream(client[0], backend[1])),
+        asyncio.create_task(_copy_stream(backend[0], client[1])),
     ]
     try:
         done, _ = await asyncio.wait(copies, return_when=asyncio.FIRST_EXCEPTION)
@@ -181,14 +185,14 @@ async def _join(near: Stream, far: Stream) -> None:
     finally:
         for task in copies:
             task.cancel()
-    for writer in (near[1], far[1]):
+    for writer in (client[1], backend[1]):
         if broken:
             _reset(writer)
         else:
             writer.close()
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await reader.read(CHUNK):
         writer.write(data)
         await writer.drain()
@@ -197,7 +201,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with RST, so that the other end does not take a cut stream for a whole one."""
+    """Close with RST, so that the peer does not mistake a truncated stream for a complete one."""
     sock = writer.get_extra_info("socket")
     if sock is not None:
         try:
@@ -207,33 +211,33 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-class Network:
-    """Follows services and pods, and keeps a forwarder for each port."""
+class ServiceProxy:
+    """Watches services and pods, and keeps one forwarder per port of each service."""
 
-    def __init__(self, api: Api, recorder: Recorder, pod_selector: Mapping[str, str]) -> None:
-        """Prepare.
+    def __init__(self, api: ApiClient, recorder: Recorder, pod_selector: Mapping[str, str]) -> None:
+        """Create the proxy; `run` starts it.
 
         Args:
-            api: the API server.
-            recorder: for events about refused ports.
-            pod_selector: query parameters of the pods' list that this user may read.
+            api: client of the API server.
+            recorder: recorder of Events about ports that cannot be forwarded.
+            pod_selector: query parameters of the pod list; they must select only pods that `api` may read.
         """
         self._api = api
         self._recorder = recorder
-        self._params = pod_selector
+        self._pod_params = pod_selector
         self._services: dict[str, Object] = {}
         self._pods: dict[str, Object] = {}
         self._forwarders: dict[Port, Forwarder] = {}
         self._refused: dict[str, str] = {}
-        self._dirty = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Forward until cancelled."""
+        """Forward connections until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch("/api/v1/services", {}, self._services))
-                group.create_task(self._watch("/api/v1/pods", self._params, self._pods))
-                group.create_task(self._apply())
+                group.create_task(self._watch("/api/v1/pods", self._pod_params, self._pods))
+                group.create_task(self._update_forwarders())
         finally:
             for forwarder in self._forwarders.values():
                 forwarder.close()
@@ -247,23 +251,25 @@ class Network:
                 self._refused.pop(item["metadata"]["uid"], None)
             else:
                 table[item["metadata"]["uid"]] = item
-            self._dirty.set()
+            self._changed.set()
 
-    async def _apply(self) -> None:
+    async def _update_forwarders(self) -> None:
         while True:
-            await self._dirty.wait()
-            self._dirty.clear()
-            wanted = self._wanted()
+            await self._changed.wait()
+            self._changed.clear()
+            wanted = self._wanted_forwarders()
             for port in self._forwarders.keys() - wanted.keys():
                 self._forwarders.pop(port).close()
-            for port, (service, found) in wanted.items():
+            for port, (service, backends) in wanted.items():
                 forwarder = self._forwarders.setdefault(port, Forwarder(port))
                 try:
-                    await forwarder.follow(found)
+                    await forwarder.set_backends(backends)
                 except OSError as error:
-                    self._refuse(service, f"cannot listen on {port.address}:{port.port}: {error}")
+                    self._report_refused_port(
+                        service, f"cannot listen on {port.address}:{port.port}: {error}"
+                    )
 
-    def _wanted(self) -> dict[Port, tuple[Object, list[Backend]]]:
+    def _wanted_forwarders(self) -> dict[Port, tuple[Object, list[Backend]]]:
         wanted: dict[Port, tuple[Object, list[Backend]]] = {}
         pods = list(self._pods.values())
         for service in self._services.values():
@@ -273,18 +279,20 @@ class Network:
                 continue
             for port in spec.get("ports", ()):
                 if port.get("protocol", "TCP") != "TCP":
-                    self._refuse(service, f"port {port['port']} is {port['protocol']}; only TCP is forwarded")
+                    self._report_refused_port(
+                        service, f"port {port['port']} is {port['protocol']}; only TCP is forwarded"
+                    )
                 elif port["port"] < LOWEST_PORT:
-                    self._refuse(
+                    self._report_refused_port(
                         service,
                         f"port {port['port']} is refused: mizzen-local runs without root and forwards ports "
                         f"from {LOWEST_PORT} up; choose one of those",
                     )
                 else:
-                    wanted[Port(address, port["port"])] = (service, backends(service, port, pods))
+                    wanted[Port(address, port["port"])] = (service, select_backends(service, port, pods))
         return wanted
 
-    def _refuse(self, service: Object, message: str) -> None:
+    def _report_refused_port(self, service: Object, message: str) -> None:
         name = f"{service['metadata']['namespace']}/{service['metadata']['name']}"
         if self._refused.get(service["metadata"]["uid"]) == message:
             return

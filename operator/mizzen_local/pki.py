@@ -1,4 +1,7 @@
-"""Certificates and kubeconfigs of one cluster: an authority of its own, ECDSA P-256, one year."""
+"""Certificates and kubeconfigs of one cluster.
+
+Each cluster has its own certificate authority. Keys are ECDSA P-256; certificates are valid for a year.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFETIME = datetime.timedelta(days=365)
 KUBELET_CLIENT = "kube-apiserver-kubelet-client"
-"""Common name by which nodes know the API server."""
+"""Common name of the certificate with which the API server connects to nodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A certificate and its private key, as PEM files."""
+class KeyPair:
+    """Paths of a certificate and its private key, both PEM."""
 
     certificate: Path
     key: Path
@@ -35,15 +38,15 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A key as unencrypted PKCS#8 PEM."""
+def encode_private_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a private key as unencrypted PKCS#8 PEM."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
-class Authority:
-    """A certificate authority in a folder, with the certificates that it signed beside it."""
+class CertificateAuthority:
+    """A new certificate authority; its own certificate and all certificates it issues are in one folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -53,7 +56,7 @@ class Authority:
         certificate = (
             self._builder(self.name, self.key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(_key_usage(signs=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
@@ -71,20 +74,20 @@ class Authority:
             .not_valid_after(now + LIFETIME)
         )
 
-    def _write(self, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
-        pair = Pair(self.folder / f"{name}.crt", self.folder / f"{name}.key")
+    def _write(self, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
+        pair = KeyPair(self.folder / f"{name}.crt", self.folder / f"{name}.key")
         pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        write_private(pair.key, private_pem(key))
+        write_private(pair.key, encode_private_key(key))
         return pair
 
-    def issue(self, name: str, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> Pair:
-        """Sign a certificate for a client, and for a server when it has hosts.
+    def issue(self, name: str, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> KeyPair:
+        """Issue a client certificate; with `hosts`, it is a server certificate too.
 
         Args:
-            name: name of the files.
-            user: common name: the user that Kubernetes sees.
-            groups: organisations: the user's groups.
-            hosts: DNS names and IP addresses of a server.
+            name: name of the files, without suffix.
+            user: common name, which Kubernetes uses as the user name.
+            groups: organisations, which Kubernetes uses as the user's groups.
+            hosts: DNS names and IP addresses of the server.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
@@ -93,37 +96,39 @@ class Authority:
         builder = (
             self._builder(x509.Name(subject), key.public_key())
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(_key_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False
             )
         )
         if hosts:
-            builder = builder.add_extension(x509.SubjectAlternativeName(map(_host, hosts)), critical=False)
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName(map(_general_name, hosts)), critical=False
+            )
         return self._write(name, builder.sign(self.key, hashes.SHA256()), key)
 
-    def signing_pair(self, name: str) -> Pair:
-        """A bare key pair (no certificate), as service account tokens are signed with."""
+    def signing_pair(self, name: str) -> KeyPair:
+        """Create a key pair that signs service account tokens; its public half is not a certificate."""
         key = ec.generate_private_key(ec.SECP256R1())
-        pair = Pair(self.folder / f"{name}.pub", self.folder / f"{name}.key")
+        pair = KeyPair(self.folder / f"{name}.pub", self.folder / f"{name}.key")
         pair.certificate.write_bytes(
             key.public_key().public_bytes(
                 serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
             )
         )
-        write_private(pair.key, private_pem(key))
+        write_private(pair.key, encode_private_key(key))
         return pair
 
 
-def _host(host: str) -> x509.GeneralName:
+def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def _usage(*, signs: bool) -> x509.KeyUsage:
+def _key_usage(*, signs: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=True,
         key_cert_sign=signs,
@@ -137,8 +142,8 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
-def write_kubeconfig(path: Path, *, server: str, authority: Path, user: str, pair: Pair) -> Path:
-    """Write a kubeconfig that holds its certificates itself; JSON, which is YAML too."""
+def write_kubeconfig(path: Path, *, server: str, authority: Path, user: str, pair: KeyPair) -> Path:
+    """Write a kubeconfig with embedded certificates, as JSON (which is also YAML); return its path."""
 
     def encoded(file: Path) -> str:
         return base64.b64encode(file.read_bytes()).decode()
@@ -157,7 +162,7 @@ def write_kubeconfig(path: Path, *, server: str, authority: Path, user: str, pai
 def write_token_kubeconfig(
     path: Path, *, server: str, authority: Path, namespace: str, token_file: Path
 ) -> Path:
-    """Write a kubeconfig for a service account whose token is kept fresh in a file."""
+    """Write a kubeconfig for a service account whose token is in a file, and return its path."""
     cluster = {"server": server, "certificate-authority": str(authority)}
     return _write_config(path, cluster, "pod", {"tokenFile": str(token_file)}, namespace)
 

@@ -1,4 +1,4 @@
-"""Detached processes on Linux: started in sessions of their own, remembered by pid and start time."""
+"""Detached processes on Linux: each has its own session, and is identified by pid and start time."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MARK = "MIZZEN_LOCAL_MARK"
-"""Variable in the environment of everything that a cluster starts: the cluster's folder and a slash, for a
-container also its run's path below the folder, so that a prefix names them all."""
+"""Environment variable that marks all processes of a cluster.
+
+Its value is the cluster's folder and a slash. In containers, the path of the pod, container and run below
+that folder follows, so that a prefix of the value selects all processes below it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process that runs, or ran; the start time tells it from a later one of the same pid.
+    """A process that was started and may have ended; pid and start time identify it.
 
     Attributes:
-        name: what it is, e.g. `etcd`.
-        pid: process id; it also leads a session and a process group of that id.
-        started: clock ticks since the machine's boot, from /proc.
+        name: name of the process, such as `etcd`.
+        pid: process id; also the id of the session and process group that it leads.
+        started: start time in clock ticks since the machine booted, from /proc.
     """
 
     name: str
@@ -31,17 +34,17 @@ class Process:
     started: int
 
     def alive(self) -> bool:
-        """Whether this very process still runs; a zombie counts as ended."""
-        return started(self.pid) == self.started
+        """Return whether the process still runs; a zombie or a reused pid counts as ended."""
+        return read_start_time(self.pid) == self.started
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process's group, if this very process still runs."""
+        """Send a signal to the process group if the process still runs."""
         if self.alive():
             signal_group(self.pid, number)
 
 
-def started(pid: int) -> int | None:
-    """Start time of a process in clock ticks; None when there is none or it is a zombie."""
+def read_start_time(pid: int) -> int | None:
+    """Return the start time of a process in clock ticks; None if it does not exist or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -50,7 +53,7 @@ def started(pid: int) -> int | None:
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Signal a process group; one that has ended is no error."""
+    """Send a signal to a process group; do nothing if the group no longer exists."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -66,15 +69,15 @@ def start(
     env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> Process:
-    """Start a program in a session of its own, with nothing of the caller's standard streams.
+    """Start a program in its own session, detached from the caller's standard streams.
 
     Args:
-        name: what it is.
+        name: name of the process.
         command: program and arguments.
-        log: file that its output is appended to.
-        folder: the cluster's folder; also its working directory, and its mark in /proc.
-        env: its environment; the caller's when None.
-        pass_fds: descriptors that it keeps; it gets no other.
+        log: file to which its output is appended.
+        folder: the cluster's folder, which becomes its working directory and the value of `MARK`.
+        env: its environment; the caller's if None.
+        pass_fds: the only file descriptors that it inherits.
 
     Raises:
         OSError: the program cannot be started.
@@ -91,13 +94,13 @@ def start(
             start_new_session=True,
             pass_fds=pass_fds,
         )
-    # The child outlives this program, so nothing here waits for it; without this, Popen warns.
+    # The child outlives this program, so nothing waits for it; without a returncode Popen would warn.
     child.returncode = 0
-    return Process(name, child.pid, started(child.pid) or 0)
+    return Process(name, child.pid, read_start_time(child.pid) or 0)
 
 
 def reap(pid: int) -> None:
-    """Collect a child that has ended; others are left alone."""
+    """Reap a child if it has ended; do nothing if the pid is not a child of this process."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -105,7 +108,7 @@ def reap(pid: int) -> None:
 
 
 def stop(processes: Iterable[Process], *, grace: float) -> None:
-    """End processes together: SIGTERM, and SIGKILL for those that run after `grace` seconds."""
+    """Send SIGTERM to all processes, and SIGKILL to any that still run after `grace` seconds."""
     running = [process for process in processes if process.alive()]
     for process in running if grace > 0 else ():
         process.signal(signal.SIGTERM)
@@ -116,7 +119,7 @@ def stop(processes: Iterable[Process], *, grace: float) -> None:
 
 
 def wait_ended(processes: Iterable[Process], seconds: float) -> bool:
-    """Wait until all have ended; False when some still run after `seconds`."""
+    """Wait at most `seconds` until all processes have ended; return whether they have."""
     deadline = time.monotonic() + seconds
     processes = list(processes)
     while left := [process for process in processes if process.alive()]:
@@ -128,10 +131,10 @@ def wait_ended(processes: Iterable[Process], seconds: float) -> bool:
     return not left
 
 
-def marked(prefix: str) -> list[Process]:
-    """Processes of this user whose mark begins with `prefix`, whatever session they are in."""
-    wanted = f"{MARK}={prefix}".encode()
-    found: list[Process] = []
+def find_marked(prefix: str) -> list[Process]:
+    """Return the processes of this user, in any session, whose `MARK` begins with `prefix`."""
+    entry_prefix = f"{MARK}={prefix}".encode()
+    processes_found: list[Process] = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
@@ -139,42 +142,50 @@ def marked(prefix: str) -> list[Process]:
             environment = Path(f"/proc/{entry}/environ").read_bytes()
         except OSError:
             continue
-        if any(variable.startswith(wanted) for variable in environment.split(b"\0")):
-            begun = started(int(entry))
-            if begun is not None:
-                found.append(Process("", int(entry), begun))
-    return found
+        if any(variable.startswith(entry_prefix) for variable in environment.split(b"\0")):
+            start_time = read_start_time(int(entry))
+            if start_time is not None:
+                processes_found.append(Process("", int(entry), start_time))
+    return processes_found
 
 
 def kill_marked(prefix: str, seconds: float = 5.0) -> int:
-    """SIGKILL everything whose mark begins with `prefix`; returns how many processes there were."""
+    """Send SIGKILL to all processes whose `MARK` begins with `prefix`, until none is left.
+
+    Args:
+        prefix: prefix of the value of `MARK`.
+        seconds: maximum duration.
+
+    Returns:
+        The number of processes killed.
+    """
     deadline, killed = time.monotonic() + seconds, set[Process]()
-    while (found := marked(prefix)) and time.monotonic() < deadline:
-        for process in found:
+    while (processes_found := find_marked(prefix)) and time.monotonic() < deadline:
+        for process in processes_found:
             try:
                 os.kill(process.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
-        killed.update(found)
+        killed.update(processes_found)
         time.sleep(0.005)
     return len(killed)
 
 
 class Registry:
-    """The processes of a cluster, in a file: so that `down` finds them after any kind of end."""
+    """A file that lists a cluster's processes, so that `down` finds them even if `up` crashed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> list[Process]:
-        """All processes that were added; none when there is no file, or a broken one."""
+        """Return all processes that were added; an empty list if the file is missing or invalid."""
         try:
             return [Process(**entry) for entry in json.loads(self.path.read_text())]
         except (OSError, ValueError, TypeError):
             return []
 
     def add(self, process: Process) -> Process:
-        """Remember a process, instead of an earlier one of its name."""
+        """Add a process, replacing an earlier one of the same name; return it."""
         kept = [entry for entry in self.read() if entry.name != process.name]
         temporary = self.path.with_suffix(".new")
         temporary.write_text(json.dumps([asdict(entry) for entry in [*kept, process]], indent=1))

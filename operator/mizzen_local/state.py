@@ -1,4 +1,4 @@
-"""The folder with a cluster's state on this machine, and its lock."""
+"""The folder with a cluster's state: its paths, settings, process registry and lock."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ LOCK = "lock"
 
 
 def cluster_folder() -> Path:
-    """The cluster's folder: MIZZEN_LOCAL_DIR, or one in the user's cache folder."""
-    given = os.environ.get("MIZZEN_LOCAL_DIR")
-    if given:
-        return Path(given).expanduser().absolute()
+    """Return the cluster's folder: MIZZEN_LOCAL_DIR, or else a folder in the user's cache."""
+    configured = os.environ.get("MIZZEN_LOCAL_DIR")
+    if configured:
+        return Path(configured).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "mizzen-local" / "cluster"
 
 
 class BusyError(LocalError):
-    """Another mizzen-local works on the same cluster."""
+    """Another mizzen-local process holds the lock of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Settings that `up` chose, for the other commands.
+class ClusterSettings:
+    """Settings with which the cluster was started; `up` stores them for other commands.
 
     Attributes:
         server: URL of the API server.
         assets: folder of the programs.
-        index: the cluster's address range.
-        gpus: how many GPUs the node offers.
-        pod_server: URL of the API server as pods reach it.
+        index: index of the cluster's address ranges.
+        gpus: number of GPUs that the node offers.
+        pod_server: URL at which pods reach the API server.
     """
 
     server: str
@@ -52,19 +52,19 @@ class Facts:
 
 
 class ClusterState:
-    """The folder of one cluster."""
+    """The folder with the state of one cluster."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig."""
+        """Path of the administrator's kubeconfig."""
         return self.folder / "kubeconfig"
 
     @property
     def registry(self) -> Registry:
-        """The cluster's processes."""
+        """Registry of the cluster's processes."""
         return Registry(self.folder / "processes.json")
 
     @property
@@ -73,53 +73,53 @@ class ClusterState:
         return self.folder / "logs"
 
     def processes(self) -> list[Process]:
-        """The processes that the cluster started, whether or not they still run."""
+        """Return the registered processes of the cluster, running or ended."""
         return self.registry.read()
 
-    def state(self) -> Literal["up", "broken", "down"]:
-        """`up` when all parts run, `down` when none does and nothing is left, `broken` otherwise."""
+    def status(self) -> Literal["up", "broken", "down"]:
+        """Return `up` if all processes run, `down` if neither processes nor settings exist, else `broken`."""
         alive = {process.name for process in self.processes() if process.alive()}
-        if alive >= set(PARTS) and self._facts_file.exists():
+        if alive >= set(PARTS) and self._settings_file.exists():
             return "up"
-        return "broken" if alive or self._facts_file.exists() else "down"
+        return "broken" if alive or self._settings_file.exists() else "down"
 
     @property
-    def _facts_file(self) -> Path:
+    def _settings_file(self) -> Path:
         return self.folder / "cluster.json"
 
-    def facts(self) -> Facts:
-        """Settings that `up` chose.
+    def read_settings(self) -> ClusterSettings:
+        """Read the settings with which the cluster was started.
 
         Raises:
-            FileNotFoundError: the cluster is not up.
+            FileNotFoundError: the cluster is down, so no settings are stored.
         """
-        return Facts(**json.loads(self._facts_file.read_text()))
+        return ClusterSettings(**json.loads(self._settings_file.read_text()))
 
-    def write_facts(self, facts: Facts) -> None:
-        """Remember what `up` decided."""
-        self._facts_file.write_text(json.dumps(asdict(facts), indent=1))
+    def write_settings(self, settings: ClusterSettings) -> None:
+        """Store the settings for other commands."""
+        self._settings_file.write_text(json.dumps(asdict(settings), indent=1))
 
-    def make(self) -> None:
-        """Make the folder; only its owner may look into it."""
+    def create_folder(self) -> None:
+        """Create the folder, readable only for its owner, unless it exists."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the cluster for one command.
+        """Hold the cluster's lock; on exit, remove the folder if only the lock file is left.
 
         Raises:
-            BusyError: another command holds it.
+            BusyError: another process holds the lock.
         """
         path = self.folder / LOCK
         while True:
-            self.make()
+            self.create_folder()
             with path.open("w") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise BusyError(f"another mizzen-local is at work on {self.folder}; try again") from None
+                    raise BusyError(f"another mizzen-local is using {self.folder}; try again") from None
                 if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    continue  # the one before has removed the file; a lock on it keeps nobody out
+                    continue  # the previous holder removed this file, so locking it excludes no other process
                 try:
                     yield
                 finally:
@@ -128,8 +128,8 @@ class ClusterState:
                         self.folder.rmdir()
                 return
 
-    def clear(self, *, keep_logs: bool = False) -> None:
-        """Remove all files of a cluster; the lock removes the folder when nothing of others is in it."""
+    def remove_files(self, *, keep_logs: bool = False) -> None:
+        """Delete all files that a cluster creates, and keep other files in its folder."""
         ours = ("etcd", "pki", "pods", "processes.json", "processes.new", "cluster.json", "kubectl-cache")
         configs = ("kubeconfig", "node.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig")
         for name in (*ours, *configs, *(() if keep_logs else ("logs",))):

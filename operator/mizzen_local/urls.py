@@ -1,4 +1,4 @@
-"""URLs of services as this machine reaches them."""
+"""URLs at which this machine reaches services of the cluster."""
 
 from __future__ import annotations
 
@@ -9,35 +9,40 @@ from mizzen_local.kubectl import Kubectl, KubectlError
 
 
 class NoUrlError(LocalError):
-    """A service has no URL (yet); the message says why."""
+    """A service does not exist or has no URL (yet); the message says which."""
 
 
 def service_url(kubectl: Kubectl, name: str, namespace: str) -> str:
-    """The base URL of an InferenceService (ending in /v1), or the URL of a Service of that name.
+    """Return the base URL of an InferenceService (ending in /v1), or else the URL of a Service.
+
+    Args:
+        kubectl: the cluster's kubectl.
+        name: name of the InferenceService or Service.
+        namespace: its namespace.
 
     Raises:
-        NoUrlError: there is neither, or it has no address.
+        NoUrlError: neither exists, or the one that exists has no address.
     """
     try:
         inference = kubectl.json("get", "inferenceservices.mizzen.dev", name, "-n", namespace)
     except KubectlError as error:
-        if not _absent(error):
+        if not _is_not_found(error):
             raise
-        return _address(kubectl, name, namespace, port=None)
+        return _service_address(kubectl, name, namespace, port=None)
     url = urlsplit(inference.get("status", {}).get("url", ""))
     if not url.hostname:
         raise NoUrlError(
             f"InferenceService {namespace}/{name} has no URL yet; kubectl describe infsvc {name} says why"
         )
-    address = _address(kubectl, url.hostname.split(".")[0], namespace, port=url.port)
+    address = _service_address(kubectl, url.hostname.split(".")[0], namespace, port=url.port)
     return url.scheme + address.removeprefix("http") + url.path
 
 
-def _address(kubectl: Kubectl, name: str, namespace: str, *, port: int | None) -> str:
+def _service_address(kubectl: Kubectl, name: str, namespace: str, *, port: int | None) -> str:
     try:
         service = kubectl.json("get", "service", name, "-n", namespace)
     except KubectlError as error:
-        if not _absent(error):
+        if not _is_not_found(error):
             raise
         raise NoUrlError(f"there is no InferenceService and no Service {namespace}/{name}") from None
     address = service["spec"].get("clusterIP", "None")
@@ -46,5 +51,5 @@ def _address(kubectl: Kubectl, name: str, namespace: str, *, port: int | None) -
     return f"http://{address}:{port or service['spec']['ports'][0]['port']}"
 
 
-def _absent(error: KubectlError) -> bool:
+def _is_not_found(error: KubectlError) -> bool:
     return "(NotFound)" in error.message or "doesn't have a resource type" in error.message

@@ -1,4 +1,4 @@
-"""Waiting for what the cluster is to become."""
+"""Functions that wait for objects of the cluster: the node, the operator, an InferenceService."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from mizzen_local.api import Api, ApiError
+from mizzen_local.api import ApiClient, ApiError
 from mizzen_local.controlplane import NODE
 
-PAUSE_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
-async def _read(api: Api, path: str) -> dict[str, Any]:
-    """An object; empty when it is not there."""
+async def _get_or_empty(api: ApiClient, path: str) -> dict[str, Any]:
+    """Return an object; empty if it does not exist."""
     try:
         return await api.get(path)
     except ApiError as error:
@@ -23,53 +23,59 @@ async def _read(api: Api, path: str) -> dict[str, Any]:
         return {}
 
 
-def condition(item: dict[str, Any], kind: str) -> dict[str, Any]:
-    """A condition of an object; empty when it has none of that type."""
-    found = item.get("status", {}).get("conditions", ())
-    return next((entry for entry in found if entry["type"] == kind), {})
+def find_condition(item: dict[str, Any], condition_type: str) -> dict[str, Any]:
+    """Return an object's condition of a type; empty if it has no such condition."""
+    conditions = item.get("status", {}).get("conditions", ())
+    return next((entry for entry in conditions if entry["type"] == condition_type), {})
 
 
-async def node_ready(kubeconfig: Path, seconds: float) -> None:
-    """Wait until the node is ready and pods may be created in the default namespace.
+async def wait_node_ready(kubeconfig: Path, seconds: float) -> None:
+    """Wait until the node is ready and pods can be created in the default namespace.
 
     Raises:
-        TimeoutError: they were not, within `seconds`.
+        TimeoutError: `seconds` have passed.
     """
     account = "/api/v1/namespaces/default/serviceaccounts/default"
-    async with asyncio.timeout(seconds), Api(kubeconfig) as api:
+    async with asyncio.timeout(seconds), ApiClient(kubeconfig) as api:
         while True:
-            node = await _read(api, f"/api/v1/nodes/{NODE}")
-            if condition(node, "Ready").get("status") == "True" and await _read(api, account):
+            node = await _get_or_empty(api, f"/api/v1/nodes/{NODE}")
+            if find_condition(node, "Ready").get("status") == "True" and await _get_or_empty(api, account):
                 return
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
 
-async def operator_leads(kubeconfig: Path, namespace: str, name: str, seconds: float) -> None:
+async def wait_operator_leads(kubeconfig: Path, namespace: str, name: str, seconds: float) -> None:
     """Wait until the operator's Deployment is available and its Lease has a holder.
 
+    Args:
+        kubeconfig: path of the administrator's kubeconfig.
+        namespace: namespace of the operator.
+        name: name of both the Deployment and the Lease.
+        seconds: maximum duration.
+
     Raises:
-        TimeoutError: it was not, within `seconds`.
+        TimeoutError: `seconds` have passed.
     """
     deployment = f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}"
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
-    async with asyncio.timeout(seconds), Api(kubeconfig) as api:
+    async with asyncio.timeout(seconds), ApiClient(kubeconfig) as api:
         while True:
-            available = (await _read(api, deployment)).get("status", {}).get("availableReplicas", 0)
-            if available and (await _read(api, lease)).get("spec", {}).get("holderIdentity"):
+            available = (await _get_or_empty(api, deployment)).get("status", {}).get("availableReplicas", 0)
+            if available and (await _get_or_empty(api, lease)).get("spec", {}).get("holderIdentity"):
                 return
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
 
-async def service_states(
+async def watch_service(
     kubeconfig: Path, namespace: str, name: str, seconds: float
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield an InferenceService whenever it changes.
+    """Yield an InferenceService as it is now, and again after each change.
 
     Raises:
-        TimeoutError: `seconds` are over.
+        TimeoutError: `seconds` have passed since the start.
     """
     path = f"/apis/mizzen.dev/v1alpha1/namespaces/{namespace}/inferenceservices"
-    async with Api(kubeconfig) as api:
+    async with ApiClient(kubeconfig) as api:
         changes = api.watch(path, {"fieldSelector": f"metadata.name={name}"})
         deadline = asyncio.get_running_loop().time() + seconds
         while True:

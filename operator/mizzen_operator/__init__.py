@@ -1,1 +1,1 @@
-"""The control plane: observe, plan, execute, status."""
+"""Mizzen's operator: a Kubernetes controller that reconciles InferenceServices."""

@@ -1,9 +1,9 @@
 """Render the operator's manifests from the Helm chart's files without Helm.
 
 The files use two kinds of template syntax: plain paths such as `{{ .Values.operator.replicas }}`, and paths
-with `| toJson`. Helm renders the same files through `tpl` and overlays its remaining values
-(templates/operator.yaml); a test compares the results. Besides `.Values` and `.Release` there are `.Names`,
-`.Images` and `.Scope`, which both renderers derive from the values.
+with `| toJson`. Helm renders the same files through `tpl` and merges in the values that this module does not
+support (templates/operator.yaml); a test compares the results. A path begins with `.Values`, `.Release`, or
+one of `.Names`, `.Images` and `.Scope`, which both renderers derive from the values.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def operator_manifests(
 
 
 def _scope(values: Mapping[str, Any], namespace: str, release: str, version: str) -> dict[str, Any]:
-    """Return the objects that paths refer to, as `mizzen.scope` in the chart's templates does."""
+    """Return the objects in which template paths are looked up, as the chart's `mizzen.scope` does."""
     if values["rbac"]["scope"] != "cluster":
-        raise ChartError(".Values.rbac.scope: only Helm renders another scope than cluster")
+        raise ChartError(".Values.rbac.scope: only Helm can render a scope other than cluster")
     return {
         "Values": values,
         "Release": {"Name": release, "Namespace": namespace},
@@ -103,15 +103,17 @@ def _substitute(text: str, scope: Mapping[str, Any], file: str) -> str:
         if isinstance(node, bool):
             return "true" if node else "false"
         if not isinstance(node, (str, int)):
-            raise ChartError(f"{file}: {match[1]} is {node!r}; only strings, integers and booleans fit")
+            raise ChartError(
+                f"{file}: {match[1]} is {node!r}; without toJson only strings, integers and booleans fit"
+            )
         return str(node)
 
     plain = _PATH.sub(value, text)
     if other := _OTHER.search(plain):
-        raise ChartError(f"{file}: {other[0]} is neither a plain path nor one with toJson")
+        raise ChartError(f"{file}: {other[0]} is neither a plain path nor a path with toJson")
     return plain
 
 
 def _flow(value: Any) -> str:
-    """Return a value as YAML on one line; JSON escapes some characters in a way that YAML does not know."""
+    """Format a value as one line of YAML. JSON would not do, because YAML lacks some of its escapes."""
     return yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).removesuffix("...\n").strip()

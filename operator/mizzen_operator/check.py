@@ -1,6 +1,6 @@
 """`mizzen-operator check`: test whether an installed operator works; the chart's `helm test` runs it.
 
-It checks the CRD, the Lease and the Service, and repeats the checks until they pass or time is over.
+It checks the CRD, the Lease and the Service, and repeats the checks until they pass or the timeout expires.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ def main(arguments: Sequence[str]) -> int:
     """Run the checks and print their results.
 
     Returns:
-        0 if all checks pass, 1 if one still fails at the deadline.
+        Exit code: 0 if all checks pass, 1 if one still fails after `--timeout-seconds`.
     """
     parser = argparse.ArgumentParser(
         "mizzen-operator check",
-        description="Checks that the CRD is served, that an operator leads and that its Service answers.",
+        description="Checks that the CRD is served, that a replica of the operator leads, and that the "
+        "operator's Service answers.",
     )
     parser.add_argument("--name", default="mizzen-operator", help="Name of the operator's Service and Lease")
-    parser.add_argument("--namespace", default="default", help="Their namespace")
+    parser.add_argument("--namespace", default="default", help="Namespace of both")
     parser.add_argument("--port", type=int, default=8080, help="Port of the Service")
-    parser.add_argument("--timeout-seconds", type=float, default=60.0, help="How long to try")
+    parser.add_argument(
+        "--timeout-seconds", type=float, default=60.0, help="Time for which failing checks are repeated"
+    )
     options = parser.parse_args(list(arguments))
     try:
         results = asyncio.run(_check(options.name, options.namespace, options.port, options.timeout_seconds))
@@ -54,11 +57,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _check(name: str, namespace: str, port: int, seconds: float) -> list[str]:
-    """Repeat the checks until all of them pass; return their results.
+    """Repeat the checks for up to `seconds` until all of them pass; return their results, one line each.
 
     Raises:
-        CheckError: a check still fails at the deadline.
-        KubeError: the API server still fails at the deadline.
+        CheckError: a check still fails at the end of that time.
+        KubeError: the API server still fails at the end of that time.
     """
     kube, deadline = KubeClient(await load_configuration(), Metrics()), time.monotonic() + seconds
     try:
@@ -83,7 +86,7 @@ async def _check_crd(kube: KubeClient, namespace: str) -> str:
     except KubeError as error:
         if error.code != 404:
             raise
-        message = f"{labels.GROUP}/{labels.VERSION} is not served: install the CRD (the chart has it)"
+        message = f"{labels.GROUP}/{labels.VERSION} is not served: install the CRD (the chart contains it)"
         raise CheckError(message) from error
     return f"{labels.GROUP}/{labels.VERSION} is served"
 

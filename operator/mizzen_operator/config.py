@@ -31,7 +31,10 @@ def _option(default: Any, text: str, choices: tuple[str, ...] = (), low: float |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorConfig:
-    """Options of `mizzen-operator`; the variable of `--engine-image` is MIZZEN_OPERATOR_ENGINE_IMAGE."""
+    """Options of `mizzen-operator`.
+
+    Each can also be set by an environment variable: `--engine-image` by MIZZEN_OPERATOR_ENGINE_IMAGE.
+    """
 
     engine_image: str = _option(f"mizzen/engine:{VERSION}", "Image of engines whose spec does not name one")
     gateway_image: str = _option(f"mizzen/gateway:{VERSION}", "Image of gateways")
@@ -48,7 +51,7 @@ class OperatorConfig:
 
     lease_name: str = _option("mizzen-operator", "Name of the Lease held by the leading replica")
     lease_namespace: str = _option("default", "Namespace of the Lease")
-    lease_owner: str = _option("", "Deployment in that namespace that owns the Lease; none if empty")
+    lease_owner: str = _option("", "Deployment in that namespace that owns the Lease; no owner if empty")
     identity: str = _option("", "Name of this replica in the Lease; host name and process id if empty")
     lease_seconds: float = _option(
         10.0, "Time without a renewal after which a leader has lost the Lease", low=1
@@ -67,15 +70,15 @@ class OperatorConfig:
     resync_seconds: float = _option(600.0, "Longest time between two reconcile passes over a service", low=1)
     recheck_seconds: float = _option(
         30.0,
-        "The same for a service with a part that does not run, and for children without a "
-        "watch, such as policies",
+        "Longest time between two reconcile passes while a part of a service does not run; also "
+        "the interval at which children without a watch, such as policies, are polled",
         low=1,
     )
     rotate_keys_days: float = _option(
         90.0, "Age at which CURVE keys and admin tokens are rotated; 0: only on request", low=0
     )
     requests_per_second: float = _option(50.0, "Average rate of writes to the API server", low=1)
-    request_burst: int = _option(100, "Burst of writes to the API server", low=1)
+    request_burst: int = _option(100, "Largest burst of writes to the API server", low=1)
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -104,7 +107,11 @@ class OperatorConfig:
 
 
 def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> OperatorConfig:
-    """Parse the options; an option overrides its variable, which overrides the default.
+    """Parse the options; an option overrides its variable, and the variable overrides the default.
+
+    Args:
+        arguments: command-line arguments, without the name of the program.
+        environment: environment variables.
 
     Raises:
         ValueError: an option or variable has an invalid value; the message names it.

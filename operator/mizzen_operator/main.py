@@ -47,10 +47,10 @@ CATCH_UP_RETRY_SECONDS = 0.5
 
 
 def main() -> None:
-    """Run the operator until SIGTERM, or run `check`.
+    """Run the operator until SIGTERM, or the subcommand `check`.
 
-    Exit codes: 0 after a stop, 1 if leadership was lost or an option's value is invalid, 2 for an unknown
-    option.
+    The operator's exit code is 0 after SIGTERM, 1 if it lost its leadership, failed, or an option has an
+    invalid value, and 2 for an unknown option.
     """
     if sys.argv[1:2] == ["check"]:
         sys.exit(check.main(sys.argv[2:]))
@@ -85,7 +85,7 @@ async def run(config: OperatorConfig) -> int:
             identity=cast(Any, config.holder),
             stop_flag=replica.ended,
         )
-    except Exception:  # of kopf itself: reconciles have ended in order, and a new process starts over
+    except Exception:  # kopf itself failed: reconciles have ended in order, and a new process starts over
         logger.exception("kopf has ended")
         return 1
     finally:
@@ -94,14 +94,14 @@ async def run(config: OperatorConfig) -> int:
 
 
 class _Replica:
-    """One replica, from kopf's startup to its cleanup: wait for the Lease, lead, stop."""
+    """One replica of the operator, from kopf's startup to its cleanup: wait for the Lease, lead, stop."""
 
     def __init__(self, config: OperatorConfig, configuration: Configuration) -> None:
         self._config = config
         self._metrics = metrics = Metrics()
         self._watch_health = WatchHealth(metrics)
         self._api_server = KubeClient(configuration, metrics)
-        """Client without stores: it reads from the API server itself."""
+        """Client without stores, which reads everything from the API server."""
         self._elector = Elector(self._api_server, config)
         rate_limiter = TokenBucket(config.requests_per_second, config.request_burst)
         self._kube = KubeClient(configuration, metrics, rate_limiter, lambda kind: self._informers.get(kind))
@@ -130,7 +130,7 @@ class _Replica:
         self._leading: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self.ended = asyncio.Event()
-        """Set when the replica has ended by itself: kopf shall stop."""
+        """Set when the replica has ended by itself, to make kopf stop."""
         self.code = 0
         """Exit code of the process."""
 
@@ -146,7 +146,7 @@ class _Replica:
         self._controller.on_object_changed(kind, name, object_labels)
 
     def registry(self) -> kopf.OperatorRegistry:
-        """Return kopf's handlers: this replica's startup and cleanup, and the informers' events."""
+        """Return a registry with kopf's handlers: for startup, cleanup, and the events of the informers."""
         registry = kopf.OperatorRegistry()
         kopf.on.startup(registry=registry)(self._on_startup)
         kopf.on.cleanup(registry=registry)(self._on_cleanup)
@@ -154,7 +154,7 @@ class _Replica:
         return registry
 
     async def serve(self) -> None:
-        """Serve health and metrics.
+        """Start the HTTP server of /healthz, /readyz and /metrics.
 
         Raises:
             OSError: the port cannot be bound.
@@ -184,18 +184,18 @@ class _Replica:
         self._stop.set()
         if self._leading is not None:
             await self._leading
-        await self.close()  # otherwise kopf waits for the tasks behind its connections
+        await self.close()  # otherwise kopf waits for its tasks, which wait on their connections
 
     async def _run(self) -> None:
         try:
             self.code = await self._lead()
         except Exception:
-            logger.exception("unexpected error")
+            logger.exception("unexpected error of the leading replica")
             self.code = 1
         self.ended.set()
 
     def _liveness_problem(self) -> str:
-        """Return what is wrong with this replica; empty if nothing is."""
+        """Return why this replica should be restarted; empty if it works."""
         problems = [f"no watch of {kind} is alive" for kind in self._watch_health.stale_kinds()]
         hung = self._controller.hung_services()
         problems += [f"the reconcile of {key.namespace}/{key.name} hangs" for key in hung]
@@ -204,7 +204,7 @@ class _Replica:
     async def _lead(self) -> int:
         """Wait for the Lease, and run the controller while it is held; return the exit code."""
         if not await self._unless_stopped(self._elector.acquire()):
-            await self._elector.release()  # it may have been acquired at the moment of the stop
+            await self._elector.release()  # the Lease may have been acquired at the moment of the stop
             return 0
         self._metrics.leader.set(1)
         stopped = asyncio.Event()
@@ -221,7 +221,7 @@ class _Replica:
             await asyncio.gather(work, lease, stop, return_exceptions=True)
 
     async def _run_controller(self, stopped: asyncio.Event) -> None:
-        """Run the controller, but not before the stores have caught up with the time of the acquisition."""
+        """Wait until the stores have caught up with the API server, then run the controller."""
         while not stopped.is_set():
             try:
                 await self._informers.catch_up(self._api_server)
@@ -234,13 +234,19 @@ class _Replica:
     async def _finish(
         self, work: asyncio.Task[None], lease: asyncio.Task[None], stopped: asyncio.Event
     ) -> int:
-        """End leadership after one of its tasks has ended; return the exit code."""
+        """Stop leading once the controller or the renewal has ended, or on SIGTERM; return the exit code.
+
+        Args:
+            work: task of the controller.
+            lease: task that renews the Lease.
+            stopped: event that stops the controller.
+        """
         if lease.done():
             lost = lease.exception()
             logger.error("leadership lost: %s", lost)
             if lost is not None and not isinstance(lost, LeadershipLost):
                 raise lost
-            return 1  # a new process waits for the Lease; this one may be in the middle of an action
+            return 1  # this process may be in the middle of an action; a new one waits for the Lease
         stopped.set()
         done, _ = await asyncio.wait({work}, timeout=STOP_SECONDS)
         if not done:
@@ -249,14 +255,14 @@ class _Replica:
             await asyncio.gather(work, return_exceptions=True)
         lease.cancel()
         await asyncio.gather(lease, return_exceptions=True)
-        await self._elector.release()  # not before: two replicas would reconcile concurrently
+        await self._elector.release()  # only now: otherwise two replicas might reconcile concurrently
         if done and work.exception() is not None:
             logger.error("the controller failed: %s", work.exception())
             return 1
         return 0 if self._stop.is_set() else 1
 
     async def _unless_stopped(self, waiting: Coroutine[Any, Any, None]) -> bool:
-        """Return whether `waiting` ended before the replica was stopped."""
+        """Await `waiting`, but cancel it if the replica is stopped; return whether it ended first."""
         task = asyncio.create_task(waiting)
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)

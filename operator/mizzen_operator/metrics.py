@@ -1,4 +1,4 @@
-"""The operator's process metrics, in a registry of their own. Per-service series are in `status/`."""
+"""Metrics of the operator's process. `status/service_metrics.py` adds the series per service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """Metrics by attribute; on `/metrics` their names begin with `mizzen_operator_`."""
+    """The operator's metrics, one attribute each; their exposed names begin with `mizzen_operator_`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -28,31 +28,33 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.errors = self._counter("reconcile_errors_total", "Failed reconcile passes", "reason")
-        self.actions = self._counter("actions_total", "Changes made to the cluster", "action")
+        self.errors = self._counter("reconcile_errors_total", "Failed reconcile passes, by reason", "reason")
+        self.actions = self._counter(
+            "actions_total", "Changes made to the cluster, by kind of change", "action"
+        )
         self.api_requests = self._counter(
             "api_requests_total", "Requests to the API server", "verb", "kind", "code"
         )
         self.gateway_queries = self._counter(
-            "gateway_queries_total", "Requests to the admin API of gateways", "result"
+            "gateway_queries_total", "Requests to the admin APIs of gateways, by result", "result"
         )
         self.verifications = self._counter(
-            "verifications_total", "Groups verified with golden prompts", "result"
+            "verifications_total", "Verifications of groups with golden prompts, by result", "result"
         )
         self.queue_depth = self._gauge("workqueue_depth", "Services waiting in the work queue")
         self.queue_age = self._gauge(
-            "workqueue_age_seconds", "Waiting time of the first service in the work queue"
+            "workqueue_age_seconds", "Time that the first service in the work queue has waited"
         )
-        self.leader = self._gauge("leader", "1 while this replica leads")
+        self.leader = self._gauge("leader", "1 while this replica is the leader")
         self.watch_age = self._gauge(
             "watch_last_success_seconds", "Time since the API server last answered a watch", "kind"
         )
         self.watch_event_age = self._gauge(
             "watch_last_event_seconds",
-            "Time since the last event of a watch, or the last answer to it",
+            "Time since a watch last delivered an event or was answered",
             "kind",
         )
-        self.services = self._gauge("services", "Services whose condition is True", "condition")
+        self.services = self._gauge("services", "Services for which the condition is True", "condition")
         self.api_seconds = Histogram(
             "mizzen_operator_api_request_duration_seconds",
             "Duration of requests to the API server",
@@ -70,5 +72,5 @@ class Metrics:
         return Gauge(f"mizzen_operator_{name}", text, labels, registry=self.registry)
 
     def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format, as UTF-8."""
         return generate_latest(self.registry)

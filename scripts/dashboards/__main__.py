@@ -1,8 +1,8 @@
-"""Generate the chart's Grafana dashboards from the descriptions in this folder.
+"""Generate the chart's Grafana dashboards from the `*_board.py` modules in this folder.
 
     python scripts/dashboards [--check]
 
-With `--check`, write nothing and exit with 1 if a file is out of date.
+With `--check` it writes nothing, and exits with 1 if a file is out of date.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ BOARDS = {"service": SERVICE, "engine": ENGINE, "gateway": GATEWAY, "operator": 
 
 
 def main(check: bool) -> int:
-    """Write the dashboards, or with `check` only compare them with the files; return the exit code."""
+    """Write the dashboards, or if `check` is set, only compare them with the files; return the exit code."""
     FOLDER.mkdir(exist_ok=True)
-    wrong = []
+    outdated = []
     for name, board in BOARDS.items():
         path, text = FOLDER / f"{name}.json", json.dumps(render(board), indent=1, ensure_ascii=False) + "\n"
         if not check:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            wrong.append(path.name)
-    for name in wrong:
+            outdated.append(path.name)
+    for name in outdated:
         print(f"{name} is out of date: run python scripts/dashboards", file=sys.stderr)
-    return 1 if wrong else 0
+    return 1 if outdated else 0
 
 
 if __name__ == "__main__":

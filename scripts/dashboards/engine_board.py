@@ -8,12 +8,12 @@ OF = 'namespace=~"$namespace",service=~"$service",pod=~"$pod"'
 
 
 def each(metric: str, legend: str = "{{pod}}") -> Query:
-    """Return a query for a gauge, with one series per engine."""
+    """Return a query for a gauge of the selected engines, with one series per engine."""
     return Query(f"mizzen_engine_{metric}{{{OF}}}", legend)
 
 
 def grown(metric: str, by: str = "pod") -> str:
-    """Return the per-second rate of a counter."""
+    """Return the per-second rate of a counter of the selected engines as PromQL, summed by a label."""
     return rate(f"mizzen_engine_{metric}", by, OF)
 
 
@@ -32,12 +32,12 @@ BATCH = Row(
         ),
         Panel(
             "Waiting prompt tokens",
-            "Prompt tokens of the queued requests: the outstanding prefill work.",
+            "Prompt tokens of the requests in the engine's queue: the prefill work that is still to be done.",
             "short", (each("waiting_tokens"),),
         ),
         Panel(
             "Oldest wait for a first token",
-            "How long the oldest request without a first token has been waiting, by engine.",
+            "Time that the oldest request without a first token has been waiting, by engine.",
             "s", (each("oldest_wait_seconds"),), yellow=5, red=15,
         ),
         Panel(
@@ -58,8 +58,8 @@ SPEED = Row(
     (
         Panel(
             "Step time",
-            "Time between the outputs of two consecutive steps: what a running request waits for each "
-            "token.",
+            "Time between the outputs of two consecutive steps: the time that a running request waits for "
+            "each token.",
             "s", quantiles("mizzen_engine_step_seconds", OF), yellow=0.1, red=0.5,
         ),
         Panel(
@@ -82,14 +82,13 @@ SPEED = Row(
         ),
         Panel(
             "Tokens generated, reported by the engine",
-            "The engine's own figure for the last second, which endpoint pickers read as "
-            "`sglang:gen_throughput`.",
+            "Tokens per second as the engine measured them over the last second; endpoint pickers read this "
+            "as `sglang:gen_throughput`.",
             "short", (Query(f"sglang:gen_throughput{{{OF}}}", "{{pod}}"),),
         ),
         Panel(
             "Time to first token, in the engine",
-            "From a request's arrival at the engine to its first token. It does not include the time in the "
-            "gateway.",
+            "Time from a request's arrival at the engine to its first token, without the time in the gateway.",
             "s", quantiles("mizzen_engine_time_to_first_token_seconds", OF), yellow=1, red=2,
         ),
         Panel(
@@ -155,7 +154,8 @@ GRAMMARS = Row(
         ),
         Panel(
             "Grammar compile time",
-            "Mean time to compile a grammar. Requests that wait for their grammar do not hold up others.",
+            "Mean time to compile a grammar. Requests that wait for their grammar do not delay other "
+            "requests.",
             "s",
             (
                 Query(
@@ -193,7 +193,7 @@ LIFE = Row(
         ),
         Panel(
             "Uptime",
-            "Time since each engine's supervisor started; it drops to 0 on a restart.",
+            "Time since each engine's supervisor started; drops to 0 on a restart.",
             "s", (each("uptime_seconds"),),
         ),
         Panel(
@@ -204,27 +204,28 @@ LIFE = Row(
         ),
         Panel(
             "Connected gateways",
-            "Number of gateways that each engine hears from. If it is below the number of gateway pods, "
-            "check the NetworkPolicy and the keys.",
+            "Number of gateways connected to each engine. If it is below the number of gateway pods, check "
+            "the NetworkPolicy and the keys.",
             "short", (each("gateways"),), falling=True, red=1,
         ),
         Panel(
             "Lost gateways",
-            "Gateways that disappeared, or that did not read their frames in time, within 5 minutes.",
+            "Number of gateways that disappeared or did not read their frames in time, over the last 5 "
+            "minutes.",
             "short", (Query(f"sum by (pod) (increase(mizzen_engine_lost_gateways_total{{{OF}}}[5m]))", "{{pod}}"),),
             yellow=1, red=5,
         ),
         Panel(
             "Malformed frames",
-            "Frames within 5 minutes that were not valid protocol messages: either another protocol "
-            "version, or an unrelated client on the port.",
+            "Number of frames over the last 5 minutes that were not valid messages: the sender spoke another "
+            "version of the protocol, or was not a gateway.",
             "short", (Query(f"sum by (pod) (increase(mizzen_engine_malformed_frames_total{{{OF}}}[5m]))", "{{pod}}"),),
             yellow=1, red=10,
         ),
         Panel(
             "Integrity violations",
-            "Failed consistency checks of pages, slots and the prefix tree. This is always 0; anything else "
-            "is a bug in Mizzen that you should report.",
+            "Number of failed consistency checks of pages, slots and the prefix tree. Any value other than 0 "
+            "is a bug in Mizzen; please report it.",
             "short",
             (Query(f"sum by (pod) (mizzen_engine_integrity_violations_total{{{OF}}})", "{{pod}}"),),
             red=1,

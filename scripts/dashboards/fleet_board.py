@@ -1,4 +1,4 @@
-"""The fleet dashboard: all services side by side, and which of them needs attention."""
+"""The fleet dashboard, which compares all services and shows which of them need attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAME = "{{namespace}}/{{service}}"
 
 
 def worst(metric: str, labels: str = "") -> Query:
-    """Return a query for the maximum of a metric per service, limited to the ten largest."""
+    """Return a query for the ten services with the highest maximum of a metric, one series per service."""
     return Query(f"topk(10, max by ({BY}) ({metric}{{{OF}{labels}}}))", NAME)
 
 
@@ -19,27 +19,28 @@ HEALTH = Row(
     (
         Panel(
             "Services",
-            "Services that the operator manages.",
+            "Number of services that the operator manages.",
             "short", (Query(f"count(count by ({BY}) (mizzen_operator_service_groups{{{OF}}}))", "services"),),
             "stat", width=4, height=5,
         ),
         Panel(
             "Unavailable",
-            "Services that would not answer a request sent now.",
+            "Number of services that could not answer a request now (condition Available is False).",
             "short",
             (Query(f'count(mizzen_operator_service_condition{{{OF},condition="Available"}} == 0) or vector(0)', "unavailable"),),
             "stat", red=1, width=4, height=5,
         ),
         Panel(
             "Failed",
-            "Services whose newest spec cannot take effect without a change.",
+            "Number of services whose spec cannot take effect until somebody changes something (condition "
+            "Failed is True).",
             "short",
             (Query(f'sum(mizzen_operator_service_condition{{{OF},condition="Failed"}})', "failed"),),
             "stat", red=1, width=4, height=5,
         ),
         Panel(
             "Groups",
-            "Groups of all services that requests can reach.",
+            "Number of groups, of all services, to which gateways route requests.",
             "short",
             (Query(f'sum(mizzen_operator_service_groups{{{OF},state="available"}})', "available"),),
             "stat", width=4, height=5,
@@ -58,8 +59,8 @@ HEALTH = Row(
         ),
         Panel(
             "Groups by service and state",
-            "Groups of each service: wanted by the spec, present, ready, of the newest revision, and "
-            "available to requests.",
+            "Number of groups of each service, by state: wanted by the spec, present, ready, updated to the "
+            "newest revision, and available to requests.",
             "short",
             (Query(f"sum by ({BY}, state) (mizzen_operator_service_groups{{{OF}}})"),),
             "table", width=12,
@@ -88,7 +89,7 @@ WORK = Row(
         ),
         Panel(
             "Failures by service",
-            "Share of 5xx responses, for the ten worst services.",
+            "Share of requests that got a 5xx response, for the ten services with the largest share.",
             "percentunit",
             (
                 Query(
@@ -122,7 +123,7 @@ WORK = Row(
         ),
         Panel(
             "Waiting requests by service",
-            "Requests in the engines' queues, for the ten services with the most.",
+            "Requests in the engines' queues, for the ten services with the longest queues.",
             "short",
             (Query(f"topk(10, sum by ({BY}) (mizzen_engine_waiting_requests{{{OF}}}))", NAME),),
             yellow=10, red=100,
@@ -134,30 +135,32 @@ CHANGE = Row(
     (
         Panel(
             "Restarts by service",
-            "Engines that ended and were restarted in the last hour, for the ten services with the most.",
+            "Engines that exited and were restarted in the last hour, for the ten services with the most "
+            "restarts.",
             "short",
             (Query(f"topk(10, sum by ({BY}) (increase(mizzen_operator_group_restarts_total{{{OF}}}[1h])))", NAME),),
             yellow=1, red=3,
         ),
         Panel(
             "Rollouts in progress",
-            "How long each service's rollout has been in progress, for the ten oldest.",
+            "Time since each service's rollout began, for the ten oldest rollouts.",
             "s", (worst("mizzen_operator_rollout_age_seconds"),), yellow=600, red=1800,
         ),
         Panel(
             "Starts in progress",
-            "How long each service's oldest group that has never served has been starting, for the ten "
-            "oldest.",
+            "Age of each service's oldest group that has not served yet, for the ten services with the "
+            "oldest groups.",
             "s", (worst("mizzen_operator_oldest_start_seconds"),), yellow=300, red=900,
         ),
         Panel(
             "Key age",
-            "Age of the keys between each service's gateway and engines, for the ten oldest.",
+            "Age of the keys that protect the connections between each service's gateways and engines, for "
+            "the ten oldest keys.",
             "s", (worst("mizzen_operator_keys_age_seconds"),), yellow=25920000, red=31536000,
         ),
         Panel(
             "Prefix cache hit rate by service",
-            "Share of prompt tokens whose KV was in the prefix cache.",
+            "Share of prompt tokens whose KV was in the prefix cache, by service.",
             "percentunit",
             (
                 Query(
@@ -170,7 +173,7 @@ CHANGE = Row(
         ),
         Panel(
             "Versions",
-            "Number of running programs, by version.",
+            "Number of running engines, gateways and operator replicas, by version.",
             "short",
             (
                 Query("count by (version) (mizzen_engine_build_info)", "engine {{version}}"),
@@ -185,7 +188,7 @@ CHANGE = Row(
 FLEET = Dashboard(
     "mizzen-fleet",
     "Mizzen / Fleet",
-    "All services side by side: which of them needs attention?",
+    "All services compared: which of them need attention?",
     (Variable("namespace", "mizzen_operator_service_groups", "Namespace"),),
     (HEALTH, WORK, CHANGE),
 )

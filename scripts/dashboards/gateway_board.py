@@ -9,12 +9,12 @@ MODEL = f'{OF},model=~"$model"'
 
 
 def grown(metric: str, by: str = "", labels: str = OF) -> str:
-    """Return the per-second rate of a counter."""
+    """Return the per-second rate of a counter of the selected gateways as PromQL, summed by a label."""
     return rate(f"mizzen_gateway_{metric}", by, labels)
 
 
 def total(metric: str, legend: str, by: str = "") -> Query:
-    """Return a query for a gauge, summed by a label."""
+    """Return a query for a gauge of the selected gateways, summed by a label."""
     return Query(f"sum by ({by}) (mizzen_gateway_{metric}{{{OF}}})", legend)
 
 
@@ -28,7 +28,8 @@ TRAFFIC = Row(
         ),
         Panel(
             "Requests by model",
-            "Requests per second, by the requested model; names that are not served count as `other`.",
+            "Requests per second, by requested model; the names of models that are not served count as "
+            "`other`.",
             "reqps", (Query(grown("requests_total", "model", MODEL), "{{model}}"),), stacked=True,
         ),
         Panel(
@@ -72,7 +73,7 @@ LATENCY = Row(
     (
         Panel(
             "Time to first token by model",
-            "95th percentile for each model.",
+            "95th percentile of the time from a request's arrival to its first token, by model.",
             "s",
             (
                 Query(
@@ -84,7 +85,7 @@ LATENCY = Row(
         ),
         Panel(
             "Inter-token latency",
-            "Time between two deliveries of tokens on a stream, weighted by token.",
+            "Time between consecutive deliveries of tokens on a stream, weighted by the number of tokens.",
             "s", quantiles("mizzen_gateway_inter_token_seconds", MODEL), yellow=0.1, red=0.2,
         ),
         Panel(
@@ -95,8 +96,8 @@ LATENCY = Row(
         ),
         Panel(
             "Queue time",
-            "How long requests waited in the gateway's queue. Beyond "
-            "`spec.gateway.admission.queueTimeoutSeconds` they get 503.",
+            "Time that requests waited in the gateway's queue. After "
+            "`spec.gateway.admission.queueTimeoutSeconds` a request gets 503.",
             "s", quantiles("mizzen_gateway_queue_seconds", MODEL), yellow=1, red=5,
         ),
         Panel(
@@ -111,21 +112,22 @@ ROUTES = Row(
     (
         Panel(
             "Queued requests",
-            "Requests in the gateways' queues, and those of them that wait because no engine serves.",
+            "Requests in the gateways' queues; `waiting for an engine` counts the requests that wait because "
+            "no engine serves.",
             "short",
             (total("queued_requests", "queued"), total("waiting_requests", "waiting for an engine")),
             yellow=10, red=100,
         ),
         Panel(
             "Routing decisions by reason",
-            "Routed requests per second, by the deciding factor: the longest cached prefix, the least load, "
-            "a session, or that there was only one engine.",
+            "Routed requests per second, by the reason for the choice of the engine: the longest cached "
+            "prefix, the least load, the session, or because only one engine was available.",
             "reqps", (Query(grown("route_total", "reason"), "{{reason}}"),), stacked=True,
         ),
         Panel(
             "Engines by state",
-            "Engines as gateways see them. Of several gateways, the one that sees the most engines in a "
-            "state counts.",
+            "Number of engines in each state, as gateways see them. If gateways disagree, the largest number "
+            "is shown.",
             "short",
             (Query(f"max by (state) (mizzen_gateway_engines{{{OF}}})", "{{state}}"),),
         ),
@@ -136,14 +138,14 @@ ROUTES = Row(
         ),
         Panel(
             "Tokens in progress by engine",
-            "The load that routing decisions use: prompt and answer tokens in progress. It should be "
-            "similar for all engines of a service.",
+            "Prompt and answer tokens in progress, which is the load that routing decisions use. It should "
+            "be similar for all engines of a service.",
             "short", (total("in_flight_tokens", "{{engine}}", "engine"),),
         ),
         Panel(
             "Prefix index",
-            "Blocks of 64 tokens that gateways know to be cached on some engine, and blocks that they "
-            "dropped from the index because it was full.",
+            "Blocks of 64 tokens that gateways know to be cached on an engine, and blocks that they dropped "
+            "from the index because it was full.",
             "short",
             (total("prefix_index_blocks", "known"), total("prefix_index_forgotten_blocks", "dropped")),
         ),
@@ -154,15 +156,15 @@ STARTS = Row(
     (
         Panel(
             "Cache warm-ups",
-            "New engines per second whose cache was filled before requests were routed to them, by outcome: "
-            "`done`; `needed`, because requests were waiting; `deadline`, after `warmupTimeoutSeconds`; "
-            "`failed`.",
+            "New engines per second whose cache was warmed up before requests were routed to them, by "
+            "result: `done`; `needed`, ended early because requests were waiting; `deadline`, ended after "
+            "`warmupTimeoutSeconds`; `failed`.",
             "ops", (Query(grown("warmups_total", "result"), "{{result}}"),), stacked=True,
         ),
         Panel(
             "Replayed prefix tokens",
-            "Tokens per second of the hottest prefixes that gateways replay into new engines, after "
-            "rollouts, scale-ups and replacements.",
+            "Tokens per second that gateways replay into the caches of new engines: the most used prefixes, "
+            "after rollouts, scale-ups and replacements.",
             "short", (Query(grown("warmed_tokens_total"), "tokens"),),
         ),
     ),
@@ -178,13 +180,13 @@ ERRORS = Row(
         Panel(
             "Failed attempts",
             "Attempts per second that failed before anything was sent to the client, by cause. Clients do "
-            "not notice them: the gateway tries another engine.",
+            "not notice these failures, because the gateway tries another engine.",
             "reqps", (Query(grown("retries_total", "cause"), "{{cause}}"),), yellow=1,
         ),
         Panel(
             "Resumed answers",
-            "Answers per second whose engine was lost before they finished: those that another engine "
-            "resumed, by cause, and those that could not be resumed.",
+            "Answers per second whose engine was lost before they were complete: `resumed` by another "
+            "engine, or `not resumed`, by cause.",
             "reqps",
             (
                 Query(grown("resumes_total", "cause"), "resumed: {{cause}}"),
@@ -193,13 +195,13 @@ ERRORS = Row(
         ),
         Panel(
             "Time to resume",
-            "From the loss of an engine to the next token of its answers.",
+            "Time from the loss of an engine until its answers got their next token from another engine.",
             "s", quantiles("mizzen_gateway_resume_seconds", OF, (0.5, 0.95)), yellow=5, red=30,
         ),
         Panel(
             "Aborts",
-            "Requests per second that the gateway aborted in an engine, by cause; mostly because the client "
-            "disconnected.",
+            "Requests per second that the gateway aborted in an engine, by cause. The most common cause is "
+            "that the client disconnected.",
             "reqps", (Query(grown("aborts_total", "cause"), "{{cause}}"),),
         ),
         Panel(
@@ -212,18 +214,19 @@ ERRORS = Row(
         ),
         Panel(
             "Suspect engines",
-            "Engines that have missed their heartbeat: they hang, or the connection to them is lost.",
+            "Number of engines whose heartbeat is overdue: they hang, or the connection to them is lost.",
             "short", (total("suspect_engines", "suspect"),), red=1,
         ),
         Panel(
             "Pod watch errors",
-            "Failed lists and watches of pods per second. Meanwhile the gateway routes with what it knew "
-            "before.",
+            "Lists and watches of pods that failed, per second. Meanwhile the gateway keeps its last known "
+            "list of engines.",
             "ops", (Query(grown("watch_errors_total"), "failed"),), yellow=0.1,
         ),
         Panel(
             "Routing table in sync",
-            "1 while every gateway has a current routing table; a gateway that is not in sync is not ready.",
+            "1 while the routing tables of all gateways are current, otherwise 0; a gateway whose table is "
+            "not current is not ready.",
             "short", (Query(f"min(mizzen_gateway_synced{{{OF}}})", "in sync"),), "stat",
             falling=True, red=1,
         ),
@@ -234,7 +237,7 @@ PROCESS = Row(
     (
         Panel(
             "CPU",
-            "CPU cores that each gateway uses; one gateway process uses at most slightly more than one.",
+            "CPU cores that each gateway uses; one gateway process uses at most slightly more than one core.",
             "short",
             (Query(f'rate(process_cpu_seconds_total{{{OF},job="gateway"}}[$__rate_interval])', "{{pod}}"),),
             yellow=0.8, red=0.95,

@@ -8,7 +8,7 @@ OF = 'namespace=~"$namespace"'
 
 
 def grown(metric: str, by: str = "") -> str:
-    """Return the per-second rate of a counter."""
+    """Return the per-second rate of a counter of the operator as PromQL, summed by a label."""
     return rate(f"mizzen_operator_{metric}", by)
 
 
@@ -17,21 +17,21 @@ CHARGE = Row(
     (
         Panel(
             "Leaders",
-            "Replicas that hold the Lease. Exactly one is normal; without a leader nothing is repaired, "
-            "although services keep serving.",
+            "Number of replicas that hold the Lease; normally exactly one. Without a leader, services keep "
+            "serving, but nothing is repaired.",
             "short", (Query("sum(mizzen_operator_leader)", "leaders"),), "stat",
             falling=True, red=1, width=4, height=5,
         ),
         Panel(
             "Replicas",
-            "Running operator replicas: the leader and the standbys.",
+            "Number of running operator replicas: the leader and the standbys.",
             "short", (Query("count(mizzen_operator_leader)", "replicas"),), "stat",
             falling=True, red=1, yellow=2, width=4, height=5,
         ),
         Panel(
             "Time since last watch response",
-            "Time since the last response to the watch of each kind. A watch gets a response at least every "
-            "four minutes; beyond five and a half minutes it is considered dead, and the operator is "
+            "Time since the watch of each kind last received a response, which happens at least every four "
+            "minutes. After five and a half minutes the watch is considered dead, and the operator is "
             "restarted.",
             "s",
             (Query("max by (kind) (mizzen_operator_watch_last_success_seconds)", "{{kind}}"),),
@@ -44,13 +44,13 @@ LOOKS = Row(
     (
         Panel(
             "Reconciles",
-            "Reconciles per second, by result: `ok`, `waits` for something that no watch reports, `failure` "
-            "that is recorded in the status, or `error`.",
+            "Reconciles per second, by result: `ok`; `waits`, for something that no watch reports; "
+            "`failure`, which the status reports; `error`, which is retried.",
             "ops", (Query(grown("reconcile_duration_seconds_count", "result"), "{{result}}"),), stacked=True,
         ),
         Panel(
             "Reconcile duration",
-            "Duration of the reconcile of one service.",
+            "Duration of one reconcile of one service.",
             "s", quantiles("mizzen_operator_reconcile_duration_seconds"), yellow=1, red=10,
         ),
         Panel(
@@ -60,18 +60,18 @@ LOOKS = Row(
         ),
         Panel(
             "Work queue depth",
-            "Services that are due for a reconcile.",
+            "Number of services that are due for a reconcile.",
             "short", (Query("sum(mizzen_operator_workqueue_depth)", "waiting"),), yellow=50, red=500,
         ),
         Panel(
             "Work queue age",
-            "How long the longest-waiting service has been due for a reconcile.",
+            "Longest time that a service has been due for a reconcile.",
             "s", (Query("max(mizzen_operator_workqueue_age_seconds)", "oldest"),), yellow=10, red=60,
         ),
         Panel(
             "Changes made",
-            "Changes to the cluster per second, by type. There are none in a cluster in which nothing "
-            "happens.",
+            "Changes that the operator makes in the cluster per second, by type. While nothing happens in "
+            "the cluster, it makes no changes.",
             "ops", (Query(grown("actions_total", "action"), "{{action}}"),), stacked=True,
         ),
     ),
@@ -91,7 +91,8 @@ API = Row(
         ),
         Panel(
             "API server errors",
-            "Responses per second other than 2xx, by code; 0 means no response. 404 and 409 are normal.",
+            "Responses per second with a status code other than 2xx, by code; 0 means that no response "
+            "arrived. 404 and 409 are normal.",
             "reqps",
             (Query(rate("mizzen_operator_api_requests_total", "code", 'code!~"2.."'), "{{code}}"),),
         ),
@@ -131,7 +132,7 @@ SERVICES = Row(
         ),
         Panel(
             "Finished rollouts",
-            "Changes of services in the last hour that took full effect, or failed.",
+            "Number of rollouts in the last hour that were completed, or failed.",
             "short",
             (
                 Query(
@@ -142,7 +143,7 @@ SERVICES = Row(
         ),
         Panel(
             "Rollout duration",
-            "From a change of a service until nothing is left to do, over the last hour.",
+            "Time from a change of a service until its rollout was complete, over the last hour.",
             "s",
             tuple(
                 Query(
@@ -156,14 +157,14 @@ SERVICES = Row(
         ),
         Panel(
             "Rollouts in progress",
-            "How long each service's rollout has been in progress; 0 if there is none.",
+            "Time since each service's rollout began; 0 if no rollout is in progress.",
             "s",
             (Query(f"max by (namespace, service) (mizzen_operator_rollout_age_seconds{{{OF}}})", "{{namespace}}/{{service}}"),),
             yellow=600, red=1800,
         ),
         Panel(
             "Cold starts",
-            "From a group's creation until requests are routed to it, over the last hour.",
+            "Time from a group's creation until requests were routed to it, over the last hour.",
             "s",
             tuple(
                 Query(

@@ -1,7 +1,7 @@
-"""Render Grafana dashboards (classic JSON schema) from panels described as plain data.
+"""Render dashboards, which the `*_board.py` modules describe as data, in Grafana's classic JSON schema.
 
-The `*_board.py` modules describe the dashboards. Only fields that differ from Grafana's defaults are
-written, because the dashboards count towards the size of a Helm release.
+Fields that equal Grafana's defaults are omitted, because the dashboards count towards the size of a Helm
+release.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GREEN, YELLOW, RED = "green", "yellow", "red"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query of a panel. `legend` may contain label names in double braces."""
+    """A PromQL query of a panel. `legend` may contain label names in double braces."""
 
     expr: str
     legend: str = ""
@@ -29,15 +29,15 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel.
+    """A panel of a dashboard.
 
     Attributes:
         unit: Grafana's identifier of the unit.
-        yellow: threshold from which the panel is yellow; None for no threshold.
-        red: threshold from which the panel is red; None for no threshold.
+        yellow: value from which the panel is yellow; None for no threshold.
+        red: value from which the panel is red; None for no threshold.
         falling: whether the thresholds are reversed, so that values below `red` are red.
-        width: width in columns; a dashboard has 24.
-        most: upper end of the axis, None for automatic.
+        width: width in columns; a dashboard has 24 columns.
+        most: upper end of the axis; None lets Grafana choose it.
     """
 
     title: str
@@ -56,7 +56,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A titled row of panels."""
+    """A row of panels with a title; panels that do not fit into one line continue in the next line."""
 
     title: str
     panels: Sequence[Panel]
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A dashboard variable whose choices are the values of a metric's label."""
+    """A drop-down variable of a dashboard, whose choices are the values of `label` in `metric`."""
 
     label: str
     metric: str
@@ -83,28 +83,47 @@ class Dashboard:
 
 
 def rate(metric: str, by: str = "", labels: str = "") -> str:
-    """Return the per-second rate of a counter as PromQL, summed by labels."""
+    """Return the per-second rate of a counter as PromQL, summed by labels.
+
+    Args:
+        metric: name of the counter.
+        by: names of the labels to sum by, separated by commas.
+        labels: label matchers that select series.
+    """
     return f"sum by ({by}) (rate({metric}{{{labels}}}[$__rate_interval]))"
 
 
 def quantile(share: float, metric: str, by: str = "", labels: str = "") -> str:
-    """Return a quantile of a histogram as PromQL, by labels."""
+    """Return a quantile of a histogram as PromQL.
+
+    Args:
+        share: the quantile, from 0 to 1.
+        metric: name of the histogram.
+        by: names of the labels to group by, separated by commas.
+        labels: label matchers that select series.
+    """
     keys = f"le, {by}" if by else "le"
     return f"histogram_quantile({share}, {rate(f'{metric}_bucket', keys, labels)})"
 
 
 def quantiles(metric: str, labels: str = "", shares: Sequence[float] = (0.5, 0.99)) -> list[Query]:
-    """Return queries for several quantiles of a histogram."""
+    """Return one query for each quantile of a histogram, over all series that `labels` selects."""
     return [Query(quantile(share, metric, "", labels), f"p{round(share * 100)}") for share in shares]
 
 
 def mean(metric: str, by: str = "", labels: str = "") -> str:
-    """Return the mean of a histogram as PromQL, by labels."""
+    """Return the mean of a histogram as PromQL, for each value of the labels `by`.
+
+    Args:
+        metric: name of the histogram.
+        by: names of the labels to group by, separated by commas.
+        labels: label matchers that select series.
+    """
     return f"{rate(f'{metric}_sum', by, labels)} / {rate(f'{metric}_count', by, labels)}"
 
 
 def render(dashboard: Dashboard) -> Json:
-    """Return the dashboard as Grafana's JSON model."""
+    """Return a dashboard in Grafana's JSON schema."""
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,
@@ -124,7 +143,7 @@ def render(dashboard: Dashboard) -> Json:
 
 
 def _link() -> Json:
-    """Return a drop-down link to the other dashboards that keeps the time range and variables."""
+    """Return a drop-down link to Mizzen's other dashboards that keeps the time range and the variables."""
     return {
         "asDropdown": True,
         "icon": "external link",
@@ -267,7 +286,7 @@ def _options(panel: Panel) -> Json:
 
 
 def _columns() -> list[Json]:
-    """Return the transformations that merge several instant queries into one table."""
+    """Return the transformations of a table panel, which merge its queries and hide two columns."""
     hidden = {"Time": True, "__name__": True}
     return [
         {"id": "merge", "options": {}},

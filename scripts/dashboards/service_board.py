@@ -17,30 +17,31 @@ UP = Row(
     (
         Panel(
             "Successful requests",
-            "Share of requests that neither got a 5xx response nor broke off. The objective is 99.9 %.",
+            "Share of requests that got no 5xx response and whose answer did not break off. The objective is "
+            "99.9 %.",
             "percentunit",
             (Query(f"1 - ({FAILED} + {BROKEN}) / {ALL}", "good"),),
             "stat", falling=True, red=0.99, yellow=0.999, width=4, height=5,
         ),
         Panel(
             "Available services",
-            "Share of the selected services whose condition Available is True: a request sent now would be "
-            "answered.",
+            "Share of the selected services whose condition Available is True, so that a request sent now "
+            "would be answered.",
             "percentunit",
             (Query(f'avg(mizzen_operator_service_condition{{{OF},condition="Available"}})', "available"),),
             "stat", falling=True, red=1, width=4, height=5,
         ),
         Panel(
             "Serving engines",
-            "Engines that gateways route to. Of several gateways, the one that sees the most engines "
-            "counts.",
+            "Number of engines to which gateways route requests. If gateways disagree, the largest number is "
+            "shown.",
             "short",
             (Query(f'sum(max by (namespace, service) (mizzen_gateway_engines{{{OF},state="serving"}}))', "serving"),),
             "stat", falling=True, red=1, width=4, height=5,
         ),
         Panel(
             "Missing groups",
-            "Groups that the specs ask for but that requests do not reach.",
+            "Number of groups that the specs want but to which no requests are routed.",
             "short",
             (
                 Query(
@@ -53,15 +54,15 @@ UP = Row(
         ),
         Panel(
             "Engine restarts in the last hour",
-            "Engines that ended by themselves and were restarted. An occasional restart is a fault that has "
-            "been recovered; for several an hour, look at the log of the latest one.",
+            "Number of engines that exited by themselves and were restarted. An occasional restart means "
+            "that a fault was repaired; if several happen per hour, read the log of the latest one.",
             "short",
             (Query(f"sum(increase(mizzen_operator_group_restarts_total{{{OF}}}[1h]))", "restarts"),),
             "stat", yellow=1, red=3, width=4, height=5,
         ),
         Panel(
             "Age of the oldest rollout",
-            "How long ago the oldest change that is not yet in force was made; 0 if there is none.",
+            "Time since the oldest change whose rollout is not complete; 0 if no rollout is in progress.",
             "s",
             (Query(f"max(mizzen_operator_rollout_age_seconds{{{OF}}})", "rollout"),),
             "stat", yellow=600, red=1800, width=4, height=5,
@@ -76,7 +77,7 @@ UP = Row(
         ),
         Panel(
             "Failures",
-            "5xx responses, and answers that broke off after they had begun, per second.",
+            "5xx responses per second by status code, and answers per second that broke off, by cause.",
             "reqps",
             (
                 Query(rate("mizzen_gateway_requests_total", "code", f'{OF},code=~"5.."'), "{{code}}"),
@@ -91,26 +92,27 @@ FAST = Row(
     (
         Panel(
             "Time to first token",
-            "From a request's arrival at the gateway to its first token, as clients see it, including "
-            "queueing and prefill. The objective is 2 s.",
+            "Time from a request's arrival at the gateway to its first token, including queueing and "
+            "prefill. The objective is 2 s.",
             "s", quantiles(FIRST, OF), yellow=1, red=2,
         ),
         Panel(
             "First tokens within the objective",
-            "Share of requests whose first token arrived within 2 s; the objective is 99 %.",
+            "Share of requests whose first token arrived within 2 s. The objective is 99 %.",
             "percentunit",
             (Query(f"{SLOW} / sum(rate({FIRST}_count{{{OF}}}[$__rate_interval]))", "within 2 s"),),
             falling=True, red=0.95, yellow=0.99, most=1,
         ),
         Panel(
             "Inter-token latency",
-            "Time between two deliveries of tokens on a stream, weighted by token. Above 0.1 s, text "
-            "arrives more slowly than people read.",
+            "Time between consecutive deliveries of tokens on a stream, weighted by the number of tokens. "
+            "Above 0.1 s, text arrives more slowly than people read.",
             "s", quantiles("mizzen_gateway_inter_token_seconds", OF), yellow=0.1, red=0.2,
         ),
         Panel(
             "Request duration",
-            "From a request's arrival to the last byte of its response; long answers take long.",
+            "Time from a request's arrival at the gateway to the last byte of its response, which depends "
+            "mostly on the length of the answer.",
             "s", quantiles("mizzen_gateway_request_seconds", OF),
         ),
         Panel(
@@ -125,7 +127,7 @@ FULL = Row(
     (
         Panel(
             "Requests in engines",
-            "Requests that hold a slot, and requests that wait in an engine's queue.",
+            "Requests that run in a slot of an engine, and requests that wait in an engine's queue.",
             "short",
             (
                 Query(f"sum(mizzen_engine_running_requests{{{OF}}})", "running"),
@@ -134,8 +136,8 @@ FULL = Row(
         ),
         Panel(
             "Requests queued in gateways",
-            "Requests in the gateways' queues, and those of them that wait because no engine serves. If the "
-            "latter is above 0, a service that was scaled to zero is woken up.",
+            "Requests in the gateways' queues; `waiting for an engine` counts the requests that wait because "
+            "no engine serves. They wake up a service that was scaled to zero.",
             "short",
             (
                 Query(f"sum(mizzen_gateway_queued_requests{{{OF}}})", "queued"),
@@ -145,7 +147,7 @@ FULL = Row(
         ),
         Panel(
             "Queue time",
-            "How long requests waited in the gateway's queue, and how long the oldest request in an engine "
+            "Time that requests waited in the gateway's queue, and time that the oldest request in an engine "
             "has been waiting for its first token.",
             "s",
             (

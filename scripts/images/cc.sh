@@ -1,6 +1,6 @@
 #!/bin/sh
-# Stand-in for the C compiler that Triton looks for. It returns the one module that Triton needs, its kernel
-# launcher, which was compiled when the image was built. Triton compiles kernels itself, without this program.
+# Stand-in for the C compiler that Triton looks for. It copies the only module for which Triton needs a compiler,
+# the kernel launcher, which was compiled when the image was built. Triton compiles kernels itself, without it.
 set -eu
 here=$(dirname "$(readlink -f "$0")")
 source=${1:-}

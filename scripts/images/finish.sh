@@ -1,12 +1,13 @@
 #!/bin/sh
 # Installs the Mizzen wheel into /opt/mizzen, reduces its size, and writes its bill of materials (SBOM).
-#   finish.sh NAME MODULE...: the program's name, and modules that must be importable.
+#   finish.sh NAME MODULE...
+# NAME is the program's name; every MODULE must be importable afterwards.
 set -eu
 name=$1; shift
 /opt/build/bin/pip --python /opt/mizzen/bin/python install -q --no-deps /wheel/*.whl
 # hf-xet only speeds up downloads from a hub; no image uses it.
 /opt/build/bin/pip --python /opt/mizzen/bin/python uninstall -q -y hf-xet
-# Strip debug information, except from libraries with an RPATH: auditwheel has patched them, and stripping breaks them.
+# Strip debug information. Skip libraries with an RPATH: auditwheel has patched them, and stripping would break them.
 find /opt/mizzen -name '*.so' -type f -not -path '*.libs/*' | while read -r library; do
   if readelf -S "$library" | grep -q '\.debug_info' && ! readelf -d "$library" | grep -qE 'R(UN)?PATH'; then
     strip --strip-debug "$library"

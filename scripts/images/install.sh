@@ -1,6 +1,7 @@
 #!/bin/sh
-# Creates /opt/mizzen with the requirements of some extras of pyproject.toml, at the versions in constraints.txt.
-#   install.sh EXTRA... [--without NAME...]; TORCH_INDEX is a package index to install torch from.
+# Creates /opt/mizzen and installs the requirements of extras of pyproject.toml, at the versions in constraints.txt.
+#   install.sh EXTRA... [--without NAME...]
+# If the variable TORCH_INDEX is set, torch is installed from that package index.
 set -eu
 python -m venv --without-pip /opt/mizzen
 python scripts/images/requirements.py pyproject.toml "$@" > /tmp/requirements.txt

@@ -1,6 +1,6 @@
-"""Print the requirements of some extras of pyproject.toml, without the distribution itself.
+"""Print the requirements of the given extras of pyproject.toml, without the distribution itself.
 
-Images install these first, so that the layer is reused as long as only the sources change.
+An image installs the requirements in a layer of their own, which is reused while only the sources change.
 
     python requirements.py pyproject.toml base gateway --without torch
 """

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Removes what the programs do not need from a base image: package managers, Perl, pip, documentation, set-user-ID
-# bits. dpkg's package list stays accurate, so that scanners see what is left.
+# Removes from a base image everything that the programs do not need: package managers, Perl, pip, documentation and
+# set-user-ID bits. dpkg's package list stays accurate, so that scanners see the remaining packages.
 set -eu
 here=$(readlink -f "$0")
 
@@ -9,11 +9,11 @@ installed() { dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' | awk '$1 ~ /^
 wanted="apt apt-utils debian-archive-keyring gpgv sqv perl-base debconf debconf-i18n python3-pip-whl
   python3-setuptools-whl python3-venv python3.11-venv python3-distutils python3-lib2to3"
 gone=$(for package in $wanted; do installed | grep -x "$package" || true; done)
-# Remove, do not purge: the builder may have mounted configuration below /etc/apt.
+# Use --remove instead of --purge: the image builder may have mounted configuration below /etc/apt.
 DEBIAN_FRONTEND=noninteractive dpkg --remove --force-all $gone >/tmp/dpkg.log 2>&1 || { cat /tmp/dpkg.log >&2; exit 1; }
 rm -rf /usr/share/doc /usr/share/man /usr/share/info /usr/share/locale /usr/share/lintian /usr/share/python-wheels \
   /var/cache/* /var/log/* /var/lib/apt /usr/lib/apt
-rm -rf /usr/lib/*/gconv  # for iconv; Python has its own codecs
+rm -rf /usr/lib/*/gconv  # used only by iconv; Python has its own codecs
 python=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 for part in ensurepip idlelib lib2to3 test tkinter turtledemo turtle.py pydoc_data; do rm -rf "${python:?}/$part"; done
 rm -rf "$python"/site-packages/pip* "$python"/site-packages/setuptools* "$python"/site-packages/wheel* \

@@ -1,7 +1,7 @@
-"""Reduce the size of an installed environment: drop library tests, and zip the Kubernetes client.
+"""Reduce the size of an installed environment: remove the tests of libraries, and zip the Kubernetes client.
 
-The generated Kubernetes client has thousands of small modules, of which a program imports a few. As a zip
-archive on the module path it takes a fifth of the space, and every module remains importable.
+The generated Kubernetes client has thousands of small modules, and a program imports only a few of them. As a
+zip archive on the module path it takes a fifth of the space, and every module remains importable.
 
     python slim.py /opt/mizzen/lib/python3.11/site-packages
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 ARCHIVED = ("kubernetes",)
 TESTS = ("tests", "test", "testing")
 KEPT = ("numpy/testing",)
-"""Folders that match `TESTS` but that a library imports itself."""
+"""Folders that match `TESTS` but must stay, because their library imports them."""
 
 
 def drop_tests(site: Path) -> int:
@@ -33,13 +33,13 @@ def drop_tests(site: Path) -> int:
 
 
 def archive(site: Path, package: str) -> Path | None:
-    """Move a pure Python package, sources and bytecode, into `<package>.zip` on the module path.
+    """Move a pure Python package, with sources and bytecode, into `<package>.zip` on the module path.
 
     Returns:
         The archive, or None if the package is not installed.
 
     Raises:
-        ValueError: the package contains native modules, which cannot be imported from an archive.
+        ValueError: the package contains a native module, which could not be imported from an archive.
     """
     folder = site / package
     if not folder.is_dir():
@@ -63,8 +63,8 @@ def main() -> None:
     site = Path(sys.argv[1])
     print(f"removed {drop_tests(site)} test folders")
     for package in ARCHIVED:
-        if made := archive(site, package):
-            print(f"{made}: {made.stat().st_size / 1e6:.1f} MB")
+        if target := archive(site, package):
+            print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

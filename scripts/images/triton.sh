@@ -1,6 +1,6 @@
 #!/bin/sh
-# Precompiles Triton's kernel launcher module, so that the image needs no compiler. Triton identifies the module by
-# its source; another version of Triton needs another module, which cc.sh reports.
+# Precompiles Triton's kernel launcher module, so that the image needs no compiler. cc.sh recognizes the module by
+# its source, and fails if another version of Triton needs another module.
 set -eu
 site=${SITE:-/opt/mizzen}
 target=$site/libexec
@@ -12,7 +12,7 @@ if ! command -v gcc >/dev/null; then
 fi
 mkdir -p "$target"
 stub=$(mktemp -d)
-# The driver library is only on the nodes; linking needs just its soname, so link against a stub.
+# The driver library exists only on the nodes. Linking needs only its soname, so link against a stub.
 gcc -shared -Wl,-soname,libcuda.so.1 -o "$stub/libcuda.so.1" -x c /dev/null
 cp "$nvidia/driver.c" "$target/cuda_utils.c"
 gcc "$target/cuda_utils.c" -O3 -shared -fPIC -Wno-psabi -o "$target/cuda_utils.so" \

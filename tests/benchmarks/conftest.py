@@ -1,4 +1,4 @@
-"""Lets tests import what the benchmarks are made of."""
+"""Makes the modules of the benchmarks importable."""
 
 from __future__ import annotations
 

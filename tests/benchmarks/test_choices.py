@@ -13,8 +13,8 @@ from common_parts.engine_options import (
     VARIANTS,
     engine_option,
     engine_options,
-    off_already,
     parse_checked_args,
+    variants_already_off,
     with_variant,
 )
 from common_parts.gpu import benchmark_parser, title, variants
@@ -137,7 +137,7 @@ def test_a_variant_overrides_engine_options(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_variants_without_effect_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     args = args_of(monkeypatch, "--ablate", "--engine", "cuda_graph=off")
-    assert off_already(args) == ["graphs off"]
+    assert variants_already_off(args) == ["graphs off"]
     assert variants(args, {"prefix cache off": "needed"}) == ["all on", "overlap off", "fusion off"]
     assert title(args, "fusion off") == "qwen3-0.6b, fusion off (off throughout: graphs)"
     args = args_of(monkeypatch, "--ablate", "--device", "cpu")

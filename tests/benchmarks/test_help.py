@@ -45,6 +45,6 @@ def test_defaults_and_choices_are_shown(
     with pytest.raises(SystemExit):
         importlib.import_module("prefill").main()
     shown = capsys.readouterr().out
-    assert "prompts by tokens of each (default: 16x1024 4x4096 1x8192 1x32768)" in shown
+    assert "workloads COUNTxLENGTH (default: 16x1024 4x4096 1x8192 1x32768)" in shown
     assert "--kv-cache-dtype {auto,fp8}" in shown
     assert "backend of decodes: auto, cpu, fa3" in shown

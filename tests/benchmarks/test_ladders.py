@@ -1,4 +1,4 @@
-"""The GPU benchmarks run to their end on the CPU with a tiny shape."""
+"""The GPU benchmarks run completely on the CPU with a tiny shape, and their limits are computed correctly."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def benchmark(name: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_json(name: str, *options: str) -> tuple[dict, list[str]]:
-    done = benchmark(name, *options, "--json")
-    assert done.returncode == 0, done.stderr
-    *lines, last = done.stdout.splitlines()
+    process = benchmark(name, *options, "--json")
+    assert process.returncode == 0, process.stderr
+    *lines, last = process.stdout.splitlines()
     return json.loads(last), lines
 
 
@@ -83,9 +83,9 @@ def test_a_benchmark_reports_figures_and_on_a_cpu_no_limit(name: str) -> None:
 
 
 def test_logs_of_several_ranks_stay_out_of_the_table() -> None:
-    done = benchmark("decode", "--batch", "2", "--context", "20", *COMMON, "tensor=2", "--json")
-    *lines, last = done.stdout.splitlines()
-    assert (done.returncode, done.stderr) == (0, "")
+    process = benchmark("decode", "--batch", "2", "--context", "20", *COMMON, "tensor=2", "--json")
+    *lines, last = process.stdout.splitlines()
+    assert (process.returncode, process.stderr) == (0, "")
     assert lines[0] == "tiny, 2 GPUs"
     step = json.loads(last)["steps"]["2"]
     assert step["ms"] > 0
@@ -96,9 +96,9 @@ def test_attention_backends_are_compared() -> None:
     options = ("--shape=tiny", "--device=cpu", "--rounds=1", "--window=24", "--kv-heads=2")
     result, lines = run_json("attention", *options, "--batch", "1", "2", "--context", "40", "--chunk", "16")
     assert list(result["attention"]) == ["decode 1 x 40", "decode 2 x 40", "chunk 0+16"]
-    for found in result["attention"].values():
-        assert found["auto"] == "cpu" and set(found["backends"]) == {"cpu", "reference"}
-        assert found["limit_us"] is None
+    for times in result["attention"].values():
+        assert times["auto"] == "cpu" and set(times["backends"]) == {"cpu", "reference"}
+        assert times["limit_us"] is None
     assert sum(line.endswith("auto") for line in lines) == 3
     assert len(result["rows"]) == 6 and result["rows"][0]["work"] == "1 x 40, cpu"
 
@@ -125,7 +125,7 @@ def test_gemms_are_measured_by_kernel() -> None:
     options = ("--shape=tiny", "--device=cpu", "--rounds=1", "--tensor=2", "--batch", "1", "4")
     result, _ = run_json("products", *options)
     assert len(result["products"]) == 10
-    assert all(list(found["kernels"]) == ["library"] for found in result["products"].values())
+    assert all(list(product["kernels"]) == ["library"] for product in result["products"].values())
     assert len(result["rows"]) == 10
 
 
@@ -154,9 +154,9 @@ def test_gpu_all_continues_after_a_failed_benchmark(
 ) -> None:
     row = {"work": "w", "figure": 1234.5, "unit": "tok/s", "limit": 2000.0, "share": 0.617, "rounds": [1]}
     machine = {"gpu": "GPU", "driver": "1.2", "torch": "2", "commit": None}
-    found = {"a.py": {"rows": [row], "machine": machine}, "b.py": None}
-    monkeypatch.setattr(gpu_all, "commands", lambda device, shape: list(found))
-    monkeypatch.setattr(gpu_all, "run_benchmark", lambda command, rounds: found[command])
+    results = {"a.py": {"rows": [row], "machine": machine}, "b.py": None}
+    monkeypatch.setattr(gpu_all, "commands", lambda device, shape: list(results))
+    monkeypatch.setattr(gpu_all, "run_benchmark", lambda command, rounds: results[command])
     monkeypatch.setattr(sys, "argv", ["gpu_all.py"])
     assert gpu_all.main() == 1
     out, err = capsys.readouterr()
@@ -176,10 +176,10 @@ def test_gpu_all_runs_each_command_once() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("name", ["decode", "startup", "attention", "products", "grammar"])
-def test_without_a_gpu_a_benchmark_says_so(name: str) -> None:
-    done = benchmark(name)
-    assert done.returncode == 1
-    assert done.stderr == "no GPU found; --device cpu --shape tiny only checks that everything works\n"
+def test_without_a_gpu_a_benchmark_fails_with_a_hint(name: str) -> None:
+    process = benchmark(name)
+    assert process.returncode == 1
+    assert process.stderr == "no GPU found; --device cpu --shape tiny only checks that everything works\n"
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_without_a_gpu_a_benchmark_says_so(name: str) -> None:
     ],
 )
 def test_invalid_options_are_named(options: tuple[str, ...], message: str) -> None:
-    done = benchmark("prefill", *COMMON, *options)
-    assert done.returncode and message in done.stderr and "Traceback" not in done.stderr
+    process = benchmark("prefill", *COMMON, *options)
+    assert process.returncode and message in process.stderr and "Traceback" not in process.stderr
 
 
 def test_ablate_turns_off_one_part_at_a_time() -> None:
@@ -222,7 +222,7 @@ def test_limits_follow_from_bytes_and_operations() -> None:
     big = limits("qwen3-32b", "--tensor", "4")
     assert big.decode(1, 1024) * 1e3 == pytest.approx(3.74, abs=0.03)
     assert big.collectives(1, 1) * 1e6 == pytest.approx(129 * 7.0, rel=0.01)
-    # An all-reduce of 2.6 MB, a GPU receives three quarters of it twice, and the logits of three others.
+    # In an all-reduce of 2.6 MB, a GPU receives three quarters of it twice; then it gets three ranks' logits.
     assert big.all_reduce(256) * 1e6 == pytest.approx(8.74, abs=0.01)
     assert big.collectives(256, 256) * 1e3 == pytest.approx(1.26, abs=0.01)
     assert limits("qwen3-32b", "--tensor", "4", "--least-sum", "20").all_reduce(1) == pytest.approx(20e-6)
@@ -235,10 +235,10 @@ def test_prefill_limits_are_the_longer_of_operations_and_reads() -> None:
     large = limits("qwen3-8b")
     assert large.prefill(8192) * 1e3 == pytest.approx(169, abs=2)
     assert large.prefill(8192) == large.operations(8192) / 799e12
-    # Two short prompts at once read the weights once.
+    # Two short prompts that run together read the weights only once.
     assert large.prefill(1) * 1e3 == pytest.approx(3.54, abs=0.01)
     assert large.prefill(30, 40) == large.prefill(70) == large.prefill(1)
-    # 8192 tokens of KV are 1.2 GB, read once for all prompts that share them; then operations set the limit.
+    # 8192 tokens of KV are 1.2 GB. All prompts that share them read them once, so operations set the limit.
     assert large.prefill(64, start=8192) * 1e3 == pytest.approx(3.54 + 0.28, abs=0.01)
     assert large.prefill(64, 64, start=8192) == large.prefill(64, start=8192)
     assert large.prefill(*[64] * 8, start=8192) == 8 * large.operations(64, 8192) / 799e12

@@ -1,4 +1,4 @@
-"""The machine of a benchmark is described as far as it is known, without side effects on the benchmark."""
+"""The description of a benchmark's machine: unknown values are left out, and no GPU is initialized for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common_parts.machine_info import commit, driver, gpu_name, headline, machin
 
 
 def fake(**changes: object) -> ModuleType:
-    """Return a fake NVML with one GPU, of an old version that returns bytes."""
+    """Return a fake NVML module with one GPU; like old versions of NVML, it returns bytes instead of str."""
 
     def by_index(index: int) -> str:
         return f"handle {index}"

@@ -1,4 +1,4 @@
-"""The targets for a GPU run this checkout, and keep what was on the path before."""
+"""The Makefile's GPU targets put this checkout first on PYTHONPATH, and keep its previous entries."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("before", "path"),
+    ("old_path", "path"),
     [("/extra", "worker:operator:/extra"), ("", "worker:operator"), (None, "worker:operator")],
 )
 @pytest.mark.parametrize("target", ["bench-gpu", "test-gpu"])
-def test_the_path_is_added_to(target: str, before: str | None, path: str) -> None:
+def test_gpu_targets_extend_pythonpath(target: str, old_path: str | None, path: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {} if before is None else {"PYTHONPATH": before}
+    environment |= {} if old_path is None else {"PYTHONPATH": old_path}
     command = ["make", "--silent", target, "GPU_PYTHON=printenv PYTHONPATH #"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{path}\n"
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout == f"{path}\n"

@@ -1,4 +1,4 @@
-"""Figures and row names of the GPU benchmarks, in this process with a tiny shape."""
+"""Figures and row names of the GPU benchmarks, which run in this process with a tiny shape."""
 
 from __future__ import annotations
 

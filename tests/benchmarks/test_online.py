@@ -1,4 +1,4 @@
-"""Client of benchmarks/online.py: generated requests, sending, and counting."""
+"""The client of benchmarks/online.py: how it generates and sends requests, and counts results."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_generated_sessions_share_prefixes_and_have_turns() -> None:
 
 
 class Server:
-    """An OpenAI server whose every answer is scripted."""
+    """An OpenAI server whose answers come from a handler; `bodies` are the received requests."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -97,7 +97,7 @@ class Server:
 async def stream(
     request: web.Request, words: list[str], *events: Any, chat: bool = False
 ) -> web.StreamResponse:
-    """Stream words, usage and the end (or `events` instead of both)."""
+    """Stream one event per word, then usage and the end, or `events` instead of these two."""
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     usage = {
@@ -116,7 +116,7 @@ async def stream(
 
 
 def replayed(handler: Handler, sessions: list[Session], **changes: Any) -> tuple[list[Record], Server]:
-    """Replay sessions against a server; return records by due time."""
+    """Replay sessions against a server; return the records of all requests, ordered by due time."""
     server = Server(handler)
 
     async def run() -> list[Record]:
@@ -146,7 +146,7 @@ def replayed(handler: Handler, sessions: list[Session], **changes: Any) -> tuple
     return sorted(records, key=lambda record: record.due), server
 
 
-def one(at: float = 0.0) -> Session:
+def single_session(at: float = 0.0) -> Session:
     return Session((TimedRequest(at, [1, 2, 3], 4),))
 
 
@@ -163,7 +163,7 @@ def test_no_answer_holds_a_request_back() -> None:
         await everyone.wait()
         return await stream(request, ["a", "b"])
 
-    records, server = replayed(handler, [one(i * 0.002) for i in range(count)])
+    records, server = replayed(handler, [single_session(i * 0.002) for i in range(count)])
     assert [record.error for record in records] == [""] * count
     assert summarize(records, warm=0, most_first=None, most_token=None)["most_in_flight"] == count
     assert all(record.sent >= record.due for record in records)
@@ -173,7 +173,7 @@ def test_no_answer_holds_a_request_back() -> None:
     assert body["stream_options"] == {"include_usage": True}
 
 
-def test_turns_wait_for_answers_and_repeat_what_was_said() -> None:
+def test_turns_wait_for_answers_and_repeat_the_conversation() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         return await stream(request, ["hello", " you"], chat=True)
 
@@ -237,7 +237,7 @@ def test_each_failure_is_counted_by_its_kind() -> None:
         (b"x" * 1000, "x" * MOST_REASON + "..."),
     ],
 )
-def test_the_reason_of_an_error_is_found(body: bytes, reason: str) -> None:
+def test_the_reason_is_extracted_from_an_error_response(body: bytes, reason: str) -> None:
     assert reason_of(body) == reason
 
 
@@ -246,15 +246,15 @@ def test_an_answer_that_takes_too_long_is_an_error() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    records, _ = replayed(handler, [one()], timeout=0.3)
+    records, _ = replayed(handler, [single_session()], timeout=0.3)
     assert [record.error for record in records] == ["timeout"]
 
 
 def record(due: float, sent: float, *tokens_at: float, error: str = "") -> Record:
     end = tokens_at[-1] if tokens_at else sent + 1
-    made = Record(due, sent=sent, end=end, tokens_at=list(tokens_at), error=error)
-    made.output_tokens, made.prompt_tokens = len(tokens_at), 10
-    return made
+    new_record = Record(due, sent=sent, end=end, tokens_at=list(tokens_at), error=error)
+    new_record.output_tokens, new_record.prompt_tokens = len(tokens_at), 10
+    return new_record
 
 
 def test_latencies_count_from_when_a_request_was_due() -> None:

@@ -1,4 +1,4 @@
-"""Command line of benchmarks/online.py: rejected options, replayed traces, and printed messages."""
+"""The command line of benchmarks/online.py: rejected options, replayed traces, and printed messages."""
 
 from __future__ import annotations
 
@@ -128,11 +128,11 @@ def test_a_trace_with_probably_wrong_units_is_rejected_before_the_run(
 
 
 def test_a_run_announces_its_duration() -> None:
-    one, more = TimedRequest(0.0, "a", 1), TimedRequest(200.0, "b", 1)
-    assert online.announce("rate 1", [Session((one,)), Session((more,))]) == (
+    first, second = TimedRequest(0.0, "a", 1), TimedRequest(200.0, "b", 1)
+    assert online.announce("rate 1", [Session((first,)), Session((second,))]) == (
         "rate 1: 2 requests, the last starts in 3 min"
     )
-    assert online.announce("rate 2", [Session((one, more)), Session((one,))]) == (
+    assert online.announce("rate 2", [Session((first, second)), Session((first,))]) == (
         "rate 2: 3 requests in 2 sessions of several turns, the last starts in 0 s"
     )
 
@@ -185,7 +185,7 @@ def test_a_shortened_trace_keeps_the_first_requests_by_time_and_says_so(
     [
         ("status 400", "prompt contains the token id 9999; ids go from 0 to 511", "--vocabulary"),
         ("status 400", "Token id 9999 is out of vocabulary", "--vocabulary"),
-        ("status 404", "the model 'x' does not exist here; there is demo", "--model"),
+        ("status 404", "the model 'x' does not exist here; available models: demo", "--model"),
         ("status 404", "The model `x` does not exist.", "--model"),
         ("status 400", "max_tokens must be at least 1", ""),
         ("status 503", "the model is loading", ""),

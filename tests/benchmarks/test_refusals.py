@@ -1,4 +1,4 @@
-"""Benchmarks report what cannot be measured as an error instead of a figure, and do not wait for it."""
+"""If a figure cannot be measured, benchmarks report an error instead, and do not wait forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helm, and one cluster for all tests of the chart."""
+"""Fixtures of the chart's tests: Helm, one cluster without Mizzen, and stand-ins for third-party CRDs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ LONGEST_SECONDS = 240
 
 
 class HelmError(Exception):
-    """Helm ended in an error; the message is what it said."""
+    """A Helm command failed; the message is its standard error."""
 
 
 @dataclass(frozen=True)
 class Helm:
-    """Helm, away from the user's own configuration; with a kubeconfig, for a cluster."""
+    """Helm with a configuration of its own; without a kubeconfig it reaches no cluster."""
 
     program: Path
     home: Path
     kubeconfig: Path | None = None
 
     def __call__(self, *arguments: str | Path) -> str:
-        """Run it and return what it printed; HelmError when it fails."""
+        """Run Helm and return its standard output.
+
+        Raises:
+            HelmError: the command failed.
+        """
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("HELM_")},
             **{f"HELM_{kind}_HOME": str(self.home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")},
@@ -56,7 +60,7 @@ class Helm:
         return run.stdout
 
     def template(self, values: dict[str, Any] | None = None, *arguments: str) -> list[dict[str, Any]]:
-        """Render the chart as release `sail` in namespace `harbour`."""
+        """Return the manifests of the chart, rendered as release `sail` in namespace `harbour`."""
         command = ["template", "sail", str(CHART), "--namespace", "harbour", *arguments]
         if values:
             file = self.home / "values.yaml"
@@ -68,7 +72,7 @@ class Helm:
 @pytest.fixture(scope="session")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Helm:
     """Helm without a cluster."""
-    return Helm(helm_program.find(), tmp_path_factory.mktemp("helm"))
+    return Helm(helm_program.find_helm(), tmp_path_factory.mktemp("helm"))
 
 
 @pytest.fixture(scope="session")
@@ -89,35 +93,35 @@ def kubectl(bare: Cluster) -> Kubectl:
 
 @pytest.fixture(scope="session")
 def helm(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """Helm for the cluster."""
-    return Helm(helm_program.find(), tmp_path_factory.mktemp("helm"), bare.state.kubeconfig)
+    """Helm for the cluster of the tests."""
+    return Helm(helm_program.find_helm(), tmp_path_factory.mktemp("helm"), bare.state.kubeconfig)
 
 
 @pytest.fixture
 def make_namespace(kubectl: Kubectl) -> Iterator[Callable[[str], str]]:
-    """Makes namespaces of the restricted level; they are gone after the test."""
-    made: list[str] = []
+    """Return a function that creates restricted namespaces; they are deleted after the test."""
+    names: list[str] = []
 
     def make(name: str) -> str:
-        made.append(name)
+        names.append(name)
         kubectl("create", "namespace", name)
         kubectl("label", "namespace", name, *(f"{key}={value}" for key, value in RESTRICTED.items()))
         return name
 
     yield make
-    for name in made:
+    for name in names:
         kubectl("delete", "namespace", name, "--wait=false")
 
 
 @pytest.fixture
 def no_crd(kubectl: Kubectl) -> None:
-    """Begins without the CRD that another test has left."""
+    """Delete the CRD that an earlier test has left."""
     kubectl("delete", "crd", "inferenceservices.mizzen.dev", "--ignore-not-found", "--wait")
 
 
 @pytest.fixture
 def crd(kubectl: Kubectl) -> None:
-    """The CRD of this tree, as an administrator applies it."""
+    """Apply the CRD of the repository."""
     path = str(ROOT / "crds/inferenceservices.yaml")
     kubectl("apply", "--server-side", "--force-conflicts", "-f", path)
     kubectl("wait", "--for=condition=Established", "-f", path, "--timeout=60s")
@@ -125,14 +129,14 @@ def crd(kubectl: Kubectl) -> None:
 
 @pytest.fixture(scope="session")
 def stand_ins(kubectl: Kubectl) -> None:
-    """The APIs of others, as far as the chart and the examples use them."""
+    """Apply stand-ins for third-party CRDs, with the fields that the chart and the examples use."""
     kubectl("apply", "--server-side", "-f", str(STAND_INS))
     kubectl("wait", "--for=condition=Established", "-f", str(STAND_INS), "--timeout=60s")
 
 
 @pytest.fixture(scope="session")
 def dry_run(kubectl: Kubectl) -> Callable[..., list[str]]:
-    """Applies manifests by server-side dry run, unknown fields refused; returns what the server took."""
+    """Return a function that dry-runs manifests strictly on the server; it returns kubectl's output lines."""
 
     def apply(text: str, *arguments: str) -> list[str]:
         command = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict")

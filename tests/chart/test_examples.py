@@ -1,4 +1,4 @@
-"""Every example is what the API server takes, and the Argo CD check tells what the conditions tell."""
+"""The API server accepts every example, and the health check for Argo CD follows the conditions."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def documents(path: Path) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def argocd(kubectl: Kubectl) -> None:
-    """The namespace that an example names."""
+    """Create the namespace of the example for Argo CD."""
     kubectl("create", "namespace", "argocd")
 
 
 @pytest.mark.usefixtures("crd", "stand_ins", "argocd")
 @pytest.mark.parametrize("example", [pytest.param(path, id=path.stem, marks=cluster) for path in EXAMPLES])
-def test_the_api_server_takes_the_example(example: Path, dry_run: Callable[..., list[str]]) -> None:
-    taken = dry_run(example.read_text())
-    assert len(taken) == len(list(documents(example)))
+def test_the_api_server_accepts_the_example(example: Path, dry_run: Callable[..., list[str]]) -> None:
+    accepted = dry_run(example.read_text())
+    assert len(accepted) == len(list(documents(example)))
 
 
 @pytest.mark.parametrize("example", [pytest.param(path, id=path.stem) for path in EXAMPLES])
-def test_the_example_tells_its_reader_what_it_is(example: Path) -> None:
+def test_the_example_begins_with_a_comment_and_refers_only_to_its_own_services(example: Path) -> None:
     assert example.read_text().startswith("# ")
     services = [d for d in documents(example) if d["kind"] == "InferenceService"]
     assert services or example.stem == "argocd"
@@ -48,7 +48,7 @@ def test_the_example_tells_its_reader_what_it_is(example: Path) -> None:
 
 
 def scaled(document: dict[str, Any]) -> str | None:
-    """Return the InferenceService that an autoscaler scales or a route leads to."""
+    """Return the name of the InferenceService that an autoscaler or route refers to; None for other kinds."""
     if document["kind"] in ("HorizontalPodAutoscaler", "ScaledObject"):
         return document["spec"]["scaleTargetRef"]["name"]
     if document["kind"] == "HTTPRoute":
@@ -57,8 +57,8 @@ def scaled(document: dict[str, Any]) -> str | None:
 
 
 def scaling_queries() -> Iterator[tuple[dict[str, Any], str]]:
-    """Autoscalers of the examples with the metrics, or queries, that they go by."""
-    for document in (one for path in EXAMPLES for one in documents(path)):
+    """Yield the autoscalers of the examples, each with a metric or query that it uses."""
+    for document in (document for path in EXAMPLES for document in documents(path)):
         if document["kind"] == "HorizontalPodAutoscaler":
             for metric in document["spec"]["metrics"]:
                 yield document, metric["pods"]["metric"]["name"]
@@ -67,7 +67,7 @@ def scaling_queries() -> Iterator[tuple[dict[str, Any], str]]:
                 yield document, trigger["metadata"]["query"]
 
 
-def test_autoscalers_go_by_metrics_that_exist() -> None:
+def test_every_metric_of_an_autoscaler_exists() -> None:
     table = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
     seen = 0
     for document, query in scaling_queries():
@@ -81,35 +81,35 @@ def test_autoscalers_go_by_metrics_that_exist() -> None:
     assert seen == 4
 
 
-def test_keda_is_given_what_its_prometheus_scaler_asks_for() -> None:
-    """As KEDA documents it: three fields are required, all are strings, thresholds are numbers."""
-    [document] = [one for one in documents(ROOT / "examples/keda.yaml") if one["kind"] == "ScaledObject"]
+def test_the_keda_example_has_the_fields_of_the_prometheus_scaler() -> None:
+    """KEDA documents three required fields; all fields are strings, and thresholds are numbers."""
+    [document] = [d for d in documents(ROOT / "examples/keda.yaml") if d["kind"] == "ScaledObject"]
     for trigger in document["spec"]["triggers"]:
-        given = trigger["metadata"]
+        metadata = trigger["metadata"]
         assert trigger["type"] == "prometheus"
-        assert {"serverAddress", "query", "threshold"} <= set(given)
-        assert set(given) <= {"serverAddress", "query", "threshold", "activationThreshold"}
-        assert float(given["threshold"]) > float(given["activationThreshold"]) >= 0
-        assert given["query"].startswith("sum(")  # of one element: KEDA takes no other
+        assert {"serverAddress", "query", "threshold"} <= set(metadata)
+        assert set(metadata) <= {"serverAddress", "query", "threshold", "activationThreshold"}
+        assert float(metadata["threshold"]) > float(metadata["activationThreshold"]) >= 0
+        assert metadata["query"].startswith("sum(")  # KEDA accepts only queries with one series
 
 
 @pytest.mark.cluster
 @pytest.mark.xdist_group("chart")
 @pytest.mark.usefixtures("crd")
-def test_kubernetes_autoscaler_finds_what_it_scales(
-    kubectl: Kubectl, make_namespace: Callable[[str], str]
-) -> None:
+def test_the_hpa_example_finds_its_service(kubectl: Kubectl, make_namespace: Callable[[str], str]) -> None:
     home = make_namespace("hpa")
     kubectl("apply", "--namespace", home, "-f", str(ROOT / "examples/hpa.yaml"))
     able = ("--for=condition=AbleToScale", "--timeout=120s")
     kubectl("wait", "--namespace", home, "hpa/scaled-by-hpa", *able, timeout=150)
-    told = kubectl("get", "hpa", "scaled-by-hpa", "--namespace", home, "-o", "jsonpath={.status.conditions}")
-    assert "SucceededGetScale" in told
+    conditions = "jsonpath={.status.conditions}"
+    assert "SucceededGetScale" in kubectl(
+        "get", "hpa", "scaled-by-hpa", "--namespace", home, "-o", conditions
+    )
     kubectl("delete", "--namespace", home, "-f", str(ROOT / "examples/hpa.yaml"))
 
 
 def health(obj: dict[str, Any]) -> tuple[str, str]:
-    """Run the Lua of the example as Argo CD does, with the object as `obj`."""
+    """Run the example's Lua script as Argo CD does, and return the health of `obj`: status and message."""
     [document] = documents(ROOT / "examples/argocd.yaml")
     script = document["data"]["resource.customizations.health.mizzen.dev_InferenceService"]
     lua = lupa.LuaRuntime(unpack_returned_tuples=True, register_eval=False, register_builtins=False)
@@ -119,12 +119,12 @@ def health(obj: dict[str, Any]) -> tuple[str, str]:
 
 
 def service(*conditions: tuple[str, bool, str], observed: int = 3) -> dict[str, Any]:
-    """Return a service of generation 3 with these conditions: type, status, reason."""
+    """Return a service of generation 3 with conditions, given as type, status and reason."""
     status = {
         "observedGeneration": observed,
         "conditions": [
-            {"type": kind, "status": "True" if holds else "False", "reason": reason, "message": "words"}
-            for kind, holds, reason in conditions
+            {"type": kind, "status": "True" if value else "False", "reason": reason, "message": "words"}
+            for kind, value, reason in conditions
         ],
     }
     return {"metadata": {"name": "s", "generation": 3}, "status": status}
@@ -148,7 +148,7 @@ FINE = [("Failed", False, "AsExpected"), ("Conflict", False, "NoConflict")]
         (service(("Ready", True, "X"), ("Conflict", True, "NameConflict")), "Degraded", "NameConflict"),
     ],
 )
-def test_argo_cd_is_told_the_truth(obj: dict[str, Any], status: str, reason: str) -> None:
-    told = health(obj)
-    assert told[0] == status
-    assert reason in told[1]
+def test_the_health_for_argo_cd_follows_the_conditions(obj: dict[str, Any], status: str, reason: str) -> None:
+    actual, message = health(obj)
+    assert actual == status
+    assert reason in message

@@ -57,27 +57,29 @@ RENDERED: dict[str, dict[str, Any]] = {
 }
 
 
-def identity(kubectl: Kubectl, *what: str) -> str:
-    return kubectl("get", *what, "-o", "jsonpath={.metadata.uid}")
+def uid(kubectl: Kubectl, *resource: str) -> str:
+    return kubectl("get", *resource, "-o", "jsonpath={.metadata.uid}")
 
 
 @pytest.fixture(scope="module")
 def harbour(kubectl: Kubectl) -> None:
-    """The namespace of what is rendered, with what a dry run does not make and admission asks for."""
+    """Create the namespace of the rendered manifests, and the service account that admission looks up."""
     kubectl("create", "namespace", "harbour")
     kubectl("create", "serviceaccount", "sail-operator-test", "--namespace", "harbour")
 
 
 @pytest.mark.usefixtures("harbour", "stand_ins")
 @pytest.mark.parametrize("case", RENDERED)
-def test_the_api_server_takes_every_object(helm: Any, case: str, dry_run: Callable[..., list[str]]) -> None:
+def test_the_api_server_accepts_every_rendered_object(
+    helm: Any, case: str, dry_run: Callable[..., list[str]]
+) -> None:
     manifests = helm.template(RENDERED[case])
-    taken = dry_run("\n---\n".join(json.dumps(manifest) for manifest in manifests))
-    assert len(taken) == len(manifests)
-    assert not [line for line in taken if "(server dry run)" not in line]
+    accepted = dry_run("\n---\n".join(json.dumps(manifest) for manifest in manifests))
+    assert len(accepted) == len(manifests)
+    assert not [line for line in accepted if "(server dry run)" not in line]
 
 
-def test_in_one_namespace_the_api_has_nothing_cluster_scoped(helm: Any, kubectl: Kubectl) -> None:
+def test_with_namespace_scope_no_kind_is_cluster_scoped_in_the_api(helm: Any, kubectl: Kubectl) -> None:
     listed = kubectl("api-resources", "--namespaced=false", "--no-headers").splitlines()
     unscoped = {line.split()[-1] for line in listed}
     assert {"ClusterRole", "CustomResourceDefinition", "Namespace"} <= unscoped
@@ -85,8 +87,10 @@ def test_in_one_namespace_the_api_has_nothing_cluster_scoped(helm: Any, kubectl:
 
 
 @pytest.mark.usefixtures("no_crd")
-def test_an_installation_lives(helm: Any, kubectl: Kubectl, make_namespace: Callable[[str], str]) -> None:
-    """From the previous version through upgrade, test, rollback and uninstall to a second life."""
+def test_a_service_survives_upgrade_rollback_uninstall_and_a_new_release(
+    helm: Any, kubectl: Kubectl, make_namespace: Callable[[str], str]
+) -> None:
+    """Install the previous version; upgrade, test, roll back and uninstall it; install a second release."""
     home = make_namespace("mizzen-system")
     here = ("--namespace", home)
     helm("install", "mizzen", PREVIOUS, *here, *WAIT, "--set", "operator.replicas=1")
@@ -101,9 +105,9 @@ def test_an_installation_lives(helm: Any, kubectl: Kubectl, make_namespace: Call
         },
     }
     kubectl("apply", "-f", "-", stdin=json.dumps(kept))
-    ours = identity(kubectl, "infsvc", "kept"), identity(kubectl, "crd", CRD)
+    uids = uid(kubectl, "infsvc", "kept"), uid(kubectl, "crd", CRD)
 
-    # Helm owned no CRD then; docs/install.md says so.
+    # In the previous version, Helm did not own the CRD; docs/install.md says so.
     with pytest.raises(Exception, match="invalid ownership metadata"):
         helm("upgrade", "mizzen", CHART, *here)
     kubectl("label", "crd", CRD, "app.kubernetes.io/managed-by=Helm")
@@ -120,69 +124,69 @@ def test_an_installation_lives(helm: Any, kubectl: Kubectl, make_namespace: Call
     assert len(pods.splitlines()) == 2
 
     helm("rollback", "mizzen", "1", *here, *WAIT)
-    assert (identity(kubectl, "infsvc", "kept"), identity(kubectl, "crd", CRD)) == ours
+    assert (uid(kubectl, "infsvc", "kept"), uid(kubectl, "crd", CRD)) == uids
     helm("rollback", "mizzen", "2", *here)
     helm("uninstall", "mizzen", *here, *WAIT)
-    assert (identity(kubectl, "infsvc", "kept"), identity(kubectl, "crd", CRD)) == ours
-    gone_but({"ConfigMap/kube-root-ca.crt", "ServiceAccount/default", ROLE}, kubectl, home)
-    role = identity(kubectl, ROLE)
-    assert gateway_may(kubectl), "it still finds its engines"
+    assert (uid(kubectl, "infsvc", "kept"), uid(kubectl, "crd", CRD)) == uids
+    wait_until_left({"ConfigMap/kube-root-ca.crt", "ServiceAccount/default", ROLE}, kubectl, home)
+    role = uid(kubectl, ROLE)
+    assert gateway_may_list_pods(kubectl), "the gateway can still discover its engines"
 
     helm("install", "mizzen", CHART, *here)
     helm("uninstall", "mizzen", *here)
-    assert identity(kubectl, ROLE) == role, "taken back, and kept again"
+    assert uid(kubectl, ROLE) == role, "the new release adopts the role, and keeps it again"
     other = ("second", CHART, *here, "--set", "operator.replicas=1")
     with pytest.raises(Exception, match="invalid ownership metadata"):
         helm("install", *other)
     helm("upgrade", "--install", *other, *WAIT, "--take-ownership", "--force-conflicts")
     assert "Phase:          Succeeded" in helm("test", "second", *here)
-    is_bound_to("ClusterRole/second-gateway", kubectl, "default", "kept-gateway")
-    kubectl("delete", ROLE)  # as docs/install.md has it
-    assert gateway_may(kubectl), "by the role of the release that is there now"
+    wait_until_bound("ClusterRole/second-gateway", kubectl, "default", "kept-gateway")
+    kubectl("delete", ROLE)  # as docs/install.md describes
+    assert gateway_may_list_pods(kubectl), "the role of the second release allows this"
     helm("uninstall", "second", *here, *WAIT)
-    assert (identity(kubectl, "infsvc", "kept"), identity(kubectl, "crd", CRD)) == ours
+    assert (uid(kubectl, "infsvc", "kept"), uid(kubectl, "crd", CRD)) == uids
     kubectl("delete", "infsvc", "kept")
     kubectl("delete", "clusterrole", "second-gateway")
 
 
-def gateway_may(kubectl: Kubectl) -> bool:
-    """Whether the gateway of the service that is kept may look for its engines."""
+def gateway_may_list_pods(kubectl: Kubectl) -> bool:
+    """Return whether the gateway of the service `kept` may list pods, which it needs to discover engines."""
     gateway = "system:serviceaccount:default:kept-gateway"
     return kubectl("auth", "can-i", "list", "pods", "--as", gateway).strip() == "yes"
 
 
-def is_bound_to(role: str, kubectl: Kubectl, namespace: str, binding: str) -> None:
-    """Wait until a gateway is bound to a role; the binding is made anew for that."""
+def wait_until_bound(role: str, kubectl: Kubectl, namespace: str, binding: str) -> None:
+    """Wait until the operator has replaced a RoleBinding by one to another role."""
     reference = "-o=jsonpath={.roleRef.kind}/{.roleRef.name}"
-    asked = ("get", "rolebinding", binding, "--namespace", namespace, "--ignore-not-found", reference)
+    command = ("get", "rolebinding", binding, "--namespace", namespace, "--ignore-not-found", reference)
     deadline = time.monotonic() + 90
-    while (there := kubectl(*asked)) != role:
-        assert time.monotonic() < deadline, f"it is bound to {there}"
+    while (bound := kubectl(*command)) != role:
+        assert time.monotonic() < deadline, f"{binding} is bound to {bound}"
         time.sleep(0.5)
 
 
 def fields(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the names in a schema: the API server writes defaults into the rest."""
+    """Return the field names of a schema without other values, into which the API server writes defaults."""
     return {key: fields(value) for key, value in schema.items() if isinstance(value, dict)}
 
 
-def gone_but(kept: set[str], kubectl: Kubectl, namespace: str) -> None:
-    """Wait until nothing is left in a namespace but this; the garbage collector takes a moment."""
+def wait_until_left(kept: set[str], kubectl: Kubectl, namespace: str) -> None:
+    """Wait until only the objects `kept` are left of an installation; garbage collection takes a moment."""
     deadline = time.monotonic() + 120
-    while (there := left(kubectl, namespace)) != kept:
-        assert time.monotonic() < deadline, f"left over: {there - kept}"
+    while (remaining := remaining_objects(kubectl, namespace)) != kept:
+        assert time.monotonic() < deadline, f"left over: {remaining - kept}"
         time.sleep(0.5)
 
 
-def left(kubectl: Kubectl, namespace: str) -> set[str]:
-    """Return what a namespace holds, events apart, and what labels call the chart's anywhere."""
+def remaining_objects(kubectl: Kubectl, namespace: str) -> set[str]:
+    """Return the objects of a namespace, except events, and the chart's ClusterRoles and their bindings."""
     listed = kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
     kinds = ",".join(kind for kind in listed if not kind.startswith("events"))
-    there = json.loads(kubectl("get", kinds, "--namespace", namespace, "-o", "json"))["items"]
-    wide = kubectl(
+    items = json.loads(kubectl("get", kinds, "--namespace", namespace, "-o", "json"))["items"]
+    cluster_scoped = kubectl(
         "get", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/name=mizzen", "-o", "name"
     )
-    return {f"{item['kind']}/{item['metadata']['name']}" for item in there} | set(wide.splitlines())
+    return {f"{item['kind']}/{item['metadata']['name']}" for item in items} | set(cluster_scoped.splitlines())
 
 
 @pytest.mark.usefixtures("crd")
@@ -210,15 +214,15 @@ def test_an_operator_of_one_namespace_serves_it_without_a_cluster_role(
     assert "Phase:          Succeeded" in helm("test", "solo", "--namespace", home)
     wide = f"rbac.scope=cluster,operator.watchNamespace={home},crds.enabled=false,operator.replicas=1"
     helm("upgrade", "solo", CHART, "--namespace", home, *WAIT, "--set", wide)
-    is_bound_to("ClusterRole/solo-gateway", kubectl, home, "mizzen-shared")
+    wait_until_bound("ClusterRole/solo-gateway", kubectl, home, "mizzen-shared")
     assert httpx.post(url, json=body, headers=keyed, timeout=60, trust_env=False).status_code == 200
     kubectl("delete", "infsvc", "--all", "--namespace", home, "--cascade=foreground", timeout=200)
     helm("uninstall", "solo", "--namespace", home, *WAIT)
-    kubectl("delete", "clusterrole", "solo-gateway")  # it is kept
+    kubectl("delete", "clusterrole", "solo-gateway")  # Helm keeps the role
 
 
 @pytest.mark.usefixtures("no_crd")
-def test_a_failing_check_says_what_is_wrong(
+def test_the_helm_test_reports_why_the_operator_is_not_ready(
     bare: Cluster, kubectl: Kubectl, make_namespace: Callable[[str], str]
 ) -> None:
     home = make_namespace("empty")
@@ -239,7 +243,7 @@ def test_a_failing_check_says_what_is_wrong(
 
 
 def check(bare: Cluster, namespace: str) -> str:
-    """Run the check that `helm test` runs, once, and return its complaint."""
+    """Run the command of `helm test` without a timeout; it must fail, and its standard error is returned."""
     command = [sys.executable, "-m", "mizzen_operator.main", "check", "--name", "x", "--namespace", namespace]
     environment = {**os.environ, "KUBECONFIG": str(bare.state.kubeconfig)}
     run = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the chart's values do to what is rendered, and which are refused. No cluster."""
+"""Effects of the chart's values on the rendered manifests, without a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
 def kinds(manifests: Manifests) -> list[str]:
-    """Return the kinds of all that is no hook, sorted."""
+    """Return the sorted kinds of all manifests except hooks."""
     return sorted(m["kind"] for m in manifests if "helm.sh/hook" not in m["metadata"].get("annotations", {}))
 
 
@@ -72,9 +72,9 @@ def test_every_pod_is_of_the_restricted_level(offline: Any) -> None:
 def test_the_right_to_list_secrets_can_be_withheld(offline: Any) -> None:
     def secrets(**rbac: Any) -> list[list[str]]:
         [role] = [
-            one
-            for one in offline.template({"rbac": rbac})
-            if one["kind"] in {"ClusterRole", "Role"} and one["metadata"]["name"] == "sail-operator"
+            manifest
+            for manifest in offline.template({"rbac": rbac})
+            if manifest["kind"] in {"ClusterRole", "Role"} and manifest["metadata"]["name"] == "sail-operator"
         ]
         assert len(role["rules"]) > 10
         return [rule["verbs"] for rule in role["rules"] if "secrets" in rule["resources"]]
@@ -85,7 +85,7 @@ def test_the_right_to_list_secrets_can_be_withheld(offline: Any) -> None:
 
 
 @pytest.mark.parametrize("crds", [True, False])
-def test_in_one_namespace_nothing_is_cluster_scoped_but_the_crd(offline: Any, crds: bool) -> None:
+def test_with_namespace_scope_only_the_crd_is_cluster_scoped(offline: Any, crds: bool) -> None:
     values = {"rbac": {"scope": "namespace"}, "crds": {"enabled": crds}, "monitoring": {"enabled": True}}
     manifests = offline.template(values)
     unscoped = [m["kind"] for m in manifests if "namespace" not in m["metadata"]]
@@ -101,17 +101,17 @@ def test_in_one_namespace_nothing_is_cluster_scoped_but_the_crd(offline: Any, cr
     assert [(rule["resources"], rule["resourceNames"]) for rule in bind] == [(["roles"], ["sail-gateway"])]
 
 
-def test_another_namespace_may_be_served_than_the_releases(offline: Any) -> None:
+def test_the_operator_may_watch_another_namespace_than_its_own(offline: Any) -> None:
     manifests = offline.template({"rbac": {"scope": "namespace"}, "operator": {"watchNamespace": "llm"}})
-    where = {(m["kind"], m["metadata"]["name"]): m["metadata"].get("namespace") for m in manifests}
-    assert where["Role", "sail-operator"] == where["RoleBinding", "sail-operator"] == "llm"
-    assert where["Role", "sail-gateway"] == "llm"
-    assert where["Role", "sail-operator-lease"] == where["Deployment", "sail-operator"] == "harbour"
+    namespaces = {(m["kind"], m["metadata"]["name"]): m["metadata"].get("namespace") for m in manifests}
+    assert namespaces["Role", "sail-operator"] == namespaces["RoleBinding", "sail-operator"] == "llm"
+    assert namespaces["Role", "sail-gateway"] == "llm"
+    assert namespaces["Role", "sail-operator-lease"] == namespaces["Deployment", "sail-operator"] == "harbour"
     [subject] = of(manifests, "RoleBinding", "sail-operator")["subjects"]
     assert subject["namespace"] == "harbour"
 
 
-def test_monitors_rules_and_dashboards_come_with_their_api_or_when_asked_for(offline: Any) -> None:
+def test_monitors_are_rendered_if_their_api_exists_or_monitoring_is_enabled(offline: Any) -> None:
     here = ("--api-versions", MONITORING)
     monitoring = {"ServiceMonitor", "PodMonitor"}
     assert not monitoring & set(kinds(offline.template()))
@@ -153,7 +153,7 @@ def test_each_alert_names_its_runbook(offline: Any) -> None:
         assert (ROOT / f"docs/runbooks/{runbook}.md").is_file()
 
 
-def test_images_come_by_registry_repository_tag_and_digest(offline: Any) -> None:
+def test_image_references_consist_of_registry_repository_tag_and_digest(offline: Any) -> None:
     images = {
         "registry": "registry.example.com/mirror",
         "operator": {"digest": DIGEST},
@@ -172,7 +172,7 @@ def test_images_come_by_registry_repository_tag_and_digest(offline: Any) -> None
     assert template["spec"]["imagePullSecrets"] == test["imagePullSecrets"] == [{"name": "regcred"}]
 
 
-def test_what_charts_usually_allow_reaches_the_pod(offline: Any) -> None:
+def test_common_pod_values_reach_the_operators_pod(offline: Any) -> None:
     spread = [{"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
     values: dict[str, Any] = {
         "commonLabels": {"team": "llm", "app.kubernetes.io/instance": "not-this"},
@@ -232,7 +232,7 @@ def test_what_charts_usually_allow_reaches_the_pod(offline: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "gone"),
+    ("values", "missing"),
     [
         ({"crds": {"enabled": False}}, ["CustomResourceDefinition"]),
         ({"serviceAccount": {"create": False, "name": "mine"}}, ["ServiceAccount"]),
@@ -244,9 +244,11 @@ def test_what_charts_usually_allow_reaches_the_pod(offline: Any) -> None:
         ),
     ],
 )
-def test_what_is_disabled_is_not_made(offline: Any, values: dict[str, Any], gone: list[str]) -> None:
+def test_a_disabled_feature_renders_no_objects(
+    offline: Any, values: dict[str, Any], missing: list[str]
+) -> None:
     manifests = offline.template(values)
-    assert sorted([*kinds(manifests), *gone]) == USUAL
+    assert sorted([*kinds(manifests), *missing]) == USUAL
     if "serviceAccount" in values:
         template, _ = operator(manifests)
         assert template["spec"]["serviceAccountName"] == "mine"
@@ -260,7 +262,7 @@ EXTRA = {
 }
 
 
-def test_names_follow_the_overrides(offline: Any) -> None:
+def test_name_overrides_apply_to_all_objects(offline: Any) -> None:
     named = offline.template({"nameOverride": "llm"})
     assert of(named, "Deployment")["metadata"]["name"] == "sail-llm-operator"
     full = offline.template({"fullnameOverride": "fleet", "extraObjects": [EXTRA]})
@@ -273,7 +275,9 @@ def test_names_follow_the_overrides(offline: Any) -> None:
         assert "sail" not in manifest["metadata"]["name"]
 
 
-def test_the_network_policy_lets_in_whom_it_names_and_out_where_the_operator_must(offline: Any) -> None:
+def test_the_network_policy_admits_the_configured_peers_and_the_operators_own_connections(
+    offline: Any,
+) -> None:
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     policy = of(offline.template({"networkPolicy": {"from": [peer]}}), "NetworkPolicy")["spec"]
     [rule] = policy["ingress"]
@@ -281,12 +285,12 @@ def test_the_network_policy_lets_in_whom_it_names_and_out_where_the_operator_mus
     test_pod, named = rule["from"]
     assert named == peer
     assert test_pod["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
-    asked = {
+    egress = {
         rule["to"][0]["podSelector"]["matchLabels"]["mizzen.dev/component"]: rule
         for rule in policy["egress"][2:]
     }
-    assert all(rule["to"][0]["namespaceSelector"] == {} and len(rule["to"]) == 1 for rule in asked.values())
-    assert {name: rule["ports"] for name, rule in asked.items()} == {
+    assert all(rule["to"][0]["namespaceSelector"] == {} and len(rule["to"]) == 1 for rule in egress.values())
+    assert {name: rule["ports"] for name, rule in egress.items()} == {
         "fetch": [{"port": 8082, "protocol": "TCP"}],
         "gateway": [{"port": 8001, "protocol": "TCP"}, {"port": 8001, "protocol": "UDP"}],
     }

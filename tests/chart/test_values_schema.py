@@ -1,4 +1,4 @@
-"""What the chart's values do to what is rendered, and which are refused. No cluster."""
+"""The schema of the chart's values, the chart's package, README and notes; without a cluster."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ OPEN = {
     "podAffinity",
     "podAntiAffinity",
 }
-"""Parts of the schema that are the API server's to check, and `global`, which is Helm's."""
+"""Parts of the schema that accept any field: the API server validates them; `global` belongs to Helm."""
 
 
 OF_PODS = ("operator.resources", "operator.podSecurityContext", "operator.securityContext")
-"""Values that are handed to Kubernetes whole, of which the defaults set a few fields."""
+"""Values that are copied into the pod; the defaults set only some of their fields."""
 
 
-def test_a_package_holds_everything(offline: Any, tmp_path: Path) -> None:
-    """The CRD is a link in the tree; a package carries the file."""
+def test_a_package_renders_like_the_chart_in_the_tree(offline: Any, tmp_path: Path) -> None:
+    """The CRD is a symbolic link in the tree; a package must contain the file."""
     offline("package", CHART, "--destination", tmp_path)
     [package] = tmp_path.glob("mizzen-*.tgz")
-    asked = ("--set", "monitoring.enabled=true")
-    assert offline("template", "sail", package, *asked) == offline("template", "sail", CHART, *asked)
+    values = ("--set", "monitoring.enabled=true")
+    assert offline("template", "sail", package, *values) == offline("template", "sail", CHART, *values)
 
 
-def test_everything_rendered_is_small(offline: Any) -> None:
+def test_the_rendered_chart_is_at_most_200_kib(offline: Any) -> None:
     command = ("template", "sail", CHART, "--set", "monitoring.enabled=true")
     assert len(offline(*command).encode()) <= MOST_BYTES
 
@@ -69,19 +69,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "message"), REFUSED)
-def test_a_wrong_value_is_refused_by_name(offline: Any, values: dict[str, Any], message: str) -> None:
+def test_an_invalid_value_is_rejected_by_its_name(offline: Any, values: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match="specifications of the schema") as refusal:
         offline.template(values)
     assert message in str(refusal.value)
 
 
-def test_times_of_the_election_that_contradict_each_other_are_refused(offline: Any) -> None:
+def test_contradictory_times_of_the_leader_election_are_rejected(offline: Any) -> None:
     with pytest.raises(Exception, match="leaseSeconds must exceed renewSeconds"):
         offline.template({"operator": {"leaderElection": {"renewSeconds": 10}}})
 
 
 def objects(schema: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every object in a schema, with the name it has there."""
+    """Yield the name and the schema of every object in a schema."""
     if isinstance(schema, dict):
         types = schema.get("type", "")
         if types == "object" or "object" in types:
@@ -93,14 +93,14 @@ def objects(schema: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from objects(part, name)
 
 
-def test_the_schema_is_closed() -> None:
+def test_the_schema_rejects_unknown_fields() -> None:
     loose = {
         name for name, part in objects(SCHEMA, "values") if part.get("additionalProperties", True) is True
     }
     assert loose == OPEN
 
 
-def test_the_schema_has_exactly_the_values() -> None:
+def test_the_schema_has_the_fields_of_the_default_values() -> None:
     def compare(schema: dict[str, Any], values: dict[str, Any], path: str) -> None:
         if "$ref" in schema:
             schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
@@ -114,19 +114,19 @@ def test_the_schema_has_exactly_the_values() -> None:
     compare(SCHEMA, DEFAULTS, "")
 
 
-def test_the_readme_is_current() -> None:
+def test_the_readme_is_up_to_date() -> None:
     page: Callable[[], str] = runpy.run_path(str(ROOT / "scripts/chart_reference.py"))["page"]
     written = (CHART / "README.md").read_text()
     assert written == page(), "README.md is out of date: run python scripts/chart_reference.py"
 
 
-def test_a_value_without_a_comment_is_named() -> None:
+def test_the_generator_of_the_readme_rejects_a_value_without_a_comment() -> None:
     values = runpy.run_path(str(ROOT / "scripts/chart_reference.py"))["values"]
     with pytest.raises(ValueError, match=r"a\.b has no comment"):
         list(values("a:\n  b: 1\n"))
 
 
-def test_the_notes_tell_the_next_command(offline: Any) -> None:
+def test_the_notes_name_the_next_commands(offline: Any) -> None:
     values = ("--set", "rbac.scope=namespace,operator.replicas=1")
     notes = offline("install", "sail", CHART, "-n", "harbour", "--dry-run=client", *values)
     assert "helm test sail --namespace harbour" in notes
@@ -134,17 +134,17 @@ def test_the_notes_tell_the_next_command(offline: Any) -> None:
     assert "The operator has one replica" in notes
 
 
-def test_the_notes_name_no_check_that_is_not_there(offline: Any) -> None:
+def test_the_notes_do_not_mention_helm_test_without_an_operator(offline: Any) -> None:
     values = ("--set", "rbac.create=false,operator.replicas=0")
     notes = offline("install", "sail", CHART, "--dry-run=client", *values).rpartition("NOTES:")[2]
     assert "helm test" not in notes
     assert "The operator has no replicas" in notes
 
 
-def test_a_releases_dots_are_in_no_name(offline: Any) -> None:
-    """A Service has none in its name."""
-    rendered = offline("template", "sail.v1", CHART)
-    names = {
-        one["metadata"]["name"] for one in yaml.safe_load_all(rendered) if one and one["kind"] == "Service"
-    }
+def test_dots_in_a_release_name_are_replaced(offline: Any) -> None:
+    """The name of a Service must not contain dots."""
+    rendered = [
+        manifest for manifest in yaml.safe_load_all(offline("template", "sail.v1", CHART)) if manifest
+    ]
+    names = {manifest["metadata"]["name"] for manifest in rendered if manifest["kind"] == "Service"}
     assert names == {"sail-v1-operator"}

@@ -21,7 +21,7 @@ def mizzen(*arguments: str) -> list[str]:
 
 
 class Served:
-    """A running `mizzen serve`."""
+    """A running `mizzen serve` with the demo model on the CPU."""
 
     def __init__(self, *options: str) -> None:
         command = mizzen("serve", str(MODEL), "--device=cpu", "--threads=1", "--port=0", *options)
@@ -37,12 +37,12 @@ class Served:
         return openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=60)
 
     def children(self) -> dict[str, psutil.Process]:
-        """Return the processes that `serve` started: "engine" and "gateway"."""
-        found = {}
+        """Return the child processes of `serve` by name: "engine" and "gateway"."""
+        processes = {}
         for child in psutil.Process(self.process.pid).children():
             words = child.cmdline()
-            found[words[words.index("mizzen.cli") + 1]] = child
-        return found
+            processes[words[words.index("mizzen.cli") + 1]] = child
+        return processes
 
     def tree(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)

@@ -22,7 +22,7 @@ def answers() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """Server that all tests share and must leave unchanged."""
+    """The server that all tests of this folder share; tests must leave it running and unchanged."""
     started = Served()
     yield started
     stop(started)
@@ -30,7 +30,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Served]]:
-    """Start servers for a single test."""
+    """Return a function that starts a server for a single test."""
     started: list[Served] = []
 
     def start(*options: str) -> Served:

@@ -21,12 +21,14 @@ PROMPT = ">"
 
 
 class Terminal:
-    """Program whose controlling terminal is a pseudo-terminal."""
+    """A program that runs on a pseudo-terminal, with its input and output."""
 
     def __init__(self, *command: str) -> None:
         self._master, slave = pty.openpty()
         environment = {**ENVIRONMENT, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
-        listen = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
+        listen = signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a shell's background jobs inherit an ignored SIGINT
         self.process = subprocess.Popen(
             command,
             stdin=slave,
@@ -43,24 +45,24 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def read_until(self, wanted: str, seconds: float = 60) -> str:
-        """Return the output up to and including `wanted`; keep the rest for the next call."""
+    def read_until(self, text: str, seconds: float = 60) -> str:
+        """Return the output up to and including `text`; keep the rest for the next call."""
         deadline = time.monotonic() + seconds
-        while wanted not in self._seen:
+        while text not in self._seen:
             left = deadline - time.monotonic()
-            assert left > 0, f"no {wanted!r} in {self._seen!r}"
+            assert left > 0, f"no {text!r} in {self._seen!r}"
             if select.select([self._master], [], [], left)[0]:
                 try:
                     self._seen = ESCAPES.sub(
                         "", self._seen + os.read(self._master, 65536).decode(errors="replace")
                     )
                 except OSError as error:
-                    raise AssertionError(f"ended before {wanted!r}: {self._seen!r}") from error
-        found, _, self._seen = self._seen.partition(wanted)
-        return found + wanted
+                    raise AssertionError(f"ended before {text!r}: {self._seen!r}") from error
+        output, _, self._seen = self._seen.partition(text)
+        return output + text
 
     def end(self) -> int:
-        """Wait for the exit, reading the remaining output."""
+        """Read the remaining output until the program exits; return its exit code."""
         deadline = time.monotonic() + 60
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self._seen
@@ -106,7 +108,7 @@ def test_a_conversation_on_a_terminal(
     assert flat(answers["What is Mizzen?"]) in flat(chat.read_until("OpenAI-compatible URL.\n"))
     chat.read_until(PROMPT)
 
-    chat.type("What is a pod?\r")  # with the first turn before it
+    chat.type("What is a pod?\r")  # a second turn of the conversation
     chat.read_until("an address and a life.\n")
     chat.read_until(PROMPT)
 
@@ -117,7 +119,7 @@ def test_a_conversation_on_a_terminal(
     chat.read_until("/nonsense is not a command; the commands are /reset, /help and /exit")
     chat.read_until(PROMPT)
     chat.type("/reset\r")
-    chat.read_until("The conversation is forgotten.")
+    chat.read_until("The conversation has been forgotten.")
     chat.read_until(PROMPT)
 
     for _ in range(5):  # on a busy machine the answer may be complete before the key arrives
@@ -154,7 +156,7 @@ def test_a_model_folder_is_served_while_the_shell_runs(
 
 def test_lines_from_a_pipe_are_answered(served: Served, answers: dict[str, str]) -> None:
     command = mizzen("chat", served.url, "--temperature=0")
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         input="What is a group?\n/reset\nWhat is a fence?\n",
         capture_output=True,
@@ -162,16 +164,17 @@ def test_lines_from_a_pipe_are_answered(served: Served, answers: dict[str, str])
         env=ENVIRONMENT,
         timeout=60,
     )
-    wanted = [answers["What is a group?"], "The conversation is forgotten.", answers["What is a fence?"]]
-    assert (done.returncode, done.stdout.splitlines()) == (0, wanted), done.stderr
+    forgotten = "The conversation has been forgotten."
+    expected = [answers["What is a group?"], forgotten, answers["What is a fence?"]]
+    assert (result.returncode, result.stdout.splitlines()) == (0, expected), result.stderr
 
 
 def test_serve_shows_its_progress_on_a_terminal(terminal: Callable[..., Terminal]) -> None:
     serve = terminal(*mizzen("serve", str(MODEL), "--device=cpu", "--threads=1", "--port=0"))
     serve.read_until("engine: ")
     shown = serve.read_until("/v1\n")
-    assert "mizzen: serving demo on cpu; Ctrl-C ends it" in shown
+    assert "mizzen: serving demo on cpu; Ctrl-C stops it" in shown
     assert '"level"' not in shown
     serve.type("\x03")
-    serve.read_until("mizzen: ending")
+    serve.read_until("mizzen: stopping")
     assert serve.end() == 0

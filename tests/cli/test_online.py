@@ -1,4 +1,4 @@
-"""benchmarks/online.py against a real server."""
+"""benchmarks/online.py, run against a real `mizzen serve`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ COMMAND = [sys.executable, str(ROOT / "benchmarks/online.py")]
 
 
 def online(*options: str) -> tuple[int, list[str]]:
-    done = subprocess.run(
+    result = subprocess.run(
         [*COMMAND, *options], capture_output=True, text=True, env=ENVIRONMENT, timeout=150, check=False
     )
-    assert not done.stderr
-    return done.returncode, done.stdout.splitlines()
+    assert not result.stderr
+    return result.returncode, result.stdout.splitlines()
 
 
 def test_every_request_at_every_rate_is_answered_and_counted(served: Served) -> None:

@@ -58,7 +58,7 @@ def test_serve_has_an_option_for_every_field_it_does_not_set() -> None:
             assert (f"{flag(setting.name)} " in shown) == (setting.name not in hidden), setting.name
 
 
-def test_version() -> None:
+def test_the_version_is_printed() -> None:
     assert run("--version").output == f"mizzen {mizzen.__version__}\n"
 
 
@@ -70,8 +70,10 @@ def test_the_shell_completes_commands() -> None:
         "COMP_CWORD": "1",
     }
     program = Path(sys.executable).with_name("mizzen")
-    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.split() == ["serve"]
+    result = subprocess.run(
+        [program], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.stdout.split() == ["serve"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_unreadable_tokenizer_files_are_reported_before_startup(
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("words", "expected"),
     [
         (("serve", MODEL, "--prot=1"), ("--prot", "--port")),
         (("srve", MODEL), ("srve", "serve")),
@@ -120,11 +122,11 @@ def test_unreadable_tokenizer_files_are_reported_before_startup(
     ],
 )
 def test_an_invalid_option_is_reported_with_the_allowed_values(
-    words: tuple[str, ...], wanted: tuple[str, ...]
+    words: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     result = run(*words)
     assert result.exit_code == 2
-    for text in wanted:
+    for text in expected:
         assert text in result.stderr
     assert "Traceback" not in result.output
 
@@ -140,15 +142,15 @@ def test_a_reserved_port_is_not_given_out_twice() -> None:
 
 @pytest.mark.parametrize("option", ["--port", "--http-port", "--admin-port"])
 def test_a_port_in_use_is_reported_with_the_option_to_change_it(option: str) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = occupied.getsockname()[1]
         result = run("serve", MODEL, f"{option}={port}")
     assert result.exit_code == 2
-    said = " ".join(result.stderr.replace("│", " ").split())
-    assert f"port {port}" in said
-    assert f"choose another with {option}," in said
+    message = " ".join(result.stderr.replace("│", " ").split())
+    assert f"port {port}" in message
+    assert f"choose another with {option}," in message
 
 
 def test_an_unreachable_url_has_its_own_exit_code() -> None:

@@ -1,4 +1,4 @@
-"""`mizzen serve` end to end: the official client, signals, and exits of its processes."""
+"""`mizzen serve` end to end: the official client, `mizzen complete`, signals, and failing processes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def ask(served: Served, text: str) -> str | None:
 
 
 def keys_folder(served: Served) -> Path:
-    """Return the private folder with keys and socket, from the engine's command line."""
+    """Return the private folder of `serve`, which contains keys and a socket."""
     words = served.children()["engine"].cmdline()
     return Path(next(word for word in words if word.startswith("--keys=")).removeprefix("--keys="))
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    """Return whether all of these processes exit."""
+    """Return whether all processes exit within 60 s."""
     return not psutil.wait_procs(processes, timeout=60)[1]
 
 
@@ -66,10 +66,10 @@ def test_a_stream_has_the_same_text_and_ends_with_usage(served: Served, answers:
 
 def test_complete_writes_only_the_answer(served: Served, answers: dict[str, str]) -> None:
     command = mizzen("complete", served.url, "--temperature=0")
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "What is a fence?"], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, answers["What is a fence?"] + "\n", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, answers["What is a fence?"] + "\n", "")
     piped = subprocess.run(
         command, input="What is a rank?", capture_output=True, text=True, env=ENVIRONMENT, timeout=60
     )
@@ -85,26 +85,26 @@ def test_complete_continues_raw_text(served: Served, answers: dict[str, str]) ->
         "--max-tokens=99",
         "--temperature=0",
     )
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
-    assert done.stdout == f" {answers['What is a group?']}\n"
+    result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert result.stdout == f" {answers['What is a group?']}\n"
 
 
 def test_complete_reports_the_services_error(served: Served) -> None:
     command = mizzen("complete", served.url, "Hello", "--model=other")
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.startswith("mizzen: 404: ")
-    assert "other" in done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("mizzen: 404: ")
+    assert "other" in result.stderr
 
 
 def test_complete_into_a_closed_pipe_exits_quietly(served: Served) -> None:
     words = " ".join(f"'{word}'" for word in mizzen("complete", served.url, STORY, "--temperature=0"))
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", f"{words} | head -c 5"], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
     )
-    assert done.stdout == "Once "
-    assert done.stderr == ""
+    assert result.stdout == "Once "
+    assert result.stderr == ""
 
 
 def test_sigterm_lets_open_streams_finish(serve: Callable[..., Served], answers: dict[str, str]) -> None:
@@ -138,12 +138,12 @@ def test_a_killed_engine_stops_serve_with_the_reason(serve: Callable[..., Served
         list(stream)
     code, errors = served.end()
     assert code == 128 + signal.SIGKILL
-    assert "the engine was ended by SIGKILL" in errors
+    assert "the engine was killed by SIGKILL" in errors
     assert gone(tree)
 
 
 def test_a_lost_engine_delays_no_client(serve: Callable[..., Served]) -> None:
-    """Streams and requests without a token get an error within seconds, and the reason is said before."""
+    """Clients of a lost engine get an error within seconds, after `serve` has printed the reason."""
     served = serve("--tensor=2", "--kv-cache-tokens=8192")
     client, ends = served.client(), []
 
@@ -160,7 +160,7 @@ def test_a_lost_engine_delays_no_client(serve: Callable[..., Served]) -> None:
         model="demo", messages=question(STORY), extra_body={"ignore_eos": True}, stream=True
     )
     next(stream)
-    (rank,) = (one for one in served.tree() if "mizzen.server.ranks.follower" in one.cmdline())
+    (rank,) = (process for process in served.tree() if "mizzen.server.ranks.follower" in process.cmdline())
     began = time.monotonic()
     rank.kill()
     with pytest.raises(openai.APIError):
@@ -171,9 +171,9 @@ def test_a_lost_engine_delays_no_client(serve: Callable[..., Served]) -> None:
     assert time.monotonic() - began < 15
     assert ends[0][1] == 503
     lines = errors.splitlines()
-    why = f"mizzen: the engine ended with exit code 1: rank_died: rank 1 (process {rank.pid}) was killed by"
-    first, last = (index for index, line in enumerate(lines) if line.startswith(why))
-    assert lines[first].endswith("; open requests end with an error")
+    reason = f"mizzen: the engine exited with code 1: rank_died: rank 1 (process {rank.pid}) was killed by"
+    first, last = (index for index, line in enumerate(lines) if line.startswith(reason))
+    assert lines[first].endswith("; open requests fail")
     assert last == len(lines) - 1
 
 
@@ -184,7 +184,7 @@ def test_a_dead_rank_is_reported(serve: Callable[..., Served]) -> None:
         rank.kill()
     code, errors = served.end()
     assert code == 1
-    assert "mizzen: the engine ended with exit code 1: rank_died: " in errors
+    assert "mizzen: the engine exited with code 1: rank_died: " in errors
     assert gone(tree)
 
 
@@ -226,17 +226,17 @@ def test_a_second_signal_exits_immediately(serve: Callable[..., Served]) -> None
     reader.start()
     served.process.terminate()
     assert served.process.stderr
-    for line in served.process.stderr:  # two signals at once are one
+    for line in served.process.stderr:  # wait for the first signal, because pending signals are merged
         if "another signal ends at once" in line:
             break
     served.process.terminate()
-    served.end()  # by itself the stream would go on for longer
+    served.end()  # without the second signal, the stream would last longer than this wait
     reader.join(60)
     assert gone(tree)
 
 
 def read_to_the_end(stream: openai.Stream[object]) -> None:
-    """Read on; how the stream ends is another test's concern."""
+    """Read a stream until it ends or fails."""
     with contextlib.suppress(openai.APIError, httpx.HTTPError):
         for _ in stream:
             pass
@@ -248,9 +248,9 @@ def test_an_unloadable_model_stops_serve_with_the_reason(tmp_path: Path) -> None
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**config, "architectures": ["UnheardOfForCausalLM"]}))
     command = mizzen("serve", str(broken), "--device=cpu", "--threads=1", "--port=0")
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    last = done.stderr.splitlines()[-1]
+    result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    last = result.stderr.splitlines()[-1]
     assert last.startswith(f"Error: Invalid value: {broken}/config.json: architectures must list one of ")
     assert "UnheardOfForCausalLM" in last

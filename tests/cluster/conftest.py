@@ -1,4 +1,4 @@
-"""Real clusters for tests: one for the session, shared by all tests of a worker, and more on demand."""
+"""Real clusters for tests: one for all tests of a pytest worker, and more on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from local_node_kit import Space
 
 
 class LocalCluster:
-    """A cluster as tests use it."""
+    """A `mizzen-local` cluster with its kubectl, logs and command line."""
 
     def __init__(self, folder: Path) -> None:
         self.dir = folder
@@ -34,11 +34,11 @@ class LocalCluster:
         return self
 
     def restrict(self, namespace: str) -> None:
-        """Have a namespace take restricted pods alone."""
+        """Label a namespace so that it admits only restricted pods."""
         self.kubectl("label", "namespace", namespace, *(f"{name}={v}" for name, v in RESTRICTED.items()))
 
     def make_namespace(self, name: str) -> None:
-        """Make a namespace that takes restricted pods alone."""
+        """Create a namespace that admits only restricted pods."""
         self.kubectl("create", "namespace", name)
         self.restrict(name)
 
@@ -74,7 +74,7 @@ class LocalCluster:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """A cluster with the CRD and the operator; `default` takes restricted pods alone, whatever makes them."""
+    """Start a cluster with the CRD and the operator; its namespace `default` admits only restricted pods."""
     local = LocalCluster(tmp_path_factory.mktemp("cluster"))
     try:
         local.up().restrict("default")
@@ -85,20 +85,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def new_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], LocalCluster]]:
-    """Make clusters that are not up yet; they are down after the test."""
-    made: list[LocalCluster] = []
+    """Return a function that makes clusters without starting them; they are stopped after the test."""
+    clusters: list[LocalCluster] = []
 
     def make() -> LocalCluster:
-        made.append(LocalCluster(tmp_path_factory.mktemp("cluster")))
-        return made[-1]
+        clusters.append(LocalCluster(tmp_path_factory.mktemp("cluster")))
+        return clusters[-1]
 
     yield make
-    for local in made:
+    for local in clusters:
         local.down()
 
 
 @pytest.fixture
 def space(cluster: Any) -> Iterator[Space]:
-    made = Space(cluster)
-    yield made
-    cluster.kubectl("delete", "namespace", made.name, "--wait=false")
+    space = Space(cluster)
+    yield space
+    cluster.kubectl("delete", "namespace", space.name, "--wait=false")

@@ -1,4 +1,4 @@
-"""The node of a local cluster: pods of every kind, seen through the API as any user sees them."""
+"""Helpers for tests of a local cluster's node: a namespace, pod specs, and waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def eventually(check: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Wait until `check()` is true, and return it."""
+    """Wait until `check()` returns something true, and return that."""
     deadline = time.monotonic() + seconds
     while not (value := check()):
         assert time.monotonic() < deadline, f"not true within {seconds} s"
@@ -20,7 +20,7 @@ def eventually(check: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 class Space:
-    """A namespace of one test."""
+    """A namespace of one test, with helpers to create and read its objects."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
@@ -44,8 +44,8 @@ class Space:
     def run(self, name: str, code: str, container: dict[str, Any] | None = None, **spec: Any) -> None:
         self.create("Pod", name, spec=pod_spec(code, container, **spec))
 
-    def wait(self, what: str, condition: str, seconds: int = 60) -> None:
-        self.kubectl("wait", f"--for={condition}", what, f"--timeout={seconds}s")
+    def wait(self, resource: str, condition: str, seconds: int = 60) -> None:
+        self.kubectl("wait", f"--for={condition}", resource, f"--timeout={seconds}s")
 
     def events(self, reason: str) -> list[dict[str, Any]]:
         return [item for item in self.get("events")["items"] if item["reason"] == reason]
@@ -61,6 +61,6 @@ def condition(pod: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def container(pod: dict[str, Any]) -> dict[str, Any]:
-    """The status of the first container; that of one which the node has not looked at before it has."""
-    unseen = {"state": {}, "lastState": {}, "restartCount": 0}
-    return pod["status"].get("containerStatuses", [unseen])[0]
+    """Return the status of a pod's first container; an empty status before the node has written one."""
+    empty = {"state": {}, "lastState": {}, "restartCount": 0}
+    return pod["status"].get("containerStatuses", [empty])[0]

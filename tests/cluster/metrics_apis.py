@@ -1,8 +1,9 @@
-"""What scales services from outside, but for Prometheus and Kubernetes' controller, which are real.
+"""Stand-ins for prometheus-adapter and KEDA; Prometheus and the HPA controller of the tests are real.
 
-`MetricsApi` answers the HPA controller on the aggregated APIs `custom.metrics.k8s.io` and
-`external.metrics.k8s.io` from Prometheus, by a rule of prometheus-adapter. `Keda` does what KEDA does with a
-ScaledObject: it makes an HPA of external metrics, and itself scales from zero and to zero.
+`MetricsApi` serves the aggregated APIs `custom.metrics.k8s.io` and `external.metrics.k8s.io` to the HPA
+controller, with values from Prometheus and a rule of prometheus-adapter. `Keda` does for a ScaledObject what
+KEDA
+does: it creates an HPA with external metrics, and itself scales the service from and to zero.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from mizzen_local.pki import Authority
+from mizzen_local.pki import CertificateAuthority
 
 SERVER = "metrics-apis"
 CUSTOM, EXTERNAL = "custom.metrics.k8s.io/v1beta2", "external.metrics.k8s.io/v1beta1"
-ASKED = re.compile(
+METRIC_PATH = re.compile(
     r"/apis/(?P<group>[a-z0-9.]+/v1beta[12])(/namespaces/(?P<namespace>[^/]+)(?P<pods>/pods/\*)?/(?P<metric>[^/]+))?"
 )
 
@@ -32,23 +33,23 @@ Query = Callable[[str], list[dict[str, Any]]]
 
 
 class MetricsApi:
-    """Serves both APIs for a cluster, from Prometheus."""
+    """Serves the custom and external metrics APIs of a cluster with values from Prometheus."""
 
     def __init__(self, cluster: Any, query: Query, rule: Mapping[str, Any], folder: Path) -> None:
-        """Serve.
+        """Start the server and register its APIs.
 
         Args:
-            cluster: where the APIs are registered.
-            query: an instant query of Prometheus.
-            rule: of prometheus-adapter, for custom metrics of pods.
-            folder: for certificates.
+            cluster: cluster in which the APIs are registered.
+            query: runs an instant query of Prometheus.
+            rule: rule of prometheus-adapter for custom metrics of pods.
+            folder: folder for certificates.
         """
         self._cluster, self._query, self._rule = cluster, query, rule
         self.external: dict[str, str] = {}
-        """Queries of external metrics, by the metrics' names."""
-        self.asked: list[str] = []
-        """Metrics that the controller asked for."""
-        authority = Authority(folder / "pki")
+        """PromQL queries of external metrics, by the names of the metrics."""
+        self.requested_metrics: list[str] = []
+        """Metrics that the HPA controller has requested, in order."""
+        authority = CertificateAuthority(folder / "pki")
         pair = authority.issue(SERVER, SERVER, hosts=[f"{SERVER}.default.svc"])
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(pair.certificate, pair.key)
@@ -58,7 +59,7 @@ class MetricsApi:
         self._register(authority.pair.certificate.read_bytes())
 
     def close(self) -> None:
-        """Take both APIs back."""
+        """Unregister both APIs and stop the server."""
         for name in (CUSTOM, EXTERNAL):
             group, version = name.split("/")
             self._cluster.kubectl("delete", "apiservice", f"{version}.{group}", "--wait=true")
@@ -67,9 +68,11 @@ class MetricsApi:
         self._server.server_close()
 
     def _register(self, authority: bytes) -> None:
-        """Lead the API server here: to a name outside of the cluster, for there is no pod behind it."""
-        front = {"type": "ExternalName", "externalName": "localhost"}
-        objects = [{"apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVER}, "spec": front}]
+        """Register both APIs with a Service of type ExternalName, because no pod runs the server."""
+        external_name = {"type": "ExternalName", "externalName": "localhost"}
+        objects = [
+            {"apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVER}, "spec": external_name}
+        ]
         for name in (CUSTOM, EXTERNAL):
             group, version = name.split("/")
             spec = {
@@ -90,9 +93,9 @@ class MetricsApi:
                 }
             )
         self._cluster.apply(*objects)
-        names = [one["metadata"]["name"] for one in objects[1:]]
-        for name in names:
-            self._cluster.kubectl("wait", f"apiservice/{name}", "--for=condition=Available", "--timeout=60s")
+        for api_service in objects[1:]:
+            resource = f"apiservice/{api_service['metadata']['name']}"
+            self._cluster.kubectl("wait", resource, "--for=condition=Available", "--timeout=60s")
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         api = self
@@ -111,34 +114,36 @@ class MetricsApi:
 
         return Handler
 
-    def answer(self, path: str, asked: Mapping[str, str]) -> dict[str, Any] | None:
-        """The answer to a GET; None for what is not there."""
-        found = ASKED.fullmatch(urllib.parse.unquote(path))
-        if found is None or found["group"] not in (CUSTOM, EXTERNAL):
+    def answer(self, path: str, parameters: Mapping[str, str]) -> dict[str, Any] | None:
+        """Return the body of the response to a GET; None if the path does not exist."""
+        match = METRIC_PATH.fullmatch(urllib.parse.unquote(path))
+        if match is None or match["group"] not in (CUSTOM, EXTERNAL):
             return None
-        if not found["metric"]:
+        if not match["metric"]:
             return {
                 "kind": "APIResourceList",
                 "apiVersion": "v1",
-                "groupVersion": found["group"],
-                **self._known(),
+                "groupVersion": match["group"],
+                **self._list_resources(),
             }
-        self.asked.append(found["metric"])
-        items = (self._of_pods if found["pods"] else self._outside)(
-            found["namespace"], found["metric"], asked
+        self.requested_metrics.append(match["metric"])
+        items = (self._pod_metrics if match["pods"] else self._external_metrics)(
+            match["namespace"], match["metric"], parameters
         )
-        kind = "MetricValueList" if found["pods"] else "ExternalMetricValueList"
-        return {"kind": kind, "apiVersion": found["group"], "metadata": {}, "items": items}
+        kind = "MetricValueList" if match["pods"] else "ExternalMetricValueList"
+        return {"kind": kind, "apiVersion": match["group"], "metadata": {}, "items": items}
 
-    def _known(self) -> dict[str, Any]:
-        names = {one["metric"]["__name__"] for one in self._query(self._rule["seriesQuery"])}
+    def _list_resources(self) -> dict[str, Any]:
+        names = {series["metric"]["__name__"] for series in self._query(self._rule["seriesQuery"])}
         common = {"singularName": "", "namespaced": True, "verbs": ["get"]}
         pods = [{**common, "name": f"pods/{name}", "kind": "MetricValueList"} for name in sorted(names)]
         return {"resources": pods or [{**common, "name": "none", "kind": "ExternalMetricValueList"}]}
 
-    def _of_pods(self, namespace: str, metric: str, asked: Mapping[str, str]) -> list[dict[str, Any]]:
-        """One value for each pod that the selector finds, as prometheus-adapter asks for it."""
-        pods = self._cluster.get("pods", "-n", namespace, "-l", asked["labelSelector"])["items"]
+    def _pod_metrics(
+        self, namespace: str, metric: str, parameters: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        """Return one value per pod that matches the label selector, by the rule of prometheus-adapter."""
+        pods = self._cluster.get("pods", "-n", namespace, "-l", parameters["labelSelector"])["items"]
         names = "|".join(pod["metadata"]["name"] for pod in pods)
         expr = self._rule["metricsQuery"]
         for placeholder, text in {
@@ -152,43 +157,45 @@ class MetricsApi:
                 "describedObject": {
                     "kind": "Pod",
                     "namespace": namespace,
-                    "name": one["metric"]["pod"],
+                    "name": series["metric"]["pod"],
                     "apiVersion": "/v1",
                 },
                 "metric": {"name": metric},
                 "timestamp": stamp(),
-                "value": quantity(one),
+                "value": quantity(series),
             }
-            for one in self._query(expr)
+            for series in self._query(expr)
         ]
 
-    def _outside(self, namespace: str, metric: str, asked: Mapping[str, str]) -> list[dict[str, Any]]:
-        found = self._query(self.external[metric])
-        value = quantity(found[0]) if found else "0"
+    def _external_metrics(
+        self, namespace: str, metric: str, parameters: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        series = self._query(self.external[metric])
+        value = quantity(series[0]) if series else "0"
         return [{"metricName": metric, "metricLabels": {}, "timestamp": stamp(), "value": value}]
 
 
 def stamp() -> str:
-    """Now, as Kubernetes writes it."""
+    """Return the current time in the format of Kubernetes."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def quantity(series: Mapping[str, Any]) -> str:
-    """A sample as a Kubernetes quantity, in thousandths."""
+    """Return the value of an instant query's series as a Kubernetes quantity in thousandths."""
     return f"{round(1000 * float(series['value'][1]))}m"
 
 
 class Keda:
-    """KEDA, for one ScaledObject with Prometheus triggers."""
+    """A stand-in for KEDA that handles one ScaledObject with Prometheus triggers."""
 
     PERIOD_SECONDS = 0.5
 
     def __init__(self, cluster: Any, api: MetricsApi, query: Query, scaled: Mapping[str, Any]) -> None:
         self._cluster, self._query = cluster, query
         self._spec, self._name = scaled["spec"], scaled["metadata"]["name"]
-        self._triggers = [one["metadata"] for one in self._spec["triggers"]]
-        assert all(one["type"] == "prometheus" for one in self._spec["triggers"])
-        api.external |= {f"s{n}-prometheus": one["query"] for n, one in enumerate(self._triggers)}
+        self._triggers = [trigger["metadata"] for trigger in self._spec["triggers"]]
+        assert all(trigger["type"] == "prometheus" for trigger in self._spec["triggers"])
+        api.external |= {f"s{n}-prometheus": trigger["query"] for n, trigger in enumerate(self._triggers)}
         cluster.apply(self._autoscaler())
         self._active_at = monotonic()
         self._stop = threading.Event()
@@ -196,7 +203,7 @@ class Keda:
         self._thread.start()
 
     def close(self) -> None:
-        """Forget the ScaledObject."""
+        """Stop scaling, and delete the HPA."""
         self._stop.set()
         self._thread.join(60)
         self._cluster.kubectl("delete", "hpa", f"keda-hpa-{self._name}")
@@ -207,10 +214,10 @@ class Keda:
                 "type": "External",
                 "external": {
                     "metric": {"name": f"s{number}-prometheus"},
-                    "target": {"type": "AverageValue", "averageValue": one["threshold"]},
+                    "target": {"type": "AverageValue", "averageValue": trigger["threshold"]},
                 },
             }
-            for number, one in enumerate(self._triggers)
+            for number, trigger in enumerate(self._triggers)
         ]
         spec = {
             "scaleTargetRef": self._spec["scaleTargetRef"],
@@ -228,10 +235,10 @@ class Keda:
         }
 
     def _active(self) -> bool:
-        for one in self._triggers:
-            found = self._query(one["query"])
-            assert len(found) <= 1, f"{one['query']}: KEDA wants one series"
-            if found and float(found[0]["value"][1]) > float(one.get("activationThreshold", "0")):
+        for trigger in self._triggers:
+            series = self._query(trigger["query"])
+            assert len(series) <= 1, f"{trigger['query']}: KEDA requires a query with one series"
+            if series and float(series[0]["value"][1]) > float(trigger.get("activationThreshold", "0")):
                 return True
         return False
 

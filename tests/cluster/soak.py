@@ -1,13 +1,13 @@
-"""Rollouts, scaling and faults of services under load, for hours: `make soak`.
+"""Roll out, scale and break services under load for hours: `make soak`.
 
     python tests/cluster/soak.py --requests 100000 --rollouts 20 --cycles 20 --stream-seconds 60
 
-A cluster of processes on this machine: the API server behind a proxy that injects faults in every other
-round, a service of simulated engines (4 groups, 2 gateways) and one of real ones with the demo model (2
-groups) under load, and one with a single group that probes alone ask. Ends with a report, and one JSON object
-last; exits with 1 when a request failed, and with 2 when all were answered and a status was wrong for longer
-than allowed (1 s after a process ended, 3 s after one hung; on a machine without a free core, what that
-explains besides).
+The cluster consists of processes on this machine. Its API server is behind a proxy that injects faults in
+every other round. Under load are a service of simulated engines (4 groups, 2 gateways) and a service of real
+engines with the demo model (2 groups); a third service with a single group gets only probes. The last line of
+the output is a JSON object. The exit code is 1 if a request failed, and 2 if all requests were answered but a
+status was wrong for longer than allowed: 1 s after a process ended, 3 s after a process hung, and longer on a
+machine without a free core.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from noloss.local import Site
-from noloss.run import Run, Size, printed
-from noloss.truth import Wrong
+from noloss.run import Run, Size, format_report
+from noloss.truth import WrongStatus
 
 
 def parse() -> argparse.Namespace:
@@ -35,26 +35,26 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--requests", type=int, default=100_000, help="requests to be sent at least")
+    parser.add_argument("--requests", type=int, default=100_000, help="minimum number of requests")
     parser.add_argument("--rollouts", type=int, default=20)
-    parser.add_argument("--cycles", type=int, default=20, help="of scaling 4 to 1 to 4")
+    parser.add_argument("--cycles", type=int, default=20, help="scaling cycles 4 to 1 to 4")
     parser.add_argument("--stream-seconds", type=float, default=60.0, help="length of the longest stream")
     parser.add_argument(
-        "--share", type=float, default=0.15, help="of API requests that fail, in every other round"
+        "--share", type=float, default=0.15, help="share of API requests that fail, in every other round"
     )
     parser.add_argument(
-        "--pause", type=float, default=0.05, help="rest between short requests of a worker [s]"
+        "--pause", type=float, default=0.05, help="pause between short requests of a worker [s]"
     )
-    parser.add_argument("--hours", type=float, default=8.0, help="ends after so long with what was done")
-    parser.add_argument("--seed", type=int, default=1, help="of the order of things")
+    parser.add_argument("--hours", type=float, default=8.0, help="time limit of the run")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random order of changes and faults")
     parser.add_argument(
-        "--folder", type=Path, help="for the cluster's state and logs; a temporary one if not given"
+        "--folder", type=Path, help="folder for the cluster's state and logs; a temporary one by default"
     )
     return parser.parse_args()
 
 
-def told(name: str, wrong: Wrong) -> dict[str, Any]:
-    """A time in which a status was wrong, for the report."""
+def describe(name: str, wrong: WrongStatus) -> dict[str, Any]:
+    """Return an interval in which a status was wrong as an entry of the report."""
     began = time.localtime(time.time() - time.monotonic() + wrong.begin)
     return {
         "service": name,
@@ -66,7 +66,7 @@ def told(name: str, wrong: Wrong) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run and report."""
+    """Run the test, print its report, and return the exit code."""
     options = parse()
     size = Size(
         requests=options.requests,
@@ -75,7 +75,7 @@ def main() -> int:
         stream_seconds=options.stream_seconds,
         share=options.share,
         pause=options.pause,
-        most_seconds=3600 * options.hours,
+        max_seconds=3600 * options.hours,
         seed=options.seed,
     )
     folder = options.folder or Path(tempfile.mkdtemp(prefix="mizzen-soak-"))
@@ -84,23 +84,23 @@ def main() -> int:
     site.up()
     run = Run(site, size)
     try:
-        asyncio.run(run.long())
+        asyncio.run(run.run_long())
     finally:
         if not run.counts:
             shutil.copytree(site.folder / "logs", folder.with_suffix(".logs"), dirs_exist_ok=True)
-            print(f"it did not come to its end; logs are in {folder.with_suffix('.logs')}", file=sys.stderr)
+            print(f"the run was interrupted; logs are in {folder.with_suffix('.logs')}", file=sys.stderr)
         site.down()
-    over = [told(*one) for one in run.over()]
+    violations = [describe(*violation) for violation in run.violations()]
     report = {
         **run.report(),
-        "over": over,
-        "over_strictly": [told(*one) for one in run.over(strictly=True)],
+        "over": violations,
+        "over_strictly": [describe(*violation) for violation in run.violations(strict=True)],
     }
-    print("\n".join(printed(report)))
+    print("\n".join(format_report(report)))
     print(json.dumps(report))
     if run.counts["failed"] or run.counts["started"] != run.counts["ok"]:
         return 1
-    return 2 if over else 0
+    return 2 if violations else 0
 
 
 if __name__ == "__main__":

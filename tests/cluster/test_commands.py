@@ -1,4 +1,4 @@
-"""What the documentation does with a cluster, on the one that `make demo` makes."""
+"""The documentation's commands for a cluster work on the cluster that `make demo` creates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mizzen_local.assets import find
+from mizzen_local.assets import find_programs
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -44,11 +44,11 @@ def run(environment: dict[str, str], *command: str) -> str:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of a shell after `make demo`."""
+    """Run `mizzen-local demo`, and yield the environment of a shell for its cluster."""
     environment = {
         **os.environ,
         "MIZZEN_LOCAL_DIR": str(tmp_path_factory.mktemp("demo") / "cluster"),
-        "PATH": f"{find()}:{os.environ['PATH']}",
+        "PATH": f"{find_programs()}:{os.environ['PATH']}",
     }
     try:
         assert "demo" in run(environment, f"{BIN}/mizzen-local", "demo")
@@ -59,9 +59,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("block", blocks())
-def test_commands_on_a_cluster(demo: dict[str, str], block: str) -> None:
+def test_the_commands_of_a_block_succeed(demo: dict[str, str], block: str) -> None:
     run(demo, "bash", "-euo", "pipefail", "-c", script(block))
 
 
-def test_there_are_some() -> None:
+def test_the_documentation_has_blocks_for_a_cluster() -> None:
     assert len(blocks()) >= 4

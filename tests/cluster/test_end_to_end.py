@@ -1,7 +1,7 @@
-"""The product as a user meets it: a real API server, the operator, gateway and engine as real processes.
+"""The life of a service on a real API server, with operator, gateway and engine as real processes.
 
-One service lives through the whole file, in order: it is created, answers, is scaled, loses a pod, changes
-its spec, loses an engine, and is deleted.
+The tests run in the order of this file on one service: it is created, answers, is scaled, loses a pod, gets a
+new spec, loses an engine, and is deleted.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def service(cluster: Any) -> dict[str, Any]:
 
 
 def condition(cluster: Any, kind: str) -> dict[str, Any]:
-    found = [c for c in service(cluster).get("status", {}).get("conditions", []) if c["type"] == kind]
-    return found[0] if found else {}
+    conditions = service(cluster).get("status", {}).get("conditions", [])
+    return next((c for c in conditions if c["type"] == kind), {})
 
 
 def engine_pods(cluster: Any) -> list[dict[str, Any]]:
@@ -45,17 +45,17 @@ def engine_pods(cluster: Any) -> list[dict[str, Any]]:
     return json.loads(cluster.kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
 
 
-def wait_until(check: Any, seconds: float, what: str) -> float:
-    """Wait for `check()` to be true and return how long it took."""
+def wait_until(check: Any, seconds: float, expectation: str) -> float:
+    """Wait until `check()` returns something true; return how many seconds that took."""
     began = time.monotonic()
     while not check():
-        assert time.monotonic() - began < seconds, f"after {seconds} s still not: {what}"
+        assert time.monotonic() - began < seconds, f"after {seconds} s still not: {expectation}"
         time.sleep(0.1)
     return time.monotonic() - began
 
 
 def settled(cluster: Any, groups: int) -> bool:
-    """Tell whether the service is Ready at its newest generation with exactly `groups` groups."""
+    """Return whether the service is Ready at its newest generation with exactly `groups` groups."""
     now = service(cluster)
     status = now.get("status", {})
     ready = [c for c in status.get("conditions", []) if c["type"] == "Ready"]
@@ -82,7 +82,7 @@ def ask(cluster: Any, question: str = QUESTION) -> str | None:
 
 @contextmanager
 def streams(cluster: Any, concurrency: int = 3) -> Iterator[dict[str, Any]]:
-    """Send streams while the block runs; the counts are in the dictionary after it."""
+    """Send streams during the block; after it, the yielded dictionary contains their counts."""
     counts: dict[str, Any] = {}
     command = [sys.executable, str(ROOT / "benchmarks/stream_load.py"), cluster.url(NAME), "--json"]
     options = ["--concurrency", str(concurrency), "--seconds", "200", "--prompt", STORY]
@@ -109,13 +109,13 @@ def all_good(counts: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def demo(cluster: Any) -> Iterator[Any]:
-    """Apply the example; the service is gone after the module."""
+    """Apply the example; the service is deleted after the tests of this file."""
     cluster.kubectl("apply", "-f", str(ROOT / "examples/inferenceservice.yaml"))
     yield cluster
     cluster.kubectl("delete", "infsvc", NAME, "--ignore-not-found", "--wait=true", "--timeout=60s")
 
 
-def test_apply_gives_a_ready_service(demo: Any) -> None:
+def test_an_applied_service_becomes_ready(demo: Any) -> None:
     seconds = wait_until(lambda: settled(demo, 1), 120, "Ready with one group")
     print(f"apply to Ready: {seconds:.1f} s")
     status = service(demo)["status"]
@@ -183,18 +183,19 @@ def test_a_spec_change_replaces_the_group_without_a_gap(demo: Any) -> None:
     assert all_good(counts)
 
 
-def counted(pod: dict[str, Any], name: str) -> float:
-    """The sum of one of an engine's own metrics, as the engine's pod tells it."""
+def metric(pod: dict[str, Any], name: str) -> float:
+    """Return the sum of all samples of a metric that an engine's pod exports."""
     ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
     with urllib.request.urlopen(
         f"http://{pod['status']['podIP']}:{ports['http']}/metrics", timeout=10
     ) as answer:
         families = text_string_to_metric_families(answer.read().decode())
-        return sum(one.value for family in families for one in family.samples if one.name == name)
+        samples = [sample for family in families for sample in family.samples]
+        return sum(sample.value for sample in samples if sample.name == name)
 
 
 def test_a_rollout_fills_the_new_groups_cache_before_its_first_request(demo: Any) -> None:
-    """While nobody asks anything: what the new engine has taken then are the hottest prefixes."""
+    """While no client sends requests, the gateway sends the hottest prefixes to the new engine."""
     before = {p["metadata"]["name"] for p in engine_pods(demo)}
     hot = "Tell me of a ship. " * 30
     completions = client(demo).completions
@@ -208,15 +209,17 @@ def test_a_rollout_fills_the_new_groups_cache_before_its_first_request(demo: Any
         "rollout",
     )
     [pod] = engine_pods(demo)
-    assert counted(pod, "mizzen_engine_requests_total") >= 1, "replayed"
-    assert counted(pod, "mizzen_engine_prompt_tokens_total") >= BLOCK_TOKENS
-    assert counted(pod, "mizzen_engine_cached_prompt_tokens_total") == 0, "nobody has asked for it yet"
+    assert metric(pod, "mizzen_engine_requests_total") >= 1, "the gateway sent hot prefixes"
+    assert metric(pod, "mizzen_engine_prompt_tokens_total") >= BLOCK_TOKENS
+    assert metric(pod, "mizzen_engine_cached_prompt_tokens_total") == 0, "no client request yet"
     usage = completions.create(model=NAME, prompt=hot, max_tokens=1, temperature=0).usage
     assert usage is not None and usage.prompt_tokens_details is not None
     cached = usage.prompt_tokens_details.cached_tokens or 0
     assert cached >= usage.prompt_tokens - 2 * BLOCK_TOKENS > BLOCK_TOKENS
     wait_until(
-        lambda: counted(pod, "mizzen_engine_cached_prompt_tokens_total") == cached, 20, "the engine says so"
+        lambda: metric(pod, "mizzen_engine_cached_prompt_tokens_total") == cached,
+        20,
+        "the engine reports the cached tokens",
     )
 
 
@@ -230,18 +233,18 @@ def test_deleting_the_only_pod_holds_requests_until_the_next_is_up(demo: Any) ->
 
 
 def processes_of(cluster: Any, pod: dict[str, Any]) -> list[psutil.Process]:
-    """Return the processes that a pod runs on this machine."""
+    """Return the processes of a pod on this machine."""
     folder = f"{cluster.dir}/pods/{pod['metadata']['uid']}/"
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get("MIZZEN_LOCAL_MARK", "").startswith(folder):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def rank_process(cluster: Any, pod: dict[str, Any]) -> psutil.Process:
-    """Return the process that runs the model in a pod."""
+    """Return the process that executes the model in a pod."""
     ranks = [p for p in processes_of(cluster, pod) if "mizzen.server.ranks.leader" in p.cmdline()]
     assert len(ranks) == 1
     return ranks[0]
@@ -265,20 +268,20 @@ def test_a_killed_engine_ends_its_streams_with_an_error_and_is_replaced(demo: An
     wait_until(lambda: settled(demo, 1), 120, "one group again")
 
 
-def test_nothing_is_annotated_or_held_by_finalizers(demo: Any) -> None:
+def test_no_object_has_kopf_annotations_or_finalizers(demo: Any) -> None:
     objects = json.loads(
         demo.kubectl(
             "get", "infsvc,pods,deployments,services,secrets,serviceaccounts,rolebindings", "-o", "json"
         )
     )["items"]
     assert len(objects) > 5
-    for thing in objects:
-        metadata = thing["metadata"]
+    for obj in objects:
+        metadata = obj["metadata"]
         assert not any("kopf" in name for name in metadata.get("annotations", {})), metadata["name"]
         assert not metadata.get("finalizers"), metadata["name"]
 
 
-def test_deleting_the_service_leaves_nothing(demo: Any) -> None:
+def test_deleting_the_service_leaves_no_object_and_no_process(demo: Any) -> None:
     pods = json.loads(demo.kubectl("get", "pods", "-l", f"mizzen.dev/service={NAME}", "-o", "json"))["items"]
     processes = [process for pod in pods for process in processes_of(demo, pod)]
     assert len(pods) >= 2

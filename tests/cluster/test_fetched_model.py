@@ -1,4 +1,4 @@
-"""A model that a real Job fetches from a hub, and that real engines then serve."""
+"""A real Job fetches a model from a hub, and real engines serve it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from model_servers import Hub
 ROOT = Path(__file__).parents[2]
 NAME = "fetched"
 SPACE = "fetched"
-"""Its pods use a folder of their node: Pod Security `restricted` has no place for them."""
+"""Namespace; not restricted, because Pod Security `restricted` forbids HostPath volumes."""
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    """A hub with the demo model, which wants a token and holds its weights back until it is told."""
-    made = Hub()
-    made.token = "hub-token"
-    made.cdn.faults.gate = threading.Event()
-    yield made
-    made.cdn.faults.gate.set()
-    made.close()
+    """A hub that requires a token, and withholds half of each file until the test sets `cdn.faults.gate`."""
+    hub = Hub()
+    hub.token = "hub-token"
+    hub.cdn.faults.gate = threading.Event()
+    yield hub
+    hub.cdn.faults.gate.set()
+    hub.close()
 
 
 def status(cluster: Any) -> dict[str, Any]:
@@ -37,11 +37,10 @@ def status(cluster: Any) -> dict[str, Any]:
 
 
 def reason(cluster: Any, kind: str) -> str:
-    found = [c for c in status(cluster).get("conditions", []) if c["type"] == kind]
-    return found[0]["reason"] if found else ""
+    return next((c["reason"] for c in status(cluster).get("conditions", []) if c["type"] == kind), "")
 
 
-def test_a_model_comes_from_a_hub_and_answers(cluster: Any, hub: Hub, tmp_path: Path) -> None:
+def test_a_model_is_fetched_from_a_hub_and_served(cluster: Any, hub: Hub, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in (ROOT / "models/demo").iterdir() if path.is_file()}
     commit = hub.push(files)
     cache = tmp_path / "cache"
@@ -71,7 +70,7 @@ def test_a_model_comes_from_a_hub_and_answers(cluster: Any, hub: Hub, tmp_path: 
     cluster.kubectl("create", "namespace", SPACE)
     cluster.apply(secret, service)
     try:
-        until(lambda: reason(cluster, "Failed") == "DownloadFailed", "the wrong token is told")
+        until(lambda: reason(cluster, "Failed") == "DownloadFailed", "the wrong token is reported")
         failed = next(c for c in status(cluster)["conditions"] if c["type"] == "Failed")
         assert "credentialsSecretRef" in failed["message"] and "wrong" not in failed["message"]
         cluster.apply({**secret, "stringData": {"token": "hub-token"}})
@@ -81,10 +80,10 @@ def test_a_model_comes_from_a_hub_and_answers(cluster: Any, hub: Hub, tmp_path: 
         hub.push({"config.json": b"{}"})  # the branch moves on
         hub.cdn.faults.gate.set()
         cluster.kubectl("wait", f"infsvc/{NAME}", "-n", SPACE, "--for=condition=Ready", "--timeout=180s")
-        known = status(cluster)["model"]
-        assert known["resolvedRevision"] == commit and known["downloadPercent"] == 100
-        there = json.loads((cache / known["folder"] / ".mizzen.json").read_text())
-        assert there["revision"] == commit
+        reported = status(cluster)["model"]
+        assert reported["resolvedRevision"] == commit and reported["downloadPercent"] == 100
+        marker = json.loads((cache / reported["folder"] / ".mizzen.json").read_text())
+        assert marker["revision"] == commit
         weights = sum(len(data) for name, data in files.items() if name.endswith(".safetensors"))
         assert sum(hub.cdn.served.values()) == weights
         client = openai.OpenAI(base_url=cluster.url(NAME, SPACE), api_key="none", max_retries=0, timeout=60)
@@ -95,10 +94,10 @@ def test_a_model_comes_from_a_hub_and_answers(cluster: Any, hub: Hub, tmp_path: 
         cluster.kubectl("delete", "namespace", SPACE, "--wait=true", "--timeout=120s")
 
 
-def until(check: Any, what: str) -> None:
+def until(check: Any, expectation: str) -> None:
     deadline = threading.Event()
     for _ in range(120):
         if check():
             return
         deadline.wait(1)
-    raise AssertionError(f"still not: {what}")
+    raise AssertionError(f"still not: {expectation}")

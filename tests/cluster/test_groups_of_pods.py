@@ -1,4 +1,4 @@
-"""Groups of several pods with real processes: ranks over TCP between pods, found by name, replaced as one."""
+"""Groups of several pods as real processes: ranks find each other by DNS name, and fail as one group."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ SECONDS = 240.0
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
-def wait_until(check: Callable[[], Any], what: str) -> Any:
+def wait_until(check: Callable[[], Any], expectation: str) -> Any:
     deadline = time.monotonic() + SECONDS
-    while not (found := check()):
-        assert time.monotonic() < deadline, f"still not: {what}"
+    while not (value := check()):
+        assert time.monotonic() < deadline, f"still not: {expectation}"
         time.sleep(0.1)
-    return found
+    return value
 
 
 class Pairs:
-    """A service of groups of two pods."""
+    """A service with groups of two pods, and queries about it."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
@@ -64,18 +64,18 @@ class Pairs:
         return answer.choices[0].message.content
 
     def rank(self, pod: dict[str, Any]) -> psutil.Process:
-        """The process that runs a part of the model in a pod."""
+        """Return the process that executes a shard of the model in a pod."""
         folder = f"{self.cluster.dir}/pods/{pod['metadata']['uid']}/"
         ranks = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                ours = process.environ().get("MIZZEN_LOCAL_MARK", "").startswith(folder)
-                if ours and {"mizzen.server.ranks.leader", "mizzen.server.ranks.follower"} & set(
+                of_pod = process.environ().get("MIZZEN_LOCAL_MARK", "").startswith(folder)
+                if of_pod and {"mizzen.server.ranks.leader", "mizzen.server.ranks.follower"} & set(
                     process.cmdline()
                 ):
                     ranks.append(process)
-        [found] = ranks
-        return found
+        [rank] = ranks
+        return rank
 
 
 @pytest.fixture
@@ -89,7 +89,9 @@ def pairs(cluster: Any) -> Iterator[Pairs]:
     cluster.kubectl("delete", "infsvc", NAME, "--ignore-not-found", "--wait=true", "--timeout=60s")
 
 
-def test_a_killed_rank_of_a_worker_pod_has_its_group_replaced_while_others_answer(pairs: Pairs) -> None:
+def test_if_a_rank_of_a_worker_pod_is_killed_its_group_is_replaced_while_the_other_group_answers(
+    pairs: Pairs,
+) -> None:
     wait_until(lambda: pairs.settled(2), "two groups of two pods serve")
     assert pairs.ask() == trained_answer(QUESTION)
     before = pairs.pods()
@@ -102,14 +104,14 @@ def test_a_killed_rank_of_a_worker_pod_has_its_group_replaced_while_others_answe
     deadline = time.monotonic() + SECONDS
     while {leader, worker} & set(pairs.pods()) or not answers:
         answers.append(pairs.ask())
-        assert time.monotonic() < deadline, "the group is not taken away"
+        assert time.monotonic() < deadline, "the group is not deleted"
     assert set(answers) == {trained_answer(QUESTION)}
     wait_until(lambda: pairs.settled(2), "two whole groups again")
     after = pairs.pods()
     new = sorted(set(after) - set(before))
     assert new == sorted(f"{leader[:-1]}1{end}" for end in ("", "-1"))
     status = pairs.cluster.get("infsvc", NAME)["status"]
-    assert [one["name"] for one in status.get("recentFailures", [])] == [leader], status
+    assert [failure["name"] for failure in status.get("recentFailures", [])] == [leader], status
     assert "rank_died: rank 1" in pairs.cluster.logs(
         worker
     ) or "was killed by signal 9" in pairs.cluster.logs(worker)

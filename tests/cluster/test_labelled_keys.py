@@ -1,4 +1,4 @@
-"""API keys whose Secrets come and go by their label, as a user meets them: no request is lost."""
+"""Secrets with API keys are added and removed by their label, with real processes: no request is lost."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 def eventually(check: Callable[[], Any], seconds: float = 150) -> Any:
     deadline = time.monotonic() + seconds
-    while not (found := check()):
+    while not (value := check()):
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.2)
-    return found
+    return value
 
 
 def keys(name: str) -> dict[str, Any]:
-    """A labelled Secret with the key of one holder; all of them have the same file in it."""
+    """Return a labelled Secret with one API key; each of these Secrets has a file `keys.yaml`."""
     content = yaml.safe_dump({"keys": [{"name": name, "key": f"sk-of-{name}"}]})
     meta = {"name": name, "namespace": SPACE, "labels": {LABEL: "demo-gateway"}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": {"keys.yaml": content}}
 
 
 class Quay:
-    """The namespace with the service."""
+    """The namespace of the service, with requests to it and queries about it."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
@@ -44,17 +44,17 @@ class Quay:
 
     def condition(self, name: str) -> dict[str, Any]:
         status = self.cluster.get("infsvc", "demo", "-n", SPACE).get("status", {})
-        found = [one for one in status.get("conditions", ()) if one["type"] == name]
-        return found[0] if found else {"status": "", "message": ""}
+        absent = {"status": "", "message": ""}
+        return next((c for c in status.get("conditions", ()) if c["type"] == name), absent)
 
     def code(self, name: str) -> int:
-        """What a request with a holder's key is answered."""
+        """Send a request with the API key of a Secret; return the HTTP status."""
         body = {"model": "demo", "prompt": "Mizzen", "max_tokens": 4, "temperature": 0}
         headers = {"authorization": f"Bearer sk-of-{name}"}
         return httpx.post(f"{self.url}/completions", json=body, headers=headers, timeout=60).status_code
 
     def pods(self) -> int:
-        """How many pods the gateway has, those that end among them."""
+        """Return the number of gateway pods, including terminating ones."""
         selector = "mizzen.dev/component=gateway"
         return len(self.cluster.get("pods", "-n", SPACE, "-l", selector)["items"])
 
@@ -72,31 +72,31 @@ def quay(cluster: Any) -> Iterator[Quay]:
     body["metadata"]["namespace"] = SPACE
     body["spec"]["gateway"] |= {"apiKeys": {"fromLabel": True}}
     cluster.apply(body)
-    found = Quay(cluster)
-    eventually(lambda: found.condition("Ready")["status"] == "True")
-    found.url = cluster.url("demo", SPACE)
-    yield found
+    quay = Quay(cluster)
+    eventually(lambda: quay.condition("Ready")["status"] == "True")
+    quay.url = cluster.url("demo", SPACE)
+    yield quay
     cluster.kubectl("delete", "namespace", SPACE, "--wait=true", "--timeout=120s")
 
 
-def test_secrets_come_and_go_and_no_request_is_lost(quay: Quay) -> None:
-    eventually(lambda: quay.answers("first", 401))  # no Secret yet: closed, not open
+def test_no_request_is_lost_while_secrets_are_added_and_removed(quay: Quay) -> None:
+    eventually(lambda: quay.answers("first", 401))  # without a Secret, all requests are rejected
     assert "every request gets 401" in quay.condition("GatewayReady")["message"]
     quay.cluster.apply(keys("first"))
-    eventually(lambda: quay.answers("first", 200) and quay.pods() == 1)  # and the one before is gone
+    eventually(lambda: quay.answers("first", 200) and quay.pods() == 1)  # the previous pod is gone
 
     codes: Counter[object] = Counter()
     stop = threading.Event()
 
-    def ask() -> None:
+    def send_requests() -> None:
         while not stop.is_set():
             try:
                 codes[quay.code("first")] += 1
             except httpx.HTTPError as error:
                 codes[repr(error)] += 1
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    sender = threading.Thread(target=send_requests)
+    sender.start()
     try:
         quay.cluster.apply(keys("second"))
         eventually(lambda: quay.answers("second", 200))
@@ -104,14 +104,14 @@ def test_secrets_come_and_go_and_no_request_is_lost(quay: Quay) -> None:
         eventually(lambda: quay.answers("second", 401))
     finally:
         stop.set()
-        asking.join(90)
+        sender.join(90)
     assert set(codes) == {200}
 
     quay.cluster.kubectl("label", "secret", "first", "-n", SPACE, f"{LABEL}-")
     eventually(lambda: quay.answers("first", 401))
 
 
-def test_keys_that_cannot_be_read_are_told_and_those_before_stay(quay: Quay) -> None:
+def test_unreadable_keys_are_reported_and_the_previous_keys_stay_valid(quay: Quay) -> None:
     quay.cluster.apply(keys("third"))
     eventually(lambda: quay.answers("third", 200))
     eventually(lambda: quay.condition("ApiKeysInForce")["status"] == "True")

@@ -1,4 +1,4 @@
-"""The load finds what a request can lack: each way to break an answer is counted under its own name."""
+"""The load generator of `noloss` counts each kind of incomplete or wrong answer under its own name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiohttp import web
 sys.path.insert(0, str(Path(__file__).parent))
 
 from noloss.driver import Driver
-from noloss.load import Ask, Failed, Load, ask
+from noloss.load import FailedRequest, Load, Question, send_request
 
 STREAM = {"prompt": "x", "stream": True}
 
@@ -42,7 +42,7 @@ STREAMS: dict[str, list[bytes]] = {
 
 
 class Server:
-    """Answers a completion as its path says, in pieces."""
+    """Answers completions with the chunks or the fault that the path names; sets `enough` at 50 requests."""
 
     def __init__(self) -> None:
         self.answers = 0
@@ -87,28 +87,28 @@ async def server() -> AsyncIterator[tuple[str, Server]]:
 async def outcome(url: str, body: dict[str, Any], seconds: float = 60) -> str:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=seconds)) as session:
         try:
-            Ask(body, "ab", "length", 2).hold(await ask(session, url, body, "completions"))
-        except Failed as error:
+            Question(body, "ab", "length", 2).check(await send_request(session, url, body, "completions"))
+        except FailedRequest as error:
             return error.kind
     return "good"
 
 
 @pytest.mark.parametrize("kind", [*STREAMS, "status_503", "cut"])
-async def test_a_stream_is_good_only_when_it_is_whole(server: Any, kind: str) -> None:
+async def test_each_fault_of_a_stream_is_counted_under_its_name(server: Any, kind: str) -> None:
     assert await outcome(f"{server[0]}/{kind}", STREAM) == kind.rstrip("-")
 
 
-async def test_a_whole_answer_is_held_too(server: Any) -> None:
+async def test_an_answer_without_streaming_is_checked_too(server: Any) -> None:
     assert await outcome(f"{server[0]}/good", {"prompt": "x"}) == "good"
     assert await outcome(f"{server[0]}/status_503", {"prompt": "x"}) == "status_503"
 
 
-async def test_who_does_not_answer_and_who_is_not_there_are_failures(server: Any) -> None:
+async def test_timeouts_and_refused_connections_are_failures(server: Any) -> None:
     assert await outcome(f"{server[0]}/timeout", STREAM, seconds=0.3) == "timeout"
     assert await outcome("http://127.0.0.1:1/v1", STREAM) == "refused"
 
 
-async def test_nothing_is_tried_again(server: Any) -> None:
+async def test_a_failed_request_is_not_retried(server: Any) -> None:
     url, handler = server
     await outcome(f"{url}/cut", STREAM)
     await outcome(f"{url}/status_503", STREAM)
@@ -120,17 +120,17 @@ async def test_every_request_is_counted_once(server: Any) -> None:
     load = Load({"targets": []})
     async with aiohttp.ClientSession() as session:
         for kind in ("good", "good", "cut", "wrong_text", "good"):
-            await load._one(session, f"{url}/{kind}", Ask(STREAM, "ab", "length", 2))
-    told = load.tally.summary()
-    assert (told["started"], told["ok"], told["streams"], told["failed"]) == (5, 3, 3, 2)
-    assert told["failures"] == {"cut": 1, "wrong_text": 1}
-    assert [one["kind"] for one in load.tally.samples] == ["cut", "wrong_text"]
+            await load._send(session, f"{url}/{kind}", Question(STREAM, "ab", "length", 2))
+    counts = load.counts.summary()
+    assert (counts["started"], counts["ok"], counts["streams"], counts["failed"]) == (5, 3, 3, 2)
+    assert counts["failures"] == {"cut": 1, "wrong_text": 1}
+    assert [sample["kind"] for sample in load.counts.samples] == ["cut", "wrong_text"]
 
 
-async def test_a_load_learns_what_must_come_and_ends_with_its_counts(server: Any) -> None:
+async def test_a_load_learns_the_expected_answers_and_returns_its_counts(server: Any) -> None:
     url, handler = server
-    asks = [{"body": STREAM}, {"body": {"prompt": "x"}}]
-    lanes = [{"workers": 2, "asks": asks}]
+    questions = [{"body": STREAM}, {"body": {"prompt": "x"}}]
+    lanes = [{"workers": 2, "questions": questions}]
     driver = Driver({"targets": [{"url": f"{url}/good", "lanes": lanes}]})
     await driver.start()
     try:

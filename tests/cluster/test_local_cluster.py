@@ -1,4 +1,4 @@
-"""Whole clusters: up, side by side, down; the command line as a user calls it."""
+"""The command line of mizzen-local: clusters are started, run side by side, and are stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_up_and_down_as_a_user_calls_them(new_cluster: Callable[[], Any], tmp_path: Path) -> None:
+def test_all_commands_work_from_up_to_down(new_cluster: Callable[[], Any], tmp_path: Path) -> None:
     local = new_cluster()
     assert local.run("down").stdout == "there is no cluster\n"
     missing = local.run("kubeconfig")
@@ -31,7 +31,7 @@ def test_up_and_down_as_a_user_calls_them(new_cluster: Callable[[], Any], tmp_pa
     assert "mizzen-local up starts one" in missing.stderr
 
     began = time.monotonic()
-    up = local.run("up", "--gpus", "3")  # would hang if a child kept standard output
+    up = local.run("up", "--gpus", "3")  # would hang if a child process kept standard output open
     assert up.returncode == 0, up.stderr
     print(f"up in {time.monotonic() - began:.1f} s")
     lease = local.get("lease", "mizzen-operator", "-n", "mizzen-system")
@@ -55,15 +55,15 @@ def test_up_and_down_as_a_user_calls_them(new_cluster: Callable[[], Any], tmp_pa
     assert "kube-apiserver" in shown.stdout and "mizzen-operator-" in shown.stdout
     assert "is the leader" in local.run("logs", "operator").stdout
     assert local.run("logs", "nothing").returncode == 1
-    known = local.run("logs").stdout.splitlines()
-    assert set(known) >= {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "node"}
+    logs = local.run("logs").stdout.splitlines()
+    assert set(logs) >= {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "node"}
     through = local.run("kubectl", "get", "nodes", "-o", "name")
     assert through.stdout == "node/mizzen-local\n"
     unknown = local.run("url", "nothing")
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert "no InferenceService and no Service default/nothing" in unknown.stderr
 
-    parts = process.marked(f"{local.dir}/")
+    parts = process.find_marked(f"{local.dir}/")
     assert len(parts) >= 6  # four parts of the control plane, the node, the operator
     for part in parts:
         assert os.getsid(part.pid) != os.getsid(0)
@@ -73,11 +73,11 @@ def test_up_and_down_as_a_user_calls_them(new_cluster: Callable[[], Any], tmp_pa
 
     down = local.run("down")
     assert down.returncode == 0, down.stderr
-    assert process.marked(f"{local.dir}/") == []
+    assert process.find_marked(f"{local.dir}/") == []
     assert not local.dir.exists()
 
 
-def test_clusters_stand_side_by_side(new_cluster: Callable[[], Any]) -> None:
+def test_two_clusters_run_side_by_side(new_cluster: Callable[[], Any]) -> None:
     first, second = new_cluster().up(operator=False), new_cluster().up(operator=False)
     code = ["python", "-m", "http.server", "8000", "--bind", "$(POD_IP)"]
     for local in (first, second):
@@ -98,12 +98,12 @@ def test_clusters_stand_side_by_side(new_cluster: Callable[[], Any]) -> None:
         assert "pki" not in httpx.get(urls[local.dir], trust_env=False).text
     assert len(set(urls.values())) == 2
     first.down()
-    assert process.marked(f"{first.dir}/") == []
+    assert process.find_marked(f"{first.dir}/") == []
     assert httpx.get(urls[second.dir], trust_env=False).status_code == 200
     assert second.get("pods")["items"][0]["metadata"]["name"] == "web"
 
 
-def test_a_broken_cluster_is_named_and_replaced(new_cluster: Callable[[], Any]) -> None:
+def test_a_broken_cluster_is_reported_and_can_be_started_again(new_cluster: Callable[[], Any]) -> None:
     local = new_cluster().up(operator=False)
     apiserver = next(item for item in local.cluster.state.processes() if item.name == "kube-apiserver")
     apiserver.signal(signal.SIGKILL)
@@ -113,12 +113,12 @@ def test_a_broken_cluster_is_named_and_replaced(new_cluster: Callable[[], Any]) 
     assert "broken" in shown.stdout and "has ended" in shown.stdout
     refused = local.run("url", "web")
     assert refused.returncode == 1
-    assert "has lost parts (kube-apiserver)" in refused.stderr
+    assert "have ended (kube-apiserver)" in refused.stderr
     local.up(operator=False)
     assert local.get("nodes")["items"]
 
 
-def test_a_failed_start_leaves_no_process_but_its_logs(
+def test_a_failed_start_leaves_its_logs_and_no_process(
     new_cluster: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = tmp_path / "programs"
@@ -134,9 +134,9 @@ def test_a_failed_start_leaves_no_process_but_its_logs(
     local = new_cluster()
     up = local.run("up")
     assert up.returncode == 1
-    assert "kube-apiserver ended at its start" in up.stderr
+    assert "kube-apiserver ended while starting" in up.stderr
     assert "no such flag" in up.stderr
-    assert process.marked(f"{local.dir}/") == []
+    assert process.find_marked(f"{local.dir}/") == []
     assert (local.dir / "logs/kube-apiserver.log").exists()
     assert local.run("down").returncode == 0
     assert not local.dir.exists()
@@ -146,7 +146,7 @@ def test_an_interrupted_start_is_cleaned_up(new_cluster: Callable[[], Any]) -> N
     local = new_cluster()
     environment = {**os.environ, "MIZZEN_LOCAL_DIR": str(local.dir)}
     command = [sys.executable, "-m", "mizzen_local.cli", "up"]
-    listen = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
+    listen = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore SIGINT
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as starting:
         signal.signal(signal.SIGINT, listen)
         while not (local.dir / "processes.json").exists():
@@ -155,12 +155,12 @@ def test_an_interrupted_start_is_cleaned_up(new_cluster: Callable[[], Any]) -> N
         starting.send_signal(signal.SIGINT)
         starting.communicate(timeout=90)
     assert starting.returncode == 130
-    assert process.marked(f"{local.dir}/") == []
+    assert process.find_marked(f"{local.dir}/") == []
 
 
-def test_two_commands_at_once_do_not_mix(new_cluster: Callable[[], Any]) -> None:
+def test_a_command_fails_while_another_one_uses_the_cluster(new_cluster: Callable[[], Any]) -> None:
     local = new_cluster()
     with local.cluster.state.lock():
         busy = local.run("down")
     assert busy.returncode == 1
-    assert "another mizzen-local is at work" in busy.stderr
+    assert "another mizzen-local is using" in busy.stderr

@@ -1,4 +1,4 @@
-"""A service that nobody asks goes to sleep, and a request wakes it: real gateway, engine and operator."""
+"""A service without requests is scaled to zero, and a request wakes it: real gateway, engine and operator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 def sleepy() -> dict[str, Any]:
-    """The example of scaling to zero, of a model that runs here, and asleep after seconds."""
+    """Return the scale-to-zero example with the demo model, scaled to zero after 5 s without requests."""
     body = yaml.safe_load((EXAMPLES / "scale-to-zero.yaml").read_text())
     small = yaml.safe_load((EXAMPLES / "inferenceservice.yaml").read_text())["spec"]
     autoscaling = {**body["spec"]["autoscaling"], "idleSecondsToZero": 5, "wakeTimeoutSeconds": 120}
@@ -38,10 +38,10 @@ def groups(cluster: Any) -> int:
     return len(cluster.get("pods", "-l", selector)["items"])
 
 
-def wait_until(check: Any, what: str) -> None:
+def wait_until(check: Any, failure: str) -> None:
     deadline = time.monotonic() + 120
     while not check():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, failure
         time.sleep(0.2)
 
 
@@ -51,7 +51,7 @@ def asleep(cluster: Any) -> bool:
 
 
 def answer(cluster: Any) -> str:
-    """Ask for the shortest answer; the gateway holds the request for as long as it takes."""
+    """Return a short answer; the gateway holds the request until the service is awake."""
     client = openai.OpenAI(base_url=cluster.url(NAME), api_key="none", max_retries=0, timeout=150)
     reply = client.chat.completions.create(
         model=NAME, messages=[{"role": "user", "content": "What is Mizzen?"}], max_tokens=5, temperature=0
@@ -59,10 +59,10 @@ def answer(cluster: Any) -> str:
     return reply.choices[0].message.content or ""
 
 
-def test_it_sleeps_and_a_request_wakes_it(seldom: Any) -> None:
-    wait_until(lambda: groups(seldom) == 1, "the first group never came")
+def test_an_idle_service_is_scaled_to_zero_and_a_request_wakes_it(seldom: Any) -> None:
+    wait_until(lambda: groups(seldom) == 1, "the first group was never created")
     for _ in range(2):
-        wait_until(lambda: asleep(seldom), "it never went to sleep")
+        wait_until(lambda: asleep(seldom), "the service was never scaled to zero")
         assert answer(seldom)
         assert groups(seldom) == 1
     status = seldom.get("infsvc", NAME)["status"]

@@ -1,6 +1,7 @@
-"""Kubernetes' own autoscaler and KEDA scale services by our metrics: the examples, under a real load.
+"""The HPA controller and KEDA scale services by Mizzen's metrics: the examples, under a real load.
 
-Real are the HPA controller, Prometheus (with the labels of the chart's monitors), operator, gateway, engines.
+The HPA controller, Prometheus (with the labels of the chart's monitors), operator, gateway and engines are
+real; `metrics_apis` stands in for prometheus-adapter and KEDA.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import programs
 from metrics_apis import Keda, MetricsApi
-from noloss.services import slow
+from noloss.services import simulated_service
 from observed import Prometheus
 
 ROOT = Path(__file__).parents[2]
@@ -35,24 +36,24 @@ AT_ONCE = {
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
-def wait_until(check: Callable[[], Any], what: str) -> None:
+def wait_until(check: Callable[[], Any], expectation: str) -> None:
     deadline = time.monotonic() + SECONDS
     while not check():
-        assert time.monotonic() < deadline, f"after {SECONDS} s still not: {what}"
+        assert time.monotonic() < deadline, f"after {SECONDS} s still not: {expectation}"
         time.sleep(0.2)
 
 
 def example(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The service of an example, made one of simulated engines, and what scales it."""
+    """Return the service of an example, with simulated engines, and its HPA or ScaledObject."""
     service, scaler = yaml.safe_load_all((ROOT / f"examples/{name}.yaml").read_text())
-    simulated = slow(service["metadata"]["name"], 1, 1, step_ms=100, drain_seconds=30)
+    simulated = simulated_service(service["metadata"]["name"], 1, 1, step_ms=100, drain_seconds=30)
     del simulated["spec"]["replicas"]
     simulated["spec"]["gateway"] |= service["spec"].get("gateway", {})
     return simulated, scaler
 
 
 def adapter_rule() -> dict[str, Any]:
-    """The rule of prometheus-adapter that the operations guide gives."""
+    """Return the rule of prometheus-adapter from docs/operations.md."""
     text = (ROOT / "docs/operations.md").read_text()
     block = text.split("prometheus-adapter", 1)[1].split("```yaml\n", 1)[1].split("```", 1)[0]
     [rule] = yaml.safe_load(block)["rules"]["custom"]
@@ -60,7 +61,7 @@ def adapter_rule() -> dict[str, Any]:
 
 
 class Streams:
-    """Clients that each read one long answer after another until they are told to stop."""
+    """Clients that each read one long answer after another until `stop`."""
 
     def __init__(self, url: str, model: str) -> None:
         self._client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=SECONDS)
@@ -90,7 +91,7 @@ class Streams:
 
 
 class Scaled:
-    """A service that others scale."""
+    """A service that an HPA or KEDA scales, and queries about it."""
 
     def __init__(self, cluster: Any, name: str) -> None:
         self.cluster, self.name = cluster, name
@@ -108,21 +109,22 @@ class Scaled:
         )
 
     def condition(self, kind: str) -> str:
-        found = self.body().get("status", {}).get("conditions", [])
-        return next((one["status"] for one in found if one["type"] == kind), "")
+        conditions = self.body().get("status", {}).get("conditions", [])
+        return next((c["status"] for c in conditions if c["type"] == kind), "")
 
     def writers(self) -> set[str]:
-        """Who has written spec.replicas last."""
-        found = self.cluster.get("infsvc", self.name, "--show-managed-fields")["metadata"]["managedFields"]
-        return {one["manager"] for one in found if "f:replicas" in one["fieldsV1"].get("f:spec", {})}
+        """Return the field managers that own spec.replicas."""
+        body = self.cluster.get("infsvc", self.name, "--show-managed-fields")
+        entries = body["metadata"]["managedFields"]
+        return {entry["manager"] for entry in entries if "f:replicas" in entry["fieldsV1"].get("f:spec", {})}
 
 
 @pytest.fixture(scope="module")
 def prometheus(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     folder = tmp_path_factory.mktemp("prometheus") / "run"
-    made = Prometheus(programs.find(), folder, cluster.kubeconfig, [])
-    yield made
-    made.close()
+    server = Prometheus(programs.find(), folder, cluster.kubeconfig, [])
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="module")
@@ -136,41 +138,41 @@ def metrics(
 
 @pytest.fixture
 def scaled(cluster: Any) -> Iterator[Callable[[dict[str, Any]], Scaled]]:
-    made: list[str] = []
+    names: list[str] = []
 
     def make(service: dict[str, Any]) -> Scaled:
-        made.append(service["metadata"]["name"])
+        names.append(service["metadata"]["name"])
         cluster.apply(service)
-        return Scaled(cluster, made[-1])
+        return Scaled(cluster, names[-1])
 
     yield make
-    for name in made:
+    for name in names:
         cluster.kubectl("delete", "infsvc", name, "--ignore-not-found", "--wait=true", "--timeout=60s")
 
 
-def test_kubernetes_autoscaler_scales_a_service_up_and_down_by_its_engines_metrics(
+def test_an_hpa_scales_a_service_up_and_down_by_its_engines_metrics(
     cluster: Any, metrics: MetricsApi, scaled: Callable[[dict[str, Any]], Scaled]
 ) -> None:
     service, scaler = example("hpa")
     scaler["spec"] |= {"maxReplicas": 3, "behavior": {"scaleUp": AT_ONCE, "scaleDown": AT_ONCE}}
     scaler["spec"]["metrics"][0]["pods"]["target"]["averageValue"] = "2"
     cluster.apply(scaler)
-    it = scaled(service)
-    wait_until(lambda: it.serves(1), "one group serves")
-    streams = Streams(cluster.url(it.name), it.name)
+    demo = scaled(service)
+    wait_until(lambda: demo.serves(1), "one group serves")
+    streams = Streams(cluster.url(demo.name), demo.name)
     try:
-        wait_until(lambda: it.serves(3), "three groups serve")
+        wait_until(lambda: demo.serves(3), "three groups serve")
     finally:
         streams.stop()
-    assert it.writers() == {"kube-controller-manager"}
-    wait_until(lambda: it.serves(1), "one group is left")
-    assert it.writers() == {"kube-controller-manager"}
+    assert demo.writers() == {"kube-controller-manager"}
+    wait_until(lambda: demo.serves(1), "one group is left")
+    assert demo.writers() == {"kube-controller-manager"}
     assert streams.failures == []
-    asked = {one["pods"]["metric"]["name"] for one in scaler["spec"]["metrics"]}
-    assert asked <= set(metrics.asked)
-    told = {one["type"]: one["status"] for one in cluster.get("hpa", it.name)["status"]["conditions"]}
-    assert (told["AbleToScale"], told["ScalingActive"]) == ("True", "True")
-    cluster.kubectl("delete", "hpa", it.name)
+    configured = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
+    assert configured <= set(metrics.requested_metrics)
+    conditions = {c["type"]: c["status"] for c in cluster.get("hpa", demo.name)["status"]["conditions"]}
+    assert (conditions["AbleToScale"], conditions["ScalingActive"]) == ("True", "True")
+    cluster.kubectl("delete", "hpa", demo.name)
 
 
 def test_keda_scales_a_service_from_zero_and_to_zero(
@@ -184,17 +186,17 @@ def test_keda_scales_a_service_from_zero_and_to_zero(
     scaler["spec"]["triggers"][0]["metadata"]["threshold"] = "2"
     behavior = {"scaleUp": AT_ONCE, "scaleDown": AT_ONCE}
     scaler["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] = behavior
-    it = scaled(service)
-    wait_until(lambda: it.serves(1), "one group serves")
+    demo = scaled(service)
+    wait_until(lambda: demo.serves(1), "one group serves")
     keda = Keda(cluster, metrics, prometheus.query, scaler)
     try:
-        wait_until(lambda: it.serves(0), "nobody asks, and nothing is left")
-        streams = Streams(cluster.url(it.name), it.name)  # the gateway holds their requests
+        wait_until(lambda: demo.serves(0), "without requests, no group is left")
+        streams = Streams(cluster.url(demo.name), demo.name)  # the gateway holds their requests
         try:
-            wait_until(lambda: it.serves(3), "three groups serve")
+            wait_until(lambda: demo.serves(3), "three groups serve")
         finally:
             streams.stop()
-        wait_until(lambda: it.serves(0), "nobody asks, and nothing is left")
+        wait_until(lambda: demo.serves(0), "without requests, no group is left")
         assert streams.failures == []
     finally:
         keda.close()

@@ -1,4 +1,4 @@
-"""Two services behind one gateway, as a user meets them: real processes, API keys from a Secret, CURVE."""
+"""Two services behind one shared gateway: real processes, API keys from a Secret, TLS, and CURVE."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 def eventually(check: Callable[[], Any], seconds: float = 150) -> Any:
     deadline = time.monotonic() + seconds
-    while not (found := check()):
+    while not (value := check()):
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.2)
-    return found
+    return value
 
 
 def keys_secret(*keys: dict[str, Any]) -> dict[str, Any]:
@@ -54,15 +54,15 @@ def service(name: str, **model: Any) -> dict[str, Any]:
 
 
 class Harbour:
-    """The namespace with both services."""
+    """The namespace of both services, with requests to them and queries about them."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
 
     def status(self, name: str) -> dict[str, Any]:
-        found = self.cluster.get("infsvc", name, "-n", SPACE).get("status", {})
-        conditions = {one["type"]: (one["status"], one["reason"]) for one in found.get("conditions", ())}
-        return {**found, "conditions": conditions}
+        status = self.cluster.get("infsvc", name, "-n", SPACE).get("status", {})
+        conditions = {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())}
+        return {**status, "conditions": conditions}
 
     def ready(self, *names: str) -> bool:
         return all(self.status(name)["conditions"].get("Ready", ("",))[0] == "True" for name in names)
@@ -94,13 +94,13 @@ def harbour(cluster: Any) -> Iterator[Harbour]:
         )
     )
     cluster.apply(service("first", aliases=["chat"]), service("second"))
-    found = Harbour(cluster)
-    eventually(lambda: found.ready("first", "second"))
-    yield found
+    harbour = Harbour(cluster)
+    eventually(lambda: harbour.ready("first", "second"))
+    yield harbour
     cluster.kubectl("delete", "namespace", SPACE, "--wait=true", "--timeout=120s")
 
 
-def test_both_models_answer_behind_one_url(harbour: Harbour) -> None:
+def test_both_models_answer_at_one_url(harbour: Harbour) -> None:
     assert harbour.status("first")["url"] == harbour.status("second")["url"]
     answer = harbour.ask("first")
     assert answer == harbour.ask("chat") == harbour.ask("second") != ""
@@ -110,15 +110,15 @@ def test_both_models_answer_behind_one_url(harbour: Harbour) -> None:
     assert len(pods) == 1
 
 
-def test_keys_hold(harbour: Harbour) -> None:
+def test_api_keys_and_their_changes_apply_to_both_services(harbour: Harbour) -> None:
     assert [harbour.code("second", key) for key in ("sk-team-b", "sk-other")] == [200, 401]
     assert harbour.code("first", "sk-team-b") == 403
     harbour.cluster.apply(keys_secret({"name": "a", "key": "sk-team-a"}, {"name": "c", "key": "sk-team-c"}))
-    eventually(lambda: harbour.code("first", "sk-team-c") == 200)  # without a restart
+    eventually(lambda: harbour.code("first", "sk-team-c") == 200)  # the gateway does not restart
     assert harbour.code("second", "sk-team-b") == 401
 
 
-def test_a_suspended_service_answers_503_for_its_models_alone(harbour: Harbour) -> None:
+def test_only_the_models_of_a_suspended_service_answer_503(harbour: Harbour) -> None:
     patch = json.dumps({"spec": {"suspend": True}})
     harbour.cluster.kubectl("patch", "infsvc", "second", "-n", SPACE, "--type=merge", "-p", patch)
     eventually(lambda: harbour.code("second") == 503)
@@ -128,7 +128,7 @@ def test_a_suspended_service_answers_503_for_its_models_alone(harbour: Harbour) 
     eventually(lambda: harbour.ready("second") and harbour.code("second") == 200)
 
 
-def test_a_clash_is_in_the_later_services_status(harbour: Harbour) -> None:
+def test_a_name_conflict_is_in_the_status_of_the_later_service(harbour: Harbour) -> None:
     harbour.cluster.apply(service("second", aliases=["chat"]))
     eventually(lambda: harbour.status("second")["conditions"]["Conflict"] == ("True", "NameConflict"))
     assert harbour.code("chat") == harbour.code("second") == 200
@@ -137,37 +137,37 @@ def test_a_clash_is_in_the_later_services_status(harbour: Harbour) -> None:
 
 
 def certificate(name: str) -> dict[str, Any]:
-    """A Secret with a self-signed certificate."""
+    """Return a Secret with a self-signed certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     day = datetime.timedelta(days=1)
     number = x509.random_serial_number()
     builder = x509.CertificateBuilder(subject, subject, key.public_key(), number, now - day, now + day)
-    made = builder.sign(key, hashes.SHA256())
+    signed = builder.sign(key, hashes.SHA256())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "kubernetes.io/tls",
         "metadata": {"name": "cert", "namespace": SPACE},
-        "stringData": {"tls.crt": made.public_bytes(Encoding.PEM).decode(), "tls.key": private.decode()},
+        "stringData": {"tls.crt": signed.public_bytes(Encoding.PEM).decode(), "tls.key": private.decode()},
     }
 
 
 def served_certificate(url: str) -> str:
-    """Common name of the certificate that a server shows now; empty when it shows none."""
-    where = urlsplit(url)
+    """Return the common name of a server's current certificate; empty if it does not answer with TLS."""
+    address = urlsplit(url)
     try:
-        shown = ssl.get_server_certificate((where.hostname or "", where.port or 443), timeout=10)
+        pem = ssl.get_server_certificate((address.hostname or "", address.port or 443), timeout=10)
     except OSError:
         return ""
-    subject = x509.load_pem_x509_certificate(shown.encode()).subject
+    subject = x509.load_pem_x509_certificate(pem.encode()).subject
     [name] = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(name.value)
 
 
-def test_tls_comes_from_a_secret_and_follows_it(harbour: Harbour) -> None:
+def test_the_certificate_comes_from_a_secret_and_follows_its_changes(harbour: Harbour) -> None:
     harbour.cluster.apply(certificate("one"))
     patch = json.dumps({"spec": {"gateway": {"tls": {"secretName": "cert"}}}})
     harbour.cluster.kubectl("patch", "infsvc", "first", "-n", SPACE, "--type=merge", "-p", patch)
@@ -175,18 +175,18 @@ def test_tls_comes_from_a_secret_and_follows_it(harbour: Harbour) -> None:
     url = harbour.cluster.url("second", SPACE)
     assert url.startswith("https://")
     eventually(lambda: served_certificate(url) == "one")
-    # Pods that speak plain HTTP stay behind the Service until those with a certificate are all there.
+    # Pods with plain HTTP stay behind the Service until all pods with a certificate are ready.
     harbour.cluster.kubectl("rollout", "status", "deployment/mizzen-shared", "-n", SPACE, "--timeout=120s")
     with httpx.Client(verify=False, timeout=60) as http:
         client = openai.OpenAI(base_url=url, api_key="sk-team-a", max_retries=0, http_client=http)
         answer = client.chat.completions.create(model="second", messages=QUESTION, temperature=0)
     assert answer.choices[0].finish_reason == "stop"
     harbour.cluster.apply(certificate("two"))
-    eventually(lambda: served_certificate(url) == "two")  # without a restart
+    eventually(lambda: served_certificate(url) == "two")  # the gateway does not restart
 
 
 def served_models(http: httpx.Client, url: str) -> set[str]:
-    """Names that a gateway lists; none while it cannot be reached."""
+    """Return the model names that a gateway lists; empty while it cannot be reached."""
     try:
         listed = http.get(f"{url}/models", headers={"authorization": "Bearer sk-team-a"})
     except httpx.HTTPError:
@@ -194,9 +194,9 @@ def served_models(http: httpx.Client, url: str) -> set[str]:
     return {model["id"] for model in listed.json().get("data", ())}
 
 
-def test_the_gateway_goes_with_the_last_service(harbour: Harbour) -> None:
+def test_the_gateway_is_deleted_with_the_last_service(harbour: Harbour) -> None:
     harbour.cluster.kubectl("delete", "infsvc", "first", "-n", SPACE, "--wait=true", "--timeout=60s")
-    with httpx.Client(verify=False, timeout=60) as http:  # its settings are those of the second service now
+    with httpx.Client(verify=False, timeout=60) as http:  # the second service's settings apply now
         eventually(lambda: harbour.status("second")["url"].startswith("http://"))
         eventually(lambda: served_models(http, harbour.cluster.url("second", SPACE)) == {"second"})
     harbour.cluster.kubectl("delete", "infsvc", "second", "-n", SPACE, "--wait=true", "--timeout=60s")

@@ -1,4 +1,4 @@
-"""Golden prompts with real processes: a revision that answers them wrong never gets a request."""
+"""Golden prompts with real processes: a revision that answers golden prompts wrong never gets a request."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NAME = "golden"
 DEMO = Path("/opt/mizzen/models/demo")
-"""In the image: a pod has a /tmp of its own, where this checkout may lie."""
+"""Path in the image; not in the checkout, which may be in /tmp, because each pod has its own /tmp."""
 PROMPT, EXPECTED = "<|user|>What is Mizzen?<|end|><|assistant|>", "Mizzen serves"
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 def spec(model: Path, pods: int) -> dict[str, Any]:
-    """What is asked for; each group has so many pods, of one rank."""
+    """Return the spec of a service with golden prompts whose groups have `pods` pods of one rank each."""
     golden = {"prompts": [{"prompt": PROMPT, "expected": EXPECTED}]}
     return {
         "model": {"source": f"file://{model}", "servedName": NAME},
@@ -38,10 +38,10 @@ def spec(model: Path, pods: int) -> dict[str, Any]:
 
 @pytest.fixture
 def emptied() -> Iterator[Path]:
-    """A copy of the demo model whose weights are all 0: it loads, and says something else."""
+    """Yield a copy of the demo model whose weights are all 0: it loads, but its answers are wrong."""
     with tempfile.TemporaryDirectory(
         dir="/var/tmp", prefix="mizzen-"
-    ) as folder:  # pods have a /tmp of their own
+    ) as folder:  # not in /tmp, which each pod has of its own
         model = Path(shutil.copytree(ROOT / "models/demo", Path(folder) / "model"))
         weights = model / "model.safetensors"
         content = weights.read_bytes()
@@ -51,7 +51,7 @@ def emptied() -> Iterator[Path]:
 
 
 class Client(threading.Thread):
-    """Asks one question after another until `stop`, and keeps what was answered."""
+    """Sends one request after another until `stop`, and records the answers."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
@@ -65,10 +65,10 @@ class Client(threading.Thread):
 
     def ask(self) -> str:
         try:
-            found = self._client.completions.create(model=NAME, prompt=PROMPT, max_tokens=4, temperature=0)
+            answer = self._client.completions.create(model=NAME, prompt=PROMPT, max_tokens=4, temperature=0)
         except openai.APIError as error:
             return repr(error)
-        return found.choices[0].text
+        return answer.choices[0].text
 
     def stop(self) -> None:
         self._stopping.set()
@@ -76,17 +76,17 @@ class Client(threading.Thread):
 
 
 def wait_until(
-    check: Callable[[], Any], what: str, seconds: float = 150, said: Callable[[], Any] = lambda: ""
+    check: Callable[[], Any], expectation: str, seconds: float = 150, details: Callable[[], Any] = lambda: ""
 ) -> None:
     deadline = time.monotonic() + seconds
     while not check():
-        assert time.monotonic() < deadline, f"after {seconds} s still not: {what}; {said()}"
+        assert time.monotonic() < deadline, f"after {seconds} s still not: {expectation}; {details()}"
         time.sleep(0.1)
 
 
 @pytest.fixture(params=[1, 2], ids=["one-pod", "two-pods"])
 def pods(request: pytest.FixtureRequest) -> int:
-    """Pods of a group."""
+    """Number of pods in a group."""
     return request.param
 
 
@@ -99,15 +99,18 @@ def golden(cluster: Any, pods: int) -> Iterator[Any]:
     cluster.kubectl("delete", "infsvc", NAME, "--ignore-not-found", "--wait=true", "--timeout=60s")
 
 
-def test_a_model_that_answers_wrong_gets_no_request(golden: Any, emptied: Path, pods: int) -> None:
+def test_a_revision_that_fails_its_golden_prompts_gets_no_request(
+    golden: Any, emptied: Path, pods: int
+) -> None:
     def status() -> dict[str, Any]:
         return golden.get("infsvc", NAME).get("status", {})
 
     def condition(name: str) -> tuple[str, str, str]:
-        found = [one for one in status().get("conditions", []) if one["type"] == name]
-        return (found[0]["status"], found[0]["reason"], found[0]["message"]) if found else ("", "", "")
+        conditions = {c["type"]: c for c in status().get("conditions", [])}
+        condition = conditions.get(name, {"status": "", "reason": "", "message": ""})
+        return condition["status"], condition["reason"], condition["message"]
 
-    wait_until(lambda: condition("Ready")[0] == "True", "Ready", said=lambda: json.dumps(status()))
+    wait_until(lambda: condition("Ready")[0] == "True", "Ready", details=lambda: json.dumps(status()))
     before = status()["currentRevision"]
     assert status().get("podsPerGroup", 1) == pods
     client = Client(golden.url(NAME))
@@ -115,19 +118,21 @@ def test_a_model_that_answers_wrong_gets_no_request(golden: Any, emptied: Path, 
     try:
         patch = {"spec": {"model": {"source": f"file://{emptied}"}}}
         golden.kubectl("patch", "infsvc", NAME, "--type=merge", "-p", json.dumps(patch))
-        wait_until(lambda: condition("Failed")[1] == "VerificationFailed", "the new revision is refused")
+        wait_until(
+            lambda: condition("Failed")[1] == "VerificationFailed", "the new revision fails its verification"
+        )
         words, after = condition("Failed")[2], status()
         selector = f"mizzen.dev/service={NAME},mizzen.dev/component=engine"
         wait_until(
             lambda: len(golden.get("pods", "-l", selector)["items"]) == pods,
             "the group that answered wrong is gone",
         )
-        seen = len(client.answers)
-        wait_until(lambda: len(client.answers) > seen, "requests are answered still")
+        answered = len(client.answers)
+        wait_until(lambda: len(client.answers) > answered, "requests are still answered")
     finally:
         client.stop()
     assert f"expected '{EXPECTED}', got " in words
     assert (after["currentRevision"], after["givenUp"]["revision"]) == (before, after["updateRevision"])
     assert condition("Available")[0] == "True"
-    assert set(client.answers) == {client.answers[0]}, "every request was answered by the former revision"
+    assert set(client.answers) == {client.answers[0]}, "the previous revision answered every request"
     assert client.answers[0].startswith(EXPECTED)

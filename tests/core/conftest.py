@@ -1,4 +1,4 @@
-"""Makes the folder's helpers (`world`, `machine`, `mutants`) importable."""
+"""Makes this folder's helper modules (`world`, `machine`, `mutants` and others) importable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random arrivals, aborts, launches and completions against a `World`."""
+"""A Hypothesis state machine that applies random arrivals, aborts, launches and completions to a `World`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mizzen.core.scheduler import Scheduler
 BASES = ([1, 2, 1, 2] * 12, [1, 2, 1, 2, 5, 5] * 8, [7] * 48)
 
 TICKS = st.sampled_from((0.0, 1e-4, 4e-3, 0.03, 0.5))
-"""Seconds that a launch or a step may take."""
+"""Values of `World.tick`: seconds that pass before each launch and before each completion."""
 
 configs = st.builds(
     lambda page_size, tokens, **rest: SchedulerConfig(
@@ -35,9 +35,10 @@ configs = st.builds(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Its scheduler comes from `make`, so that mutants meet the same properties."""
+    """Random events on the scheduler that `make` creates; `World` checks its properties after each event."""
 
     make: MakeScheduler = Scheduler
+    """Constructor of the scheduler under test; subclasses set it to a mutant."""
 
     @initialize(config=configs, seconds=TICKS)
     def start(self, config: SchedulerConfig, seconds: float) -> None:
@@ -89,7 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         logprobs=st.sampled_from((None, 0, 2)),
         prompt_logprobs=st.sampled_from((None, None, 1)),
     )
-    def arrive_with_wishes(
+    def arrive_with_logprobs(
         self,
         base: list[int],
         shared: int,
@@ -116,7 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
 
     @rule(base=st.sampled_from(BASES), length=st.integers(1, 40), pooling=st.sampled_from(tuple(Pooling)))
-    def arrive_for_a_vector(self, base: list[int], length: int, pooling: Pooling) -> None:
+    def arrive_for_embedding(self, base: list[int], length: int, pooling: Pooling) -> None:
         self.rid += 1
         self.world.arrive(request(self.rid, base[:length], pooling=pooling))
 
@@ -129,11 +130,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, times: int) -> None:
         for _ in range(times):
             self.world.launch()
-            if len(self.world.flying) >= self.world.config.steps_in_flight:
+            if len(self.world.inflight) >= self.world.config.steps_in_flight:
                 self.world.collect()
 
     @rule(seconds=TICKS)
-    def take_longer(self, seconds: float) -> None:
+    def change_step_time(self, seconds: float) -> None:
         self.world.tick = seconds
 
     @rule()

@@ -1,4 +1,4 @@
-"""Priorities: who goes first, who makes room, who stays in the cache, and that nobody starves."""
+"""Helpers for the tests of priorities: a world with the policy `priority`, and a loop that runs its steps."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from test_scheduler import BASE
 from world import World
 
 
-def world(**changes: object) -> World:
+def make_world(**changes: object) -> World:
     return World(dataclasses.replace(BASE, policy="priority", **changes))  # type: ignore[arg-type]
 
 
-def step(here: World, times: int) -> None:
+def step(world: World, times: int) -> None:
+    """Launch `times` steps; complete the oldest one whenever `steps_in_flight` steps are in flight."""
     for _ in range(times):
-        if here.launch() is None or len(here.flying) >= here.config.steps_in_flight:
-            here.collect()
+        if world.launch() is None or len(world.inflight) >= world.config.steps_in_flight:
+            world.collect()

@@ -1,4 +1,4 @@
-"""The overlap loop over the simulated runner: threads, delays, errors."""
+"""The overlap loop with the simulated runner: results, aborts from other threads, slow and failing steps."""
 
 from __future__ import annotations
 
@@ -65,21 +65,21 @@ def run(loop: OverlapLoop) -> tuple[dict[int, list[int]], dict[int, Finished]]:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_batched_outputs_equal_outputs_of_requests_run_alone(depth: int) -> None:
     loop = make_loop(depth=depth, delay=lambda plan: 0.002 * (plan.step % 3))
-    asked = [request(rid, [4, 5, 6] * (rid + 1), max_tokens=12) for rid in range(10)]
-    for one in asked:
-        loop.submit(one)
+    requests = [request(rid, [4, 5, 6] * (rid + 1), max_tokens=12) for rid in range(10)]
+    for submitted in requests:
+        loop.submit(submitted)
     output, finished = run(loop)
     loop.close()
-    for one in asked:
-        assert (output[one.rid], finished[one.rid].reason) == run_alone(one, 128)
+    for submitted in requests:
+        assert (output[submitted.rid], finished[submitted.rid].reason) == run_alone(submitted, 128)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_tokens_of_a_step_are_read_while_later_steps_run(depth: int) -> None:
-    gate, begun = threading.Event(), []
+    gate, started_steps = threading.Event(), []
 
     def hold(plan: StepPlan) -> float:
-        begun.append(plan.step)
+        started_steps.append(plan.step)
         if plan.step == 2:
             gate.wait(timeout=30)
         return 0.0
@@ -95,7 +95,7 @@ def test_tokens_of_a_step_are_read_while_later_steps_run(depth: int) -> None:
     loop.close()
     assert len(output[1]) == 5
     assert finished[1].output_tokens == 6
-    assert begun == [1, 2, 3, 4, 5, 6]
+    assert started_steps == [1, 2, 3, 4, 5, 6]
 
 
 def test_scripted_replies_are_generated() -> None:
@@ -147,7 +147,7 @@ def test_simulated_device_detects_an_invalid_plan() -> None:
     assert plan is not None
     broken = StepPlan(step=1, decode=plan.decode, decode_version=0, pages=plan.pages, prefill=(chunk,))
     runner.launch(broken)
-    with pytest.raises(RuntimeError, match="a chunk of slot 0, which was not started for it"):
+    with pytest.raises(RuntimeError, match="a chunk of slot 0 without a start of the slot"):
         runner.collect()
     runner.close()
     loop.close()

@@ -1,4 +1,4 @@
-"""The small parts on their own: pages, stop table, eviction order, queue."""
+"""Small parts of the scheduler by themselves: page pool, stop table and eviction order."""
 
 from __future__ import annotations
 
@@ -12,63 +12,63 @@ from mizzen.core.stop_tokens import StopTable
 
 def test_page_pool_allocates_and_frees_pages() -> None:
     pool = PagePool(4)
-    taken = pool.allocate(3)
-    assert sorted(taken.tolist()) == [0, 1, 2]
-    pool.free(taken[:2])
+    pages = pool.allocate(3)
+    assert sorted(pages.tolist()) == [0, 1, 2]
+    pool.free(pages[:2])
     assert pool.free_count == 3
     with pytest.raises(RuntimeError, match="4 pages requested, 3 are free"):
         pool.allocate(4)
     with pytest.raises(RuntimeError, match="freed twice"):
-        pool.free(taken)
+        pool.free(pages)
 
 
-def candidates(table: StopTable, tokens: np.ndarray, bits: np.ndarray) -> list[int]:
-    return table.candidates(tokens, np.arange(len(tokens)), bits)
+def candidates(table: StopTable, tokens: np.ndarray, set_ids: np.ndarray) -> list[int]:
+    return table.candidates(tokens, np.arange(len(tokens)), set_ids)
 
 
 def test_stop_table_finds_each_set() -> None:
     table = StopTable()
     sets = [frozenset({number, 1000 + number}) for number in range(20)]
-    bits = np.array([table.add(one) for one in sets], np.uint8)
-    assert table.add(sets[0]) == bits[0]
+    set_ids = np.array([table.add(tokens_of_set) for tokens_of_set in sets], np.uint8)
+    assert table.add(sets[0]) == set_ids[0]
     for number in range(20):
         tokens = np.full(20, number, np.int32)
-        assert number in candidates(table, tokens, bits)
-        assert len(candidates(table, tokens, bits)) <= 3
+        assert number in candidates(table, tokens, set_ids)
+        assert len(candidates(table, tokens, set_ids)) <= 3
     table.remove(sets[0])
-    assert 0 in candidates(table, np.zeros(20, np.int32), bits)
+    assert 0 in candidates(table, np.zeros(20, np.int32), set_ids)
     assert table.add(frozenset()) == 0
 
 
 def test_stop_table_removes_unused_sets() -> None:
     table = StopTable()
-    kept = frozenset({5})
-    bits = np.array([table.add(kept)] * 2000, np.uint8)
+    used_set = frozenset({5})
+    set_ids = np.array([table.add(used_set)] * 2000, np.uint8)
     for number in range(1000, 3000):
         table.add(frozenset({number}))
         table.remove(frozenset({number}))
-    found = candidates(table, np.arange(1000, 3000, dtype=np.int32), bits)
-    assert len(found) < 100
-    assert len(candidates(table, np.full(2000, 5, np.int32), bits)) == 2000
+    remaining = candidates(table, np.arange(1000, 3000, dtype=np.int32), set_ids)
+    assert len(remaining) < 100
+    assert len(candidates(table, np.full(2000, 5, np.int32), set_ids)) == 2000
 
 
 def test_stop_tokens_larger_than_the_table_share_entries() -> None:
     table = StopTable()
-    bits = np.array([table.add(frozenset({2**31 - 1}))], np.uint8)
-    assert len(candidates(table, np.array([2**31 - 1], np.int32), bits)) == 1
+    set_ids = np.array([table.add(frozenset({2**31 - 1}))], np.uint8)
+    assert len(candidates(table, np.array([2**31 - 1], np.int32), set_ids)) == 1
 
 
 class Leaf:
-    def __init__(self, used: int, hits: int, born: int = 0, priority: int = 0) -> None:
-        self.used, self.hits, self.born, self.priority, self.ticket = used, hits, born, priority, 0
+    def __init__(self, used: int, hits: int, created: int = 0, priority: int = 0) -> None:
+        self.used, self.hits, self.created, self.priority, self.heap_entry = used, hits, created, priority, 0
 
 
 def test_each_eviction_policy_orders_nodes() -> None:
-    old_busy, new_idle = Leaf(used=3, hits=9, born=2, priority=2), Leaf(used=5, hits=1, born=1)
-    wanted = {"lru": old_busy, "lfu": new_idle, "fifo": new_idle, "mru": new_idle, "slru": new_idle}
-    wanted["priority"] = new_idle
-    assert set(wanted) == set(STRATEGIES)
-    for name, first in wanted.items():
+    old_busy, new_idle = Leaf(used=3, hits=9, created=2, priority=2), Leaf(used=5, hits=1, created=1)
+    expected = {"lru": old_busy, "lfu": new_idle, "fifo": new_idle, "mru": new_idle, "slru": new_idle}
+    expected["priority"] = new_idle
+    assert set(expected) == set(STRATEGIES)
+    for name, first in expected.items():
         heap = EvictionHeap(STRATEGIES[name])
         heap.offer(old_busy)
         heap.offer(new_idle)
@@ -79,11 +79,11 @@ def test_each_eviction_policy_orders_nodes() -> None:
 
 
 def test_slru_segments_keep_the_order_of_use() -> None:
-    once, again, later = Leaf(used=9, hits=1), Leaf(used=1, hits=2), Leaf(used=2, hits=7)
+    used_once, used_twice, used_often = Leaf(used=9, hits=1), Leaf(used=1, hits=2), Leaf(used=2, hits=7)
     heap = EvictionHeap(STRATEGIES["slru"])
-    for leaf in (later, again, once):
+    for leaf in (used_often, used_twice, used_once):
         heap.offer(leaf)
-    assert [heap.pop() for _ in range(3)] == [once, again, later]
+    assert [heap.pop() for _ in range(3)] == [used_once, used_twice, used_often]
 
 
 def test_eviction_heap_stays_small_under_reuse() -> None:

@@ -1,4 +1,4 @@
-"""Prompt work beside streams is cut to `max_step_milliseconds`."""
+"""The prefill budget shortens prompt chunks to keep steps with decodes within `max_step_milliseconds`."""
 
 from __future__ import annotations
 
@@ -34,173 +34,197 @@ def stream(tokens: int, rid: int = 1) -> Request:
     return request(rid, [2] * 64, max_tokens=tokens, ignore_eos=True)
 
 
-def long_prompts(count: int, at: float, every: float) -> list[tuple[float, Request]]:
+def long_prompts(count: int, at: float, interval: float) -> list[tuple[float, Request]]:
     return [
-        (at + every * number, request(100 + number, [3 + number] * LONG, max_tokens=2, ignore_eos=True))
+        (at + interval * number, request(100 + number, [3 + number] * LONG, max_tokens=2, ignore_eos=True))
         for number in range(count)
     ]
 
 
 def simulate(seconds: Seconds, config: SchedulerConfig = CONFIG, tokens: int = 400) -> Timeline:
-    """One stream, during which three long prompts arrive."""
-    line = Timeline(config, seconds)
-    line.run([(0.0, stream(tokens)), *long_prompts(3, at=0.5, every=0.3)])
-    return line
+    """Run one stream of `tokens` tokens, during which three long prompts arrive.
+
+    Args:
+        seconds: virtual seconds that the device takes for a plan.
+        config: options of the scheduler.
+        tokens: tokens that the stream generates.
+    """
+    timeline = Timeline(config, seconds)
+    timeline.run([(0.0, stream(tokens)), *long_prompts(3, at=0.5, interval=0.3)])
+    return timeline
 
 
-def beside_streams(line: Timeline) -> list[int]:
-    """Return the prompt tokens of the steps that decode and run prompts."""
-    return [prompt_tokens(plan) for _, plan in line.plans if len(plan.decode) and plan.prefill]
+def prompt_tokens_of_mixed_steps(timeline: Timeline) -> list[int]:
+    """Return the number of prompt tokens of each step that contains both decodes and prefill."""
+    return [prompt_tokens(plan) for _, plan in timeline.plans if len(plan.decode) and plan.prefill]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_time_between_tokens_stays_near_the_limit_while_long_prompts_arrive(depth: int) -> None:
     speed = StepDuration(step_seconds=0.004, seconds_per_prefill_token=50e-6)
-    line = simulate(speed.plan_seconds, dataclasses.replace(CONFIG, steps_in_flight=depth))
-    assert line.longest_gap(1) <= 0.021
+    timeline = simulate(speed.plan_seconds, dataclasses.replace(CONFIG, steps_in_flight=depth))
+    assert timeline.longest_gap(1) <= 0.021
     work = 3 * LONG * 50e-6
-    first = line.tokens_at[102][0] - 0.5
+    first = timeline.tokens_at[102][0] - 0.5
     assert first <= work / 0.7, "prompts get what the limit leaves: 16 of 20 milliseconds"
 
 
 def test_without_a_limit_a_long_prompt_delays_decodes() -> None:
     unbounded = dataclasses.replace(CONFIG, max_step_milliseconds=None)
-    line = simulate(StepDuration(step_seconds=0.004, seconds_per_prefill_token=50e-6).plan_seconds, unbounded)
-    assert line.longest_gap(1) >= LONG * 50e-6
+    timeline = simulate(
+        StepDuration(step_seconds=0.004, seconds_per_prefill_token=50e-6).plan_seconds, unbounded
+    )
+    assert timeline.longest_gap(1) >= LONG * 50e-6
 
 
 def test_prefill_uses_full_chunks_when_nothing_decodes() -> None:
-    line = Timeline(CONFIG, StepDuration(step_seconds=0.004, seconds_per_prefill_token=50e-6).plan_seconds)
-    line.run([(0.0, stream(30)), *long_prompts(2, at=2.0, every=5.0)])
-    alone = [prompt_tokens(plan) for _, plan in line.plans if plan.prefill and not len(plan.decode)]
+    timeline = Timeline(
+        CONFIG, StepDuration(step_seconds=0.004, seconds_per_prefill_token=50e-6).plan_seconds
+    )
+    timeline.run([(0.0, stream(30)), *long_prompts(2, at=2.0, interval=5.0)])
+    alone = [prompt_tokens(plan) for _, plan in timeline.plans if plan.prefill and not len(plan.decode)]
     assert alone == [64, LONG, LONG]
 
 
 def test_prefill_progresses_when_decode_only_steps_exceed_the_limit() -> None:
-    line = simulate(StepDuration(step_seconds=0.05, seconds_per_prefill_token=100e-6).plan_seconds)
-    assert line.longest_gap(1) <= 0.05 * 1.26
-    assert min(beside_streams(line)) >= 16
-    assert len(line.tokens_at[102]) == 2
+    timeline = simulate(StepDuration(step_seconds=0.05, seconds_per_prefill_token=100e-6).plan_seconds)
+    assert timeline.longest_gap(1) <= 0.05 * 1.26
+    assert min(prompt_tokens_of_mixed_steps(timeline)) >= 16
+    assert len(timeline.tokens_at[102]) == 2
 
 
 def test_budget_adapts_when_prompt_tokens_become_expensive() -> None:
-    """As on a GPU, where a decode step waits for memory and leaves arithmetic over."""
+    """The first 256 prompt tokens of a step cost no time, as on a GPU whose decode steps are memory-bound."""
 
     def seconds(plan: StepPlan) -> float:
         return 0.01 + 50e-6 * max(prompt_tokens(plan) - 256, 0)
 
-    line = Timeline(CONFIG, seconds)
+    timeline = Timeline(CONFIG, seconds)
     short = [(0.1 * n, request(10 + n, [9, n] * 40, max_tokens=1)) for n in range(1, 30)]
-    line.run([(0.0, stream(600)), *short, *long_prompts(2, at=3.5, every=0.1)])
-    assert line.longest_gap(1) <= 0.04
-    assert max(beside_streams(line)) > 350
+    timeline.run([(0.0, stream(600)), *short, *long_prompts(2, at=3.5, interval=0.1)])
+    assert timeline.longest_gap(1) <= 0.04
+    assert max(prompt_tokens_of_mixed_steps(timeline)) > 350
 
 
 def test_budget_settles_when_small_chunks_are_less_efficient() -> None:
     def seconds(plan: StepPlan) -> float:
         return 0.004 + (0.006 + 25e-6 * prompt_tokens(plan) if plan.prefill else 0.0)
 
-    line = simulate(seconds)
-    assert line.longest_gap(1) <= 0.024
-    assert np.median(beside_streams(line)) == pytest.approx(400, rel=0.1)
+    timeline = simulate(seconds)
+    assert timeline.longest_gap(1) <= 0.024
+    assert np.median(prompt_tokens_of_mixed_steps(timeline)) == pytest.approx(400, rel=0.1)
 
 
 def test_one_slow_step_does_not_change_the_budget() -> None:
-    pace = PrefillBudget(CONFIG)
+    prefill_budget = PrefillBudget(CONFIG)
     now = 0.0
 
-    def land(seconds: float, tokens: int) -> None:
+    def complete_step(seconds: float, tokens: int) -> None:
         nonlocal now
-        begun, now = now, now + seconds
-        pace.record_step(begun, now, tokens, decodes=True)
+        started, now = now, now + seconds
+        prefill_budget.record_step(started, now, tokens, decodes=True)
 
     for _ in range(20):
-        land(0.004, 0)
-        land(0.014, 200)
-    before = pace.tokens(decodes=True)
-    land(3.0, 0)
-    assert pace.tokens(decodes=True) == before
-    land(0.004, 0)
-    land(5.0, 200)
-    assert pace.tokens(decodes=True) == pytest.approx(before, rel=0.05)
+        complete_step(0.004, 0)
+        complete_step(0.014, 200)
+    budget_before = prefill_budget.tokens(decodes=True)
+    complete_step(3.0, 0)
+    assert prefill_budget.tokens(decodes=True) == budget_before
+    complete_step(0.004, 0)
+    complete_step(5.0, 200)
+    assert prefill_budget.tokens(decodes=True) == pytest.approx(budget_before, rel=0.05)
 
 
 def test_budget_drops_at_once_when_the_device_slows_down() -> None:
     slow_from = 1.0
-    line: Timeline
+    timeline: Timeline
 
     def seconds(plan: StepPlan) -> float:
-        factor = 4.0 if line.now >= slow_from else 1.0
+        factor = 4.0 if timeline.now >= slow_from else 1.0
         return 0.002 + 25e-6 * factor * prompt_tokens(plan)
 
-    line = Timeline(CONFIG, seconds)
-    line.run([(0.0, stream(400)), *long_prompts(4, at=0.5, every=0.0)])
-    late = [lasts for lasts, plan in line.plans if len(plan.decode) and plan.prefill and lasts > 0.022]
-    assert 1 <= len(late) <= 6
-    assert line.longest_gap(1) <= 0.08
+    timeline = Timeline(CONFIG, seconds)
+    timeline.run([(0.0, stream(400)), *long_prompts(4, at=0.5, interval=0.0)])
+    slow_steps = [
+        seconds_taken
+        for seconds_taken, plan in timeline.plans
+        if len(plan.decode) and plan.prefill and seconds_taken > 0.022
+    ]
+    assert 1 <= len(slow_steps) <= 6
+    assert timeline.longest_gap(1) <= 0.08
 
 
-def beside_endless_prompts(decode: Callable[[float], float]) -> list[tuple[float, StepPlan]]:
-    """Return later steps with prompts, of a stream that never runs alone; `decode` gives seconds by time."""
-    line: Timeline
+def later_mixed_steps(decode: Callable[[float], float]) -> list[tuple[float, StepPlan]]:
+    """Run a stream under a constant load of prompts; return the second half of the steps that contain both.
+
+    Each step is returned with its duration in seconds. `decode` returns the seconds of a step's decodes at a
+    given time.
+    """
+    timeline: Timeline
 
     def seconds(plan: StepPlan) -> float:
-        return decode(line.now) + 30e-6 * prompt_tokens(plan)
+        return decode(timeline.now) + 30e-6 * prompt_tokens(plan)
 
-    line = Timeline(CONFIG, seconds)
-    line.run([(0.0, stream(500)), *long_prompts(40, at=0.5, every=0.2)])
-    mixed = [step for step in line.plans if len(step[1].decode) and step[1].prefill]
+    timeline = Timeline(CONFIG, seconds)
+    timeline.run([(0.0, stream(500)), *long_prompts(40, at=0.5, interval=0.2)])
+    mixed = [step for step in timeline.plans if len(step[1].decode) and step[1].prefill]
     return mixed[len(mixed) // 2 :]
 
 
-@pytest.mark.parametrize("before", [0.005, 0.1])
-def test_prefill_keeps_its_minimum_share_when_decodes_slow_down_under_constant_prefill(before: float) -> None:
-    late = beside_endless_prompts(lambda now: before if now < 0.7 else 0.036)
-    assert np.median([prompt_tokens(plan) for _, plan in late]) > 0.2 * 0.036 / 30e-6
-    assert max(lasts for lasts, _ in late) <= 0.036 * 1.26
+@pytest.mark.parametrize("first_decode_seconds", [0.005, 0.1])
+def test_prefill_keeps_its_minimum_share_when_decodes_slow_down_under_constant_prefill(
+    first_decode_seconds: float,
+) -> None:
+    later_steps = later_mixed_steps(lambda now: first_decode_seconds if now < 0.7 else 0.036)
+    assert np.median([prompt_tokens(plan) for _, plan in later_steps]) > 0.2 * 0.036 / 30e-6
+    assert max(seconds_taken for seconds_taken, _ in later_steps) <= 0.036 * 1.26
 
 
-def test_limit_is_kept_again_when_decodes_speed_up_under_constant_prefill() -> None:
-    late = beside_endless_prompts(lambda now: 0.036 if now < 0.9 else 0.005)
-    assert max(lasts for lasts, _ in late) <= 0.021
-    assert np.median([prompt_tokens(plan) for _, plan in late]) > 400
+def test_step_limit_holds_after_decodes_speed_up_under_constant_prefill() -> None:
+    later_steps = later_mixed_steps(lambda now: 0.036 if now < 0.9 else 0.005)
+    assert max(seconds_taken for seconds_taken, _ in later_steps) <= 0.021
+    assert np.median([prompt_tokens(plan) for _, plan in later_steps]) > 400
 
 
 def test_decode_only_probe_steps_cost_prefill_little_on_a_slow_device() -> None:
-    line = Timeline(CONFIG, StepDuration(step_seconds=0.08, seconds_per_prefill_token=2e-3).plan_seconds)
-    line.run([(0.0, stream(1500)), *long_prompts(3, at=0.5, every=0.1)])
-    begin = next(at for at, (_, plan) in enumerate(line.plans) if plan.prefill and len(plan.decode))
-    without = [plan for _, plan in line.plans[begin : begin + 1200] if not plan.prefill]
+    timeline = Timeline(CONFIG, StepDuration(step_seconds=0.08, seconds_per_prefill_token=2e-3).plan_seconds)
+    timeline.run([(0.0, stream(1500)), *long_prompts(3, at=0.5, interval=0.1)])
+    begin = next(at for at, (_, plan) in enumerate(timeline.plans) if plan.prefill and len(plan.decode))
+    without = [plan for _, plan in timeline.plans[begin : begin + 1200] if not plan.prefill]
     assert 4 <= len(without) <= 60
 
 
 def test_budget_is_a_positive_multiple_of_the_page_size() -> None:
     for page_size, chunk in ((16, 8192), (64, 8192), (64, 40), (1, 8)):
-        pace = PrefillBudget(dataclasses.replace(CONFIG, page_size=page_size, prefill_chunk_tokens=chunk))
+        prefill_budget = PrefillBudget(
+            dataclasses.replace(CONFIG, page_size=page_size, prefill_chunk_tokens=chunk)
+        )
         for seconds in (1e-6, 1e-3, 0.019, 0.5, 30.0):
-            pace.record_step(0.0, 0.0, 0, decodes=True)
+            prefill_budget.record_step(0.0, 0.0, 0, decodes=True)
             for number in range(8):
-                pace.record_step(100.0 * number, 100.0 * number + seconds, number % 2 * 50, decodes=True)
-            budget = pace.tokens(decodes=True)
+                prefill_budget.record_step(
+                    100.0 * number, 100.0 * number + seconds, number % 2 * 50, decodes=True
+                )
+            budget = prefill_budget.tokens(decodes=True)
             assert budget == chunk or (budget % page_size == 0 and budget >= 16)
-            assert pace.tokens(decodes=False) == chunk
+            assert prefill_budget.tokens(decodes=False) == chunk
 
 
 def test_equal_step_times_give_equal_plans() -> None:
     def plans() -> list[tuple[int, int]]:
-        line = simulate(
+        timeline = simulate(
             StepDuration(
                 step_seconds=0.004, seconds_per_prefill_token=50e-6, seconds_per_decode=1e-4
             ).plan_seconds,
             tokens=200,
         )
-        return [(len(plan.decode), prompt_tokens(plan)) for _, plan in line.plans]
+        return [(len(plan.decode), prompt_tokens(plan)) for _, plan in timeline.plans]
 
     assert plans() == plans()
 
 
 def test_overlap_loop_records_step_completion_times() -> None:
-    """In real time: the gaps of a stream with and without the limit, beside a prompt of 3.2 s."""
+    """In real time, a prompt that takes 3.2 s delays a stream by less than 1.6 s only with the limit."""
 
     def longest_gap(limit: float | None) -> float:
         config = dataclasses.replace(CONFIG, max_step_milliseconds=limit)

@@ -1,4 +1,4 @@
-"""The radix tree against a dictionary from (salt, prefix) to page."""
+"""A Hypothesis state machine that compares the radix tree with a dictionary from (salt, prefix) to page."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mizzen.core.kv.radix_cache import RadixTree
 from mizzen.core.kv.radix_node import RadixNode
 
 UNIT = 8
-"""Prompts are words of so many equal tokens, so that blocks of 64 tokens are reached."""
+"""Number of equal tokens that stand for each word of a prompt, so that prompts fill blocks of 64 tokens."""
 Key = tuple[bytes, tuple[int, ...]]
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Every page has a number of its own; the model says which prefix it stands for."""
+    """Random inserts, unlocks and evictions; `model` maps each cached prefix to its last page."""
 
     @initialize(page_size=st.sampled_from((1, 3, 4, 16, 128)), strategy=st.sampled_from(sorted(STRATEGIES)))
     def start(self, page_size: int, strategy: str) -> None:
@@ -35,20 +35,20 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree = RadixTree(page_size, STRATEGIES[strategy])
         self.model: dict[Key, int] = {}
         self.locks: list[tuple[RadixNode, Key]] = []
-        self.names: set[int] = set()
+        self.published_hashes: set[int] = set()
         self.next_page = 0
-        self.looks: list[tuple[bytes, int, bytes, RadixNode | None]] = []
+        self.peeks: list[tuple[bytes, int, bytes, RadixNode | None]] = []
 
     @invariant()
-    def a_look_goes_on_from_the_one_before(self) -> None:
-        for index, (data, pages, salt, known) in enumerate(self.looks):
-            found = self.tree.peek(data, pages, salt)
-            assert self.tree.peek(data, pages, salt, known) == found
-            path = found.path()
+    def a_peek_continues_from_the_previous_match(self) -> None:
+        for index, (data, pages, salt, last_node) in enumerate(self.peeks):
+            match = self.tree.peek(data, pages, salt)
+            assert self.tree.peek(data, pages, salt, last_node) == match
+            path = match.path()
             assert all(below.parent is above for above, below in pairwise(path))
-            assert not path or path[-1] is (found.partial_node or found.last_node)
+            assert not path or path[-1] is (match.partial_node or match.last_node)
             if index % 2:
-                self.looks[index] = (data, pages, salt, found.last_node)
+                self.peeks[index] = (data, pages, salt, match.last_node)
 
     @rule(
         words=st.lists(st.integers(0, 2), min_size=1, max_size=20),
@@ -61,9 +61,9 @@ class TreeMachine(RuleBasedStateMachine):
         pages = len(tokens) // self.size
         tokens = tokens[: pages * self.size]
         data = tokens.tobytes()
-        found = self.tree.peek(data, pages, salt)
-        cached = found.pages
-        self.looks.append((data, pages, salt, found.last_node))
+        cached_prefix = self.tree.peek(data, pages, salt)
+        cached = cached_prefix.pages
+        self.peeks.append((data, pages, salt, cached_prefix.last_node))
         node = self.tree.match(data, pages, salt)
         self.tree.lock(node)
         assert node.end == cached == self._cached(tokens, salt)
@@ -72,17 +72,17 @@ class TreeMachine(RuleBasedStateMachine):
         assert row[:cached].tolist() == [self.model[self._key(tokens, salt, i)] for i in range(cached)]
         fresh = np.arange(self.next_page, self.next_page + pages - cached, dtype=np.int32)
         self.next_page += len(fresh)
-        rest = data[cached * self.size * 4 :]
-        if keep or not rest:
-            node, duplicates = self.tree.insert_locked(node, rest, fresh)
+        uncached_data = data[cached * self.size * 4 :]
+        if keep or not uncached_data:
+            node, duplicates = self.tree.insert_locked(node, uncached_data, fresh)
             assert not duplicates
         else:
-            assert not self.tree.insert_and_unlock(node, rest, fresh)
+            assert not self.tree.insert_and_unlock(node, uncached_data, fresh)
         for index, page in enumerate(fresh.tolist(), start=cached):
             self.model[self._key(tokens, salt, index)] = page
         if keep:
             self.locks.append((node, (salt, tuple(tokens.tolist()))))
-        elif not rest:
+        elif not uncached_data:
             self.tree.unlock(node)
 
     @rule(
@@ -91,7 +91,7 @@ class TreeMachine(RuleBasedStateMachine):
         end=st.booleans(),
     )
     def insert_from_the_root(self, words: list[int], salt: bytes, end: bool) -> None:
-        """As a request does that was admitted before another one published the same prompt."""
+        """Insert a prompt of a request that was admitted before another request cached the same prompt."""
         tokens = np.repeat(np.array(words, np.int32), UNIT)
         pages = len(tokens) // self.size
         tokens = tokens[: pages * self.size]
@@ -103,14 +103,14 @@ class TreeMachine(RuleBasedStateMachine):
         if end and pages:
             back = [
                 page
-                for part in self.tree.insert_and_unlock(root, tokens.tobytes(), own)
-                for page in part.tolist()
+                for duplicate_pages in self.tree.insert_and_unlock(root, tokens.tobytes(), own)
+                for page in duplicate_pages.tolist()
             ]
             assert back == own[:cached].tolist()
         else:
             node, duplicates = self.tree.insert_locked(root, tokens.tobytes(), own)
-            known = [page for _, part in duplicates for page in part.tolist()]
-            assert known == [self.model[self._key(tokens, salt, i)] for i in range(cached)]
+            deduplicated = [page for _, duplicate_pages in duplicates for page in duplicate_pages.tolist()]
+            assert deduplicated == [self.model[self._key(tokens, salt, i)] for i in range(cached)]
             assert node.end == pages
             self.tree.unlock(node)
         for index in range(cached, pages):
@@ -124,18 +124,18 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 40))
     def evict(self, count: int) -> None:
-        held = self._held()
+        locked = self._held()
         freed = [page for pages in self.tree.evict(count) for page in pages.tolist()]
-        assert len(freed) == min(count, len(self.model) - len(held))
-        gone = {key for key, page in self.model.items() if page in set(freed)}
-        assert len(gone) == len(freed)
-        assert not gone & held
-        for key in gone:
+        assert len(freed) == min(count, len(self.model) - len(locked))
+        evicted = {key for key, page in self.model.items() if page in set(freed)}
+        assert len(evicted) == len(freed)
+        assert not evicted & locked
+        for key in evicted:
             del self.model[key]
         assert all(self._parent(key) in self.model for key in self.model if len(key[1]) > self.size)
 
     @invariant()
-    def agrees(self) -> None:
+    def pages_agree_with_the_model(self) -> None:
         if not hasattr(self, "tree"):
             return
         assert sorted(page for node in self.tree.nodes() for page in node.pages) == sorted(
@@ -144,20 +144,20 @@ class TreeMachine(RuleBasedStateMachine):
         assert self.tree.evictable == len(self.model) - len(self._held())
 
     @rule()
-    def names_agree(self) -> None:
+    def block_hashes_agree_with_the_model(self) -> None:
         events = self.tree.drain_events()
-        assert not set(events.stored) & self.names
-        assert set(events.evicted) <= self.names
-        self.names = (self.names | set(events.stored)) - set(events.evicted)
+        assert not set(events.stored) & self.published_hashes
+        assert set(events.evicted) <= self.published_hashes
+        self.published_hashes = (self.published_hashes | set(events.stored)) - set(events.evicted)
         expected: set[int] = set()
         for salt, tokens in self.model:
             full = len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
             expected |= set(block_hashes(np.array(tokens[:full], np.int32), salt))
-        assert self.names == expected == set(self.tree.snapshot())
+        assert self.published_hashes == expected == set(self.tree.snapshot())
 
     def teardown(self) -> None:
         if hasattr(self, "tree"):
-            self.names_agree()
+            self.block_hashes_agree_with_the_model()
 
     def _key(self, tokens: np.ndarray, salt: bytes, page: int) -> Key:
         return salt, tuple(tokens[: (page + 1) * self.size].tolist())

@@ -1,4 +1,4 @@
-"""One definition of each sampling parameter: the API's schema, the wire and the engine agree with it."""
+"""The API's schema, the wire message and the engine agree with the definition of each sampling parameter."""
 
 from __future__ import annotations
 
@@ -35,34 +35,39 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "stop": (["a", "b"], ("a", "b")),
     "logit_bias": ({"5": 1.5, "6": -100}, ((5, 1.5), (6, -100.0))),
 }
-"""Parameters that are not one number: a value in a request, and what it becomes."""
+"""Parameters that are not one number: a value in a request, and the engine's value for it."""
 SPECIAL = {"top_k": {-1: 0}, "top_p": {0.0: 1.0}}
-"""Values of the API outside the bounds of the engine, and what they become."""
+"""Values that the API accepts outside the engine's bounds, and the engine's values for them."""
 
 
 def schema_bounds(name: str, request: type[msgspec.Struct]) -> tuple[float, float]:
-    """Return the bounds that the API's schema gives a field."""
-    _, parts = msgspec.json.schema_components([request], ref_template="{name}")
-    field = parts[request.__name__]["properties"][name]
-    (number,) = [part for part in field.get("anyOf", [field]) if part.get("type") in ("number", "integer")]
+    """Return the minimum and maximum of a field in the API's schema; infinite if it has none."""
+    _, components = msgspec.json.schema_components([request], ref_template="{name}")
+    field = components[request.__name__]["properties"][name]
+    (number,) = [
+        schema for schema in field.get("anyOf", [field]) if schema.get("type") in ("number", "integer")
+    ]
     return number.get("minimum", -math.inf), number.get("maximum", math.inf)
 
 
 def request_values(parameter: Parameter) -> list[tuple[Any, Any]]:
-    """Return values of a field: the bounds of the API and one between them, and what each becomes."""
+    """Return pairs of a field's value in a request and the engine's value for it.
+
+    The values of a number are the API's bounds and one value between them.
+    """
     if parameter.bounds is None:
         return [OTHERS[parameter.name]]
     low, high = schema_bounds(parameter.name, CompletionRequest)
     if math.isinf(low):
         low, high = parameter.bounds.low, parameter.bounds.high
-    whole = parameter.wire_type is not float
-    between = int(low + 3) if whole else low + 0.625 * (high - low)
-    given = [int(value) if whole else float(value) for value in (low, between, high)]
-    return [(value, SPECIAL.get(parameter.name, {}).get(value, value)) for value in given]
+    is_integer = parameter.wire_type is not float
+    between = int(low + 3) if is_integer else low + 0.625 * (high - low)
+    api_values = [int(value) if is_integer else float(value) for value in (low, between, high)]
+    return [(value, SPECIAL.get(parameter.name, {}).get(value, value)) for value in api_values]
 
 
 def in_engine(**fields: Any) -> SamplingParams:
-    """Return what an engine gets for the fields of a completion request, by way of the wire's bytes."""
+    """Send the fields of a completion request through the wire encoding; return the engine's parameters."""
     generation = RequestParser().parse_completion(
         msgspec.json.encode({"model": "m", "prompt": "p", **fields})
     )
@@ -76,7 +81,7 @@ def names(parameters: list[Parameter]) -> list[str]:
     return [parameter.name for parameter in parameters]
 
 
-def test_requests_have_a_field_for_each_parameter_that_says_so() -> None:
+def test_request_schemas_have_the_fields_of_parameters_with_a_request_field() -> None:
     for request in (ChatRequest, CompletionRequest):
         assert set(names(FIELDS)) <= set(request.__struct_fields__)
     assert set(SamplingFields.__struct_fields__) <= set(names(FIELDS))
@@ -84,7 +89,7 @@ def test_requests_have_a_field_for_each_parameter_that_says_so() -> None:
 
 
 @pytest.mark.parametrize("parameter", [p for p in NUMBERS if p.request_field], ids=lambda p: p.name)
-def test_the_schema_allows_no_number_that_the_engine_would_refuse(parameter: Parameter) -> None:
+def test_schema_bounds_lie_within_the_engine_bounds(parameter: Parameter) -> None:
     assert parameter.bounds is not None
     for request in (ChatRequest, CompletionRequest):
         low, high = schema_bounds(parameter.name, request)
@@ -95,22 +100,22 @@ def test_the_schema_allows_no_number_that_the_engine_would_refuse(parameter: Par
 
 @pytest.mark.parametrize("parameter", FIELDS, ids=lambda p: p.name)
 def test_a_field_of_a_request_arrives_in_the_engine(parameter: Parameter) -> None:
-    for given, expected in request_values(parameter):
-        if parameter.name == "top_p" and given == 0:
+    for value, expected in request_values(parameter):
+        if parameter.name == "top_p" and value == 0:
             assert (in_engine(top_p=0).top_p, in_engine(top_p=0).top_k) == (1.0, 1)
             continue
-        if parameter.name in ("top_k", "min_tokens"):  # cut to the vocabulary and to the context
+        if parameter.name in ("top_k", "min_tokens"):  # lowered to the vocabulary size or the context length
             limit = VALIDATION.vocab_size if parameter.name == "top_k" else VALIDATION.context_length
-            given, expected = min(given, limit), min(expected, limit)
+            value, expected = min(value, limit), min(expected, limit)
         extra = {"max_tokens": 100} if parameter.name == "min_tokens" else {}
-        found = in_engine(**{parameter.name: given}, **extra)
-        assert getattr(found, parameter.name) == (expected if parameter.sent else parameter.default)
+        params = in_engine(**{parameter.name: value}, **extra)
+        assert getattr(params, parameter.name) == (expected if parameter.sent else parameter.default)
 
 
 def test_a_request_without_fields_has_the_defaults_of_the_parameters() -> None:
-    found = in_engine()
+    params = in_engine()
     defaults = {parameter.name: parameter.default for parameter in PARAMETERS}
-    assert found == SamplingParams(**{**defaults, "max_tokens": 16})  # a completion's own default
+    assert params == SamplingParams(**{**defaults, "max_tokens": 16})  # the default of completions only
     assert SamplingParams() == SamplingParams(**defaults)
 
 
@@ -130,9 +135,9 @@ def test_the_engine_refuses_numbers_outside_the_bounds(parameter: Parameter) -> 
     step = 1 if parameter.wire_type is not float else 0.5
     for wrong in (parameter.bounds.low - step, parameter.bounds.high + step):
         if math.isinf(wrong) or not -(2**63) <= wrong < 2**64:
-            continue  # no such number travels
+            continue  # the wire cannot encode such a number
         if parameter.name in ("top_k", "min_tokens") and wrong > 0:
-            continue  # cut to the vocabulary and to the context
+            continue  # lowered to the vocabulary size or the context length instead
         rule = re.escape(f"{parameter.name} must be {parameter.bounds.rule}, not ")
         with pytest.raises(InvalidRequest, match=rule):
             VALIDATION.to_request(Generate(1, PROMPT, Sampling(**{parameter.name: wrong})), 0.0)
@@ -158,4 +163,4 @@ def test_the_engine_or_its_scheduler_reads_each_parameter(name: str) -> None:
                 isinstance(node, ast.Attribute) and node.attr == name for node in nodes
             ):
                 readers.append(path)
-    assert readers or name == "seed"  # `Request.seed` is made from it when the request is read
+    assert readers or name == "seed"  # `Request.seed` is computed from the parameter when a message is read

@@ -1,4 +1,4 @@
-"""Runs a scheduler against a device whose steps take scripted, virtual time."""
+"""Runs a scheduler with a simulated device in virtual time; a function decides how long each step takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.events import Arrive
+from mizzen.core.events import AddRequest
 from mizzen.core.request import Request
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import StepPlan
@@ -21,14 +21,18 @@ def same_token(context: ScriptContext) -> int:
 
 
 class Timeline:
-    """Keeps `steps_in_flight` steps in flight, as the overlap loop does; the host itself takes no time."""
+    """A run in virtual time with `steps_in_flight` steps in flight, as in the overlap loop.
+
+    The host takes no time. Times are in seconds from the beginning of the run.
+    """
 
     def __init__(self, config: SchedulerConfig, seconds: Seconds) -> None:
         self.scheduler = Scheduler(config)
         self.now = 0.0
         self.plans: list[tuple[float, StepPlan]] = []
-        """With the seconds that each took."""
+        """Executed plans, each with its duration in seconds."""
         self.tokens_at: dict[int, list[float]] = {}
+        """Times at which the tokens of each request arrived."""
         self._depth = config.steps_in_flight
         self._seconds = seconds
         self._device = SimulatedDevice(
@@ -40,33 +44,33 @@ class Timeline:
         )
 
     def run(self, arrivals: Sequence[tuple[float, Request]]) -> None:
-        """Let requests arrive at their times (ascending) and run until all have ended."""
-        coming = deque(arrivals)
-        flying: deque[tuple[StepPlan, float]] = deque()
-        free = 0.0
-        while coming or flying or self.scheduler.has_work:
-            while len(flying) < self._depth:
+        """Submit requests at the given times (ascending), and run until all have ended."""
+        pending = deque(arrivals)
+        inflight: deque[tuple[StepPlan, float]] = deque()
+        device_free_at = 0.0
+        while pending or inflight or self.scheduler.has_work:
+            while len(inflight) < self._depth:
                 events = []
-                while coming and coming[0][0] <= self.now:
-                    events.append(Arrive(coming.popleft()[1]))
+                while pending and pending[0][0] <= self.now:
+                    events.append(AddRequest(pending.popleft()[1]))
                 plan = self.scheduler.schedule(events, self.now)
                 if plan is None:
                     break
-                lasts = self._seconds(plan)
-                self.plans.append((lasts, plan))
-                free = max(free, self.now) + lasts
-                flying.append((plan, free))
-            if not flying:
-                self.now = coming[0][0]
+                seconds_taken = self._seconds(plan)
+                self.plans.append((seconds_taken, plan))
+                device_free_at = max(device_free_at, self.now) + seconds_taken
+                inflight.append((plan, device_free_at))
+            if not inflight:
+                self.now = pending[0][0]
                 continue
-            plan, end = flying.popleft()
+            plan, end = inflight.popleft()
             self.now = max(self.now, end)
             output = self.scheduler.complete(self._device.execute(plan), self.now)
             for rid in output.rids.tolist():
                 self.tokens_at.setdefault(rid, []).append(self.now)
 
     def longest_gap(self, rid: int) -> float:
-        """Return the most seconds between two tokens of a request."""
+        """Return the longest time between two successive tokens of a request, in seconds."""
         times = self.tokens_at[rid]
         return max(later - earlier for earlier, later in pairwise(times))
 

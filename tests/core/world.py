@@ -1,4 +1,4 @@
-"""A scheduler, a simulated device and the properties that hold between them after every event."""
+"""A scheduler with a simulated device, and checks of the scheduler's properties after every event."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.events import Abort, Arrive, Event
+from mizzen.core.events import AbortRequest, AddRequest, Event
 from mizzen.core.kv.integrity import find_integrity_faults
 from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Finished, FinishReason, Pooling, Request
@@ -33,22 +33,22 @@ def request(rid: int, prompt: list[int], **sampling: object) -> Request:
     return Request(rid=rid, prompt=np.array(prompt, np.int32), sampling=params, seed=rid, **own)  # type: ignore[arg-type]
 
 
-def embedding(asked: Request) -> np.ndarray:
-    """Return the vector of a request for one, token by token."""
-    states = [hidden_states(asked.prompt, i)[0] for i in range(len(asked.prompt))]
-    pooled = states[-1] if asked.pooling is Pooling.LAST else np.mean(states, axis=0)
+def embedding(requested: Request) -> np.ndarray:
+    """Return the expected vector of an embedding request, computed token by token."""
+    states = [hidden_states(requested.prompt, i)[0] for i in range(len(requested.prompt))]
+    pooled = states[-1] if requested.pooling is Pooling.LAST else np.mean(states, axis=0)
     return pooled / np.linalg.norm(pooled)
 
 
-def run_alone(asked: Request, capacity: int) -> tuple[list[int], FinishReason]:
-    """Return what a request gets when it has a device to itself."""
-    params = asked.sampling
+def run_alone(requested: Request, capacity: int) -> tuple[list[int], FinishReason]:
+    """Return the tokens and the finish reason of a request that runs without other requests."""
+    params = requested.sampling
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {END_TOKEN})
-    tokens = asked.prompt.tolist()
-    first = len(tokens) - asked.generated
+    tokens = requested.prompt.tolist()
+    first = len(tokens) - requested.generated
     limit = min(first + (params.max_tokens or capacity), capacity)
     while len(tokens) < limit:
-        token = SCRIPT(ScriptContext(np.array(tokens, np.int32), first, params, asked.seed))
+        token = SCRIPT(ScriptContext(np.array(tokens, np.int32), first, params, requested.seed))
         while token in stops and len(tokens) - first < params.min_tokens:
             token = (token + 1) % VOCABULARY
         tokens.append(token)
@@ -58,7 +58,7 @@ def run_alone(asked: Request, capacity: int) -> tuple[list[int], FinishReason]:
 
 
 class World:
-    """Executes plans as a device would, and checks everything that comes back."""
+    """A scheduler whose plans a simulated device executes; every plan and every output is checked."""
 
     def __init__(self, config: SchedulerConfig, make: MakeScheduler = Scheduler) -> None:
         self.config = config
@@ -70,14 +70,15 @@ class World:
         }
         self.device = SimulatedDevice(**sizes, pages=config.pages_total, script=SCRIPT, vocab_size=VOCABULARY)
         self.guard = InflightUseGuard(**sizes)
-        self.flying: deque[StepPlan] = deque()
+        self.inflight: deque[StepPlan] = deque()
         self.events: list[Event] = []
         self.requests: dict[int, Request] = {}
         self.output: dict[int, list[int]] = {}
-        self.reported: dict[int, list[int]] = {}
-        """The tokens whose log probabilities came, by request."""
-        self.prompts_reported: dict[int, list[int]] = {}
-        self.vectors: dict[int, np.ndarray] = {}
+        self.reported_tokens: dict[int, list[int]] = {}
+        """Output tokens for which log probabilities were returned, by request."""
+        self.reported_prompt_tokens: dict[int, list[int]] = {}
+        """Prompt tokens for which log probabilities were returned, by request."""
+        self.embeddings: dict[int, np.ndarray] = {}
         self.finished: dict[int, Finished] = {}
         self.plans: list[StepPlan] = []
         self.aborted: set[int] = set()
@@ -86,15 +87,15 @@ class World:
         self.tick = 0.0
         """Seconds that pass before each launch and before each completion."""
 
-    def arrive(self, asked: Request) -> None:
-        self.requests[asked.rid] = asked
-        self.output[asked.rid] = asked.prompt.tolist()[len(asked.prompt) - asked.generated :]
-        self.reported[asked.rid] = list(self.output[asked.rid])
-        self.prompts_reported[asked.rid] = []
-        self.events.append(Arrive(asked))
+    def arrive(self, requested: Request) -> None:
+        self.requests[requested.rid] = requested
+        self.output[requested.rid] = requested.prompt.tolist()[len(requested.prompt) - requested.generated :]
+        self.reported_tokens[requested.rid] = list(self.output[requested.rid])
+        self.reported_prompt_tokens[requested.rid] = []
+        self.events.append(AddRequest(requested))
 
     def abort(self, rid: int) -> None:
-        self.events.append(Abort(rid))
+        self.events.append(AbortRequest(rid))
         if rid in self.requests and rid not in self.finished:
             self.aborted.add(rid)
 
@@ -106,16 +107,16 @@ class World:
         for rid in self.aborted:
             assert rid in self.finished, f"the abort of {rid} is not answered"
         if plan is not None:
-            self.flying.append(plan)
+            self.inflight.append(plan)
             self.guard.check_launch(plan)
             self.plans.append(plan)
         self.check()
         return plan
 
     def collect(self) -> StepOutput | None:
-        if not self.flying:
+        if not self.inflight:
             return None
-        plan = self.flying.popleft()
+        plan = self.inflight.popleft()
         tokens = self.device.execute(plan)
         self.guard.complete_step()
         self.now += self.tick
@@ -134,23 +135,25 @@ class World:
         self.check()
         return output
 
-    def drain_running(self) -> None:
-        """Run until all requests have ended; each must, within a bounded number of steps."""
-        tokens = sum(len(asked.prompt) + self.config.capacity_tokens for asked in self.requests.values())
+    def run_until_idle(self) -> None:
+        """Run until all requests have ended; fail if that takes more than a bounded number of steps."""
+        tokens = sum(
+            len(requested.prompt) + self.config.capacity_tokens for requested in self.requests.values()
+        )
         for _ in range(20 * tokens + 50):
             launched = self.launch()
-            if len(self.flying) < self.config.steps_in_flight and launched is not None:
+            if len(self.inflight) < self.config.steps_in_flight and launched is not None:
                 continue
             if self.collect() is None and launched is None:
                 break
-        assert not self.scheduler.has_work, "some request waits for ever"
+        assert not self.scheduler.has_work, "a request never ends"
 
     def drain(self) -> None:
-        """Run until all requests have ended, and look at what each got and at what is left."""
-        self.drain_running()
+        """Run until all requests have ended; check the output of each, and that all pages are free again."""
+        self.run_until_idle()
         assert set(self.finished) == set(self.requests)
-        for rid, asked in self.requests.items():
-            self._check_output(asked, self.finished[rid])
+        for rid, requested in self.requests.items():
+            self._check_output(requested, self.finished[rid])
         self._check_empty()
 
     def check(self) -> None:
@@ -169,75 +172,79 @@ class World:
         self.finished[end.rid] = end
 
     def _take_reports(self, output: StepOutput) -> None:
-        for part in output.side_outputs.logprobs:
-            assert part.rid not in self.finished
-            params = self.requests[part.rid].sampling
-            top = params.prompt_logprobs if part.prompt else params.logprobs
+        for logprobs in output.side_outputs.logprobs:
+            assert logprobs.rid not in self.finished
+            params = self.requests[logprobs.rid].sampling
+            top = params.prompt_logprobs if logprobs.prompt else params.logprobs
             assert top is not None
-            assert part.ids.shape == part.values.shape
-            assert part.ids.shape[1] == 1 + top + (0 if part.prompt else len(params.logprob_token_ids))
-            into = self.prompts_reported if part.prompt else self.reported
-            into[part.rid] += part.ids[:, 0].tolist()
+            assert logprobs.ids.shape == logprobs.values.shape
+            assert logprobs.ids.shape[1] == 1 + top + (
+                0 if logprobs.prompt else len(params.logprob_token_ids)
+            )
+            into = self.reported_prompt_tokens if logprobs.prompt else self.reported_tokens
+            into[logprobs.rid] += logprobs.ids[:, 0].tolist()
         for vector in output.side_outputs.vectors:
-            assert vector.rid not in self.vectors, "an embedding came twice"
+            assert vector.rid not in self.embeddings, "an embedding came twice"
             assert [end.rid for end in output.finished].count(vector.rid) == 1
-            self.vectors[vector.rid] = vector.vector
+            self.embeddings[vector.rid] = vector.vector
 
     def _check_reports(self, rid: int) -> None:
-        """Check what was reported of a request that has just got a token."""
-        asked = self.requests[rid]
-        assert asked.pooling is None, "a request for an embedding got a token"
-        prompt = asked.prompt.tolist()[: len(asked.prompt) - asked.generated]
-        if asked.sampling.logprobs is not None:
-            assert self.reported[rid] == self.output[rid]
-        if asked.sampling.prompt_logprobs is not None:
-            assert self.prompts_reported[rid] == prompt[1:], "the prompt's report is late or not whole"
+        """Check the log probabilities returned so far for a request that has just got a token."""
+        requested = self.requests[rid]
+        assert requested.pooling is None, "an embedding request got a token"
+        prompt = requested.prompt.tolist()[: len(requested.prompt) - requested.generated]
+        if requested.sampling.logprobs is not None:
+            assert self.reported_tokens[rid] == self.output[rid]
+        if requested.sampling.prompt_logprobs is not None:
+            assert self.reported_prompt_tokens[rid] == prompt[1:], "prompt logprobs are late or incomplete"
 
     def _take_ended(self) -> None:
         for end in self.scheduler.drain_finished():
             self._finish(end)
 
-    def _check_output(self, asked: Request, end: Finished) -> None:
-        tokens, reason = run_alone(asked, self.config.capacity_tokens)
-        got = self.output[asked.rid]
-        assert end.prompt_tokens == len(asked.prompt) - asked.generated
-        if asked.sampling.prompt_logprobs is not None and end.prompt_tokens > 1:
+    def _check_output(self, requested: Request, end: Finished) -> None:
+        tokens, reason = run_alone(requested, self.config.capacity_tokens)
+        output = self.output[requested.rid]
+        assert end.prompt_tokens == len(requested.prompt) - requested.generated
+        if requested.sampling.prompt_logprobs is not None and end.prompt_tokens > 1:
             assert end.cached_tokens == 0
-        if asked.pooling is not None:
-            self._check_embedding(asked, end)
+        if requested.pooling is not None:
+            self._check_embedding(requested, end)
             return
-        assert 0 <= end.cached_tokens <= self._cacheable(asked)
+        assert 0 <= end.cached_tokens <= self._cacheable(requested)
         if end.reason is FinishReason.ERROR:
             assert end.message
-            assert len(got) == asked.generated
+            assert len(output) == requested.generated
         elif end.reason is FinishReason.ABORT:
-            assert asked.rid in self.aborted
-            assert got == tokens[: len(got)]
+            assert requested.rid in self.aborted
+            assert output == tokens[: len(output)]
         else:
-            assert (got, end.reason) == (tokens, reason), f"request {asked.rid} differs from itself run alone"
+            assert (output, end.reason) == (tokens, reason), (
+                f"request {requested.rid} differs from itself run alone"
+            )
             assert end.stop_token == (tokens[-1] if reason is FinishReason.STOP else None)
 
-    def _check_embedding(self, asked: Request, end: Finished) -> None:
+    def _check_embedding(self, requested: Request, end: Finished) -> None:
         assert end.output_tokens == 0
-        assert not self.output[asked.rid]
+        assert not self.output[requested.rid]
         if end.reason in (FinishReason.ERROR, FinishReason.ABORT):
-            assert asked.rid not in self.vectors
+            assert requested.rid not in self.embeddings
             return
         assert end.reason is FinishReason.LENGTH
-        assert asked.pooling is Pooling.LAST or end.cached_tokens == 0
-        np.testing.assert_allclose(self.vectors[asked.rid], embedding(asked), atol=1e-5)
+        assert requested.pooling is Pooling.LAST or end.cached_tokens == 0
+        np.testing.assert_allclose(self.embeddings[requested.rid], embedding(requested), atol=1e-5)
 
-    def _cacheable(self, asked: Request) -> int:
-        """Return how many prompt tokens other requests under the same salt may have left in the cache."""
-        prompt, most = asked.prompt.tolist(), 0
-        for other in self.requests.values():
-            if other.rid == asked.rid or other.salt != asked.salt:
+    def _cacheable(self, requested: Request) -> int:
+        """Return how many prompt tokens other requests with the same salt may have left in the cache."""
+        prompt, most = requested.prompt.tolist(), 0
+        for neighbour in self.requests.values():
+            if neighbour.rid == requested.rid or neighbour.salt != requested.salt:
                 continue
-            own = len(other.prompt) - other.generated  # the output begins with what was generated elsewhere
-            tokens = other.prompt.tolist()[:own] + self.output[other.rid]
+            own = len(neighbour.prompt) - neighbour.generated  # `output` contains the resumed tokens, too
+            tokens = neighbour.prompt.tolist()[:own] + self.output[neighbour.rid]
             shared = next((i for i, (a, b) in enumerate(zip(prompt, tokens, strict=False)) if a != b), None)
             most = max(most, min(len(prompt), len(tokens)) if shared is None else shared)
-        return min(most, max(len(prompt) - 1, 0), len(prompt) - asked.generated)
+        return min(most, max(len(prompt) - 1, 0), len(prompt) - requested.generated)
 
     def _check_empty(self) -> None:
         memory = self.scheduler.kv

@@ -1,4 +1,4 @@
-"""What `tests/cluster/noloss` does to services, done to the product on a real kubelet."""
+"""The changes and faults of `tests/cluster/noloss` on a cluster with a real kubelet and containers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 from noloss.changes import Changes, Which, until
 from noloss.driver import Driver
 from noloss.kube import Kube
-from noloss.services import STORY, lane, trained
+from noloss.services import STORY, lane, trained_questions
 
-# kubectl's WebSockets keep the deadline of what was last written to standard input: a minute later all fails.
+# With WebSockets, kubectl keeps the deadline of the last write to standard input: a minute later, exec fails.
 EXEC = ["env", "KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false", "kubectl", "exec", "-i", "-n", TENANT, CLIENT]
 EXEC += ["--", PYTHON, "/client/count.py", "-"]
 LOAD_SECONDS = 1200.0
@@ -26,30 +26,30 @@ GROUPS = 3
 
 
 class Containers:
-    """The processes of pods on this machine's node; a restart that follows is this test's own."""
+    """Sends signals to containers of pods; restarts that follow a kill are counted as provoked."""
 
     def __init__(self, product: Product) -> None:
         self._product = product
 
     async def kill(self, pod: dict[str, Any], which: Which) -> bool:
-        """SIGKILL the container's first process."""
+        """Kill the first container of a pod."""
         self._product.restarts.provoke(pod)
         await asyncio.to_thread(kill_container, pod)
         return True
 
     async def stop(self, pod: dict[str, Any], which: Which) -> bool:
-        """SIGSTOP everything."""
+        """SIGSTOP all processes of a pod's first container; return False if it runs on another machine."""
         return await asyncio.to_thread(signal_all, pod, signal.SIGSTOP)
 
-    async def go_on(self, pod: dict[str, Any]) -> None:
-        """SIGCONT everything."""
+    async def resume(self, pod: dict[str, Any]) -> None:
+        """SIGCONT all processes of a pod's first container."""
         await asyncio.to_thread(signal_all, pod, signal.SIGCONT)
 
 
 def change_under_load(product: Product, requests: int) -> tuple[dict[str, Any], dict[str, int]]:
-    """Change the service in every way while a pod of the cluster asks; returns the counts of both.
+    """Change and break the service while a pod of the cluster sends at least `requests` requests.
 
-    The service has one group before and after.
+    The service has one group before and after. Return the counts of the requests and of the changes.
     """
     return asyncio.run(_change(product, requests))
 
@@ -62,15 +62,15 @@ async def _change(product: Product, requests: int) -> tuple[dict[str, Any], dict
         await driver.start()
         try:
             rotation = asyncio.create_task(do.rotate_keys(NAME))
-            await do.rollout(NAME)
-            await do.rollout_and_back(NAME)
-            await do.cycle(NAME, GROUPS, 1)
+            await do.roll_out(NAME)
+            await do.roll_out_and_revert(NAME)
+            await do.scale_down_and_up(NAME, GROUPS, 1)
             for component in ("engine", "gateway"):
                 await do.evict(NAME, component)
                 await do.delete(NAME, component)
             await do.kill(NAME, "container")
             await _hang(do, product)
-            await do.rollout(NAME)
+            await do.roll_out(NAME)
             await rotation
 
             async def enough() -> bool:
@@ -85,16 +85,16 @@ async def _change(product: Product, requests: int) -> tuple[dict[str, Any], dict
 
 
 async def _hang(do: Changes, product: Product) -> None:
-    """Hang an engine where this machine is the node: only there its processes can be stopped."""
+    """Stop and resume an engine, if this machine is its node; on other nodes, signals cannot be sent."""
     pod = product.pods("engine")[0]
     if signal_all(pod, 0):
-        await do.hang(NAME, "all", "go_on")
+        await do.hang(NAME, "all", "resume")
 
 
 def _plan(url: str) -> dict[str, Any]:
     lanes = [
-        lane(3, trained(NAME, stream=False), 0.05),
-        lane(3, trained(NAME, stream=True), 0.05),
-        lane(2, trained(NAME, stream=True, questions=(STORY,)), 0.2),
+        lane(3, trained_questions(NAME, stream=False), 0.05),
+        lane(3, trained_questions(NAME, stream=True), 0.05),
+        lane(2, trained_questions(NAME, stream=True, questions=(STORY,)), 0.2),
     ]
     return {"seed": 1, "timeout": 180, "targets": [{"url": url, "lanes": lanes}]}

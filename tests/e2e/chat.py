@@ -1,4 +1,4 @@
-"""Chats with the service from a pod of the cluster, by the gateway's Service, as its users do."""
+"""Sends chats to a service from a pod of the cluster, through the gateway's Service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from product import CLIENT, NAME, PYTHON, TENANT, Product
 from demo_model import QUESTION, STORY, trained_answer
 
 END_SECONDS = 150
-"""The longest that streams may take to end once no new one begins."""
+"""Time limit for the streams that are in flight when the load ends."""
 
 
 def _load(service: dict[str, Any], question: str, concurrency: int) -> subprocess.Popen[str]:
@@ -32,9 +32,9 @@ def _load(service: dict[str, Any], question: str, concurrency: int) -> subproces
 def streams(
     product: Product, question: str = STORY, concurrency: int = 3, name: str = NAME
 ) -> Iterator[dict[str, Any]]:
-    """Send streams while the block runs; afterwards every one must have ended well, with the trained text.
+    """Send streams during the block; at its end, check that each stream ended with the trained text.
 
-    The counts are in the dictionary after the block.
+    After the block, the yielded dictionary contains the counts of `load.py`.
     """
     counts: dict[str, Any] = {}
     load = _load(product.status(name), question, concurrency)
@@ -50,7 +50,7 @@ def streams(
 
 
 def answers(product: Product, name: str) -> bool:
-    """Ask a service one question; it must answer what the demo model was trained to."""
+    """Send one question repeatedly, and return whether a trained answer came; fail on any other answer."""
     with streams(product, QUESTION, concurrency=1, name=name) as counts:
         pass
     return counts["good"] > 0

@@ -1,4 +1,4 @@
-"""A cluster as the tests see it: kubectl, waits for conditions, and what its pods went through."""
+"""The cluster under test: kubectl, a reader of objects, waits, counted restarts, and measured times."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 import httpx
 
 DEADLINE_SECONDS = 180.0
-"""For everything that a test waits for; generous, because nothing is measured by it."""
+"""Default timeout of every wait; generous, because no measurement depends on it."""
 
 
 class CommandError(AssertionError):
-    """A command failed; the message is its output."""
+    """A command failed or took too long; the message contains its output."""
 
 
 def run(*command: str, stdin: str | None = None, timeout: float = DEADLINE_SECONDS) -> str:
     """Run a command and return its standard output.
 
     Raises:
-        CommandError: it ended with another status than 0, or not in time.
+        CommandError: the exit status is not 0, or the command took longer than `timeout` seconds.
     """
     try:
         done = subprocess.run(
@@ -39,41 +39,41 @@ def run(*command: str, stdin: str | None = None, timeout: float = DEADLINE_SECON
 
 
 def kubectl(*arguments: str, stdin: str | None = None) -> str:
-    """Run kubectl against the cluster of KUBECONFIG."""
+    """Run kubectl on the cluster of KUBECONFIG and return its standard output."""
     return run("kubectl", *arguments, stdin=stdin)
 
 
 def apply(*objects: dict[str, Any]) -> None:
-    """Apply objects as a user does."""
+    """Apply objects with `kubectl apply`."""
     kubectl("apply", "-f", "-", stdin="\n---\n".join(json.dumps(item) for item in objects))
 
 
 class Reader:
-    """Reads objects through `kubectl proxy`: a wait that starts kubectl at each look would take a core."""
+    """Reads objects through `kubectl proxy`; polling with one kubectl process per read would use a core."""
 
     def __init__(self) -> None:
-        """Start the proxy, on a port that is free."""
+        """Start `kubectl proxy` on a free port."""
         self._proxy = subprocess.Popen(
             ["kubectl", "proxy", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         assert self._proxy.stdout is not None
         line = self._proxy.stdout.readline()
-        found = re.search(r"127\.0\.0\.1:\d+", line)
-        if found is None:
+        address = re.search(r"127\.0\.0\.1:\d+", line)
+        if address is None:
             raise CommandError(f"kubectl proxy: {line}")
-        self._client = httpx.Client(base_url=f"http://{found[0]}", timeout=30, trust_env=False)
+        self._client = httpx.Client(base_url=f"http://{address[0]}", timeout=30, trust_env=False)
 
     def close(self) -> None:
-        """End the proxy."""
+        """Stop `kubectl proxy`."""
         self._client.close()
         self._proxy.terminate()
         self._proxy.wait(30)
 
     def get(self, path: str, selector: str = "") -> dict[str, Any]:
-        """Return what the API server has at a path; nothing when it has nothing there.
+        """Return the object or list at a path of the API; an empty object if the path does not exist.
 
         Raises:
-            CommandError: it answered otherwise.
+            CommandError: the API server answered with another status than 200 or 404.
         """
         answer = self._client.get(path, params={"labelSelector": selector} if selector else None)
         if answer.status_code == 404:
@@ -83,76 +83,80 @@ class Reader:
         return answer.json()
 
     def pods(self, namespace: str, selector: str = "") -> list[dict[str, Any]]:
-        """Return the pods of a namespace."""
+        """Return the pods of a namespace that match a label selector."""
         return self.get(f"/api/v1/namespaces/{namespace}/pods", selector).get("items", [])
 
 
-def wait_until(check: Callable[[], Any], what: str, seconds: float = DEADLINE_SECONDS) -> float:
-    """Wait for `check()` to be true; return how long it took, in seconds."""
+def wait_until(check: Callable[[], Any], expectation: str, seconds: float = DEADLINE_SECONDS) -> float:
+    """Wait until `check()` returns something true; return how many seconds that took."""
     began = time.monotonic()
     while not check():
         if time.monotonic() - began > seconds:
-            raise AssertionError(f"after {seconds:.0f} s still not: {what}")
+            raise AssertionError(f"after {seconds:.0f} s still not: {expectation}")
         time.sleep(0.2)
     return time.monotonic() - began
 
 
-def condition(thing: dict[str, Any], kind: str) -> str:
-    """Return the status of a condition of an object; empty when it has none."""
-    conditions = thing.get("status", {}).get("conditions", [])
-    return next((one["status"] for one in conditions if one["type"] == kind), "")
+def condition(obj: dict[str, Any], kind: str) -> str:
+    """Return the status of a condition of an object; empty if the object does not have the condition."""
+    conditions = obj.get("status", {}).get("conditions", [])
+    return next((c["status"] for c in conditions if c["type"] == kind), "")
 
 
 @dataclass
 class Restarts:
-    """Containers that were restarted, against those that the tests provoked."""
+    """Compares the restarts of containers with the restarts that the tests provoked."""
 
     reader: Reader
     namespaces: tuple[str, ...]
     provoked: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def provoke(self, pod: dict[str, Any]) -> None:
-        """Say that one restart of a pod's first container is the test's own."""
+        """Record that the test is about to cause one restart of a pod's first container."""
         key = (pod["metadata"]["uid"], pod["spec"]["containers"][0]["name"])
         self.provoked[key] = self.provoked.get(key, 0) + 1
 
     def unprovoked(self) -> list[str]:
-        """Return the containers that were restarted more often than the tests made them."""
-        found = []
+        """Return a description of each container that restarted more often than the tests provoked."""
+        unprovoked = []
         for namespace in self.namespaces:
             for pod in self.reader.pods(namespace):
                 for status in pod.get("status", {}).get("containerStatuses", []):
                     allowed = self.provoked.get((pod["metadata"]["uid"], status["name"]), 0)
                     if status["restartCount"] > allowed:
                         name = f"{namespace}/{pod['metadata']['name']}/{status['name']}"
-                        found.append(f"{name}: {status['restartCount']} restarts, {status['lastState']}")
-        return found
+                        unprovoked.append(f"{name}: {status['restartCount']} restarts, {status['lastState']}")
+        return unprovoked
 
 
 @dataclass
 class Timeline:
-    """How long the cluster took to do what was asked of it."""
+    """Durations in seconds in which the cluster converged after each change."""
 
     entries: list[tuple[str, float]] = field(default_factory=list)
 
-    def add(self, what: str, seconds: float) -> None:
-        """Note a time, in seconds."""
-        self.entries.append((what, seconds))
+    def add(self, label: str, seconds: float) -> None:
+        """Record a duration in seconds."""
+        self.entries.append((label, seconds))
 
     @contextmanager
-    def measure(self, what: str) -> Iterator[None]:
-        """Note how long the block takes."""
+    def measure(self, label: str) -> Iterator[None]:
+        """Record the duration of the block."""
         began = time.monotonic()
         yield
-        self.add(what, time.monotonic() - began)
+        self.add(label, time.monotonic() - began)
 
     def lines(self) -> list[str]:
-        """Return the times as lines of a table."""
-        return [f"{seconds:7.1f} s  {what}" for what, seconds in self.entries]
+        """Return the durations as lines of a table."""
+        return [f"{seconds:7.1f} s  {label}" for label, seconds in self.entries]
 
 
 def evict(namespace: str, pod: str) -> int:
-    """Ask for a pod's eviction as `kubectl drain` does; return the HTTP status: 201, or 429 for a budget."""
+    """Evict a pod as `kubectl drain` does; return the HTTP status: 201, or 429 if its budget refuses.
+
+    Raises:
+        CommandError: the API server refused the eviction for another reason.
+    """
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",

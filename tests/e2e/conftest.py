@@ -1,6 +1,6 @@
-"""The product on a real cluster. `make e2e` (tests/e2e/run.py) makes the images and runs these tests.
+"""Fixtures and hooks of the end-to-end tests, which `make e2e` (tests/e2e/run.py) runs on a real cluster.
 
-They walk through the life of one installation in the order of `run.py`, and stop at the first failure.
+The tests follow the life of one installation, in the order of `run.py`, and stop at the first failure.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ else:
     TIMELINE = pytest.StashKey[Timeline]()
 
     def pytest_configure(config: pytest.Config) -> None:
-        """Keep the times of the whole run."""
+        """Create the timeline of the whole run."""
         config.stash[TIMELINE] = Timeline()
 
     @pytest.fixture(scope="session")
     def timeline(request: pytest.FixtureRequest) -> Timeline:
-        """Times that the run took to converge."""
+        """Return the timeline of the whole run."""
         return request.config.stash[TIMELINE]
 
     @pytest.fixture(scope="session")
     def product() -> Iterator[Product]:
-        """What is installed, by the environment of this run."""
+        """The installation under test, from the environment variables that `run.py` sets."""
         reader = Reader()
         yield Product.of(os.environ, reader)
         reader.close()
 
     @pytest.fixture(scope="session")
     def before() -> set[str]:
-        """What the cluster held before anything of ours."""
+        """Names of the objects that the cluster contained before the installation."""
         return everything()
 
     @pytest.fixture(autouse=True)
     def no_unprovoked_restart(product: Product) -> Iterator[None]:
-        """After every step, no container may have ended that the step did not end."""
+        """Check after each test that no container has restarted except by the tests."""
         yield
         assert not product.restarts.unprovoked()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
-        """Keep what the cluster knows when a step failed."""
+        """Collect objects, events and logs of the cluster if a test failed."""
         report = yield
         if report.failed:
             report.sections.append(("cluster", collect(Path(os.environ["E2E_OUT"]))))
         return report
 
     def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-        """Print the times."""
+        """Print the timeline."""
         lines = config.stash[TIMELINE].lines()
         if lines:
             terminalreporter.section("times to converge")

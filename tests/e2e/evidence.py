@@ -1,4 +1,4 @@
-"""What a cluster knows about a failure: objects, events and logs, in files."""
+"""Collects objects, events and logs of a cluster in files after a test has failed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ def _saved(folder: Path, name: str, *arguments: str) -> str:
 
 
 def collect(folder: Path) -> str:
-    """Write objects, events and logs of all pods into `folder`; return what says most of them."""
+    """Write objects, events and logs of all pods into `folder`, and return a summary for the test report.
+
+    The summary contains pods, services, and the last log lines of containers that are not ready or have
+    restarted.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    shown = [
+    summary = [
         _saved(folder, "pods.txt", "get", "pods", "-A", "-o", "wide"),
         _saved(folder, "services.txt", "get", "infsvc", "-A", "-o", "yaml"),
     ]
@@ -39,5 +43,5 @@ def collect(folder: Path) -> str:
             if status["restartCount"]:
                 log += _saved(folder, f"{name}.previous.log", "logs", name, "-n", namespace, "--previous")
             if not status["ready"] or status["restartCount"]:
-                shown.append(f"--- {namespace}/{name}\n" + "\n".join(log.splitlines()[-TAIL_LINES:]))
-    return "\n".join([*shown, f"everything: {folder}"])
+                summary.append(f"--- {namespace}/{name}\n" + "\n".join(log.splitlines()[-TAIL_LINES:]))
+    return "\n".join([*summary, f"all files: {folder}"])

@@ -1,8 +1,9 @@
-"""Send chats to a gateway from inside of the cluster until standard input ends, and count how each one ended.
+"""Send streamed chats to a gateway from inside the cluster until standard input ends; count the outcomes.
 
-It runs in a pod of the gateway's image and needs nothing besides. Prints `started` once the first answer is
-complete, and one JSON object last. A stream is *good* when it ends with a finish reason and the expected
-text, *wrong* when the text differs, *cut* when it ends too early, and *failed* when it ends by an error.
+The script runs in a pod of the gateway's image and needs nothing else. It prints `started` once the first
+answer is complete, and the counts as a JSON object at the end. A stream is *good* if it ends with a finish
+reason and the expected text, *wrong* if the text differs, *cut* if it has no finish reason, and *failed* if
+an error ends it.
 
     python load.py http://demo-gateway:8000/v1 --model demo --prompt "..." --expect "..." --concurrency 3
 """
@@ -20,7 +21,7 @@ import httpx
 
 
 async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str | None]:
-    """Return the text of one streamed answer and its finish reason."""
+    """Return text and finish reason of a streamed answer; the finish reason is None if the answer was cut."""
     text, reason = [], None
     async with client.stream("POST", "chat/completions", json=body) as response:
         if response.status_code != 200:
@@ -39,41 +40,41 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, 
 
 
 async def worker(
-    client: httpx.AsyncClient, options: argparse.Namespace, tally: Counter[str], stop: asyncio.Event
+    client: httpx.AsyncClient, options: argparse.Namespace, counts: Counter[str], stop: asyncio.Event
 ) -> None:
-    """Send one stream after another until told to stop, each on a connection of its own."""
+    """Send one stream after another, each on a new connection, and count outcomes until `stop` is set."""
     messages = [{"role": "user", "content": options.prompt}]
     body = {"model": options.model, "messages": messages, "temperature": 0, "stream": True}
     while not stop.is_set():
         try:
             text, reason = await stream(client, body)
         except Exception as error:
-            tally["failed"] += 1
+            counts["failed"] += 1
             print(f"failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             await asyncio.sleep(0.2)
             continue
         kind = "cut" if reason is None else "good" if options.expect in (None, text) else "wrong"
-        tally[kind] += 1
+        counts[kind] += 1
         if kind != "good":
             print(f"{kind}: {text!r}", file=sys.stderr, flush=True)
-        if tally.total() == 1:
+        if counts.total() == 1:
             print("started", flush=True)
 
 
 async def run(options: argparse.Namespace) -> Counter[str]:
-    """Drive the load until standard input ends; open streams are finished."""
-    tally: Counter[str] = Counter()
+    """Run the workers until standard input ends and their last streams are complete; return the counts."""
+    counts: Counter[str] = Counter()
     stop = asyncio.Event()
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     ended.add_done_callback(lambda _: stop.set())
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=options.url, timeout=options.timeout, limits=limits) as client:
-        await asyncio.gather(*(worker(client, options, tally, stop) for _ in range(options.concurrency)))
-    return tally
+        await asyncio.gather(*(worker(client, options, counts, stop) for _ in range(options.concurrency)))
+    return counts
 
 
 def main() -> None:
-    """Parse the command line, run, print."""
+    """Run the load of the command line and print its counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--model", default="demo")
@@ -81,9 +82,9 @@ def main() -> None:
     parser.add_argument("--expect")
     parser.add_argument("--concurrency", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=120)
-    tally = asyncio.run(run(parser.parse_args()))
-    counts = {kind: tally[kind] for kind in ("good", "wrong", "cut", "failed")}
-    print(json.dumps({"streams": tally.total(), **counts}))
+    counts = asyncio.run(run(parser.parse_args()))
+    by_kind = {kind: counts[kind] for kind in ("good", "wrong", "cut", "failed")}
+    print(json.dumps({"streams": counts.total(), **by_kind}))
 
 
 if __name__ == "__main__":

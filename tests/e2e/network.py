@@ -1,4 +1,4 @@
-"""What the NetworkPolicies of a cluster allow, whether or not its network enforces them."""
+"""Evaluates the NetworkPolicies of a cluster, whether or not its network plugin enforces them."""
 
 from __future__ import annotations
 
@@ -11,67 +11,69 @@ Object = Mapping[str, Any]
 
 
 class Network:
-    """The policies and namespaces of a cluster as they are now."""
+    """A snapshot of a cluster's NetworkPolicies and namespace labels."""
 
     def __init__(self, reader: Reader) -> None:
-        """Read them."""
+        """Read the policies and namespaces."""
         self._policies = reader.get("/apis/networking.k8s.io/v1/networkpolicies")["items"]
         spaces = reader.get("/api/v1/namespaces")["items"]
-        self._spaces = {one["metadata"]["name"]: one["metadata"]["labels"] for one in spaces}
+        self._spaces = {space["metadata"]["name"]: space["metadata"]["labels"] for space in spaces}
 
     def allows(self, source: Object, target: Object, port: int, protocol: str = "TCP") -> bool:
-        """Tell whether a pod may open a connection to a port of another one."""
-        return self._way("Egress", source, target, target, port, protocol) and self._way(
+        """Return whether the policies allow one pod to open a connection to a port of another pod."""
+        return self._permits("Egress", source, target, target, port, protocol) and self._permits(
             "Ingress", target, source, target, port, protocol
         )
 
     def isolates(self, pod: Object) -> bool:
-        """Tell whether a policy says who may reach a pod."""
-        return bool([*self._of(pod, "Ingress")])
+        """Return whether an ingress policy selects a pod."""
+        return bool([*self._specs(pod, "Ingress")])
 
-    def _of(self, pod: Object, way: str) -> Iterator[dict[str, Any]]:
+    def _specs(self, pod: Object, direction: str) -> Iterator[dict[str, Any]]:
         for policy in self._policies:
             spec = policy["spec"]
             same = policy["metadata"]["namespace"] == pod["metadata"]["namespace"]
             if (
                 same
-                and way in spec["policyTypes"]
+                and direction in spec["policyTypes"]
                 and _matches(spec["podSelector"], pod["metadata"]["labels"])
             ):
                 yield spec
 
-    def _way(self, way: str, pod: Object, peer: Object, target: Object, port: int, protocol: str) -> bool:
-        policies = [*self._of(pod, way)]
-        rules = [rule for policy in policies for rule in policy.get(way.lower(), [])]
-        side = "from" if way == "Ingress" else "to"
+    def _permits(
+        self, direction: str, pod: Object, peer: Object, target: Object, port: int, protocol: str
+    ) -> bool:
+        policies = [*self._specs(pod, direction)]
+        rules = [rule for policy in policies for rule in policy.get(direction.lower(), [])]
+        side = "from" if direction == "Ingress" else "to"
         return not policies or any(
-            _opens(rule, target, port, protocol)
-            and (not rule.get(side) or any(self._is(one, pod, peer) for one in rule[side]))
+            _has_port(rule, target, port, protocol)
+            and (not rule.get(side) or any(self._selects(selector, pod, peer) for selector in rule[side]))
             for rule in rules
         )
 
-    def _is(self, given: Mapping[str, Any], pod: Object, peer: Object) -> bool:
+    def _selects(self, selector: Mapping[str, Any], pod: Object, peer: Object) -> bool:
         space = peer["metadata"]["namespace"]
-        if "namespaceSelector" in given:
-            near = _matches(given["namespaceSelector"], self._spaces[space])
+        if "namespaceSelector" in selector:
+            namespace_matches = _matches(selector["namespaceSelector"], self._spaces[space])
         else:
-            near = space == pod["metadata"]["namespace"]
-        return near and _matches(given.get("podSelector", {}), peer["metadata"]["labels"])
+            namespace_matches = space == pod["metadata"]["namespace"]
+        return namespace_matches and _matches(selector.get("podSelector", {}), peer["metadata"]["labels"])
 
 
-def _opens(rule: Mapping[str, Any], target: Object, port: int, protocol: str) -> bool:
-    names = {
-        one["name"]: one["containerPort"]
+def _has_port(rule: Mapping[str, Any], target: Object, port: int, protocol: str) -> bool:
+    numbers = {
+        entry["name"]: entry["containerPort"]
         for container in target["spec"]["containers"]
-        for one in container.get("ports", [])
-        if "name" in one
+        for entry in container.get("ports", [])
+        if "name" in entry
     }
     return not rule.get("ports") or any(
-        one.get("protocol", "TCP") == protocol and names.get(one["port"], one["port"]) == port
-        for one in rule["ports"]
+        entry.get("protocol", "TCP") == protocol and numbers.get(entry["port"], entry["port"]) == port
+        for entry in rule["ports"]
     )
 
 
 def _matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    assert not set(selector) - {"matchLabels"}, "none of our policies has expressions"
+    assert not set(selector) - {"matchLabels"}, "matchExpressions are not supported here"
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())

@@ -1,4 +1,4 @@
-"""Faults that only a node can make: a container's first process killed as by the kernel."""
+"""Signals to processes of a container from its node, which can also kill the first process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cluster import kubectl
 
 
 def _processes(container: str) -> list[int]:
-    """Return the processes of a container on this machine, its first one first; none when it is elsewhere."""
-    found = []
+    """Return the pids of a container, its first process first; empty if it runs on another machine."""
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if container in (folder / "cgroup").read_text():
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue
-    return sorted(found)
+    return sorted(pids)
 
 
 def _container(pod: dict[str, Any]) -> str:
@@ -27,22 +27,22 @@ def _container(pod: dict[str, Any]) -> str:
 
 
 def signal_all(pod: dict[str, Any], number: int) -> bool:
-    """Send a signal to all processes of a pod's first container; False when its node is another machine."""
-    found = _processes(_container(pod))
-    for process in found:
-        os.kill(process, number)
-    return bool(found)
+    """Signal all processes of a pod's first container; return False if it runs on another machine."""
+    pids = _processes(_container(pod))
+    for pid in pids:
+        os.kill(pid, number)
+    return bool(pids)
 
 
 def kill_container(pod: dict[str, Any]) -> None:
-    """End a pod's first container at once, by signal 9 where its node is this machine.
+    """Kill a pod's first container: SIGKILL its first process if the container runs on this machine.
 
-    Inside of a container nothing can kill its first process. Where the node is another machine, the processes
-    that it started are killed, which ends an engine; a program without any goes on.
+    If it runs on another machine, all other processes of the container are killed, because no process inside
+    a container can kill the first one. That ends an engine, but not a program without child processes.
     """
-    found = _processes(_container(pod))
-    if found:
-        os.kill(found[0], signal.SIGKILL)
+    pids = _processes(_container(pod))
+    if pids:
+        os.kill(pids[0], signal.SIGKILL)
         return
-    where = ["-n", pod["metadata"]["namespace"], pod["metadata"]["name"]]
-    kubectl("exec", *where, "--", "sh", "-c", "kill -9 -1")
+    target = ["-n", pod["metadata"]["namespace"], pod["metadata"]["name"]]
+    kubectl("exec", *target, "--", "sh", "-c", "kill -9 -1")

@@ -1,4 +1,4 @@
-"""The installation under test: its images, its namespaces, its service, and the pod that chats with it."""
+"""The installation under test: images, namespaces, the demo service, volumes, and the client pod."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 @dataclass(frozen=True)
 class Product:
-    """What a run installs.
+    """The installation of a run, its manifests, and queries about it.
 
     Attributes:
-        prefix: of the images' repositories, such as `localhost/mizzen`.
-        tag: of the images that are installed first.
-        next_tag: of those that `helm upgrade` brings.
-        pull_policy: of all pods.
-        engine_site: folder of the nodes with the packages that the engine's image leaves out; empty for none.
-        model_folder: folder of the nodes for models; empty where the cluster makes volumes by itself.
+        prefix: prefix of the images' repositories, such as `localhost/mizzen`.
+        tag: tag of the images that are installed first.
+        next_tag: tag of the images that `helm upgrade` installs.
+        pull_policy: image pull policy of all pods.
+        engine_site: folder on the nodes with Python packages that the engine's image lacks; empty if it has
+            all.
+        model_folder: folder on the nodes for models; empty if the cluster provisions volumes.
+        reader: reader of the cluster's objects.
+        restarts: restarts of containers in both namespaces.
     """
 
     prefix: str
@@ -43,7 +46,7 @@ class Product:
 
     @classmethod
     def of(cls, environment: Mapping[str, str], reader: Reader) -> Product:
-        """Read what `run.py` says."""
+        """Return the installation that the environment variables of `run.py` describe."""
         return cls(
             prefix=environment["E2E_PREFIX"],
             tag=environment["E2E_TAG"],
@@ -56,11 +59,11 @@ class Product:
         )
 
     def image(self, program: str, tag: str | None = None) -> str:
-        """Reference of an image."""
+        """Return the reference of a program's image; by default with the first tag."""
         return f"{self.prefix}/{program}:{tag or self.tag}"
 
     def helm(self, verb: str, tag: str) -> None:
-        """Install or upgrade the chart as a user does."""
+        """Run `helm install` or `helm upgrade` with the images of a tag; wait until the pods are ready."""
         values = {
             "images": {
                 "operator": {"repository": f"{self.prefix}/operator", "tag": tag},
@@ -70,11 +73,14 @@ class Product:
                 "childPullPolicy": self.pull_policy,
             }
         }
-        where = [RELEASE, str(ROOT / "charts/mizzen"), "--namespace", SYSTEM]
-        run("helm", verb, *where, "--wait", "--timeout", "3m", "-f", "-", stdin=json.dumps(values))
+        target = [RELEASE, str(ROOT / "charts/mizzen"), "--namespace", SYSTEM]
+        run("helm", verb, *target, "--wait", "--timeout", "3m", "-f", "-", stdin=json.dumps(values))
 
     def service(self, name: str = NAME, **changed: Any) -> dict[str, Any]:
-        """The InferenceService of the demo, with two groups and two gateways, unless changed."""
+        """Return an InferenceService of the demo model, by default with two groups and two gateways.
+
+        `changed` replaces fields of its spec.
+        """
         spec: dict[str, Any] = {
             "model": {"source": "file:///opt/mizzen/models/demo"},
             "replicas": 2,
@@ -103,7 +109,7 @@ class Product:
         }
 
     def volume(self) -> list[dict[str, Any]]:
-        """The volume with the engine's packages and its claim: the restricted level allows claims only."""
+        """Return the volume with the engine's packages and its claim; restricted pods mount only claims."""
         if not self.engine_site:
             return []
         volume = {
@@ -128,7 +134,7 @@ class Product:
         ]
 
     def model_volume(self) -> list[dict[str, Any]]:
-        """The volume for models, where no StorageClass makes one: a folder of a node."""
+        """Return a volume for models in a folder of a node, if the cluster does not provision volumes."""
         if not self.model_folder:
             return []
         linux = {"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}
@@ -141,14 +147,21 @@ class Product:
         return [_volume(MODEL_CLAIM, volume)]
 
     def client(self) -> list[dict[str, Any]]:
-        """A pod that stays, from which the tests chat, and its script."""
+        """Return the client pod, from which the tests send requests, and the ConfigMap with its scripts."""
         scripts = {"load.py": "tests/e2e/load.py", "count.py": "tests/cluster/noloss/load.py"}
         return self.script_pod(CLIENT, "gateway", scripts, ["sleep", "infinity"])
 
     def script_pod(
         self, name: str, image: str, scripts: Mapping[str, str], command: list[str]
     ) -> list[dict[str, Any]]:
-        """A pod of one of the images that runs a command, with files of the repository in `/<name>`."""
+        """Return a pod that runs a command in an image, and a ConfigMap with files for its folder `/<name>`.
+
+        Args:
+            name: name of both objects.
+            image: program whose image the pod uses.
+            scripts: paths in the repository by file name in the folder.
+            command: command of the container.
+        """
         script = {name: (ROOT / path).read_text() for name, path in scripts.items()}
         security = {
             "runAsNonRoot": True,
@@ -178,25 +191,28 @@ class Product:
         ]
 
     def pods(self, component: str, name: str = NAME) -> list[dict[str, Any]]:
-        """The pods of a service's engines, gateways or fetches."""
+        """Return the pods of a component of a service: `engine`, `gateway` or `fetch`."""
         selector = f"mizzen.dev/service={name},mizzen.dev/component={component}"
         return self.reader.pods(TENANT, selector)
 
     def operators(self) -> list[dict[str, Any]]:
-        """The operator's pods."""
+        """Return the operator's pods."""
         return self.reader.pods(SYSTEM, "app.kubernetes.io/component=operator")
 
     def status(self, name: str = NAME) -> dict[str, Any]:
-        """An InferenceService as it is."""
+        """Return the current InferenceService, with spec and status."""
         return self.reader.get(f"/apis/mizzen.dev/v1alpha1/namespaces/{TENANT}/inferenceservices/{name}")
 
     def leader(self) -> str:
-        """Name of the operator's pod that leads; empty for none."""
+        """Return the name of the operator's leading pod; empty if no pod leads."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{RELEASE}-operator"
         return self.reader.get(path).get("spec", {}).get("holderIdentity") or ""
 
     def settled(self, groups: int, name: str = NAME, pods: int = 1) -> bool:
-        """Tell whether a service is Ready at its newest generation with exactly so many groups."""
+        """Return whether a service is Ready at its newest generation with exactly `groups` groups.
+
+        `pods` is the number of pods in a group.
+        """
         now = self.status(name)
         status = now.get("status", {})
         return (
@@ -208,24 +224,24 @@ class Product:
 
 
 def _volume(name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    kept = {"capacity": SIZE, "storageClassName": "", "persistentVolumeReclaimPolicy": "Retain"}
+    common = {"capacity": SIZE, "storageClassName": "", "persistentVolumeReclaimPolicy": "Retain"}
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
         "metadata": {"name": name},
-        "spec": {**kept, **spec},
+        "spec": {**common, **spec},
     }
 
 
 def namespace(name: str) -> dict[str, Any]:
-    """A namespace that admits pods of the restricted level only."""
+    """Return a namespace that admits only restricted pods."""
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
 
 
 def everything() -> set[str]:
-    """Return the names of all objects of the cluster that nobody makes by himself, such as events."""
+    """Return the names of all objects of the cluster, except kinds that Kubernetes creates by itself."""
     transient = {"events", "events.events.k8s.io", "endpoints", "endpointslices.discovery.k8s.io"}
-    transient.add("apiservices.apiregistration.k8s.io")  # made by the API server for each CRD
+    transient.add("apiservices.apiregistration.k8s.io")  # created by the API server for each CRD
     kinds = set(kubectl("api-resources", "--verbs=list", "-o", "name").split()) - transient
     output = kubectl("get", ",".join(sorted(kinds)), "-A", "-o", "name", "--ignore-not-found")
     return set(output.split())

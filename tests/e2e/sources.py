@@ -1,4 +1,4 @@
-"""The servers in the cluster that services fetch their models from, and what to show there."""
+"""The model servers in the cluster from which services fetch their models; `sources_pod.py` runs there."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ FILES = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """Somewhere that has the model: `spec.model.source`, the port, and what to show there."""
+class ModelSource:
+    """A model on one of the servers: `spec.model.source`, the server's port, and the required credentials."""
 
     source: str
     port: int
     credentials: str
 
     def model(self, key: str) -> dict[str, Any]:
-        """`spec.model` of a service, with the credentials under a key of the Secret."""
+        """Return `spec.model` of a service; `key` is the key of the credentials in the Secret."""
         return {
             "source": self.source,
             "endpoint": f"http://{HOST}:{self.port}",
@@ -45,23 +45,23 @@ class Place:
 
 
 _REGISTRY = f"{HOST}:{pod.REGISTRY}"
-PLACES = {
-    "hub": Place(f"hf://{pod.REPOSITORY}@main", pod.HUB, pod.TOKEN),
-    "bucket": Place(f"s3://{Bucket.NAME}/{pod.PREFIX}", pod.BUCKET, Bucket.PROFILE),
-    "registry": Place(
+MODEL_SOURCES = {
+    "hub": ModelSource(f"hf://{pod.REPOSITORY}@main", pod.HUB, pod.TOKEN),
+    "bucket": ModelSource(f"s3://{Bucket.NAME}/{pod.PREFIX}", pod.BUCKET, Bucket.PROFILE),
+    "registry": ModelSource(
         f"oci://{_REGISTRY}/{pod.REPOSITORY}:{pod.TAG}", pod.REGISTRY, Registry.login(_REGISTRY)
     ),
 }
 
 
 class Sources:
-    """The servers, as the tests see them."""
+    """The pod with all model servers, controlled through the API server's proxy."""
 
     def __init__(self, product: Product) -> None:
-        """Start them, with the Secret of what to show and, where the cluster makes none, the volume."""
+        """Start the pod, and create the Secret with all credentials and, if needed, the volume for models."""
         self._product = product
         metadata = {"name": NAME, "namespace": TENANT}
-        shown = {key: place.credentials for key, place in PLACES.items()}
+        credentials = {key: source.credentials for key, source in MODEL_SOURCES.items()}
         ports = [{"name": f"port-{port}", "port": port} for port in range(pod.HUB, pod.CONTROL + 1)]
         service = {"selector": {"app": NAME}, "ports": ports}
         [script, servers] = product.script_pod(
@@ -71,7 +71,7 @@ class Sources:
         secret = {**metadata, "name": SECRET}
         apply(
             *product.model_volume(),
-            {"apiVersion": "v1", "kind": "Secret", "metadata": secret, "stringData": shown},
+            {"apiVersion": "v1", "kind": "Secret", "metadata": secret, "stringData": credentials},
             {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
             script,
             servers,
@@ -79,21 +79,21 @@ class Sources:
         kubectl("wait", "-n", TENANT, f"pod/{NAME}", "--for=condition=Ready", "--timeout=120s")
 
     def open(self) -> None:
-        """Let the servers send the rest of all files."""
+        """Let the servers send the withheld rest of all files."""
         self._control("open")
 
     def counts(self) -> dict[str, Any]:
-        """What the servers were asked for so far."""
+        """Return the counts of requests so far; see `sources_pod.py`."""
         return self._control("counts")
 
     def remove(self) -> None:
-        """Take away what was made, with all services, which use the claim that the operator made."""
+        """Delete all services, which use the operator's claim for models, then the servers and volumes."""
         kubectl("delete", "infsvc", "--all", "-n", TENANT, "--wait=true", "--timeout=60s")
         for kind, name in (("pod", NAME), ("service", NAME), ("secret", SECRET), ("pvc", MODEL_CLAIM)):
             kubectl("delete", kind, name, "-n", TENANT, "--timeout=60s")
         if self._product.model_folder:
             kubectl("delete", "pv", MODEL_CLAIM, "--timeout=60s")
 
-    def _control(self, what: str) -> dict[str, Any]:
-        path = f"/api/v1/namespaces/{TENANT}/pods/{NAME}:{pod.CONTROL}/proxy/{what}"
+    def _control(self, command: str) -> dict[str, Any]:
+        path = f"/api/v1/namespaces/{TENANT}/pods/{NAME}:{pod.CONTROL}/proxy/{command}"
         return self._product.reader.get(path)

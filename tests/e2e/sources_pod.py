@@ -1,11 +1,11 @@
-"""A hub, a bucket and a registry in a pod, each with the demo model and a large file beside it.
+"""Serve the demo model and an additional large file from a hub, a bucket and a registry in one pod.
 
     python sources_pod.py HOST
 
-HOST is the name by which other pods reach this one. It needs Python, the demo model, `model_servers.py` and
-`oci_registry.py`. Files are held back in their middle until `GET /open` of the control port. `GET /counts`
-tells how many requests there were, and of the large file, by server, the first byte of each and how many
-bytes were sent.
+HOST is the DNS name of this pod. The script needs Python, the demo model, `model_servers.py` and
+`oci_registry.py`. The servers withhold the second half of each file until `GET /open` on the control port.
+`GET /counts` returns the number of all requests and, for the large file on each server, the first byte of
+each request and the number of sent bytes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PREFIX, REPOSITORY, TAG = "llm/tiny", "org/tiny", "v1"
 
 
 class Sources:
-    """All servers of the pod."""
+    """All servers of the pod, and their control port."""
 
     def __init__(self, host: str) -> None:
-        """Serve the model everywhere, behind one gate."""
+        """Start all servers; one gate withholds the rest of their files."""
         files = {path.name: path.read_bytes() for path in MODEL.iterdir() if path.is_file()}
         files[LARGE] = random.Random(0).randbytes(LARGE_BYTES)
 
@@ -60,23 +60,25 @@ class Sources:
     def _control(self, handler: Handler) -> None:
         if handler.path == "/open":
             self._gate.set()
-        known = {
+        counts = {
             "requests": sum(len(server.requests) for server in self._all),
             "large": {name: _counted(server, path) for name, (server, path) in self._large.items()},
         }
-        handler.reply(200, json.dumps(known).encode(), {"Content-Type": "application/json"})
+        handler.reply(200, json.dumps(counts).encode(), {"Content-Type": "application/json"})
 
 
 def _counted(server: Server, path: str) -> dict[str, Any]:
-    """The first byte of each request for a file, and how many bytes of it were sent."""
+    """Return the first byte of each request for a file, and the number of its bytes that were sent."""
     requests = [
-        (method, asked.partition("?")[0], headers) for method, asked, headers in list(server.requests)
+        (method, target.partition("?")[0], headers) for method, target, headers in list(server.requests)
     ]
-    asked = [headers for method, at, headers in requests if (method, at) == ("GET", path)]
-    ranges = [next((value for name, value in one.items() if name.lower() == "range"), "") for one in asked]
+    gets = [headers for method, target, headers in requests if (method, target) == ("GET", path)]
+    ranges = [
+        next((value for name, value in headers.items() if name.lower() == "range"), "") for headers in gets
+    ]
     with server.counting:
         sent = server.served[path]
-    starts = [int(one.removeprefix("bytes=").partition("-")[0] or 0) for one in ranges]
+    starts = [int(value.removeprefix("bytes=").partition("-")[0] or 0) for value in ranges]
     return {"starts": starts, "sent": sent}
 
 

@@ -1,4 +1,4 @@
-"""A group of two pods: its ranks find one another by the cluster's DNS, and it comes and goes as one."""
+"""A group of two pods: its ranks find each other by the cluster's DNS, and it is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS_PORT = 5560
 
 @pytest.fixture(scope="module", autouse=True)
 def pair(product: Product) -> Iterator[None]:
-    """A service of one group of two pods, each with one rank of the demo model."""
+    """Apply a service with one group of two pods, each with one rank of the demo model."""
     spec = product.service()["spec"]
     changed = {
         "replicas": 1,
@@ -33,7 +33,7 @@ def pair(product: Product) -> Iterator[None]:
 
 
 def ranks(product: Product) -> dict[str, str]:
-    """The pods of the group: the uid of each by its rank."""
+    """Return the uids of the group's pods by rank."""
     pods = product.pods("engine", NAME)
     return {pod["metadata"]["labels"]["mizzen.dev/rank"]: pod["metadata"]["uid"] for pod in pods}
 
@@ -45,15 +45,15 @@ def test_two_pods_serve_as_one_group(product: Product, timeline: Timeline) -> No
     assert answers(product, NAME)
 
 
-def test_its_ranks_reach_one_another_and_nobody_else_does(product: Product) -> None:
-    network, [one, other] = Network(product.reader), product.pods("engine", NAME)
+def test_only_pods_of_the_group_reach_its_ranks(product: Product) -> None:
+    network, [first, second] = Network(product.reader), product.pods("engine", NAME)
     [client] = product.reader.pods(TENANT, f"app={CLIENT}")
-    assert network.allows(one, other, RANKS_PORT) and network.allows(other, one, RANKS_PORT)
-    assert not network.allows(client, one, RANKS_PORT)
-    assert one["status"]["podIP"] != other["status"]["podIP"]
+    assert network.allows(first, second, RANKS_PORT) and network.allows(second, first, RANKS_PORT)
+    assert not network.allows(client, first, RANKS_PORT)
+    assert first["status"]["podIP"] != second["status"]["podIP"]
 
 
-def test_a_deleted_pod_has_its_whole_group_replaced(product: Product, timeline: Timeline) -> None:
+def test_if_one_pod_is_deleted_its_whole_group_is_replaced(product: Product, timeline: Timeline) -> None:
     before = ranks(product)
     [worker] = [pod for pod in product.pods("engine", NAME) if pod["metadata"]["uid"] == before["1"]]
 

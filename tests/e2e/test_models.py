@@ -11,56 +11,60 @@ from chat import answers
 from network import Network
 from nodes import kill_container
 from product import CLIENT, MODEL_CLAIM, TENANT, Product
-from sources import PLACES, Sources
+from sources import MODEL_SOURCES, Sources
 
 from cluster import Timeline, apply, condition, kubectl, wait_until
 
 FETCH_PORT, HTTP_PORT, ADMIN_PORT, WIRE_PORT = 8082, 8000, 8001, 5557
 CHECKPOINT_BYTES = 8 * 1024 * 1024
-"""What a fetch that is killed may lose of each file."""
+"""Bytes of each file that a killed fetch may lose."""
 
 
 @pytest.fixture(scope="module")
 def sources(product: Product) -> Iterator[Sources]:
-    """The servers that all services of this file fetch from."""
-    made = Sources(product)
-    yield made
-    made.remove()
+    """Start the servers from which all services of this file fetch their models."""
+    servers = Sources(product)
+    yield servers
+    servers.remove()
 
 
 def small(product: Product, name: str, model: dict[str, Any]) -> dict[str, Any]:
-    """A service of one group and one gateway."""
+    """Return a service with one group, one gateway and NetworkPolicies."""
     return product.service(name, model=model, replicas=1, gateway={"replicas": 1}, networkPolicy="Enabled")
 
 
 def model(product: Product, name: str) -> dict[str, Any]:
-    """What the status says of a service's model."""
+    """Return `status.model` of a service."""
     return product.status(name).get("status", {}).get("model", {})
 
 
 def shows_progress(product: Product, name: str) -> bool:
-    """Tell whether all of the numbers are there, and some of the bytes."""
-    known = model(product, name)
-    moves = 0 < known.get("downloadPercent", 0) < 100 and known.get("bytesPerSecond", 0) > 0
-    return moves and "secondsLeft" in known and bool(known.get("resolvedRevision"))
+    """Return whether the status shows a download in progress, with its speed, remaining time and revision."""
+    reported = model(product, name)
+    downloading = 0 < reported.get("downloadPercent", 0) < 100 and reported.get("bytesPerSecond", 0) > 0
+    return downloading and "secondsLeft" in reported and bool(reported.get("resolvedRevision"))
 
 
 def delete(*names: str) -> None:
     kubectl("delete", "infsvc", *names, "-n", TENANT, "--wait=true", "--timeout=60s")
 
 
-def test_fetches_tell_how_far_they_are(product: Product, sources: Sources, timeline: Timeline) -> None:
-    apply(*(small(product, name, place.model(name)) for name, place in PLACES.items()))
+def test_the_status_shows_the_progress_of_fetches(
+    product: Product, sources: Sources, timeline: Timeline
+) -> None:
+    apply(*(small(product, name, source.model(name)) for name, source in MODEL_SOURCES.items()))
     seconds = wait_until(
-        lambda: all(shows_progress(product, name) for name in PLACES), "progress of all three"
+        lambda: all(shows_progress(product, name) for name in MODEL_SOURCES), "progress of all three"
     )
     timeline.add("kubectl apply of three models to the progress of all in their status", seconds)
-    for name in PLACES:
+    for name in MODEL_SOURCES:
         assert condition(product.status(name), "ModelCached") == "False"
         assert not product.pods("engine", name)
 
 
-def test_policies_let_the_operator_ask_and_nobody_else(product: Product, sources: Sources) -> None:
+def test_policies_allow_only_the_operator_to_reach_fetch_and_admin_ports(
+    product: Product, sources: Sources
+) -> None:
     network, operator = Network(product.reader), product.operators()[0]
     [client] = product.reader.pods(TENANT, f"app={CLIENT}")
     [fetch], [gateway] = (product.pods(component, "hub") for component in ("fetch", "gateway"))
@@ -72,30 +76,32 @@ def test_policies_let_the_operator_ask_and_nobody_else(product: Product, sources
     assert network.allows(client, gateway, HTTP_PORT)
 
 
-def test_fetches_that_are_killed_go_on_where_they_were(
+def test_killed_fetches_resume_where_they_stopped(
     product: Product, sources: Sources, timeline: Timeline
 ) -> None:
     [killed], [deleted] = (product.pods("fetch", name) for name in ("bucket", "registry"))
-    pinned = {name: model(product, name)["resolvedRevision"] for name in PLACES}
+    pinned = {name: model(product, name)["resolvedRevision"] for name in MODEL_SOURCES}
     product.restarts.provoke(killed)
     kill_container(killed)
     kubectl("delete", "pod", deleted["metadata"]["name"], "-n", TENANT, "--wait=true", "--timeout=120s")
     sources.open()
-    seconds = wait_until(lambda: all(product.settled(1, name) for name in PLACES), "all three are Ready")
+    seconds = wait_until(
+        lambda: all(product.settled(1, name) for name in MODEL_SOURCES), "all three are Ready"
+    )
     timeline.add("two fetches killed to three services Ready", seconds)
     large = sources.counts()["large"]
     print(f"requests of the large file: {large}")
-    for name in PLACES:
-        known = model(product, name)
-        assert (known["downloadPercent"], known["resolvedRevision"]) == (100, pinned[name])
+    for name in MODEL_SOURCES:
+        reported = model(product, name)
+        assert (reported["downloadPercent"], reported["resolvedRevision"]) == (100, pinned[name])
         assert large[name]["sent"] <= sources_pod.LARGE_BYTES + CHECKPOINT_BYTES
         first, *later = large[name]["starts"]
         assert first == 0
         assert all(start >= sources_pod.LARGE_BYTES // 2 - CHECKPOINT_BYTES for start in later)
-        assert later or name == "hub", "it was killed, and asked for the rest"
+        assert later or name == "hub", "a killed fetch requests the rest of the file"
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", MODEL_SOURCES)
 def test_an_engine_loads_from_the_claim_and_answers(product: Product, sources: Sources, name: str) -> None:
     assert answers(product, name)
     [engine], [gateway] = (product.pods(component, name) for component in ("engine", "gateway"))
@@ -106,17 +112,17 @@ def test_an_engine_loads_from_the_claim_and_answers(product: Product, sources: S
     assert {volume["secret"]["secretName"] for volume in mounted} == {f"{name}-engine-keys"}
 
 
-def test_others_of_the_same_model_fetch_nothing(
+def test_services_with_a_cached_model_fetch_nothing(
     product: Product, sources: Sources, timeline: Timeline
 ) -> None:
     before, folder = sources.counts(), model(product, "bucket")["folder"]
     delete("hub", "registry")
-    again = small(product, "again", PLACES["bucket"].model("bucket"))
+    again = small(product, "again", MODEL_SOURCES["bucket"].model("bucket"))
     claimed = small(product, "claimed", {"source": f"pvc://{MODEL_CLAIM}/{folder}"})
     apply(again, claimed)
     names = ("again", "claimed")
     seconds = wait_until(lambda: all(product.settled(1, name) for name in names), "both are Ready")
-    timeline.add("kubectl apply of two services of a model that is there to both Ready", seconds)
+    timeline.add("kubectl apply of two services with a cached model to both Ready", seconds)
     assert all(answers(product, name) for name in names)
     assert sources.counts() == before
     delete("bucket", *names)

@@ -1,4 +1,4 @@
-"""One installation and its service from `helm install` to the service's end, in order, on a real cluster."""
+"""One installation and its service, in order, from `helm install` to the deletion of the service."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_helm_installs_two_operators(product: Product, timeline: Timeline) -> No
     assert len(product.operators()) == 2
 
 
-def test_a_service_gets_ready(product: Product, timeline: Timeline) -> None:
+def test_an_applied_service_becomes_ready(product: Product, timeline: Timeline) -> None:
     apply(*product.volume(), *product.client())
     apply(product.service())
     seconds = wait_until(lambda: product.settled(2), "Ready with two groups")
@@ -73,29 +73,31 @@ def test_a_service_gets_ready(product: Product, timeline: Timeline) -> None:
     kubectl("wait", "-n", TENANT, f"pod/{CLIENT}", "--for=condition=Ready", "--timeout=120s")
 
 
-def test_the_gateways_service_answers(product: Product) -> None:
+def test_the_gateway_answers_through_its_kubernetes_service(product: Product) -> None:
     with streams(product, QUESTION, concurrency=1):
         pass
 
 
 @pytest.mark.parametrize("component", ["operator", "gateway", "engine"])
-def test_an_image_holds_what_it_needs_and_no_more(product: Product, component: str) -> None:
+def test_an_image_has_its_programs_and_no_compiler_installer_or_writable_folder(
+    product: Product, component: str
+) -> None:
     pod = (product.operators() if component == "operator" else product.pods(component))[0]
-    where = ["-i", "-n", pod["metadata"]["namespace"], pod["metadata"]["name"]]
+    target = ["-i", "-n", pod["metadata"]["namespace"], pod["metadata"]["name"]]
     script = (ROOT / "tests/e2e/inspect_image.py").read_text()
-    found = json.loads(kubectl("exec", *where, "--", PYTHON, "-", *PROGRAMS[component], stdin=script))
-    assert (found["uid"], found["gid"]) == (10001, 10001)
-    assert not found["tools"]
-    assert not found["raised"]
-    assert not found["writable"]
-    assert all(status == 0 and length > 100 for status, length in found["help"])
-    assert found["formats"] == ["CycloneDX"]
-    assert found["described"] == ["mizzen"]
-    assert set(COMPONENTS[component]) <= set(found["components"])
-    print(f"{component}: {found['size'] / 1e6:.0f} MB, {len(found['components'])} components")
+    image = json.loads(kubectl("exec", *target, "--", PYTHON, "-", *PROGRAMS[component], stdin=script))
+    assert (image["uid"], image["gid"]) == (10001, 10001)
+    assert not image["tools"]
+    assert not image["raised"]
+    assert not image["writable"]
+    assert all(status == 0 and length > 100 for status, length in image["help"])
+    assert image["formats"] == ["CycloneDX"]
+    assert image["described"] == ["mizzen"]
+    assert set(COMPONENTS[component]) <= set(image["components"])
+    print(f"{component}: {image['size'] / 1e6:.0f} MB, {len(image['components'])} components")
     if component != "engine":
-        assert "torch" not in found["components"]
-        assert found["size"] <= LARGEST_SLIM_BYTES
+        assert "torch" not in image["components"]
+        assert image["size"] <= LARGEST_SLIM_BYTES
 
 
 def test_scaling_loses_no_stream(product: Product, timeline: Timeline) -> None:
@@ -130,7 +132,7 @@ def test_evictions_wait_for_the_budget_and_lose_no_stream(
             lambda: product.settled(2) and first not in names(product.pods(component)), "the evicted replaced"
         )
         timeline.add(f"an evicted {component} to Ready again", seconds)
-        wait_until(lambda: evict(TENANT, second) == 201, "the budget allows the other one")
+        wait_until(lambda: evict(TENANT, second) == 201, "the budget allows the second eviction")
         wait_until(
             lambda: product.settled(2) and second not in names(product.pods(component)), "the other replaced"
         )
@@ -145,7 +147,7 @@ def test_one_operator_at_a_time_may_be_evicted(product: Product, timeline: Timel
     wait_until(lambda: first not in names(product.operators()), "the evicted operator is gone")
 
 
-def test_a_killed_engine_costs_no_stream_and_comes_back(product: Product, timeline: Timeline) -> None:
+def test_a_killed_engine_loses_no_stream_and_is_restarted(product: Product, timeline: Timeline) -> None:
     victim = product.pods("engine")[0]
     with streams(product):
         product.restarts.provoke(victim)
@@ -157,11 +159,12 @@ def test_a_killed_engine_costs_no_stream_and_comes_back(product: Product, timeli
     assert [pod["status"]["containerStatuses"][0]["restartCount"] for pod in again] == [1]
 
 
-def test_a_killed_leader_is_followed_by_the_other_operator(product: Product, timeline: Timeline) -> None:
+def test_if_the_leader_is_killed_the_other_operator_takes_over(product: Product, timeline: Timeline) -> None:
     leader = product.leader()
     victim = next(pod for pod in product.operators() if pod["metadata"]["name"] == leader)
     with streams(product, concurrency=1):
-        # Killed for good, as with its node: a container that comes back under its name goes on leading.
+        # Delete the pod too, as if its node were lost: a restarted container of the same pod would keep
+        # leading.
         product.restarts.provoke(victim)
         kill_container(victim)
         kubectl("delete", "pod", leader, "-n", SYSTEM, "--grace-period=0", "--force")
@@ -195,7 +198,7 @@ def test_helm_upgrade_replaces_every_image_and_loses_no_stream(product: Product,
     assert images(product.operators()) == {product.image("operator", product.next_tag)}
 
 
-def test_deleting_the_service_leaves_nothing_of_it(product: Product, timeline: Timeline) -> None:
+def test_deleting_the_service_leaves_none_of_its_objects(product: Product, timeline: Timeline) -> None:
     kubectl("delete", "infsvc", NAME, "-n", TENANT, "--wait=true", "--timeout=60s")
     kinds = "pods,deployments,replicasets,services,secrets,configmaps,serviceaccounts,rolebindings,pdb"
     selector = f"mizzen.dev/service={NAME}"

@@ -1,4 +1,4 @@
-"""The end of the installation that the other files have walked through."""
+"""The removal of the installation, after the tests of all other files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CRD = "customresourcedefinition.apiextensions.k8s.io/inferenceservices.mizzen.de
 ROLE = "clusterrole.rbac.authorization.k8s.io/mizzen-gateway"
 
 
-def test_helm_uninstall_leaves_what_services_that_stay_need_and_nothing_else(
+def test_helm_uninstall_leaves_only_the_crd_and_the_gateway_role(
     product: Product, timeline: Timeline, before: set[str]
 ) -> None:
     with timeline.measure("helm uninstall"):

@@ -1,4 +1,4 @@
-"""Small random models made by Transformers, and hand-driven engine parts around them."""
+"""Small random models created by Transformers, and a bench that runs single steps of the engine's model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mizzen.engine.uploader import Uploader
 from mizzen.models.registry import read_config
 
 torch.set_num_threads(1)
-sys.path.insert(0, str(Path(__file__).parent))  # the plain twins
+sys.path.insert(0, str(Path(__file__).parent))  # the reference implementations
 
 FAMILIES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
@@ -65,8 +65,8 @@ def save_model(folder: Path, family: str, *, shard: str = "1GB", seed: int = 0, 
     return model
 
 
-class Bench:
-    """A model with its paged KV cache, driven by hand: slots get pages in a scrambled order."""
+class ModelBench:
+    """A model with its paged KV cache; a test runs single steps, and slots get pages in random order."""
 
     def __init__(
         self, folder: Path, backend: str = "reference", page_size: int = 4, pages: int = 256
@@ -97,7 +97,7 @@ class Bench:
         )
 
     def share(self, source: int, slot: int, tokens: int) -> PageWrites:
-        """Start a slot with the pages of another, as the prefix cache does; full pages only."""
+        """Start `slot` with the full pages of another slot, `source`, as the prefix cache does."""
         pages = self.held[source][: tokens // self.page_size]
         self.held[slot] = list(pages)
         count = len(pages)
@@ -112,7 +112,7 @@ class Bench:
         starts: tuple[SlotStart, ...] = (),
         shared: tuple[PageWrites, ...] = (),
     ) -> StepPlan:
-        """Return a plan; pages are reserved as needed."""
+        """Return the plan of a step; pages that its slots lack are allocated."""
         self.steps += 1
         writes = [*shared]
         writes += [self.reserve(slot, int(self.state.lengths[slot]) + 1) for slot in decode]
@@ -163,7 +163,7 @@ def kit() -> SimpleNamespace:
     """Return this file's helpers, because tests cannot import a conftest."""
     return SimpleNamespace(
         save_model=save_model,
-        Bench=Bench,
+        Bench=ModelBench,
         greedy=greedy,
         tokens=tokens,
         oracle=oracle,

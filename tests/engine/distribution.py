@@ -30,15 +30,15 @@ def filtered(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
     ranked = sorted(weights, key=lambda i: -weights[i])
     if params.top_k:
         ranked = ranked[: params.top_k]
-    total, kept, mass = sum(weights[i] for i in ranked), [], 0.0
+    total, kept_tokens, mass = sum(weights[i] for i in ranked), [], 0.0
     for i in ranked:
         if mass < params.top_p * total:
-            kept.append(i)
+            kept_tokens.append(i)
         mass += weights[i]
-    kept = [i for i in kept if weights[i] >= params.min_p * weights[ranked[0]]]
+    kept_tokens = [i for i in kept_tokens if weights[i] >= params.min_p * weights[ranked[0]]]
     out = np.zeros(len(scaled))
-    for i in kept:
-        out[i] = weights[i] / sum(weights[j] for j in kept)
+    for i in kept_tokens:
+        out[i] = weights[i] / sum(weights[j] for j in kept_tokens)
     return out
 
 
@@ -46,15 +46,15 @@ def check_counts(counts: np.ndarray, expected: np.ndarray) -> None:
     """Check by chi-square that token counts follow the expected probabilities; rare tokens form one class."""
     count = counts.sum()
     assert counts[expected == 0].sum() == 0
-    actual, wanted = [0.0], [0.0]
+    actual, expected_counts = [0.0], [0.0]
     for token in np.argsort(expected):
-        if wanted[-1] >= MIN_CLASS_COUNT:
+        if expected_counts[-1] >= MIN_CLASS_COUNT:
             actual.append(0.0)
-            wanted.append(0.0)
+            expected_counts.append(0.0)
         actual[-1] += counts[token]
-        wanted[-1] += count * expected[token]
-    statistic = sum((a - b) ** 2 / b for a, b in zip(actual, wanted, strict=True))
-    freedom = len(wanted) - 1
+        expected_counts[-1] += count * expected[token]
+    statistic = sum((a - b) ** 2 / b for a, b in zip(actual, expected_counts, strict=True))
+    freedom = len(expected_counts) - 1
     assert freedom > 0
     # The 99.99th percentile of chi-square, by Wilson and Hilferty.
     assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3

@@ -47,8 +47,8 @@ def compiler(folder: Path, **limits: Any) -> GrammarCompiler:
 def make(folder: Path, compiler: GrammarCompiler, delay: Any = None, **options: Any) -> Engine:
     """Load an engine, on the CPU by default."""
     settings = {"page_size": 4, "kv_cache_tokens": 8192, "threads": 1, "check_integrity": True}
-    given = EngineOptions(model=str(folder), **(settings | {"device": "cpu"} | options))
-    return load_engine(given, delay=delay, compiler=compiler)
+    engine_options = EngineOptions(model=str(folder), **(settings | {"device": "cpu"} | options))
+    return load_engine(engine_options, delay=delay, compiler=compiler)
 
 
 def texts(folder: Path, outputs: dict[int, list[int]]) -> dict[int, bytes]:
@@ -58,7 +58,7 @@ def texts(folder: Path, outputs: dict[int, list[int]]) -> dict[int, bytes]:
 
 
 def closing(folder: Path) -> tuple[tuple[int, float], ...]:
-    """Return biases with which random logits close strings and objects sooner."""
+    """Return logit biases (token id, bias) that make random logits close strings and objects sooner."""
     tokens = read_vocabulary(folder, VOCABULARY)
     expected = {b'"': 5.0, b"}": 5.0, b"]": 5.0, b'"}': 6.0, b'",': 3.0, b"</": 4.0}
     results = [(i, expected[token]) for i, token in enumerate(tokens) if token in expected]
@@ -73,7 +73,7 @@ def requests_of(prompts: list[np.ndarray], params: list[SamplingParams], first: 
 def run(
     engine: Engine, requests: list[Request], close: bool = True
 ) -> tuple[dict[int, list[int]], dict[int, Finished]]:
-    """Run requests to their ends."""
+    """Run requests until all have ended; return the output tokens and `Finished` of each by id."""
     tokens: dict[int, list[int]] = {request.rid: [] for request in requests}
     ends: dict[int, Finished] = {}
     deadline = time.monotonic() + 240

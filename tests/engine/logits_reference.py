@@ -1,4 +1,4 @@
-"""Reference of logits processing in NumPy: one row at a time, token by token."""
+"""A reference implementation of logits processing in NumPy, one row and one token at a time."""
 
 from __future__ import annotations
 

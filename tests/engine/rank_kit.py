@@ -44,14 +44,14 @@ class ThreadGroup(RankGroup):
 
 
 class PlanQueues:
-    """A byte channel to each other rank."""
+    """A plan channel that sends encoded plans to each other rank through a queue."""
 
     def __init__(self, readers: int) -> None:
         self.queues: list[queue.Queue[bytes]] = [queue.Queue() for _ in range(readers)]
-        self.sent = 0
+        self.plans_sent = 0
 
     def send(self, plan: StepPlan) -> None:
-        self.sent += 1
+        self.plans_sent += 1
         for plans in self.queues:
             plans.put(encode_plan(plan))
 

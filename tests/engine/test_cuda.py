@@ -17,7 +17,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_float32_answers_equal_the_cpus(family: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_float32_gpu_answers_equal_cpu_answers(family: str, kit: SimpleNamespace, tmp_path: Path) -> None:
     changes = {"sliding_window": 20} if family == "mistral" else {}
     kit.save_model(tmp_path, family, **changes)
     prompts = [kit.tokens(n, seed=n).tolist() for n in (1, 9, 70, 33, 70, 100)]

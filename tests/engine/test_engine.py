@@ -41,7 +41,10 @@ def requests_of(prompts: list[np.ndarray], params: list[SamplingParams]) -> list
 def run_requests(
     engine: Engine, requests: list[Request], arrivals: list[int] | None = None
 ) -> tuple[dict[int, list[int]], dict[int, Finished]]:
-    """Run requests and close the engine; `arrivals` gives the step before which each is submitted."""
+    """Run requests and close the engine; return each request's output tokens and `Finished` by id.
+
+    `arrivals` gives the number of the step before which each request is submitted; by default, step 0.
+    """
     due = sorted(zip(arrivals or [0] * len(requests), requests, strict=True), key=lambda pair: pair[0])
     tokens: dict[int, list[int]] = {request.rid: [] for request in requests}
     ends: dict[int, Finished] = {}
@@ -79,7 +82,8 @@ def expected(model: Any, prompt: np.ndarray, count: int) -> list[int]:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_greedy_answers_equal_transformers(family: str, kit: SimpleNamespace, tmp_path: Path) -> None:
-    # generate() with a least length forbids the end token: none of the random models' answers may hold it.
+    # generate() with a minimum length forbids the end token, so the answers of the random models must not
+    # contain it.
     model = kit.save_model(tmp_path, family, eos_token_id=None, seed=5)
     lengths = [1, 3, 40, 17, 64, 5, 33]
     prompts = [kit.tokens(n, seed=n) for n in lengths]

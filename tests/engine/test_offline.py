@@ -18,8 +18,8 @@ QUESTION = [{"role": "user", "content": "What is Mizzen?"}]
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM(DEMO, device="cpu", threads=1, kv_cache_tokens=8192) as made:
-        yield made
+    with LLM(DEMO, device="cpu", threads=1, kv_cache_tokens=8192) as loaded:
+        yield loaded
 
 
 def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
@@ -28,9 +28,9 @@ def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     by_text, by_ids = llm.generate(texts, GREEDY), llm.generate(ids, GREEDY)
     assert [a.token_ids for a in by_text] == [a.token_ids for a in by_ids]
     assert by_text == [llm.generate([text], GREEDY)[0] for text in texts]
-    for one in by_text:
-        assert one.finish_reason in ("stop", "length")
-        assert one.finish_reason == "stop" or len(one.token_ids) == 16
+    for completion in by_text:
+        assert completion.finish_reason in ("stop", "length")
+        assert completion.finish_reason == "stop" or len(completion.token_ids) == 16
 
 
 def test_chat_gives_the_trained_answer(llm: LLM) -> None:
@@ -41,11 +41,11 @@ def test_chat_gives_the_trained_answer(llm: LLM) -> None:
 
 
 def test_stop_strings_cut_the_text(llm: LLM) -> None:
-    whole = llm.chat(QUESTION, SamplingParams(temperature=0))[0]
+    uncut = llm.chat(QUESTION, SamplingParams(temperature=0))[0]
     cut = llm.chat(QUESTION, SamplingParams(temperature=0, stop=("dels on Kub", "never")))[0]
-    assert cut.text == whole.text[: whole.text.index("dels on Kub")]
+    assert cut.text == uncut.text[: uncut.text.index("dels on Kub")]
     assert cut.finish_reason == "stop"
-    assert len(cut.token_ids) < len(whole.token_ids)
+    assert len(cut.token_ids) < len(uncut.token_ids)
     assert not llm.engine.busy
 
 
@@ -58,8 +58,8 @@ def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:
 
 def test_a_seed_reproduces_the_answer(llm: LLM) -> None:
     seeded = SamplingParams(temperature=1.5, seed=-7, max_tokens=12)
-    one, two = llm.generate(["Kubernetes"] * 2, seeded)
-    assert one.token_ids == two.token_ids
+    first, second = llm.generate(["Kubernetes"] * 2, seeded)
+    assert first.token_ids == second.token_ids
     free = llm.generate(["Kubernetes"] * 4, SamplingParams(temperature=1.5, max_tokens=12))
     assert len({tuple(answer.token_ids) for answer in free}) > 1
 
@@ -127,10 +127,10 @@ def test_logprobs_match_their_tokens_after_a_stop_string(llm: LLM) -> None:
 def test_embed_returns_one_vector_per_text(llm: LLM) -> None:
     texts = ["A pod", "A pod", "What is a gateway, and why is it there?"]
     for pooling in ("last", "mean"):
-        one, same, other = llm.embed(texts, pooling=pooling)
-        assert one.shape == (192,)
-        assert abs(one - same).max() < 1e-5
-        assert one @ other < 0.99
+        first, repeated, different = llm.embed(texts, pooling=pooling)
+        assert first.shape == (192,)
+        assert abs(first - repeated).max() < 1e-5
+        assert first @ different < 0.99
     assert llm.embed([]).shape == (0, 0)
     with pytest.raises(ValueError, match="pooling must be one of last, mean, not 'cls'"):
         llm.embed(texts, pooling="cls")
@@ -149,13 +149,13 @@ def test_a_step_failure_is_raised_by_every_later_call(monkeypatch: pytest.Monkey
     def collect(*args: object) -> None:
         raise OSError("the device is gone")
 
-    with LLM(DEMO, device="cpu", threads=1, kv_cache_tokens=1024) as made:
-        monkeypatch.setattr(made.engine._loop._runner, "collect", collect)
+    with LLM(DEMO, device="cpu", threads=1, kv_cache_tokens=1024) as llm:
+        monkeypatch.setattr(llm.engine._loop._runner, "collect", collect)
         with pytest.raises(RuntimeError, match=r"^step 1 failed: the device is gone"):
-            made.generate(["A pod"] * 3, GREEDY)
+            llm.generate(["A pod"] * 3, GREEDY)
         monkeypatch.undo()
         with pytest.raises(RuntimeError, match="failed before: step 1 failed: the device is gone"):
-            made.generate(["A pod"], GREEDY)
+            llm.generate(["A pod"], GREEDY)
 
 
 @pytest.mark.parametrize(

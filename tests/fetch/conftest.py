@@ -1,4 +1,4 @@
-"""Fixtures: model servers, a model, and a function that fetches it."""
+"""Fixtures for fetches: servers of models, the files of a model, and a function that fetches it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def servers() -> Any:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the pauses between tries."""
+    """Shorten the pauses between retries."""
     monkeypatch.setattr("mizzen.fetch.client.FIRST_PAUSE_SECONDS", 0.01)
 
 
@@ -89,28 +89,28 @@ def fetched_files(tmp_path: Path) -> Callable[..., dict[str, bytes]]:
     def read(to: Path | None = None) -> dict[str, bytes]:
         folder = to or tmp_path / "to"
         paths = [path for path in folder.rglob("*") if path.is_file()]
-        found = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-        return {name: data for name, data in found.items() if not name.startswith(".mizzen")}
+        contents = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+        return {name: data for name, data in contents.items() if not name.startswith(".mizzen")}
 
     return read
 
 
 @pytest.fixture
 def hub(servers: Any) -> Iterator[Any]:
-    made = servers.Hub()
-    yield made
-    made.close()
+    server = servers.Hub()
+    yield server
+    server.close()
 
 
 @pytest.fixture
 def bucket(servers: Any) -> Iterator[Any]:
-    made = servers.Bucket()
-    yield made
-    made.close()
+    server = servers.Bucket()
+    yield server
+    server.close()
 
 
 @pytest.fixture
 def registry(servers: Any) -> Iterator[Any]:
-    made = Registry()
-    yield made
-    made.close()
+    server = Registry()
+    yield server
+    server.close()

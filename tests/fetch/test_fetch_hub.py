@@ -1,4 +1,4 @@
-"""Fetches from a hub, including server faults, interruptions and the command line."""
+"""Fetches from a Hugging Face hub, including server faults, interruptions and the command line."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_small_volume_is_reported_with_the_missing_bytes(
         return os.statvfs_result(values)
 
     monkeypatch.setattr("os.statvfs", little)
-    with pytest.raises(FetchError, match=r"bytes free, \d+ are needed: make the volume larger by \d+"):
+    with pytest.raises(FetchError, match=r"free bytes, but \d+ are needed: make the volume larger by \d+"):
         fetch(URI, endpoint=hub.api.url)
     assert not hub.cdn.requests
 
@@ -290,7 +290,10 @@ def test_concurrent_fetches_download_each_file_once(
     results: list[Any] = []
     config = FetchConfig(endpoint=hub.api.url, connections=1)
     fetches = [Fetch(URI, tmp_path / "to", config) for _ in range(2)]
-    threads = [threading.Thread(target=lambda one=one: results.append(one.run())) for one in fetches]
+    threads = [
+        threading.Thread(target=lambda fetch_process=fetch_process: results.append(fetch_process.run()))
+        for fetch_process in fetches
+    ]
     threads[0].start()
     assert hub.cdn.faults.held.wait(60)
     threads[1].start()

@@ -1,4 +1,4 @@
-"""Fetches from a registry with a token service: artifacts, archives and modelcars."""
+"""Fetches from an OCI registry with a token service: artifacts, archives and modelcars."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_token_service_of_another_domain_gets_no_password(
 
 
 @pytest.mark.parametrize(
-    ("home", "realm", "same"),
+    ("home", "realm", "is_own_domain"),
     [
         ("https://registry-1.docker.io", "https://auth.docker.io/token", True),
         ("https://ghcr.io", "https://ghcr.io/token", True),
@@ -144,8 +144,8 @@ def test_a_token_service_of_another_domain_gets_no_password(
         ("https://ghcr.io", "https://evil.io/token", False),
     ],
 )
-def test_only_the_registrys_own_domain_gets_the_password(home: str, realm: str, same: bool) -> None:
-    assert _same_owner(home, realm) is same
+def test_only_the_registrys_own_domain_gets_the_password(home: str, realm: str, is_own_domain: bool) -> None:
+    assert _same_owner(home, realm) is is_own_domain
 
 
 @pytest.mark.parametrize("name", ["models/../../evil.json", "models//etc/evil.json"])

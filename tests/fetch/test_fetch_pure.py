@@ -1,4 +1,4 @@
-"""Properties of paths, plans, journals and progress for any input."""
+"""Paths, file filters, journals, progress and option values of fetches, for arbitrary input."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mizzen.fetch.config import FetchConfig
-from mizzen.fetch.download import PartialFile
 from mizzen.fetch.errors import FetchError
+from mizzen.fetch.partial_file import PartialFile
 from mizzen.fetch.plan import FileFilter, RemoteFile, check_collisions, check_path
 from mizzen.fetch.progress import FetchProgress
 from mizzen.fetch.source import HubSource, OciSource, S3Source, parse_source
@@ -25,13 +25,13 @@ PATHS = st.one_of(st.text(max_size=60), st.lists(PARTS, max_size=6).map("/".join
 @given(PATHS)
 def test_an_accepted_path_stays_in_its_folder(path: str) -> None:
     try:
-        kept = check_path(path)
+        accepted = check_path(path)
     except FetchError:
         return
     root = "/srv/models/one"
-    place = os.path.normpath(os.path.join(root, kept))
-    assert kept == path and place == f"{root}/{path}"
-    assert "\0" not in kept and not kept.startswith(".mizzen")
+    place = os.path.normpath(os.path.join(root, accepted))
+    assert accepted == path and place == f"{root}/{path}"
+    assert "\0" not in accepted and not accepted.startswith(".mizzen")
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join), max_size=6))
@@ -99,17 +99,17 @@ NOTES = st.lists(
 @given(NOTES, st.integers(0, 40), st.integers(0, 40))
 @example(["8 0"], 8, 8)
 def test_a_loaded_journal_never_exceeds_the_data(
-    tmp_path_factory: pytest.TempPathFactory, notes: list[str], size: int, there: int
+    tmp_path_factory: pytest.TempPathFactory, notes: list[str], size: int, data_size: int
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "notes"
     folder.mkdir(exist_ok=True)
     partial = PartialFile(RemoteFile("a", size, "", "http://h/a"), folder / "a", segment=8)
-    partial.data.write_bytes(bytes(there))
+    partial.data.write_bytes(bytes(data_size))
     partial.journal.write_text("\n".join(notes))
     partial.load_journal()
     for start, count in partial.received.items():
         assert start in range(0, max(size, 1), 8) and 0 <= count <= partial.segment_end(start) - start
-        assert start + count <= there
+        assert start + count <= data_size
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 20), st.integers(0, 10**9)), min_size=1, max_size=30))

@@ -1,4 +1,4 @@
-"""Fetches from a bucket that requires every request to be signed."""
+"""Fetches from an S3 bucket that requires every request to be signed."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def test_a_wrong_key_is_reported_without_the_secret(
 ) -> None:
     fill(bucket, model)
     (tmp_path / "wrong").write_text(Bucket.PROFILE.replace("signs", "sighs"))
-    with pytest.raises(FetchError, match="credentialsSecretRef") as found:
+    with pytest.raises(FetchError, match="credentialsSecretRef") as error:
         fetch(URI, endpoint=bucket.server.url, credentials=str(tmp_path / "wrong"))
-    assert "s3cr3t" not in str(found.value)
+    assert "s3cr3t" not in str(error.value)
     (tmp_path / "wrong").write_text("aws_secret_access_key = s3cr3t")
-    with pytest.raises(FetchError, match="aws_access_key_id") as found:
+    with pytest.raises(FetchError, match="aws_access_key_id") as error:
         fetch(URI, endpoint=bucket.server.url, credentials=str(tmp_path / "wrong"))
-    assert "s3cr3t" not in str(found.value)
+    assert "s3cr3t" not in str(error.value)
 
 
 def test_disconnects_are_retried_with_signed_ranges(
@@ -97,14 +97,14 @@ def test_disconnects_are_retried_with_signed_ranges(
     assert fetched_files() == expected_files and not bucket.server.faults.cuts
 
 
-@pytest.mark.parametrize("known", ["sha256", "etag"])
-def test_a_corrupt_object_is_detected(bucket: Any, fetch: Any, model: Any, login: str, known: str) -> None:
+@pytest.mark.parametrize("checksum", ["sha256", "etag"])
+def test_a_corrupt_object_is_detected(bucket: Any, fetch: Any, model: Any, login: str, checksum: str) -> None:
     fill(bucket, model)
-    if known == "sha256":
+    if checksum == "sha256":
         bucket.sha256 |= set(bucket.objects)
         bucket.parts |= set(bucket.objects)
     bucket.server.faults.wrong_bytes = 1000
-    with pytest.raises(CorruptDownload, match="sha256:" if known == "sha256" else "md5:"):
+    with pytest.raises(CorruptDownload, match="sha256:" if checksum == "sha256" else "md5:"):
         fetch(URI, endpoint=bucket.server.url, credentials=login)
 
 
@@ -153,10 +153,10 @@ def test_an_object_deleted_before_a_retry_is_not_part_of_the_model(
     with pytest.raises(FetchError):
         fetch(URI, endpoint=bucket.server.url, credentials=login)
     bucket.server.faults.unsatisfiable = 0
-    lost = "model-00002-of-00002.safetensors"
-    del bucket.objects[f"llm/tiny/{lost}"]
+    deleted = "model-00002-of-00002.safetensors"
+    del bucket.objects[f"llm/tiny/{deleted}"]
     fetch(URI, endpoint=bucket.server.url, credentials=login)
-    assert fetched_files() == {name: data for name, data in expected_files.items() if name != lost}
+    assert fetched_files() == {name: data for name, data in expected_files.items() if name != deleted}
 
 
 @pytest.mark.parametrize("uri", ["s3://missing/llm/tiny", "s3://models/nothing"])

@@ -1,4 +1,4 @@
-"""Tokenizers, scripted engines and gateways that the tests of this folder share."""
+"""Tokenizers, scripted engines and gateways for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def scripted(tokenizer_files: dict[str, bytes]) -> Iterator[Callable[..., Any]]:
 
 
 async def wait_until(check: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait until `check()` is true."""
+    """Wait until `check()` returns a true value; raises TimeoutError after `seconds`."""
     async with asyncio.timeout(seconds):
         while not check():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -251,8 +251,8 @@ async def live() -> AsyncIterator[Callable[..., Any]]:
     """Return a function that starts a gateway for scripted engines, and waits until they serve."""
     running: list[LiveGateway] = []
 
-    async def start(*found: Any, wait: bool = True, **options: Any) -> LiveGateway:
-        endpoints = tuple(one if isinstance(one, str) else one.endpoint for one in found)
+    async def start(*targets: Any, wait: bool = True, **options: Any) -> LiveGateway:
+        endpoints = tuple(target if isinstance(target, str) else target.endpoint for target in targets)
         options = {
             "served_name": "demo",
             "queue_timeout_seconds": 60.0,
@@ -264,7 +264,7 @@ async def live() -> AsyncIterator[Callable[..., Any]]:
         await gateway.start()
         running.append(gateway)
         if wait:
-            await gateway.serving(len(found))
+            await gateway.serving(len(targets))
         return gateway
 
     yield start
@@ -274,7 +274,7 @@ async def live() -> AsyncIterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def simulated_url() -> Iterator[str]:
-    """Return the URL of a gateway with a simulated engine of the demo model, on a loop of its own."""
+    """Yield the URL of a gateway with a simulated engine of the demo model, on a separate event loop."""
 
     async def start(endpoint: str) -> LiveGateway:
         gateway = LiveGateway(
@@ -309,13 +309,13 @@ def real_engine() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def demo_engine() -> Iterator[str]:
-    """Endpoint of an engine that all tests share."""
+    """The endpoint of an engine with the demo model that all tests share."""
     with real_engine() as endpoint:
         yield endpoint
 
 
 @pytest.fixture
 def second_engine() -> Iterator[str]:
-    """Endpoint of an engine for one test."""
+    """The endpoint of an engine with the demo model that only one test uses."""
     with real_engine() as endpoint:
         yield endpoint

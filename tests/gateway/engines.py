@@ -1,4 +1,4 @@
-"""Scripted engine end of the wire: well-behaved, or hostile on demand."""
+"""A scripted engine that speaks the wire protocol; tests make it behave correctly or fail."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from mizzen.wire.messages import (
     Generate,
     Hello,
     Logprobs,
-    Message,
     Outputs,
     RefusalCode,
     Refused,
     Stats,
     Welcome,
+    WireMessage,
 )
 
 
 @dataclass(slots=True)
 class Run:
-    """Request in the engine."""
+    """A running request of the scripted engine."""
 
     peer: bytes
     message: Generate
     tokens: list[int]
-    given: int = 0
+    tokens_sent: int = 0
 
 
 @dataclass(slots=True)
 class Behaviour:
-    """Behaviour of the engine; tests change it while it runs."""
+    """Behavior of a scripted engine; tests change these fields while the engine runs."""
 
     reply: list[int] = field(default_factory=lambda: [10, 11, 12])
     end: int | None = None
-    """Token that ends a reply with STOP; without it, replies end with LENGTH."""
+    """Token that ends a reply with STOP; if None, replies end with LENGTH."""
     step_seconds: float = 0.002
     tokens_a_step: int = 1
     refuse: RefusalCode | None = None
@@ -61,19 +61,19 @@ class Behaviour:
     draining: bool = False
     cached_tokens: int = 0
     first_token_seconds: float = 0.125
-    """Time to the first token that it reports."""
+    """Seconds to the first token, as reported in the finish."""
     fault: str = ""
     """Fault after `fault_after` tokens: gap, garbage, short, error, own, forget, restart, silent or mute."""
     fault_after: int = 2
     cuts: tuple[int, ...] = ()
     """Numbers of tokens of each answer after which `fault` occurs, instead of `fault_after`."""
     stats_seconds: float = 0.1
-    deaf_to_files: int = 0
-    """Number of further file requests that get no answer."""
+    ignored_file_requests: int = 0
+    """Number of file requests that are ignored before the next one is answered."""
 
 
 class ScriptedEngine:
-    """Engine with a ROUTER socket in a thread; a context manager."""
+    """An engine with a ROUTER socket that runs in a thread; a context manager."""
 
     def __init__(self, files: dict[str, bytes], endpoint: str = "tcp://127.0.0.1:*", **welcome: Any) -> None:
         self.files = files
@@ -124,7 +124,7 @@ class ScriptedEngine:
         return len(self._runs)
 
     def kill(self) -> None:
-        """Stop without a message, as by SIGKILL."""
+        """Stop without sending a message, as after SIGKILL."""
         self._stop.set()
         self._thread.join(60)
 
@@ -136,7 +136,7 @@ class ScriptedEngine:
         self._socket, decode, stats_at = socket, engine_decoder(), 0.0
         self._ready.set()
         while not self._stop.is_set():
-            if self.does.fault == "silent" and self.does.fault_after == 0:  # it takes nothing either
+            if self.does.fault == "silent" and self.does.fault_after == 0:  # does not even read messages
                 time.sleep(0.01)
                 continue
             if socket.poll(max(1, int(self.does.step_seconds * 1000)) if self._runs else 10):
@@ -152,10 +152,10 @@ class ScriptedEngine:
         socket.close()
         self._context.term()
 
-    def _send(self, peer: bytes, message: Message | bytes) -> None:
+    def _send(self, peer: bytes, message: WireMessage | bytes) -> None:
         self._socket.send_multipart((peer, message if isinstance(message, bytes) else encode(message)))
 
-    def _take(self, peer: bytes, message: Message) -> None:
+    def _take(self, peer: bytes, message: WireMessage) -> None:
         if isinstance(message, Hello):
             self.hellos += 1
             if self.does.refuse_hello is not None:
@@ -164,13 +164,13 @@ class ScriptedEngine:
             self._peers.add(peer)
             self._send(peer, Welcome(**self._welcome, draining=self.does.draining))
             self._send(peer, Blocks(0, b"", b"", reset=True))
-        elif isinstance(message, FetchFile) and self.does.deaf_to_files:
-            self.does.deaf_to_files -= 1
+        elif isinstance(message, FetchFile) and self.does.ignored_file_requests:
+            self.does.ignored_file_requests -= 1
         elif isinstance(message, FetchFile):
             self.fetches += 1
             content = self.files[message.name]
-            part = content[message.offset : message.offset + FILE_PART_BYTES]
-            self._send(peer, File(message.name, message.offset, len(content), part))
+            file_part = content[message.offset : message.offset + FILE_PART_BYTES]
+            self._send(peer, File(message.name, message.offset, len(content), file_part))
         elif isinstance(message, Generate):
             self._generate(peer, message)
         elif isinstance(message, Embed):
@@ -186,8 +186,8 @@ class ScriptedEngine:
         if self.does.refuse is not None:
             self._send(peer, Refused(message.rid, int(self.does.refuse), "max_tokens is refused", 0.2))
             return
-        room = self._welcome["context_length"] - len(message.prompt) // 4 + message.generated
-        limit = min(message.sampling.max_tokens or room, room)
+        capacity = self._welcome["context_length"] - len(message.prompt) // 4 + message.generated
+        limit = min(message.sampling.max_tokens or capacity, capacity)
         reply = self.does.reply
         tokens = reply[:limit] if self.does.end is not None else (reply * (limit // len(reply) + 1))[:limit]
         self._runs[peer, message.rid] = Run(peer, message, tokens, message.generated)
@@ -208,18 +208,18 @@ class ScriptedEngine:
         prompt = len(run.message.prompt) // 4 - run.message.generated
         wait = self.does.first_token_seconds
         return Finish(
-            run.message.rid, int(reason), prompt, self.does.cached_tokens, run.given, stop, "", wait
+            run.message.rid, int(reason), prompt, self.does.cached_tokens, run.tokens_sent, stop, "", wait
         )
 
     def _step(self) -> None:
         for key, run in list(self._runs.items()):
             if self._strikes(run) and self._fail(run):
                 continue
-            tokens = run.tokens[run.given : self._step_end(run)]
+            tokens = run.tokens[run.tokens_sent : self._step_end(run)]
             self.steps += 1
-            offset, run.given = run.given, run.given + len(tokens)
+            offset, run.tokens_sent = run.tokens_sent, run.tokens_sent + len(tokens)
             ends: tuple[Finish, ...] = ()
-            if run.given == len(run.tokens):
+            if run.tokens_sent == len(run.tokens):
                 del self._runs[key]
                 stops = tokens[-1] == self.does.end
                 reason = FinishReason.STOP if stops else FinishReason.LENGTH
@@ -228,11 +228,16 @@ class ScriptedEngine:
 
     def _strikes(self, run: Run) -> bool:
         if self.does.cuts:
-            return run.given in self.does.cuts and run.given > run.message.generated
-        return bool(self.does.fault) and run.given >= self.does.fault_after
+            return run.tokens_sent in self.does.cuts and run.tokens_sent > run.message.generated
+        return bool(self.does.fault) and run.tokens_sent >= self.does.fault_after
 
     def _step_end(self, run: Run) -> int:
-        return min([run.given + self.does.tokens_a_step, *(cut for cut in self.does.cuts if cut > run.given)])
+        return min(
+            [
+                run.tokens_sent + self.does.tokens_a_step,
+                *(cut for cut in self.does.cuts if cut > run.tokens_sent),
+            ]
+        )
 
     def _outputs(self, run: Run, offset: int, tokens: list[int], ends: tuple[Finish, ...]) -> Outputs:
         def packed(form: str, *values: int) -> bytes:
@@ -251,13 +256,13 @@ class ScriptedEngine:
         )
 
     def _fail(self, run: Run) -> bool:
-        """Cause the fault; return whether the run gets nothing else."""
+        """Cause the fault; return whether it replaces the tokens of this step."""
         fault, key = self.does.fault, (run.peer, run.message.rid)
         if fault == "gap":
-            run.given += 1
+            run.tokens_sent += 1
             return False
         if fault == "short":
-            run.given += 3
+            run.tokens_sent += 3
             del self._runs[key]
             end = self._finish(run, FinishReason.LENGTH)
             self._send(run.peer, Outputs(1, b"", b"", b"", b"", (end,)))
@@ -265,7 +270,9 @@ class ScriptedEngine:
             self._send(run.peer, b"\xc1 no message")
         elif fault == "error":
             del self._runs[key]
-            end = Finish(run.message.rid, int(FinishReason.ERROR), 1, 0, run.given, None, "out of memory")
+            end = Finish(
+                run.message.rid, int(FinishReason.ERROR), 1, 0, run.tokens_sent, None, "out of memory"
+            )
             self._send(run.peer, Outputs(1, b"", b"", b"", b"", (end,)))
         elif fault == "own":
             del self._runs[key]

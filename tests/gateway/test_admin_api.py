@@ -29,11 +29,11 @@ async def test_admin_api_requires_its_token_and_reports_engines(
         url = f"{gateway.admin}/admin/engines"
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic s3cret"}):
             assert (await http.get(url, headers=headers)).status_code == 401
-        found = (await http.get(url, headers={"authorization": "Bearer s3cret"})).json()
-        assert found["synced"] is True
-        assert found["engines"][0]["state"] == "serving"
-        assert found["engines"][0]["revision"] == "r1"
-        assert found["engines"][0]["requests"] == 0
+        table = (await http.get(url, headers={"authorization": "Bearer s3cret"})).json()
+        assert table["synced"] is True
+        assert table["engines"][0]["state"] == "serving"
+        assert table["engines"][0]["revision"] == "r1"
+        assert table["engines"][0]["requests"] == 0
         await text_of(gateway.client(), max_tokens=3)
         metrics = (await http.get(f"{gateway.admin}/metrics")).text
         assert (

@@ -1,4 +1,4 @@
-"""The gateway as a process: keys, signals, drain, and failed starts."""
+"""The gateway as a process: signals, drain, failed starts and engine keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ sys.exit(run(GatewayConfig(**{**options, "engine": tuple(options.get("engine", (
 
 
 class Process:
-    """Gateway process."""
+    """A gateway that runs as a process."""
 
     def __init__(self, **options: Any) -> None:
         self.port, self.admin = free_ports(), free_ports()
@@ -63,7 +63,7 @@ class Process:
         return client.completions.create(model="demo", prompt=[1, 2], max_tokens=60, stream=True)
 
     def takes(self) -> bool:
-        """Return whether it accepts another request, which is aborted at once."""
+        """Return whether the gateway accepts a new connection and answers a request on it."""
         try:
             self.stream().close()
         except openai.APIConnectionError:
@@ -80,14 +80,14 @@ def start() -> Iterator[Callable[..., Process]]:
         return running[-1]
 
     yield begin
-    for one in running:
-        one.process.kill()
-        one.process.communicate()
+    for process in running:
+        process.process.kill()
+        process.process.communicate()
 
 
 def test_sigterm_lets_streams_end(scripted: Any, start: Any) -> None:
     engine = scripted()
-    engine.does.step_seconds = 0.5  # the stream goes on for longer than all of this takes
+    engine.does.step_seconds = 0.5  # so slow that the stream lasts until the step time is lowered below
     gateway = start(engine=[engine.endpoint])
     gateway.wait_ready()
     chunks = iter(gateway.stream())
@@ -95,8 +95,8 @@ def test_sigterm_lets_streams_end(scripted: Any, start: Any) -> None:
     gateway.process.send_signal(signal.SIGTERM)
     gateway.wait_ready(503)
     assert gateway.ready("/healthz") == 200
-    deadline = time.monotonic() + 10  # sooner than the stream ends
-    while gateway.takes():  # it says that it is not ready before it stops to listen
+    deadline = time.monotonic() + 10  # before the stream ends
+    while gateway.takes():  # the gateway is unready before it stops listening
         assert time.monotonic() < deadline
     engine.does.step_seconds = 0.001
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
@@ -126,8 +126,8 @@ def test_sigterm_loses_no_request_on_a_keep_alive_connection(scripted: Any, star
     gateway.wait_ready()
     answered = [threading.Event() for _ in range(40)]
     with concurrent.futures.ThreadPoolExecutor(len(answered)) as pool:
-        ends = [pool.submit(send_until_close, gateway.port, one) for one in answered]
-        assert all(one.wait(60) for one in answered)
+        ends = [pool.submit(send_until_close, gateway.port, event) for event in answered]
+        assert all(event.wait(60) for event in answered)
         gateway.process.send_signal(signal.SIGTERM)
         assert {end.result(60) for end in ends} == {"closed"}
     assert gateway.process.wait(60) == 0
@@ -154,7 +154,7 @@ def test_second_signal_ends_the_process_despite_slow_clients(start: Any) -> None
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n"
         )
         client.sendall(head)
-        assert client.recv(12) == b"HTTP/1.1 100"  # the body is waited for
+        assert client.recv(12) == b"HTTP/1.1 100"  # the gateway now waits for the body
         gateway.process.send_signal(signal.SIGTERM)
         gateway.wait_ready(503)
         assert gateway.process.poll() is None
@@ -174,14 +174,14 @@ def test_failed_start_reports_its_reason(start: Any, tmp_path: Path) -> None:
         ]
         texts = [case.process.communicate(timeout=60)[1] for case in cases]
         assert [case.process.returncode for case in cases] == [1] * 4
-    for text, part in zip(
+    for text, expected in zip(
         texts, ("in use", "needs CURVE keys", "gateway.public", "--admin-token-file"), strict=True
     ):
-        assert part in text
+        assert expected in text
 
 
 def test_engine_connections_use_the_configured_keys(start: Any, tmp_path: Path, model_folder: Path) -> None:
-    """Over CURVE, with the engine's own server half; a gateway with other keys cannot connect."""
+    """The connection to an engine is encrypted by CURVE; a gateway with other keys cannot connect."""
     from mizzen.wire.messages import Welcome
     from mizzen.wire.server.engine_server import WireServer
 
@@ -208,7 +208,7 @@ def test_engine_connections_use_the_configured_keys(start: Any, tmp_path: Path, 
 def test_gateway_is_ready_while_all_engines_have_another_protocol(
     scripted: Any, start: Any, tmp_path: Path
 ) -> None:
-    """As in an upgrade that changes the protocol: requests wait for compatible engines, and are refused."""
+    """During an upgrade that changes the protocol, requests wait for compatible engines, then get 503."""
     (tmp_path / "token").write_text("s3cret")
     engines = [scripted(protocol=PROTOCOL + 1).endpoint, f"tcp://127.0.0.1:{free_ports()}"]
     gateway = start(
@@ -222,7 +222,7 @@ def test_gateway_is_ready_while_all_engines_have_another_protocol(
     def first() -> Any:
         url, headers = f"http://127.0.0.1:{gateway.admin}/admin/engines", {"authorization": "Bearer s3cret"}
         table = httpx.get(url, headers=headers, timeout=30).json()
-        return next(one for one in table["engines"] if one["name"] == engines[0])
+        return next(engine for engine in table["engines"] if engine["name"] == engines[0])
 
     deadline = time.monotonic() + 60
     while first()["state"] != "broken":
@@ -233,7 +233,7 @@ def test_gateway_is_ready_while_all_engines_have_another_protocol(
     with pytest.raises(openai.InternalServerError) as refused:
         gateway.stream()
     assert refused.value.status_code == 503
-    scripted(endpoint=engines[1])  # one of its own release has come
+    scripted(endpoint=engines[1])  # an engine with the gateway's protocol has started
     deadline = time.monotonic() + 60
     while True:
         try:

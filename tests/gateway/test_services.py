@@ -1,4 +1,4 @@
-"""Several services behind one gateway: names, 404, suspension, changes, and separate keys."""
+"""Several services behind one gateway: routing by name, suspension, changes, and separate keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def entry(name: str, *engines: Any, models: tuple[str, ...] = (), **fields: Any)
 
 @pytest.fixture
 def shared(live: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Start a gateway for the services of a file, and return both."""
+    """Return a function that starts a gateway with a file of services, and returns both."""
 
     async def start(*services: dict[str, Any], serving: int, **options: Any) -> tuple[Any, Path]:
         path = tmp_path / "services.json"
@@ -57,11 +57,11 @@ async def ask(gateway: Any, model: str, key: str = "none") -> int:
 
 
 async def test_requests_are_routed_by_model_name(shared: Any, scripted: Any) -> None:
-    one, two = scripted(model="one"), scripted(model="two", context_length=512)
-    gateway, _ = await shared(entry("one", one, models=("one", "uno")), entry("two", two), serving=2)
+    first, second = scripted(model="one"), scripted(model="two", context_length=512)
+    gateway, _ = await shared(entry("one", first, models=("one", "uno")), entry("two", second), serving=2)
     for model in ("one", "uno", "two", "one"):
         assert await ask(gateway, model) == 2
-    assert (len(one.requests), len(two.requests)) == (3, 1)
+    assert (len(first.requests), len(second.requests)) == (3, 1)
     models = {model.id: model async for model in gateway.client().models.list()}
     assert set(models) == {"one", "uno", "two"}
     assert {name: model.model_dump()["root"] for name, model in models.items()} == {
@@ -71,7 +71,9 @@ async def test_requests_are_routed_by_model_name(shared: Any, scripted: Any) -> 
     }
     assert models["two"].model_dump()["max_model_len"] == 512
     assert (await gateway.client().models.retrieve("uno")).id == "uno"
-    with pytest.raises(openai.NotFoundError, match="'three' does not exist here; there is one, uno, two"):
+    with pytest.raises(
+        openai.NotFoundError, match="'three' does not exist here; available models: one, uno, two"
+    ):
         await ask(gateway, "three")
     with pytest.raises(openai.NotFoundError):
         await gateway.client().models.retrieve("three")
@@ -80,25 +82,25 @@ async def test_requests_are_routed_by_model_name(shared: Any, scripted: Any) -> 
 async def test_model_name_claimed_twice_belongs_to_the_first_service(
     shared: Any, scripted: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, two = scripted(), scripted()
+    first, second = scripted(), scripted()
     gateway, _ = await shared(
-        entry("one", one, models=("chat",)), entry("two", two, models=("chat", "b")), serving=2
+        entry("one", first, models=("chat",)), entry("two", second, models=("chat", "b")), serving=2
     )
     await ask(gateway, "chat")
     await ask(gateway, "b")
-    assert (len(one.requests), len(two.requests)) == (1, 1)
+    assert (len(first.requests), len(second.requests)) == (1, 1)
     assert "belongs to another service" in caplog.text
 
 
 async def test_suspended_service_answers_503_only_for_its_models(shared: Any, scripted: Any) -> None:
-    one, two = scripted(), scripted()
-    gateway, path = await shared(entry("one", one), entry("two", two, suspended=True), serving=2)
+    first, second = scripted(), scripted()
+    gateway, path = await shared(entry("one", first), entry("two", second, suspended=True), serving=2)
     assert await ask(gateway, "one") == 2
     with pytest.raises(openai.APIStatusError) as refused:
         await ask(gateway, "two")
     assert (refused.value.status_code, refused.value.code) == (503, "suspended")
     assert int(refused.value.response.headers["retry-after"]) >= 1
-    write(path, entry("one", one), entry("two", two))
+    write(path, entry("one", first), entry("two", second))
     await eventually(lambda: answers(gateway, "two"))
 
 
@@ -110,21 +112,21 @@ async def answers(gateway: Any, model: str) -> bool:
     return True
 
 
-async def eventually(check: Callable[[], Any], wanted: bool = True) -> None:
+async def eventually(check: Callable[[], Any], expected: bool = True) -> None:
     deadline = time.monotonic() + 60
-    while await check() != wanted:
+    while await check() != expected:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
 
 
 async def test_removed_service_finishes_its_streams(shared: Any, scripted: Any, until: Any) -> None:
-    one, two = scripted(), scripted()
-    one.does.step_seconds = 0.05
-    gateway, path = await shared(entry("one", one), serving=1)
+    first, second = scripted(), scripted()
+    first.does.step_seconds = 0.05
+    gateway, path = await shared(entry("one", first), serving=1)
     stream = await gateway.client().completions.create(
         model="one", prompt="a", max_tokens=60, stream=True, stream_options={"include_usage": True}
     )
-    write(path, entry("two", two))
+    write(path, entry("two", second))
     await eventually(lambda: answers(gateway, "two"))
     with pytest.raises(openai.NotFoundError):
         await ask(gateway, "one")
@@ -132,12 +134,14 @@ async def test_removed_service_finishes_its_streams(shared: Any, scripted: Any, 
     assert usage[0].completion_tokens == 60
     path.write_text("no json")
     await asyncio.sleep(1.5)
-    assert await answers(gateway, "two")  # what cannot be read changes nothing
+    assert await answers(gateway, "two")  # an unreadable file does not change the services
 
 
-async def test_service_without_engines_does_not_use_those_of_others(shared: Any, scripted: Any) -> None:
-    one = scripted()
-    gateway, _ = await shared(entry("one", one), entry("two"), serving=1, queue_timeout_seconds=0.3)
+async def test_service_without_engines_does_not_use_engines_of_other_services(
+    shared: Any, scripted: Any
+) -> None:
+    engine = scripted()
+    gateway, _ = await shared(entry("one", engine), entry("two"), serving=1, queue_timeout_seconds=0.3)
     assert await ask(gateway, "one") == 2
     with pytest.raises(openai.APIStatusError) as refused:
         await ask(gateway, "two")
@@ -156,7 +160,7 @@ async def test_each_service_has_its_own_queue(shared: Any, scripted: Any, until:
         queue_timeout_seconds=60,
     )
     client = gateway.client()
-    held = [
+    waiting = [
         asyncio.create_task(client.completions.create(model="busy", prompt="a", max_tokens=900))
         for _ in range(2)
     ]
@@ -165,16 +169,16 @@ async def test_each_service_has_its_own_queue(shared: Any, scripted: Any, until:
     with pytest.raises(openai.RateLimitError):
         await ask(gateway, "busy")
     assert await ask(gateway, "free") == 2
-    for task in held:
+    for task in waiting:
         task.cancel()
-    await asyncio.gather(*held, return_exceptions=True)
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_admin_api_separates_services(shared: Any, scripted: Any, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t0ken")
-    one, two = scripted(), scripted()
+    first, second = scripted(), scripted()
     gateway, _ = await shared(
-        entry("one", one), entry("two", two), serving=2, admin_token_file=str(tmp_path / "token")
+        entry("one", first), entry("two", second), serving=2, admin_token_file=str(tmp_path / "token")
     )
     async with httpx.AsyncClient(headers={"authorization": "Bearer t0ken"}, timeout=60) as http:
         every = (await http.get(f"{gateway.admin}/admin/engines")).json()
@@ -182,7 +186,7 @@ async def test_admin_api_separates_services(shared: Any, scripted: Any, tmp_path
         none = (await http.get(f"{gateway.admin}/admin/engines?service=three")).json()
         assert (await http.get(f"{gateway.admin}/readyz")).status_code == 200
     assert {engine["service"] for engine in every["engines"]} == {"one", "two"}
-    assert [engine["name"] for engine in of_two["engines"]] == [two.endpoint]
+    assert [engine["name"] for engine in of_two["engines"]] == [second.endpoint]
     assert none["engines"] == []
 
 
@@ -229,7 +233,7 @@ class Keys:
         self.folder = folder
 
     def server(self, name: str) -> tuple[WireServer, str]:
-        """Return an engine's end of the wire with keys of its own, and its public key."""
+        """Return an engine's wire server with its own keys, and its public key."""
         public, secret = zmq.curve_keypair()
         welcome = Welcome(PROTOCOL, name, "i", "r", name, "h", {}, 128, 512, (), 16, 4, False)
         keys = WireKeys(public, secret, self.gateway_public)
@@ -259,30 +263,32 @@ def pumped(*servers: WireServer) -> Iterator[None]:
 
 async def test_each_service_has_its_own_engine_keys(shared: Any, tmp_path: Path, until: Any) -> None:
     keys = Keys(tmp_path / "keys")
-    one, one_key = keys.server("one")
-    two, two_key = keys.server("two")
-    with pumped(one, two):
+    first, one_key = keys.server("one")
+    second, two_key = keys.server("two")
+    with pumped(first, second):
         gateway, path = await shared(
-            entry("one", one, enginePublicKey=one_key),
-            entry("two", two, enginePublicKey=one_key),  # not its own
+            entry("one", first, enginePublicKey=one_key),
+            entry("two", second, enginePublicKey=one_key),  # the key of the other service's engines
             serving=0,
             keys=str(keys.folder),
         )
-        await until(lambda: len(one.out.peers) == 1)
+        await until(lambda: len(first.out.peers) == 1)
         service = gateway.gateway.services.get("two")
         [engine] = service.table
         await until(lambda: "rejects this gateway's keys" in engine.problem)
-        assert len(two.out.peers) == 0
-        write(path, entry("one", one, enginePublicKey=one_key), entry("two", two, enginePublicKey=two_key))
-        await until(lambda: len(two.out.peers) == 1)
-        assert len(one.out.peers) == 1
+        assert len(second.out.peers) == 0
+        write(
+            path, entry("one", first, enginePublicKey=one_key), entry("two", second, enginePublicKey=two_key)
+        )
+        await until(lambda: len(second.out.peers) == 1)
+        assert len(first.out.peers) == 1
 
 
 # ── Kubernetes ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Api:
-    """Lists of pods and ConfigMaps, and watches that send the events put into `events`."""
+    """A fake Kubernetes API server with pods and ConfigMaps; its watches send the events in `events`."""
 
     def __init__(self) -> None:
         self.lists: dict[str, list[dict[str, Any]]] = {"pods": [], "configmaps": []}
@@ -300,8 +306,8 @@ class Api:
             await response.write(line)
         return response
 
-    def send(self, kind: str, event: str, thing: dict[str, Any]) -> None:
-        self.events[kind].put_nowait(json.dumps({"type": event, "object": thing}).encode() + b"\n")
+    def send(self, kind: str, event: str, object_json: dict[str, Any]) -> None:
+        self.events[kind].put_nowait(json.dumps({"type": event, "object": object_json}).encode() + b"\n")
 
 
 def pod(name: str, service: str) -> dict[str, Any]:
@@ -317,15 +323,15 @@ def config_map(*services: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"name": "mizzen-shared", "uid": "c", "resourceVersion": "2"}, "data": data}
 
 
-class Recorded:
-    """Reports of discovery."""
+class RecordedDiscovery:
+    """Records the services and engines that discovery reports."""
 
     def __init__(self) -> None:
         self.services: list[str] = []
         self.engines: dict[str, list[DiscoveredEngine]] = {}
 
     def sync_services(self, entries: Any) -> None:
-        self.services = [one.name for one in entries]
+        self.services = [service.name for service in entries]
 
     def sync_engines(self, engines: dict[str, list[DiscoveredEngine]]) -> None:
         self.engines = engines
@@ -356,23 +362,23 @@ async def test_shared_gateway_watches_its_config_map_and_pods(
     (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     config = GatewayConfig(services_config_map="mizzen-shared", namespace="here")
-    found: Any = Recorded()
-    watch = asyncio.create_task(SharedServicesWatch(config, found, Metrics()).run())
+    recorded: Any = RecordedDiscovery()
+    watch = asyncio.create_task(SharedServicesWatch(config, recorded, Metrics()).run())
     try:
-        await until(lambda: found.services == ["one"] and "one" in found.engines)
+        await until(lambda: recorded.services == ["one"] and "one" in recorded.engines)
         assert api.queries["configmaps"] == {"fieldSelector": "metadata.name=mizzen-shared"}
         assert api.queries["pods"] == {
             "labelSelector": "mizzen.dev/gateway=shared,mizzen.dev/component=engine"
         }
-        assert [one.name for one in found.engines["one"]] == ["one-0"]
+        assert [engine.name for engine in recorded.engines["one"]] == ["one-0"]
         api.send("configmaps", "MODIFIED", config_map({"name": "one"}, {"name": "two"}))
         api.send("pods", "ADDED", pod("two-0", "two"))
-        await until(lambda: found.services == ["one", "two"] and "two" in found.engines)
+        await until(lambda: recorded.services == ["one", "two"] and "two" in recorded.engines)
         api.send("configmaps", "MODIFIED", {**config_map(), "data": {"services.json": "{"}})
         api.send("configmaps", "DELETED", config_map())
         api.send("pods", "DELETED", pod("one-0", "one"))
-        await until(lambda: "one" not in found.engines)
-        assert found.services == ["one", "two"]  # the last list that could be read stays in force
+        await until(lambda: "one" not in recorded.engines)
+        assert recorded.services == ["one", "two"]  # the last readable list remains in use
     finally:
         for events in api.events.values():
             events.put_nowait(None)

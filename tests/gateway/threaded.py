@@ -1,4 +1,4 @@
-"""Gateway with a simulated engine on a loop of its own, for blocking clients."""
+"""A gateway with a simulated engine on an event loop in another thread, for blocking clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTEXT = 96
 
 @contextmanager
 def simulated_gateway(start: Any) -> Iterator[Any]:
-    """Run the gateway that `start(endpoint)` returns until the end of the context."""
+    """Start a simulated engine, and run the gateway that `start(endpoint)` returns until the context ends."""
     config = SimulateConfig(
         model=str(MODEL),
         wire_bind="tcp://127.0.0.1:*",

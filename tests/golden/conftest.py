@@ -1,4 +1,4 @@
-"""The folder of helpers that the golden tests share."""
+"""Makes this folder's helper modules importable."""
 
 from __future__ import annotations
 

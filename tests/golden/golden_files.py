@@ -1,11 +1,11 @@
-"""Golden files: the public contracts of Mizzen, written down, so that a change of one is seen and meant.
+"""Golden files: records of Mizzen's public contracts, so that every change of one is noticed and deliberate.
 
 A test collects a contract from the code as plain JSON and calls `check("worker_metrics", collected)`, which
-compares it with `data/worker_metrics.json`. After a deliberate change, write the files again with
+compares it with `data/worker_metrics.json`. After a deliberate change, update the files with
 
     UPDATE_GOLDENS=1 pytest tests/golden
 
-and read the difference before it is committed.
+and review the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 DATA = Path(__file__).parent / "data"
 UPDATE = "UPDATE_GOLDENS"
 MAX_DIFFERENCE = 60
-"""Lines of a difference that a failed check shows."""
+"""Maximum number of lines of a difference that a failed check shows."""
 
 
 def render(value: Any) -> str:
-    """Return a JSON value as the text of a golden file: one entry a line, keys sorted."""
+    """Return a JSON value as the text of a golden file, with one entry per line and sorted keys."""
     return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -33,10 +33,10 @@ def load(name: str) -> Any:
 
 
 def check(name: str, collected: Any) -> None:
-    """Compare what was collected with the golden file `data/<name>.json`, or write the file on request.
+    """Compare a JSON value with the golden file `data/<name>.json`, or with UPDATE_GOLDENS, write the file.
 
     Raises:
-        AssertionError: they differ, or there is no such file; the text holds the difference.
+        AssertionError: The file does not exist, or the value differs; the message shows the difference.
     """
     path, text = DATA / f"{name}.json", render(collected)
     if os.environ.get(UPDATE):

@@ -1,4 +1,4 @@
-"""Render the child objects of a few sample services, without their random values."""
+"""Renders the child objects of a few sample services, without their random values."""
 
 from __future__ import annotations
 
@@ -70,20 +70,20 @@ def render_children(make: Make) -> dict[str, Any]:
     """Return the child objects of each sample service, and those of a gateway that two services share.
 
     Args:
-        make: builds a service from the fields of its spec that differ from the minimal one, and its metadata.
+        make: builds a service from its metadata and the fields of its spec that differ from a minimal spec.
     """
-    found = {
+    children = {
         name: _render_objects(make(spec, {"name": name, "uid": f"uid-{name}"}))
         for name, spec in SAMPLES.items()
     }
-    both = [
+    shared_services = [
         make({"gateway": {"mode": "Shared"}}, {"name": name, "uid": f"uid-{name}"})
         for name in ("first", "second")
     ]
-    found["shared"] = [*_render_objects(both[0]), *_render_shared(both)]
+    children["shared"] = [*_render_objects(shared_services[0]), *_render_shared(shared_services)]
     return {
-        name: {f"{one['kind']}/{one['metadata']['name']}": one for one in manifests}
-        for name, manifests in found.items()
+        name: {f"{manifest['kind']}/{manifest['metadata']['name']}": manifest for manifest in manifests}
+        for name, manifests in children.items()
     }
 
 
@@ -114,7 +114,9 @@ def _render_shared(services: list[Any]) -> list[dict[str, Any]]:
     together = sharing.resolve_sharing(services)
     assert together is not None
     own = shared_gateway.shared_gateway_spec(together)
-    keys = {one.name: key_secrets.EngineKeys(("public-key",), 3) for one in services[:1]}
+    keys = {
+        shared_service.name: key_secrets.EngineKeys(("public-key",), 3) for shared_service in services[:1]
+    }
     return [
         *gateway_deployment.gateway_manifests(own, CONFIG),
         pod_disruption_budget.gateway_disruption_budget(own),

@@ -1,4 +1,4 @@
-"""Collect the words that the operator writes into statuses, Events and metrics from its source.
+"""Collects the words that the operator writes into statuses, Events and metrics, from its source code.
 
 Nothing here depends on module or class names: every argument named `reason` is a reason. Names are resolved
 in the module that uses them, so a literal may become a constant.
@@ -33,25 +33,25 @@ def load_modules() -> Iterator[tuple[ModuleType, ast.Module]]:
 
 
 def collect_reasons() -> dict[str, Any]:
-    """Return the reasons by type of condition, and the other reasons: of Events, errors and actions.
+    """Return the reasons of each condition type, and all other reasons (of Events, errors and actions).
 
-    `collect_literals` covers the reasons of readiness gates, whose types are such as `mizzen.dev/routable`.
+    Reasons of readiness gates (types such as `mizzen.dev/routable`) are covered by `collect_literals`.
     """
     conditions: defaultdict[str, set[str]] = defaultdict(set)
-    others: set[str] = set()
+    other_reasons: set[str] = set()
     for module, tree in load_modules():
         for call, scopes in walk_calls(tree, ()):
             place = _Place(module, tree, scopes)
-            found = place.argument(call, "reason")
-            given = {text for one in found for text in place.texts(one)}
-            kinds = {text for one in place.argument(call, "type") for text in place.texts(one)}
-            if found and kinds:
+            arguments = place.argument(call, "reason")
+            reasons = {text for argument in arguments for text in place.texts(argument)}
+            kinds = {text for argument in place.argument(call, "type") for text in place.texts(argument)}
+            if arguments and kinds:
                 for kind in kinds:
-                    conditions[kind] |= given
+                    conditions[kind] |= reasons
             else:
-                others |= given
-    of_services = {kind: sorted(found) for kind, found in conditions.items() if "/" not in kind}
-    return {"conditions": of_services, "others": sorted(others - {""})}
+                other_reasons |= reasons
+    of_services = {kind: sorted(reasons) for kind, reasons in conditions.items() if "/" not in kind}
+    return {"conditions": of_services, "others": sorted(other_reasons - {""})}
 
 
 def collect_literals() -> list[str]:
@@ -59,26 +59,26 @@ def collect_literals() -> list[str]:
 
     These include all reasons, condition types, kinds, enumeration values of the CRD and metric label values.
     """
-    found: set[str] = set()
+    texts: set[str] = set()
     for _, tree in load_modules():
         skipped = {id(part) for node in ast.walk(tree) for part in _types(node)}
-        found |= {
+        texts |= {
             node.value
             for node in ast.walk(tree)
             if isinstance(node, ast.Constant) and id(node) not in skipped
             if isinstance(node.value, str) and WORD.fullmatch(node.value)
         }
-    return sorted(found)
+    return sorted(texts)
 
 
 def _types(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of annotations, and of arguments that name a type."""
+    """Yield the nodes of a function's or assignment's annotations, and of arguments that name a type."""
     annotations = [getattr(node, name, None) for name in ("annotation", "returns")]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TYPED:
         annotations.append(node.args[0])
-    for one in annotations:
-        if one is not None:
-            yield from ast.walk(one)
+    for annotation in annotations:
+        if annotation is not None:
+            yield from ast.walk(annotation)
 
 
 def walk_calls(
@@ -100,7 +100,7 @@ class _Place:
 
     def argument(self, call: ast.Call, name: str) -> list[ast.expr]:
         """Return the argument of a call for a parameter, passed by keyword or by position."""
-        named = [one.value for one in call.keywords if one.arg == name]
+        named = [keyword.value for keyword in call.keywords if keyword.arg == name]
         callee = self._value(call.func)
         if named or not isinstance(callee, type):
             return named
@@ -111,7 +111,7 @@ class _Place:
         return call.args[names.index(name) :][:1] if name in names else []
 
     def texts(self, node: ast.expr, depth: int = 0) -> set[str]:
-        """Return the string values that an expression may have, as far as the source shows."""
+        """Return the string values that an expression may have, as far as the source code determines them."""
         if depth > 8:
             return set()
         if isinstance(node, ast.IfExp):
@@ -122,7 +122,7 @@ class _Place:
             for function in self._scopes:
                 sources = [*_assigned(function, node.id), *self._passed(function, node.id)]
                 if sources:
-                    return {text for one in sources for text in self.texts(one, depth + 1)}
+                    return {text for source in sources for text in self.texts(source, depth + 1)}
         value = node.value if isinstance(node, ast.Constant) else self._value(node)
         if isinstance(value, enum.Enum):
             value = value.value
@@ -130,14 +130,18 @@ class _Place:
 
     def _passed(self, function: Function, name: str) -> list[ast.expr]:
         """Return the arguments that calls within the module pass for a parameter of a function."""
-        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args) if one.arg != "self"]
-        found: list[ast.expr] = []
+        names = [
+            parameter.arg
+            for parameter in (*function.args.posonlyargs, *function.args.args)
+            if parameter.arg != "self"
+        ]
+        passed: list[ast.expr] = []
         for call, _ in walk_calls(self._tree, ()) if name in names else ():
             called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             if called == function.name:
-                found += call.args[names.index(name) :][:1]
-                found += [one.value for one in call.keywords if one.arg == name]
-        return found
+                passed += call.args[names.index(name) :][:1]
+                passed += [keyword.value for keyword in call.keywords if keyword.arg == name]
+        return passed
 
     def _value(self, node: ast.expr) -> Any:
         """Return the value of a dotted name in the module; None if it has none."""
@@ -152,7 +156,7 @@ class _Place:
 
 def _assigned(function: Function, name: str) -> list[ast.expr]:
     return [
-        one.value
-        for one in ast.walk(function)
-        if isinstance(one, ast.Assign) and [ast.unparse(target) for target in one.targets] == [name]
+        child.value
+        for child in ast.walk(function)
+        if isinstance(child, ast.Assign) and [ast.unparse(target) for target in child.targets] == [name]
     ]

@@ -1,4 +1,4 @@
-"""The objects that the chart renders, for the default values and for others. No cluster."""
+"""The objects that the chart renders for its default values and for others; no cluster is needed."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ VALUES: dict[str, dict[str, Any]] = {
 
 
 def render_chart(folder: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Render the chart as release `sail` in namespace `harbour`, away from the user's own configuration."""
+    """Render the chart as release `sail` in namespace `harbour`, without the user's Helm configuration."""
     file = folder / "values.yaml"
     file.write_text(yaml.safe_dump(values))
-    command = [helm.find(), "template", "sail", CHART, "--namespace", "harbour", "--values", file]
+    command = [helm.find_helm(), "template", "sail", CHART, "--namespace", "harbour", "--values", file]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HELM_")}
     environment |= {f"HELM_{kind}_HOME": str(folder / kind) for kind in ("CACHE", "CONFIG", "DATA")}
     environment["KUBECONFIG"] = str(folder / "none")
@@ -103,7 +103,7 @@ def render_chart(folder: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def replace_prose(value: Any, keys: set[str]) -> Any:
-    """Replace the texts under these keys, but keep their template placeholders."""
+    """Replace the texts under the given keys by their template placeholders."""
     if isinstance(value, list):
         return [replace_prose(item, keys) for item in value]
     if not isinstance(value, dict):
@@ -117,7 +117,7 @@ def replace_prose(value: Any, keys: set[str]) -> Any:
 
 
 def normalise(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return an object without prose; a dashboard becomes a digest, because it is huge."""
+    """Return an object without prose; large dashboards are replaced by a digest."""
     if manifest["kind"] == "CustomResourceDefinition":
         return replace_prose(manifest, {"description", "message"})
     if manifest["kind"] == "PrometheusRule":
@@ -136,8 +136,8 @@ def _digest(value: Any) -> str:
 
 def render_objects(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     return {
-        f"{one['kind']} {one['metadata'].get('namespace', '-')}/{one['metadata']['name']}": normalise(one)
-        for one in render_chart(folder, values)
+        f"{item['kind']} {item['metadata'].get('namespace', '-')}/{item['metadata']['name']}": normalise(item)
+        for item in render_chart(folder, values)
     }
 
 
@@ -146,22 +146,29 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return render_objects(tmp_path_factory.mktemp("default"), {})
 
 
-def test_the_crd_of_the_chart_is_the_same(default: dict[str, Any]) -> None:
+def test_the_crd_of_the_chart_is_unchanged(default: dict[str, Any]) -> None:
     check("crd", default["CustomResourceDefinition -/inferenceservices.mizzen.dev"])
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_the_chart_renders_the_same_objects(name: str, default: dict[str, Any], tmp_path: Path) -> None:
-    """The data hold only differences from the default rendering; the CRD has a file of its own."""
-    found = render_objects(tmp_path, VALUES[name])
+def test_rendered_objects_of_the_chart_are_unchanged(
+    name: str, default: dict[str, Any], tmp_path: Path
+) -> None:
+    """Golden files contain only differences from the default rendering; the CRD has its own golden file."""
+    rendered = render_objects(tmp_path, VALUES[name])
     below = (
-        default if name != "default" else {key: one for key, one in default.items() if "/inference" in key}
+        default
+        if name != "default"
+        else {key: manifest for key, manifest in default.items() if "/inference" in key}
     )
-    check(f"chart_{name}", {key: show_differences(one, below.get(key, {})) for key, one in found.items()})
+    check(
+        f"chart_{name}",
+        {key: show_differences(manifest, below.get(key, {})) for key, manifest in rendered.items()},
+    )
 
 
 def show_differences(manifest: dict[str, Any], default: dict[str, Any]) -> Any:
-    """Replace the object, or the parts of it, that equal the default rendering by a placeholder."""
+    """Return an object in which everything that equals the default rendering is replaced by a placeholder."""
     if manifest == default:
         return DEFAULT
     return {key: DEFAULT if default.get(key) == part else part for key, part in manifest.items()}

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 CRD = yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SPECS: dict[str, dict[str, Any]] = load("operator_revision_specs")
-"""The corpus: for each name the fields of a spec that differ from `MINIMAL`."""
+"""Sample specs by name; each contains only the fields that differ from `MINIMAL`."""
 MINIMAL: dict[str, Any] = {"model": {"source": "file:///models/demo"}}
 IMAGES = ("engine:1", "engine:2", "registry.example/engine@sha256:" + "0" * 64)
 META = {"name": "demo", "namespace": "llm", "uid": "u", "generation": 1}
@@ -42,7 +42,7 @@ LABEL = re.compile(r"mizzen\.dev/[a-z][a-z-]*")
 
 
 def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Overlay one object on another; values that are not objects replace the ones below."""
+    """Merge the fields of `above` into `below` recursively; values that are not objects are replaced."""
     both = {
         key: overlay(below[key], value)
         if isinstance(below.get(key), dict) and isinstance(value, dict)
@@ -55,12 +55,12 @@ def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def apply_defaults(schema: dict[str, Any], value: Any) -> Any:
     """Fill in a schema's defaults as the API server does when an object is stored."""
     if isinstance(value, dict):
-        known = schema.get("properties", {})
+        properties = schema.get("properties", {})
         missing = {
-            key: part["default"] for key, part in known.items() if "default" in part and key not in value
+            key: part["default"] for key, part in properties.items() if "default" in part and key not in value
         }
         return {
-            key: apply_defaults(known.get(key, {}), item)
+            key: apply_defaults(properties.get(key, {}), item)
             for key, item in json.loads(json.dumps({**missing, **value})).items()
         }
     if isinstance(value, list):
@@ -69,7 +69,7 @@ def apply_defaults(schema: dict[str, Any], value: Any) -> Any:
 
 
 def stored_service(spec: dict[str, Any], **meta: Any) -> dict[str, Any]:
-    """Return an InferenceService as the API server holds it, given the fields that differ from `MINIMAL`."""
+    """Return an InferenceService as the API server stores it; `spec` contains the changes to `MINIMAL`."""
     return {
         "metadata": {**META, **meta},
         "spec": apply_defaults(SCHEMA["properties"]["spec"], overlay(MINIMAL, spec)),
@@ -77,7 +77,7 @@ def stored_service(spec: dict[str, Any], **meta: Any) -> dict[str, Any]:
 
 
 def leaf_paths(schema: dict[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the paths of all fields of a schema that hold no further fields."""
+    """Yield the paths of all fields of a schema that have no fields of their own."""
     inner = schema.get("items", schema)
     if not inner.get("properties"):
         yield path
@@ -86,7 +86,7 @@ def leaf_paths(schema: dict[str, Any], path: str = "") -> Iterator[str]:
 
 
 def set_paths(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of all fields that an object sets, including those that hold further fields."""
+    """Yield the paths of all fields that an object sets, including fields with fields of their own."""
     if isinstance(value, list):
         for item in value:
             yield from set_paths(item, path)
@@ -127,12 +127,12 @@ def known_paths(schema: dict[str, Any], path: str = "") -> Iterator[str]:
 
 
 def test_metrics_keep_their_names_types_labels_and_buckets() -> None:
-    found: dict[str, Any] = {}
+    families: dict[str, Any] = {}
     metrics = Metrics()
     ServiceMetrics(metrics.registry)
     for collector in metrics.registry._collector_to_names:
         if hasattr(collector, "_labelnames"):
-            found[collector._name] = {
+            families[collector._name] = {
                 "type": collector._type,
                 "labels": list(collector._labelnames),
                 "buckets": [str(bound) for bound in getattr(collector, "_upper_bounds", _bounds(collector))],
@@ -140,8 +140,8 @@ def test_metrics_keep_their_names_types_labels_and_buckets() -> None:
             continue
         for family in collector.collect():
             labels = getattr(family, "_labelnames", ())
-            found[family.name] = {"type": family.type, "labels": list(labels), "buckets": []}
-    check("operator_metrics", found)
+            families[family.name] = {"type": family.type, "labels": list(labels), "buckets": []}
+    check("operator_metrics", families)
 
 
 def _bounds(collector: Any) -> list[float]:
@@ -152,7 +152,7 @@ def test_conditions_events_and_actions_keep_their_types_and_reasons() -> None:
     check("operator_reasons", collect_reasons())
 
 
-def test_words_visible_in_the_cluster_are_the_same() -> None:
+def test_words_visible_in_the_cluster_are_unchanged() -> None:
     check("operator_literals", collect_literals())
 
 
@@ -189,7 +189,7 @@ def describe_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
     }
 
 
-def test_options_of_mizzen_operator_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_mizzen_operator_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [name for name in os.environ if name.startswith("MIZZEN_OPERATOR_")]:
         monkeypatch.delenv(variable)
     pinned = {"mizzen-operator": describe_options(capture_parser(monkeypatch))}
@@ -205,11 +205,11 @@ def test_options_of_mizzen_operator_are_the_same(monkeypatch: pytest.MonkeyPatch
     check("operator_options", pinned)
 
 
-def test_limits_of_options_are_the_same() -> None:
+def test_limits_of_options_are_unchanged() -> None:
     fields = dataclasses.fields(OperatorConfig)
     check(
         "operator_option_limits",
-        {one.name: {k: one.metadata[k] for k in ("choices", "low")} for one in fields},
+        {option.name: {k: option.metadata[k] for k in ("choices", "low")} for option in fields},
     )
 
 
@@ -219,7 +219,7 @@ def walk_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from walk_commands(inner, f"{name} {child}")
 
 
-def test_commands_and_options_of_mizzen_local_are_the_same() -> None:
+def test_commands_and_options_of_mizzen_local_are_unchanged() -> None:
     pinned: dict[str, Any] = {}
     names = (
         "opts",
@@ -238,27 +238,27 @@ def test_commands_and_options_of_mizzen_local_are_the_same() -> None:
             "hidden": command.hidden,
             "settings": command.context_settings,
             "parameters": {
-                one.name: {"type": str(one.type_descriptor.annotation)}
-                | {key: getattr(one, key, None) for key in names}
-                for one in command.params
-                if not one.name.endswith("_completion")  # Typer's own
+                parameter.name: {"type": str(parameter.type_descriptor.annotation)}
+                | {key: getattr(parameter, key, None) for key in names}
+                for parameter in command.params
+                if not parameter.name.endswith("_completion")  # Typer's own
             },
         }
     check("local_commands", json.loads(json.dumps(pinned)))
 
 
-def test_names_of_labels_and_annotations_are_the_same() -> None:
+def test_names_of_labels_and_annotations_are_unchanged() -> None:
     files = [path for folder in ("operator", "worker") for path in (ROOT / folder).rglob("*.py")]
-    found = {
+    names = {
         label
         for path in files
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for label in LABEL.findall(node.value)
     }
-    check("labels", sorted(found - {f"{CRD['spec']['group']}/v"}))
+    check("labels", sorted(names - {f"{CRD['spec']['group']}/v"}))
 
 
-def test_child_objects_of_sample_services_are_the_same() -> None:
+def test_child_objects_of_sample_services_are_unchanged() -> None:
     manifests = render_children(lambda spec, meta: parse_service(stored_service(spec, **meta)))
     check("operator_children", json.loads(json.dumps(manifests)))

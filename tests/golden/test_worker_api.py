@@ -1,4 +1,4 @@
-"""What clients, the operator and probes see of gateways and engines over HTTP, and in files read by them."""
+"""Contracts of gateways and engines: HTTP APIs for clients, operator and probes, and files for gateways."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TOKEN = {"Authorization": "Bearer s3cret"}
 
 
 def without_prose(value: Any, names: bool = False) -> Any:
-    """Return a part of an OpenAPI document without its sentences; keys of `properties` are names."""
+    """Return a part of an OpenAPI document without prose; with `names`, its keys are names of properties."""
     if isinstance(value, list):
         return [without_prose(part) for part in value]
     if not isinstance(value, dict):
@@ -61,7 +61,7 @@ def without_prose(value: Any, names: bool = False) -> Any:
 
 
 def routes(app: FastAPI) -> list[str]:
-    """Return methods and paths of an application, the generated pages of documentation too."""
+    """Return the methods and paths of an application, including the generated documentation pages."""
     return sorted(
         f"{method} {getattr(route, 'path', '')}"
         for route in app.routes
@@ -78,7 +78,7 @@ def gateway(tmp_path: Path) -> Gateway:
     )
 
 
-def test_the_openapi_document(gateway: Gateway) -> None:
+def test_the_openapi_document_is_unchanged(gateway: Gateway) -> None:
     app, admin = create_app(gateway.config, gateway), create_admin_app(gateway)
     check(
         "worker_openapi",
@@ -91,7 +91,7 @@ def test_the_openapi_document(gateway: Gateway) -> None:
 
 
 def shape(value: Any) -> Any:
-    """Return the members of a JSON value with the types of their values."""
+    """Return a JSON value with names of types instead of scalars, and only the first item of each list."""
     if isinstance(value, dict):
         return {key: shape(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -100,7 +100,7 @@ def shape(value: Any) -> Any:
 
 
 async def admin_answers(endpoint: str, tmp_path: Path) -> dict[str, Any]:
-    """Return the shapes of what the admin port of a gateway with one engine answers."""
+    """Return the shapes of all responses of the admin port, for a gateway with one engine."""
     (tmp_path / "token").write_text("s3cret")
     (tmp_path / "keys.yaml").write_text("keys: [{name: a, key: 0123456789abcdef0123456789abcdef}]\n")
     gateway = Gateway(
@@ -136,19 +136,19 @@ async def admin_answers(endpoint: str, tmp_path: Path) -> dict[str, Any]:
         await gateway.close()
 
 
-def test_members_of_the_admin_api(tmp_path: Path) -> None:
+def test_members_of_the_admin_api_are_unchanged(tmp_path: Path) -> None:
     config = SimulateConfig(
         model=str(DEMO), wire_bind="tcp://127.0.0.1:*", step_milliseconds=0.0, drain_timeout_seconds=0.2
     )
     with SimulatedEngine(config) as engine:
-        found = asyncio.run(admin_answers(engine.endpoint, tmp_path))
-    found["POST /admin/verify"] = function_keys(verify.verify_engine)
-    check("worker_admin_api", found)
+        shapes = asyncio.run(admin_answers(engine.endpoint, tmp_path))
+    shapes["POST /admin/verify"] = function_keys(verify.verify_engine)
+    check("worker_admin_api", shapes)
 
 
 @contextmanager
 def simulated_process(tmp_path: Path, *options: str) -> Iterator[str]:
-    """Run a simulated engine with its supervisor; give the URL of its probes."""
+    """Run a simulated engine with its supervisor; yield the URL of its probes."""
     port = free_ports()
     words = ["--model", str(DEMO), "--wire-bind", f"ipc://{tmp_path}/wire", "--http-port", str(port)]
     words += ["--termination-message", str(tmp_path / "reason"), "--drain-timeout-seconds", "0.2", *options]
@@ -162,7 +162,7 @@ def simulated_process(tmp_path: Path, *options: str) -> Iterator[str]:
 
 
 def answered(url: str, data: bytes | None = None) -> Any:
-    """Return status and body of an answer, or nothing when there is none yet."""
+    """Send a request; return the status and body of the response, or None if nothing listens yet."""
     try:
         with urllib.request.urlopen(url, data, timeout=5) as reply:
             return [reply.status, json.loads(reply.read())]
@@ -174,17 +174,17 @@ def answered(url: str, data: bytes | None = None) -> Any:
 
 def until(url: str, state: str) -> Any:
     deadline = time.monotonic() + 60
-    while not ((found := answered(url)) and found[1]["state"] == state):
-        assert time.monotonic() < deadline, found
+    while not ((response := answered(url)) and response[1]["state"] == state):
+        assert time.monotonic() < deadline, response
         time.sleep(0.02)
-    return [found[0], shape(found[1])]
+    return [response[0], shape(response[1])]
 
 
-def test_probes_of_an_engine(tmp_path: Path) -> None:
-    found = {}
+def test_engine_probes_are_unchanged(tmp_path: Path) -> None:
+    responses = {}
     with simulated_process(tmp_path, "--start-seconds", "1") as url:
-        found["GET /readyz, starting"] = until(f"{url}/readyz", "starting")
-        found["GET /readyz, serving"] = until(f"{url}/readyz", "serving")
+        responses["GET /readyz, starting"] = until(f"{url}/readyz", "starting")
+        responses["GET /readyz, serving"] = until(f"{url}/readyz", "serving")
         for name, path, data in (
             ("GET /healthz", "/healthz", None),
             ("GET /other", "/other", None),
@@ -192,11 +192,11 @@ def test_probes_of_an_engine(tmp_path: Path) -> None:
             ("POST /other", "/other", b""),
         ):
             status, body = answered(url + path, data)
-            found[name] = [status, shape(body)]
-    check("worker_engine_probes", found)
+            responses[name] = [status, shape(body)]
+    check("worker_engine_probes", responses)
 
 
-def test_error_codes_and_types() -> None:
+def test_error_codes_and_types_are_unchanged() -> None:
     names = (errors.ApiError.__name__, errors.invalid.__name__, errors.unavailable.__name__)
     statuses, codes, params = set(), set(), set()
     usual = inspect.signature(errors.unavailable).parameters["code"].default
@@ -229,7 +229,7 @@ def test_error_codes_and_types() -> None:
     )
 
 
-def test_names_of_headers_and_events() -> None:
+def test_names_of_headers_and_events_are_unchanged() -> None:
     names = "retry-after|www-authenticate|cache-control|authorization|traceparent|tracestate|allow|api-key"
     check(
         "worker_headers",
@@ -244,13 +244,13 @@ def test_names_of_headers_and_events() -> None:
     )
 
 
-def test_finish_reasons_and_states_of_answers() -> None:
+def test_finish_reasons_and_states_of_answers_are_unchanged() -> None:
     words = "stop|length|tool_calls|content_filter|abort|error|incomplete|completed|failed|in_progress"
     check("worker_finish_reasons", literals(words, WORKER / "gateway"))
 
 
 INTERNAL = {AnswerPiece, OutputDelta, ToolsOnly, SamplingFields}
-"""Structs that are not JSON bodies: internal ones, a base, and one that reads a single member of a body."""
+"""Structs that are not JSON bodies: internal structs, a base class, and a struct that reads one member."""
 
 
 def gateway_structs() -> Iterator[type[msgspec.Struct]]:
@@ -263,9 +263,9 @@ def gateway_structs() -> Iterator[type[msgspec.Struct]]:
                 yield kind
 
 
-def test_members_of_all_json_that_gateways_read_and_write() -> None:
-    """Bodies, the file of services, key files, objects of Kubernetes; whatever the classes are called."""
-    found = []
+def test_members_of_all_json_of_gateways_are_unchanged() -> None:
+    """Covers bodies of requests and responses, services files, key files and Kubernetes objects."""
+    descriptions = []
     for kind in gateway_structs():
         config, members = kind.__struct_config__, []
         for field in msgspec.structs.fields(kind):
@@ -274,5 +274,5 @@ def test_members_of_all_json_that_gateways_read_and_write() -> None:
         if members:
             tag = f"{config.tag_field}={config.tag}: " if config.tag else ""
             closed = " only" if config.forbid_unknown_fields else ""
-            found.append(tag + " ".join(sorted(members)) + closed)
-    check("worker_json_members", sorted(found))
+            descriptions.append(tag + " ".join(sorted(members)) + closed)
+    check("worker_json_members", sorted(descriptions))

@@ -1,4 +1,4 @@
-"""The worker's contracts beside the wire and the API: metrics, command lines, exit codes, variables, logs."""
+"""Contracts of the worker: metrics, command lines, exit codes, environment variables and log fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mizzen.cli import app
 from mizzen.commands import complete
 from mizzen.common.json_log import JsonLines, set_up_logging
 from mizzen.common.options import flag
-from mizzen.engine.grammar import sandbox_worker
+from mizzen.engine.grammar import compile_sandbox_worker
 from mizzen.gateway.gateway import ENGINE_STATES
 from mizzen.gateway.telemetry.access_log import AccessLogLine
 from mizzen.gateway.telemetry.metrics import Metrics
@@ -35,10 +35,10 @@ from mizzen.server.status_block import StatusReader, create_status_blocks
 from mizzen.wire.client.stream import StreamLost
 
 
-def families(found: Any) -> dict[str, Any]:
-    """Return types, samples and label names of metric families; values of labels where they are few."""
+def families(collected: Any) -> dict[str, Any]:
+    """Return the type of each metric family, and its samples with the values of each label but `version`."""
     result = {}
-    for family in found:
+    for family in collected:
         samples: dict[str, dict[str, set[str]]] = {}
         for sample in family.samples:
             labels = samples.setdefault(sample.name, {})
@@ -54,10 +54,10 @@ def families(found: Any) -> dict[str, Any]:
     return result
 
 
-def test_metrics_of_the_engine() -> None:
+def test_metrics_of_the_engine_are_unchanged() -> None:
     status = StatusReader(create_status_blocks(1), 0).read()
     status.values[:] = type(status.values)("d", [1.0] * len(status.values))
-    view = EngineView(snapshot=status, state="serving", end="watchdog", uptime_seconds=1.0)
+    view = EngineView(snapshot=status, state="serving", failure_kind="watchdog", uptime_seconds=1.0)
     text = generate_latest(build_registry("demo", lambda: view, 16)).decode()
     shown = families(text_string_to_metric_families(text))
     assert any(name.startswith("sglang:") for name in shown)
@@ -69,7 +69,7 @@ def labelled(metric: Any) -> Any:
     return {"type": metric._type, "labels": list(metric._labelnames)}
 
 
-def test_metrics_of_the_gateway() -> None:
+def test_metrics_of_the_gateway_are_unchanged() -> None:
     metrics = Metrics(lambda: ("demo",))
     record = RequestRecord(request_id="r", method="POST", path="/v1/completions")
     record.model, record.status, record.ended, record.error = "demo", 429, record.began + 1.0, "some_cause"
@@ -79,20 +79,22 @@ def test_metrics_of_the_gateway() -> None:
     declared = {
         metric._name: labelled(metric) for metric in vars(metrics).values() if hasattr(metric, "_labelnames")
     }
-    ours = {name: family for name, family in shown.items() if name.startswith("mizzen_")}
+    own = {name: family for name, family in shown.items() if name.startswith("mizzen_")}
     causes = {arguments[0] for _, arguments, _ in calls(StreamLost.__name__) if arguments and arguments[0]}
-    check("worker_gateway_metrics", {"declared": declared, "shown": ours, "causes of losses": sorted(causes)})
+    check("worker_gateway_metrics", {"declared": declared, "shown": own, "causes of losses": sorted(causes)})
 
 
 def described(name: str, parameter: inspect.Parameter) -> dict[str, Any]:
-    """Return all of an option or argument of a command but its sentence."""
+    """Return all attributes of a command's option or argument except its help text."""
     kind, info, default = parameter.annotation, parameter.default, parameter.default
     for extra in typing.get_args(kind)[1:] if hasattr(kind, "__metadata__") else ():
         kind, info = typing.get_args(kind)[0], extra
     names = list(info.param_decls or ())
     if info is parameter.default:
         default = info.default
-    elif isinstance(info.default, str):  # in the form of `Annotated`, a first name is in the default's place
+    elif isinstance(
+        info.default, str
+    ):  # with `Annotated`, the first option name takes the position of the default
         names = [info.default, *names]
     required = default in (..., inspect.Parameter.empty)
     return {
@@ -112,16 +114,16 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str | list) else str(value)
 
 
-def test_options_of_all_commands() -> None:
+def test_options_of_all_commands_are_unchanged() -> None:
     callback = app.registered_callback
     assert callback is not None
     functions = {"": callback.callback, **{info.name: info.callback for info in app.registered_commands}}
-    found = {}
+    options_by_command = {}
     for name, function in functions.items():
         assert function is not None
         parameters = inspect.signature(function, eval_str=True).parameters
-        found[f"mizzen {name}".strip()] = [described(*item) for item in parameters.items()]
-    check("worker_commands", found)
+        options_by_command[f"mizzen {name}".strip()] = [described(*item) for item in parameters.items()]
+    check("worker_commands", options_by_command)
 
 
 def test_help_names_every_option_of_the_golden_file() -> None:
@@ -135,35 +137,35 @@ def test_help_names_every_option_of_the_golden_file() -> None:
 
 
 class Captured(Exception):
-    """Raised in the place of parsing."""
+    """Raised instead of parsing the command line."""
 
 
 PROGRAMS: dict[str, Callable[[], object]] = {
     "rank": lambda: leader.main(EngineConfig, leader.import_engine),
     "follower": follower.main,
     "simulate": lambda: simulate.parse_config([]),
-    "grammar sandbox": sandbox_worker.main,
+    "grammar sandbox": compile_sandbox_worker.main,
 }
 
 
 @pytest.fixture
 def parsers(monkeypatch: pytest.MonkeyPatch) -> list[argparse.ArgumentParser]:
-    made: list[argparse.ArgumentParser] = []
+    captured: list[argparse.ArgumentParser] = []
 
     def parse(self: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
-        made.append(self)
+        captured.append(self)
         raise Captured
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
-    return made
+    return captured
 
 
-def test_options_of_programs_that_programs_start(parsers: list[argparse.ArgumentParser]) -> None:
-    found = {}
+def test_options_of_internal_programs_are_unchanged(parsers: list[argparse.ArgumentParser]) -> None:
+    options_by_program = {}
     for name, program in PROGRAMS.items():
         with pytest.raises(Captured):
             program()
-        found[name] = [
+        options_by_program[name] = [
             {
                 "names": action.option_strings or [action.dest],
                 "type": action.type.__name__ if action.type in (int, float, str, bool) else None,
@@ -174,10 +176,10 @@ def test_options_of_programs_that_programs_start(parsers: list[argparse.Argument
             }
             for action in parsers.pop()._actions
         ]
-    check("worker_programs", found)
+    check("worker_programs", options_by_program)
 
 
-def test_exit_codes_and_kinds_of_ends() -> None:
+def test_exit_codes_and_exit_kinds_are_unchanged() -> None:
     kinds = set()
     for _, arguments, keywords in calls(exit_reason.ExitReason.__name__):
         kinds |= {text for text in [*arguments[1:2], keywords.get("kind")] if isinstance(text, str)}
@@ -194,7 +196,7 @@ def test_exit_codes_and_kinds_of_ends() -> None:
     )
 
 
-def test_environment_variables() -> None:
+def test_environment_variables_are_unchanged() -> None:
     prefixes = "MIZZEN|OTEL|KUBE|POD|CUDA|FLASHINFER|TRITON|XDG|HF|AWS|TOKENIZERS|NCCL"
     check(
         "worker_variables",
@@ -211,7 +213,7 @@ def test_environment_variables() -> None:
     )
 
 
-def test_members_of_log_lines() -> None:
+def test_log_fields_are_unchanged() -> None:
     class Given:
         created, msecs, levelname, exc_info, fields = 0.0, 0, "INFO", None, {}
 

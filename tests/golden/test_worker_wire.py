@@ -1,7 +1,7 @@
-"""Golden bytes of everything that travels between processes of the worker.
+"""Golden bytes of everything that processes of the worker send each other.
 
-Instances are filled by type and position, so that the bytes do not depend on the names that the code uses for
-fields: what a peer of another version would read is pinned, and nothing else.
+Fields of messages are filled by type and position, so the bytes do not depend on field names. Only what a
+peer of another version would decode is pinned.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from mizzen.wire.ranks import node_messages, plan_encoding, plan_ring, plan_tcp
 from mizzen.wire.server.request_table import RequestTable
 
 LOCAL = {stream.TokenLogprobs}
-"""Structs of the wire package that never leave their process."""
+"""Structs of the wire package that are never sent."""
 
 
 def value_of(hint: Any, place: int) -> Any:
-    """Return a value of a type, unlike any default and unlike that of another place."""
+    """Return a value of a type that differs from all defaults and from the values at other positions."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return value_of(next(arg for arg in args if arg is not type(None)), place)
@@ -72,7 +72,7 @@ def filled(kind: type[msgspec.Struct], place: int = 0) -> Any:
 
 
 def least(kind: type[msgspec.Struct]) -> Any:
-    """Return an instance that gives required fields alone; those that may be None are."""
+    """Return an instance with only its required fields, set to None wherever their type allows that."""
     hints, values = typing.get_type_hints(kind), {}
     for at, field in enumerate(msgspec.structs.fields(kind), 1):
         if field.required:
@@ -85,17 +85,17 @@ def least(kind: type[msgspec.Struct]) -> Any:
 
 
 def wire_structs() -> list[type[msgspec.Struct]]:
-    """Return all structs that modules of the wire package define, but for bases without fields."""
-    found = {}
+    """Return all structs that modules of the wire package define, except base classes without fields."""
+    structs = {}
     for module in pkgutil.walk_packages(mizzen.wire.__path__, "mizzen.wire."):
         for kind in vars(importlib.import_module(module.name)).values():
             if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.name:
-                found[kind] = None
-    return [kind for kind in found if kind not in LOCAL and msgspec.structs.fields(kind)]
+                structs[kind] = None
+    return [kind for kind in structs if kind not in LOCAL and msgspec.structs.fields(kind)]
 
 
 def label(kind: type[msgspec.Struct]) -> str:
-    """Return how the golden file calls a struct: by its tag, or by its number of fields where it has none."""
+    """Return the name of a struct in the golden file: its tag, or its number of fields if it has no tag."""
     config = kind.__struct_config__
     family = "nodes" if kind.__module__ == node_messages.__name__ else "messages"
     return (
@@ -104,7 +104,7 @@ def label(kind: type[msgspec.Struct]) -> str:
 
 
 def shown(value: Any) -> Any:
-    """Return decoded msgpack as JSON, bytes in hexadecimal."""
+    """Return a decoded msgpack value as JSON, with bytes in hexadecimal."""
     if isinstance(value, bytes):
         return f"0x{value.hex()}"
     if isinstance(value, list):
@@ -115,21 +115,21 @@ def shown(value: Any) -> Any:
 
 
 def encoded() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    encodings: dict[str, Any] = {}
     for kind in wire_structs():
         for name, instance in (("filled", filled(kind)), ("least", least(kind))):
             content = msgspec.msgpack.encode(instance)
             key = f"{label(kind)}, {name}"
-            assert key not in found, f"{key}: two structs of one name"
-            found[key] = {"hex": content.hex(), "reads": shown(msgspec.msgpack.decode(content))}
-    return found
+            assert key not in encodings, f"{key}: two structs of one name"
+            encodings[key] = {"hex": content.hex(), "reads": shown(msgspec.msgpack.decode(content))}
+    return encodings
 
 
-def test_the_bytes_of_every_message() -> None:
+def test_encoded_messages_are_unchanged() -> None:
     check("worker_wire_messages", encoded())
 
 
-def test_the_golden_bytes_of_messages_are_read_as_the_messages() -> None:
+def test_golden_bytes_decode_to_the_messages() -> None:
     golden = load("worker_wire_messages")
     for kind in wire_structs():
         for name, instance in (("filled", filled(kind)), ("least", least(kind))):
@@ -137,7 +137,7 @@ def test_the_golden_bytes_of_messages_are_read_as_the_messages() -> None:
             assert msgspec.msgpack.decode(content, type=kind) == instance
 
 
-def test_both_ends_read_the_golden_bytes_of_their_direction() -> None:
+def test_both_ends_decode_the_golden_bytes_of_their_direction() -> None:
     golden = load("worker_wire_messages")
     for union, decoder in (
         (messages.ToEngine, codec.engine_decoder()),
@@ -152,14 +152,14 @@ def test_both_ends_read_the_golden_bytes_of_their_direction() -> None:
 
 
 def test_no_message_is_missing_from_the_golden_file() -> None:
-    known = {label(kind) for kind in wire_structs()}
-    assert {key.rpartition(", ")[0] for key in load("worker_wire_messages")} == known
+    labels = {label(kind) for kind in wire_structs()}
+    assert {key.rpartition(", ")[0] for key in load("worker_wire_messages")} == labels
     sent = (messages.ToEngine, messages.ToGateway, node_messages.ToLeader, node_messages.ToNode)
     assert {kind for union in sent for kind in typing.get_args(union)} <= set(wire_structs())
 
 
 def plan() -> StepPlan:
-    """Return a plan in which every array, start and chunk occurs."""
+    """Return a plan with non-empty arrays and all kinds of starts and chunks."""
 
     def ints(*values: int) -> Any:
         return np.array(values, np.int32)
@@ -196,8 +196,8 @@ def plan() -> StepPlan:
     )
 
 
-def same_plan(one: StepPlan, other: StepPlan) -> bool:
-    return plan_encoding.encode_plan(one) == plan_encoding.encode_plan(other)
+def same_plan(plan: StepPlan, decoded: StepPlan) -> bool:
+    return plan_encoding.encode_plan(plan) == plan_encoding.encode_plan(decoded)
 
 
 def empty_plan() -> StepPlan:
@@ -205,7 +205,7 @@ def empty_plan() -> StepPlan:
 
 
 def ring_memory() -> str:
-    """Return what a ring of two readers holds after a plan and the end."""
+    """Return the memory of a ring with two readers, in hexadecimal, after a plan and the end were sent."""
     handles = plan_ring.create_ring(2, 1024)
     try:
         writer = plan_ring.RingWriter(handles)
@@ -218,7 +218,7 @@ def ring_memory() -> str:
 
 
 def tcp_frames() -> dict[str, Any]:
-    """Return what a rank of another pod says first, and what it gets: a plan, then the end."""
+    """Return the first frame of a rank on another pod, and the frames that it gets: a plan and the end."""
     server = plan_tcp.PlanServer("tcp://127.0.0.1:*", None, [1])
     context = zmq.Context()
     rank = context.socket(zmq.DEALER)
@@ -238,7 +238,7 @@ def tcp_frames() -> dict[str, Any]:
     return {"name": plan_tcp.rank_identity(12).decode(), "greeting": plan_tcp.HERE.decode(), "frames": frames}
 
 
-def test_the_bytes_of_plans() -> None:
+def test_encoded_plans_are_unchanged() -> None:
     check(
         "worker_wire_plans",
         {
@@ -250,7 +250,7 @@ def test_the_bytes_of_plans() -> None:
     )
 
 
-def test_the_golden_bytes_of_plans_are_read_as_the_plans() -> None:
+def test_golden_bytes_decode_to_the_plans() -> None:
     golden = load("worker_wire_plans")
     read = plan_encoding.decode_plan(bytes.fromhex(golden["plan"]))
     assert same_plan(read, plan())
@@ -259,7 +259,7 @@ def test_the_golden_bytes_of_plans_are_read_as_the_plans() -> None:
     assert same_plan(plan_encoding.decode_plan(bytes.fromhex(golden["empty plan"])), empty_plan())
 
 
-def test_the_layout_of_shared_memory_and_control_pipes() -> None:
+def test_the_layout_of_shared_memory_and_control_pipes_is_unchanged() -> None:
     block = status_module.create_status_blocks(1)
     writer = status_module.StatusWriter(block, 0)
     for at in range(len(writer.values)):
@@ -292,7 +292,7 @@ def test_the_layout_of_shared_memory_and_control_pipes() -> None:
     )
 
 
-def test_the_packed_columns_of_outputs() -> None:
+def test_packed_columns_of_outputs_are_unchanged() -> None:
     message = messages.Outputs(
         step=5,
         rids=np.array([1, 2**31], "<u4").tobytes(),
@@ -321,7 +321,7 @@ def test_the_packed_columns_of_outputs() -> None:
     )
 
 
-def test_numbers_and_bounds_of_the_protocol() -> None:
+def test_numbers_and_bounds_of_the_protocol_are_unchanged() -> None:
     check(
         "worker_wire_numbers",
         {

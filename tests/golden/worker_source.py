@@ -1,4 +1,4 @@
-"""What the worker's source says, wherever it lies: strings, arguments of calls, keys of log fields."""
+"""Extracts strings, arguments of calls and keys of log fields from the worker's source code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def trees(folder: Path = WORKER) -> tuple[ast.Module, ...]:
 
 
 def literals(pattern: str, folder: Path = WORKER) -> list[str]:
-    """Return all strings of the code, bytes too, that a regular expression matches as a whole."""
+    """Return all string and bytes literals in the code that match a regular expression completely."""
     return sorted({text for tree in trees(folder) for text in _matching(tree, pattern)})
 
 
@@ -36,37 +36,37 @@ def _matching(tree: ast.AST, pattern: str) -> Iterator[str]:
 
 
 def constants(tree: ast.Module) -> dict[str, Any]:
-    """Return the values of names that a module sets to a literal."""
-    found = {}
+    """Return the values of all names to which a module assigns a literal."""
+    values = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            found |= {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}
-    return found
+            values |= {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}
+    return values
 
 
 def calls(*names: str) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
-    """Yield name, positional and keyword arguments of all calls of some functions; None is no literal."""
+    """Yield the name and arguments of all calls of the named functions; None replaces non-literals."""
     for tree in trees():
-        known = constants(tree)
+        values = constants(tree)
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
                 continue
             name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
             if name in names:
-                keywords = {word.arg or "**": value_of(word.value, known) for word in node.keywords}
-                yield name, [value_of(argument, known) for argument in node.args], keywords
+                keywords = {word.arg or "**": value_of(word.value, values) for word in node.keywords}
+                yield name, [value_of(argument, values) for argument in node.args], keywords
 
 
-def value_of(node: ast.expr, known: dict[str, Any]) -> Any:
+def value_of(node: ast.expr, values: dict[str, Any]) -> Any:
     """Return the value of a literal or of a constant of the module; None for anything else."""
     if isinstance(node, ast.Constant):
         return node.value
-    return known.get(node.id) if isinstance(node, ast.Name) else None
+    return values.get(node.id) if isinstance(node, ast.Name) else None
 
 
 def log_fields() -> list[str]:
-    """Return the members that log lines get by `extra={"fields": {...}}`."""
-    found = set()
+    """Return all keys that log calls pass in `extra={"fields": {...}}`."""
+    keys = set()
     for tree in trees():
         named = {
             target.id
@@ -82,8 +82,8 @@ def log_fields() -> list[str]:
                 inner = [node.value]
             else:
                 continue
-            found |= {key for part in inner for key in _keys(part)}
-    return sorted(found)
+            keys |= {key for part in inner for key in _keys(part)}
+    return sorted(keys)
 
 
 def _is(key: ast.expr | None, text: str) -> bool:
@@ -97,6 +97,6 @@ def _keys(node: ast.expr) -> Iterator[str]:
 
 
 def function_keys(function: Any) -> list[str]:
-    """Return the members of the JSON objects that a function writes out, sorted."""
+    """Return the keys of all dict literals in a function, sorted."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     return sorted({key for key in _keys(tree) if isinstance(key, str)})

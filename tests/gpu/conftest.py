@@ -1,4 +1,4 @@
-"""Makes helpers of tests/engine importable here, and reports what is missing where all tests must run."""
+"""Makes the helpers of tests/engine importable, and reports missing packages where all tests must run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELPER_FOLDERS = (HERE, *(HERE / name for name in ("attention", "engine", "kerne
 sys.path[:0] = [*map(str, HELPER_FOLDERS), str(HERE.parent / "engine"), str(HERE.parents[1] / "benchmarks")]
 
 PACKAGES = ("cuda.bindings", "flashinfer", "sgl_kernel", "transformers", "triton", "xgrammar")
-"""Packages without which tests are skipped, or slower kernels replace others."""
+"""Packages whose absence would skip tests or select slower kernels."""
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

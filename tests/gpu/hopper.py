@@ -12,8 +12,8 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9,
 
 def on_hopper(module: str, package: str) -> list[pytest.MarkDecorator]:
     """Return the `pytestmark` of a file whose tests need a Hopper GPU and a package."""
-    there = HOPPER and importlib.util.find_spec(module) is not None
-    return [pytest.mark.gpu, pytest.mark.skipif(not there, reason=f"needs a Hopper GPU with {package}")]
+    available = HOPPER and importlib.util.find_spec(module) is not None
+    return [pytest.mark.gpu, pytest.mark.skipif(not available, reason=f"needs a Hopper GPU with {package}")]
 
 
 WITH_FA3 = on_hopper("sgl_kernel", "sglang-kernel")

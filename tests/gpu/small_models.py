@@ -1,4 +1,4 @@
-"""Seeded random models, small enough to be compared token by token."""
+"""Seeded random models that are small enough for token-by-token comparisons."""
 
 from __future__ import annotations
 

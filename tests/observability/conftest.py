@@ -1,4 +1,4 @@
-"""One cluster and one Prometheus for all tests of the folder that ask for them."""
+"""Shared fixtures: Prometheus' programs, and one recorded run of a cluster under load and faults."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import programs
-from observed import BROKEN, Prometheus, World, eventually, live_through
+from observed import BROKEN, ObservedCluster, Prometheus, eventually, run_load_and_faults
 
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
-class Past:
-    """What a service has lived through, as Prometheus saw it."""
+class RecordedRun:
+    """A run of load and faults, from `began` to `ended` in Unix seconds, that Prometheus has recorded.
+
+    `codes` counts the responses of the gateway by HTTP status.
+    """
 
     prometheus: Prometheus
     began: float
@@ -31,7 +34,7 @@ class Past:
 
 
 def plot(prometheus: Prometheus, began: float, ended: float, folder: str) -> None:
-    """Make the pictures of the documentation."""
+    """Plot the dashboards for the documentation."""
     script = [sys.executable, str(ROOT / "scripts/plot_dashboards.py"), prometheus.url]
     window = ["--start", str(began), "--end", str(ended), "--out", folder]
     subprocess.run([*script, *window], check=True, timeout=300)
@@ -43,25 +46,27 @@ def prometheus_programs() -> Path:
 
 
 @pytest.fixture(scope="session")
-def past(prometheus_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
-    """Load and faults are over; Prometheus knows them, and the cluster still runs."""
-    world = World(tmp_path_factory.mktemp("cluster"))
+def recorded_run(
+    prometheus_programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RecordedRun]:
+    """Run load and faults, and yield the recorded run; cluster and Prometheus still run then."""
+    observed = ObservedCluster(tmp_path_factory.mktemp("cluster"))
     try:
         rules = sorted((ROOT / "charts/mizzen/alerts").glob("*.yaml"))
         folder = tmp_path_factory.mktemp("prometheus") / "run"
-        prometheus = Prometheus(prometheus_programs, folder, world.cluster.state.kubeconfig, rules)
+        prometheus = Prometheus(prometheus_programs, folder, observed.cluster.state.kubeconfig, rules)
         try:
             began = time.time()
-            world.deploy()
-            eventually(lambda: world.conditions(BROKEN).get("Failed"), "the other service has failed")
-            load = live_through(world, prometheus)
-            # Queries over time see steps of a second: what an instant has shown last shall be seen by some.
+            observed.deploy()
+            eventually(lambda: observed.conditions(BROKEN).get("Failed"), "the broken service has failed")
+            load = run_load_and_faults(observed, prometheus)
+            # Range queries have steps of 1 s; some steps must lie after the last change of a metric.
             time.sleep(3)
             ended = time.time()
             if os.environ.get("PLOTS"):
                 plot(prometheus, began, ended, os.environ["PLOTS"])
-            yield Past(prometheus, began, ended, load.codes)
+            yield RecordedRun(prometheus, began, ended, load.codes)
         finally:
             prometheus.close()
     finally:
-        world.close()
+        observed.close()

@@ -1,4 +1,4 @@
-"""A real cluster with a service under load and faults, and a Prometheus that scrapes all of it."""
+"""A real cluster with a service under load and faults, for the queries of dashboards and alerts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ ANSWER = {"type": "object", "properties": {"ship": {"type": "string", "maxLength
 SYSTEM = "You are the mate of a ship and answer the crew's questions in plain words. " * 3
 
 
-class World:
-    """The cluster: a service with two groups, one that cannot come up, and the operator."""
+class ObservedCluster:
+    """A cluster with the operator, a service of two groups, and a service whose gateway cannot be created."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,11 +49,11 @@ class World:
         self.kubectl("apply", "-f", "-", stdin="\n---\n".join(map(json.dumps, objects)))
 
     def deploy(self) -> None:
-        """Make both services."""
+        """Create both services; an existing Service has the name that the broken service's gateway needs."""
         name = f"{BROKEN}-gateway"
-        taken = {"ports": [{"port": 1}], "selector": {"nothing": "here"}}
+        foreign = {"ports": [{"port": 1}], "selector": {"nothing": "here"}}
         self.apply(
-            {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": taken},
+            {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": foreign},
             secret("demo-tls"),
             service(NAME, 1),
         )
@@ -68,46 +68,46 @@ class World:
         return ""
 
     def conditions(self, name: str) -> dict[str, bool]:
-        found = self.kubectl.json("get", "infsvc", name).get("status", {}).get("conditions", ())
-        return {one["type"]: one["status"] == "True" for one in found}
+        conditions = self.kubectl.json("get", "infsvc", name).get("status", {}).get("conditions", ())
+        return {condition["type"]: condition["status"] == "True" for condition in conditions}
 
     def settled(self) -> bool:
-        """Tell whether the service is Ready at its newest generation."""
+        """Return whether the service is Ready at its newest generation."""
         body = self.kubectl.json("get", "infsvc", NAME)
         current = body.get("status", {}).get("observedGeneration") == body["metadata"]["generation"]
         return current and self.conditions(NAME).get("Ready", False)
 
     def pods(self, component: str) -> list[dict[str, Any]]:
         selector = f"mizzen.dev/service={NAME},mizzen.dev/component={component}"
-        found = self.kubectl.json("get", "pods", "-l", selector)["items"]
-        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        pods = self.kubectl.json("get", "pods", "-l", selector)["items"]
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def processes(self, pod: dict[str, Any], word: str = "") -> list[psutil.Process]:
-        """Return the processes of a pod whose command line holds a word."""
+        """Return the processes of a pod whose command line contains a text."""
         mark = f"{self.folder}/pods/{pod['metadata']['uid']}/"
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 marked = process.environ().get("MIZZEN_LOCAL_MARK", "").startswith(mark)
                 if marked and word in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def rank(self, pod: dict[str, Any]) -> psutil.Process:
-        """Return the process that runs the model in a pod."""
+        """Wait for the process that executes the model in a pod, and return it."""
         return eventually(lambda: self.processes(pod, "mizzen.server.ranks.leader"), "a rank runs")[0]
 
     def serving(self) -> int:
-        """Return how many groups requests reach."""
+        """Return the number of available groups."""
         return self.kubectl.json("get", "infsvc", NAME).get("status", {}).get("availableReplicas", 0)
 
     def suspend(self, wanted: bool) -> None:
-        """Take the groups away, so that the gateway answers 503, or bring them back."""
+        """Suspend the service, so that its gateway answers 503, or resume it."""
         spec = json.dumps({"spec": {"suspend": wanted}})
         self.kubectl("patch", "infsvc", NAME, "--type", "merge", "-p", spec)
 
-    def garbage(self, pod: dict[str, Any]) -> None:
-        """Send an engine frames that are no messages, as a gateway of another version would."""
+    def send_malformed_frames(self, pod: dict[str, Any]) -> None:
+        """Send an engine frames that it cannot decode, as a gateway of another version might."""
         data = self.kubectl.json("get", "secret", f"{NAME}-gateway-keys")["data"]
         keys = {name: base64.b64decode(value).strip() for name, value in data.items()}
         context = zmq.Context()
@@ -150,11 +150,11 @@ def service(name: str, replicas: int) -> dict[str, Any]:
 
 
 def secret(name: str) -> dict[str, Any]:
-    """Return a Secret with a certificate of thirty days."""
+    """Return a Secret with a certificate that is valid for 30 days."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
     now = datetime.datetime.now(datetime.UTC)
-    made = (
+    certificate = (
         x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=30))
@@ -166,17 +166,17 @@ def secret(name: str) -> dict[str, Any]:
         "kind": "Secret",
         "type": "kubernetes.io/tls",
         "metadata": {"name": name, "namespace": SPACE},
-        "stringData": {"tls.crt": made.public_bytes(Encoding.PEM).decode(), "tls.key": private},
+        "stringData": {"tls.crt": certificate.public_bytes(Encoding.PEM).decode(), "tls.key": private},
     }
 
 
 def question(words: str) -> dict[str, Any]:
-    """Return a chat's messages; all begin alike."""
+    """Return the messages of a chat; all chats have the same system message."""
     return {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": words}]}
 
 
-def ask_alike(url: str) -> None:
-    """Ask twice what begins alike, so that even a gateway that has just begun knows a shared prefix."""
+def send_common_prefix(url: str) -> None:
+    """Send two chats with a common prefix, so that a gateway that has just started knows a shared prefix."""
     with httpx.Client(verify=False, timeout=60, trust_env=False) as http:
         for words in ("What is a mast?", "What is a keel?"):
             body = {"model": NAME, **question(words), "max_tokens": 1}
@@ -184,14 +184,17 @@ def ask_alike(url: str) -> None:
 
 
 class Load:
-    """Clients that keep asking until they are stopped; what goes wrong is meant to."""
+    """Clients that send requests during a block; some requests fail intentionally.
+
+    `codes` counts responses by HTTP status, `connection_errors` the requests without a response.
+    """
 
     def __init__(self, url: str, streams: int) -> None:
         self._url = url
         self._streams = streams
         self._stop = threading.Event()
         self.codes: dict[int, int] = {}
-        self.broken = 0
+        self.connection_errors = 0
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
     def __enter__(self) -> Load:
@@ -205,17 +208,17 @@ class Load:
     async def _run(self) -> None:
         limits = httpx.Limits(max_connections=64)
         async with httpx.AsyncClient(verify=False, timeout=150, trust_env=False, limits=limits) as http:
-            chats = [self._again(http, self._chat, number) for number in range(self._streams)]
-            others = (self._structured, self._leaver, self._wrong, self._crowd)
-            await asyncio.gather(*chats, *(self._again(http, one, 0) for one in others))
+            chats = [self._repeat(http, self._chat, number) for number in range(self._streams)]
+            others = (self._structured, self._disconnect_early, self._send_invalid, self._send_burst)
+            await asyncio.gather(*chats, *(self._repeat(http, client, 0) for client in others))
 
-    async def _again(self, http: httpx.AsyncClient, work: Callable[..., Any], number: int) -> None:
+    async def _repeat(self, http: httpx.AsyncClient, work: Callable[..., Any], number: int) -> None:
         turn = 0
         while not self._stop.is_set():
             try:
                 await work(http, number, turn)
             except httpx.HTTPError:
-                self.broken += 1
+                self.connection_errors += 1
             turn += 1
             await asyncio.sleep(0.05)
 
@@ -227,38 +230,38 @@ class Load:
         return answer
 
     async def _chat(self, http: httpx.AsyncClient, number: int, turn: int) -> None:
-        asked = question(f"Sailor {number} asks, {turn}: what is a fence?")
-        await self._post(http, "chat/completions", **asked, max_tokens=80, ignore_eos=True, stream=True)
+        messages = question(f"Sailor {number} asks, {turn}: what is a fence?")
+        await self._post(http, "chat/completions", **messages, max_tokens=80, ignore_eos=True, stream=True)
 
     async def _structured(self, http: httpx.AsyncClient, _: int, turn: int) -> None:
         schema = ANSWER if turn % 3 else {**ANSWER, "title": f"ship {turn}"}
         shape = {"type": "json_schema", "json_schema": {"name": "ship", "schema": schema}}
-        ask = [{"role": "user", "content": "Name a ship."}]
-        await self._post(http, "chat/completions", messages=ask, max_tokens=24, response_format=shape)
-        await self._post(http, "chat/completions", messages=ask, max_tokens=4, ebnf="root ::= (")
+        messages = [{"role": "user", "content": "Name a ship."}]
+        await self._post(http, "chat/completions", messages=messages, max_tokens=24, response_format=shape)
+        await self._post(http, "chat/completions", messages=messages, max_tokens=4, ebnf="root ::= (")
 
-    async def _leaver(self, http: httpx.AsyncClient, *_: int) -> None:
+    async def _disconnect_early(self, http: httpx.AsyncClient, *_: int) -> None:
         body = {"model": NAME, "prompt": "Once", "max_tokens": 20, "ignore_eos": True, "stream": True}
         async with http.stream("POST", f"{self._url}/completions", json=body) as answer:
             async for _line in answer.aiter_lines():
                 break
         await asyncio.sleep(0.5)
 
-    async def _wrong(self, http: httpx.AsyncClient, *_: int) -> None:
+    async def _send_invalid(self, http: httpx.AsyncClient, *_: int) -> None:
         await self._post(http, "chat/completions", messages=[])
-        await self._post(http, "completions", model="nobody", prompt="a")
+        await self._post(http, "completions", model="unknown", prompt="a")
         await self._post(http, "completions", prompt="word " * 3000)
         await asyncio.sleep(0.5)
 
-    async def _crowd(self, http: httpx.AsyncClient, _: int, turn: int) -> None:
-        """Ask more at once than there is room for, now and then."""
+    async def _send_burst(self, http: httpx.AsyncClient, _: int, turn: int) -> None:
+        """Send more concurrent requests than the gateway admits and queues, every 80th turn."""
         if turn % 80 == 0:
-            asks = [self._post(http, "completions", prompt="Ahoy", max_tokens=8) for _ in range(24)]
-            await asyncio.gather(*asks, return_exceptions=True)
+            requests = [self._post(http, "completions", prompt="Ahoy", max_tokens=8) for _ in range(24)]
+            await asyncio.gather(*requests, return_exceptions=True)
         await asyncio.sleep(0.05)
 
 
-ENOUGH = (
+LOAD_CONDITIONS = (
     'sum(mizzen_gateway_requests_total{code="200"}) > 10',
     "sum(mizzen_engine_grammar_cache_hits_total) > 0",
     "sum(mizzen_engine_grammars_refused_total) > 0",
@@ -267,43 +270,49 @@ ENOUGH = (
     "sum(mizzen_gateway_aborts_total) > 0",
     "sum(mizzen_gateway_refused_requests_total) > 0",
 )
-"""What the load must have given at least before anything is broken."""
+"""PromQL conditions that the load must have met before the first fault."""
 
 
-def live_through(world: World, prometheus: Prometheus) -> Load:
-    """Put the service under load until there was enough of it, then break what can break.
+def run_load_and_faults(observed: ObservedCluster, prometheus: Prometheus) -> Load:
+    """Put the service under load until LOAD_CONDITIONS hold, then inject one fault after another.
 
-    Each fault is followed by what it must leave in the metrics, so that none is cured before it was seen.
+    Each fault lasts until Prometheus has recorded its effect on the metrics.
     """
 
-    def seen(*exprs: str) -> None:
+    def wait_for_series(*exprs: str) -> None:
         for expr in exprs:
             eventually(lambda expr=expr: prometheus.query(expr), expr)
 
-    def busiest() -> dict[str, Any] | None:
-        """Return the pod of the engine that gives most tokens, while both serve and neither is suspected."""
-        calm = "sum(mizzen_gateway_suspect_engines) == 0"
-        found = prometheus.query("topk(1, rate(mizzen_engine_output_tokens_total[5s]) > 1)")
-        pods = {pod["metadata"]["name"]: pod for pod in world.pods("engine")}
-        if not found or not prometheus.query(calm) or world.serving() < 2:
-            return None
-        return pods.get(found[0]["metric"]["pod"])
+    def find_busy_pod() -> dict[str, Any] | None:
+        """Return the pod of the engine that generates the most tokens.
 
-    def lose_one() -> bool:
-        """Kill a busy engine; tell whether its breaker was seen open and an answer went on elsewhere."""
+        Return None unless both engines serve, no engine is suspect, and one generates tokens.
+        """
+        no_suspects = "sum(mizzen_gateway_suspect_engines) == 0"
+        busiest = prometheus.query("topk(1, rate(mizzen_engine_output_tokens_total[5s]) > 1)")
+        pods = {pod["metadata"]["name"]: pod for pod in observed.pods("engine")}
+        if not busiest or not prometheus.query(no_suspects) or observed.serving() < 2:
+            return None
+        return pods.get(busiest[0]["metric"]["pod"])
+
+    def kill_busy_engine() -> bool:
+        """Kill a busy engine; return whether its breaker opened and the other engine resumed an answer."""
         opened = "max(max_over_time(mizzen_gateway_breaker_state[2m])) > 0"
         resumed = "sum(mizzen_gateway_resume_seconds_count) > 0"
-        world.rank(eventually(busiest, "an engine is busy")).kill()
+        observed.rank(eventually(find_busy_pod, "an engine is busy")).kill()
         with suppress(AssertionError):
             for expr in (opened, resumed):
                 eventually(lambda expr=expr: prometheus.query(expr), expr, 10)
             return True
         return False
 
-    def lose_all() -> bool:
-        """Kill all engines; tell whether answers ended by it, which go on where one is back soon enough."""
-        for pod in world.pods("engine"):  # one of them may be on its way up
-            for rank in world.processes(pod, "mizzen.server.ranks.leader"):
+    def kill_all_engines() -> bool:
+        """Kill all engines; return whether answers ended with an error.
+
+        They are resumed instead if an engine restarts in time.
+        """
+        for pod in observed.pods("engine"):  # an engine may still be starting
+            for rank in observed.processes(pod, "mizzen.server.ranks.leader"):
                 rank.kill()
         broken = "sum(mizzen_gateway_stream_errors_total) > 0"
         failed = "sum(mizzen_gateway_resume_failures_total) > 0"
@@ -313,50 +322,52 @@ def live_through(world: World, prometheus: Prometheus) -> Load:
             return True
         return False
 
-    def ask_in_vain() -> bool:
-        """Make the service anew that cannot come up; tell whether a refusal of the API server was counted."""
+    def recreate_broken_service() -> bool:
+        """Recreate the broken service; return whether the operator counted a refused API request."""
         refused = 'sum(rate(mizzen_operator_api_requests_total{code!~"2.."}[15s])) > 0'
-        world.kubectl("delete", "infsvc", BROKEN)
-        world.apply(service(BROKEN, 1))
+        observed.kubectl("delete", "infsvc", BROKEN)
+        observed.apply(service(BROKEN, 1))
         with suppress(AssertionError):
             return bool(eventually(lambda: prometheus.query(refused), refused, 10))
         return False
 
-    def warm_one() -> bool:
-        """Lose an engine while another has room; tell whether the new one was seen to get prefixes."""
+    def replace_engine() -> bool:
+        """Delete one of two engine pods; return whether the gateway sent prefixes to the new engine."""
         warmed = "sum(rate(mizzen_gateway_warmed_tokens_total[15s])) > 0"
-        if world.serving() < 2:
+        if observed.serving() < 2:
             return False
         with suppress(AssertionError, httpx.HTTPError):
-            ask_alike(world.url())  # what the gateway has answered since it was killed may all be short
-            world.kubectl("delete", "pod", world.pods("engine")[0]["metadata"]["name"], "--wait=false")
+            send_common_prefix(observed.url())  # all prompts since the gateway's restart may be short
+            observed.kubectl("delete", "pod", observed.pods("engine")[0]["metadata"]["name"], "--wait=false")
             return bool(eventually(lambda: prometheus.query(warmed), warmed, 60))
         return False
 
-    with Load(world.url(), streams=7) as load:
-        seen(*ENOUGH)
-        hung, other = world.pods("engine")
-        world.rank(hung).send_signal(signal.SIGSTOP)
-        seen("sum(mizzen_gateway_suspect_engines) > 0")
-        world.rank(hung).send_signal(signal.SIGCONT)
-        world.garbage(other)
-        seen("sum(mizzen_engine_malformed_frames_total) > 0")
-        eventually(lose_one, "an answer goes on in another engine")
-        eventually(lose_all, "answers break off")
-        eventually(lambda: world.serving() == 0, "the loss of both engines is seen")
-        eventually(ask_in_vain, "the API server refuses something")
-        eventually(lambda: world.serving() == 2 and world.settled(), "both engines serve again")
-        seen("sum(mizzen_gateway_retries_total) > 0")
-        world.suspend(True)
-        seen('sum(rate(mizzen_gateway_requests_total{code="503"}[15s])) > 0')
-        world.suspend(False)
-        eventually(lambda: world.serving() == 2 and world.settled(), "both engines serve after a pause")
-        for process in world.processes(world.pods("gateway")[0]):
+    with Load(observed.url(), streams=7) as load:
+        wait_for_series(*LOAD_CONDITIONS)
+        hung, other = observed.pods("engine")
+        observed.rank(hung).send_signal(signal.SIGSTOP)
+        wait_for_series("sum(mizzen_gateway_suspect_engines) > 0")
+        observed.rank(hung).send_signal(signal.SIGCONT)
+        observed.send_malformed_frames(other)
+        wait_for_series("sum(mizzen_engine_malformed_frames_total) > 0")
+        eventually(kill_busy_engine, "an answer is resumed by another engine")
+        eventually(kill_all_engines, "answers end with an error")
+        eventually(lambda: observed.serving() == 0, "the status shows the loss of both engines")
+        eventually(recreate_broken_service, "the operator counts a refused API request")
+        eventually(lambda: observed.serving() == 2 and observed.settled(), "both engines serve again")
+        wait_for_series("sum(mizzen_gateway_retries_total) > 0")
+        observed.suspend(True)
+        wait_for_series('sum(rate(mizzen_gateway_requests_total{code="503"}[15s])) > 0')
+        observed.suspend(False)
+        eventually(
+            lambda: observed.serving() == 2 and observed.settled(), "both engines serve after the suspension"
+        )
+        for process in observed.processes(observed.pods("gateway")[0]):
             process.kill()
-        seen("sum(mizzen_engine_lost_gateways_total) > 0")
+        wait_for_series("sum(mizzen_engine_lost_gateways_total) > 0")
         answered = load.codes.get(200, 0)
-        eventually(lambda: load.codes.get(200, 0) > answered + 3, "answers again")
-        seen("sum(mizzen_gateway_requests_total) > 5")
-    eventually(lambda: world.serving() == 2 and world.settled(), "both engines serve without load")
-    eventually(warm_one, "a new engine's cache is filled")
+        eventually(lambda: load.codes.get(200, 0) > answered + 3, "the gateway answers again")
+        wait_for_series("sum(mizzen_gateway_requests_total) > 5")
+    eventually(lambda: observed.serving() == 2 and observed.settled(), "both engines serve without load")
+    eventually(replace_engine, "a new engine's cache is filled")
     return load

@@ -1,4 +1,4 @@
-"""Where Prometheus and promtool come from: PROMETHEUS_DIR, the path, the cache, else Debian's package."""
+"""Finds prometheus and promtool: in PROMETHEUS_DIR, the path or the cache, else in Debian's package."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def find() -> Path:
     """Return the folder of both programs; Debian's package is unpacked into the user's cache, not installed.
 
     Raises:
-        RuntimeError: they are nowhere, and the package cannot be had.
+        RuntimeError: PROMETHEUS_DIR lacks a program, or none is found and the package cannot be downloaded.
     """
-    given = os.environ.get("PROMETHEUS_DIR")
-    if given:
-        return complete(Path(given))
-    found = shutil.which("prometheus")
-    if found and shutil.which("promtool"):
-        return Path(found).parent
+    configured = os.environ.get("PROMETHEUS_DIR")
+    if configured:
+        return complete(Path(configured))
+    in_path = shutil.which("prometheus")
+    if in_path and shutil.which("promtool"):
+        return Path(in_path).parent
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cache = Path(base) / "mizzen-local" / "prometheus"
     if not all((cache / name).exists() for name in PROGRAMS):
@@ -39,7 +39,7 @@ def complete(folder: Path) -> Path:
 
 
 def unpack(target: Path) -> None:
-    """Fetch the package with lists and a cache of its own, so that nothing of the system is touched."""
+    """Download the package with separate package lists and cache, and unpack its programs into `target`."""
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         options = []
@@ -58,15 +58,15 @@ def unpack(target: Path) -> None:
         ready.chmod(0o755)
         try:
             ready.rename(target)
-        except OSError:  # another run has filled it meanwhile
+        except OSError:  # another run has created the folder meanwhile
             shutil.rmtree(ready)
 
 
 def run(command: list[str], folder: Path) -> None:
-    """Run a step.
+    """Run a command.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the command failed, does not exist, or took longer than SECONDS.
     """
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes a local cluster's pods."""
+"""Runs a real Prometheus that scrapes the pods of a local cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from waiting import eventually
 
 
 class Prometheus:
-    """A Prometheus with the chart's alerts, scraping each second."""
+    """A Prometheus process with some rule files that scrapes the product's pods every second."""
 
     def __init__(self, programs: Path, folder: Path, kubeconfig: Path, rules: Sequence[Path]) -> None:
         folder.mkdir()
@@ -64,32 +64,32 @@ class Prometheus:
         self.process.wait(30)
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """Return an instant query's series."""
+        """Return the series of an instant query."""
         return self._get("/query", query=expr)
 
     def over(self, expr: str, start: float, end: float, step: float = 1.0) -> list[dict[str, Any]]:
-        """Return a query's series over time."""
+        """Return the series of a range query; `step` is seconds."""
         return self._get("/query_range", query=expr, start=start, end=end, step=step)
 
     def values(self, label: str, metric: str) -> list[str]:
-        """Return the values that a label of a metric has."""
+        """Return the values of a label of a metric."""
         answer = self._http.get(f"/label/{label}/values", params={"match[]": metric})
         return answer.json()["data"]
 
     def rules(self) -> list[dict[str, Any]]:
-        """Return all rules, with what Prometheus says of their health."""
+        """Return all rules with their `health`."""
         groups = self._http.get("/rules").json()["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
-    def _get(self, path: str, **given: Any) -> list[dict[str, Any]]:
-        answer = self._http.post(path, data=given).json()
+    def _get(self, path: str, **parameters: Any) -> list[dict[str, Any]]:
+        answer = self._http.post(path, data=parameters).json()
         if answer["status"] != "success":
-            raise AssertionError(f"{given['query']}: {answer['error']}")
+            raise AssertionError(f"{parameters['query']}: {answer['error']}")
         return answer["data"]["result"]
 
 
 def configuration(targets: Path, rules: Sequence[Path]) -> dict[str, Any]:
-    """Return Prometheus' configuration; Debian's build looks for targets in files, not in Kubernetes."""
+    """Return the configuration; targets come from a file, because Debian's build cannot discover pods."""
     return {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "2s"},
         "rule_files": [str(path) for path in rules],
@@ -100,7 +100,7 @@ def configuration(targets: Path, rules: Sequence[Path]) -> dict[str, Any]:
 
 
 class Targets:
-    """Keeps the file of targets: pods with the ports and labels that the chart's monitors choose."""
+    """Writes Prometheus' file of targets: pods with the ports and labels of the chart's monitors."""
 
     def __init__(self, kubeconfig: Path, file: Path) -> None:
         self.file = file
@@ -117,29 +117,29 @@ class Targets:
     def _run(self) -> None:
         last = ""
         while not self._stop.wait(0.5):
-            with suppress(Exception):  # the cluster may be on its way up or down
+            with suppress(Exception):  # the cluster may be starting or stopping
                 listed = json.loads(
                     self._api.list_pod_for_all_namespaces(_preload_content=False, _request_timeout=10).data
                 )
-                found = json.dumps([one for pod in listed["items"] for one in target(pod)])
-                if found != last:
+                targets = json.dumps([entry for pod in listed["items"] for entry in scrape_targets(pod)])
+                if targets != last:
                     new = self.file.with_suffix(".new")
-                    new.write_text(found)
+                    new.write_text(targets)
                     new.rename(self.file)
-                    last = found
+                    last = targets
 
 
-def target(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return where a pod is scraped, and the labels of its series; nothing for others' pods."""
+def scrape_targets(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the scrape target of a pod with the labels of its series; empty for pods of other products."""
     meta, labels = pod["metadata"], pod["metadata"].get("labels", {})
     component = labels.get("mizzen.dev/component") or labels.get("app.kubernetes.io/component")
     port = {"engine": "http", "gateway": "admin", "operator": "http"}.get(component)
     address = pod["status"].get("podIP")
     numbers = [
-        one["containerPort"]
+        entry["containerPort"]
         for container in pod["spec"]["containers"]
-        for one in container.get("ports", ())
-        if one.get("name") == port
+        for entry in container.get("ports", ())
+        if entry.get("name") == port
     ]
     if not (address and numbers and pod["status"]["phase"] == "Running"):
         return []

@@ -1,4 +1,4 @@
-"""Every alert fires when it should and is silent when it should be; every one has its runbook."""
+"""Every alert fires and stays silent when it should, and has a runbook."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ def promtool(programs: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.stem)
-def test_rules_are_well_formed(prometheus_programs: Path, path: Path) -> None:
+def test_promtool_accepts_the_rules(prometheus_programs: Path, path: Path) -> None:
     assert "SUCCESS" in promtool(
         prometheus_programs, "check", "rules", "--lint=all", "--lint-fatal", str(path)
     )
 
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.stem)
-def test_alerts_fire_and_are_silent(prometheus_programs: Path, path: Path) -> None:
+def test_alerts_fire_in_their_cases_and_are_silent_otherwise(prometheus_programs: Path, path: Path) -> None:
     assert "SUCCESS" in promtool(prometheus_programs, "test", "rules", str(CASES / f"{path.stem}_test.yaml"))
 
 
-def test_every_alert_is_seen_to_fire_and_not_to_fire() -> None:
-    fires = {case["alertname"] for path in RULES for case in cases(path) if case["exp_alerts"]}
-    rests = {case["alertname"] for path in RULES for case in cases(path) if not case["exp_alerts"]}
+def test_every_alert_has_cases_in_which_it_fires_and_is_silent() -> None:
+    firing = {case["alertname"] for path in RULES for case in cases(path) if case["exp_alerts"]}
+    silent = {case["alertname"] for path in RULES for case in cases(path) if not case["exp_alerts"]}
     names = {alert["alert"] for alert in alerts()}
-    assert fires == names
-    # The others are silent for the healthy services beside the one that fires.
-    assert names - rests <= {"MizzenSlowFirstToken"}
+    assert firing == names
+    # MizzenSlowFirstToken is silent for the healthy services in the case in which it fires for another one.
+    assert names - silent <= {"MizzenSlowFirstToken"}
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
@@ -72,7 +72,7 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
         assert sections == ["Meaning", "Impact", "Diagnosis", "Mitigation"], name
 
 
-def test_runbooks_send_nobody_to_a_panel_that_is_not_there() -> None:
+def test_every_panel_that_a_runbook_names_exists() -> None:
     boards = [json.loads(path.read_text()) for path in (ROOT / "charts/mizzen/dashboards").glob("*.json")]
     titles = {board["title"] for board in boards} | {p["title"] for board in boards for p in board["panels"]}
     named = {
@@ -84,13 +84,13 @@ def test_runbooks_send_nobody_to_a_panel_that_is_not_there() -> None:
     assert {(page, name) for page, name in named if name not in titles} == set()
 
 
-def test_every_alert_says_how_bad_it_is_and_what_it_is() -> None:
+def test_every_alert_has_a_severity_a_summary_and_a_description() -> None:
     for alert in alerts():
         assert alert["labels"]["severity"] in SEVERITIES, alert["alert"]
         assert {"summary", "description"} <= set(alert["annotations"]), alert["alert"]
 
 
-def test_rules_ask_for_metrics_that_exist() -> None:
+def test_every_metric_in_a_rule_exists() -> None:
     catalogue = (ROOT / "docs/metrics.md").read_text()
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     for rule in rules():
@@ -99,7 +99,7 @@ def test_rules_ask_for_metrics_that_exist() -> None:
             assert name in recorded or f"`{base}`" in catalogue or f"`{name}`" in catalogue, name
 
 
-def test_panels_ask_for_metrics_that_exist() -> None:
+def test_every_metric_in_a_dashboard_exists() -> None:
     catalogue = (ROOT / "docs/metrics.md").read_text()
     names = set()
     for path in sorted((ROOT / "charts/mizzen/dashboards").glob("*.json")):

@@ -1,4 +1,4 @@
-"""Every query of every dashboard gives what a cluster under load and faults has made."""
+"""Every panel is complete, and its queries return data of a cluster under load and faults."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FOLDER = ROOT / "charts/mizzen/dashboards"
 BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 WINDOW = "15s"
 QUIET = {
-    "mizzen_engine_integrity_violations_total": "only a fault of Mizzen makes one",
+    "mizzen_engine_integrity_violations_total": "only a bug of Mizzen causes a violation",
     "mizzen_gateway_watch_errors_total": "the API server is not taken down",
     "mizzen_gateway_prefix_index_forgotten_blocks": "the index has room for a hundred times as much",
-    "mizzen_operator_workqueue": "two services are looked at as soon as they are due",
+    "mizzen_operator_workqueue": "two services are reconciled as soon as they are due",
 }
-"""Metrics of which nothing but a zero is seen in this test, and why."""
+"""Metrics that may stay zero in this test, with the reason."""
 
-# The limit of the first test that asks for the past, which waits for all that happens in it.
+# The first test that uses `recorded_run` waits for the whole run.
 pytestmark = [pytest.mark.xdist_group("observability"), pytest.mark.timeout(1200)]
 
 
@@ -42,57 +42,57 @@ def queries() -> list[Any]:
 
 
 def concrete(expr: str) -> str:
-    """Return a query as Grafana sends it with every variable at All."""
+    """Return a query as Grafana sends it if every variable is set to All."""
     expr = expr.replace("$__rate_interval", WINDOW)
     return re.sub(r"\$[a-z]+\b", ".*", expr)
 
 
 def numbers(series: list[dict[str, Any]]) -> list[float]:
-    values = [float(value) for one in series for _, value in one["values"]]
+    values = [float(value) for entry in series for _, value in entry["values"]]
     return [value for value in values if not math.isnan(value)]
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("expr", "kind"), queries())
-def test_a_query_gives_what_has_happened(past: Any, expr: str, kind: str) -> None:
-    asked = concrete(expr)
-    assert "$" not in asked
-    found = numbers(past.prometheus.over(asked, past.began, past.ended))
-    assert found, f"{asked}: nothing"
+def test_a_panels_query_returns_data_of_the_run(recorded_run: Any, expr: str, kind: str) -> None:
+    query = concrete(expr)
+    assert "$" not in query
+    values = numbers(recorded_run.prometheus.over(query, recorded_run.began, recorded_run.ended))
+    assert values, f"{query}: no data"
     if not any(metric in expr for metric in QUIET):
-        assert any(found), f"{asked}: zero throughout"
+        assert any(values), f"{query}: zero throughout"
     if kind in ("table", "stat", "bargauge"):
-        assert past.prometheus.query(asked), f"{asked}: nothing now"
+        assert recorded_run.prometheus.query(query), f"{query}: no data at the end"
 
 
 @pytest.mark.cluster
-def test_variables_have_values(past: Any) -> None:
+def test_every_variable_of_a_dashboard_has_values(recorded_run: Any) -> None:
     for board in BOARDS.values():
         for variable in board["templating"]["list"]:
             if variable["type"] == "query":
                 metric, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"]).groups()  # type: ignore[union-attr]
-                assert past.prometheus.values(label, metric), variable["definition"]
+                assert recorded_run.prometheus.values(label, metric), variable["definition"]
 
 
 @pytest.mark.cluster
-def test_the_load_was_as_meant(past: Any) -> None:
-    assert {200, 400, 404, 429} <= set(past.codes), past.codes
+def test_the_load_got_all_kinds_of_responses(recorded_run: Any) -> None:
+    assert {200, 400, 404, 429} <= set(recorded_run.codes), recorded_run.codes
 
 
 @pytest.mark.cluster
-def test_every_rule_can_be_evaluated(past: Any) -> None:
-    rules = past.prometheus.rules()
+def test_every_rule_can_be_evaluated(recorded_run: Any) -> None:
+    rules = recorded_run.prometheus.rules()
     assert len(rules) > 15
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
 
 
-def test_the_files_are_what_the_builder_says() -> None:
+def test_the_dashboard_files_are_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "scripts/dashboards"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_there_are_enough_panels_and_none_hides() -> None:
+def test_all_dashboards_have_panels_and_no_row_is_collapsed() -> None:
     assert set(BOARDS) == {"service", "engine", "gateway", "operator", "fleet"}
     assert sum(len(panels(board)) for board in BOARDS.values()) >= 40
     rows = [panel for board in BOARDS.values() for panel in board["panels"] if panel["type"] == "row"]
@@ -101,7 +101,7 @@ def test_there_are_enough_panels_and_none_hides() -> None:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_every_panel_is_explained_and_measured(name: str) -> None:
+def test_every_panel_has_a_description_a_unit_and_known_variables(name: str) -> None:
     board = BOARDS[name]
     variables = {variable["name"] for variable in board["templating"]["list"]}
     assert {"datasource", "namespace"} <= variables
@@ -124,10 +124,10 @@ def test_panels_do_not_overlap(name: str) -> None:
     for panel in BOARDS[name]["panels"]:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24, panel["title"]
-        cells = {
+        covered = {
             (place["x"] + column, place["y"] + line)
             for column in range(place["w"])
             for line in range(place["h"])
         }
-        assert not cells & taken, panel["title"]
-        taken |= cells
+        assert not covered & taken, panel["title"]
+        taken |= covered

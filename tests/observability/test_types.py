@@ -1,4 +1,4 @@
-"""The dashboards are what Grafana's own types (`@grafana/schema`) say, by the TypeScript compiler."""
+"""The dashboards conform to Grafana's types (`@grafana/schema`), as checked by the TypeScript compiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.xdist_group("observability")]
 
 @pytest.fixture(scope="module")
 def modules() -> Path:
-    """Return node_modules with what package.json pins, from the user's cache; npm fills it once."""
+    """Return node_modules with the packages of package.json from the user's cache; npm installs them once."""
     if shutil.which("npm") is None and not os.environ.get("CI"):
         pytest.skip("needs npm")
     pins = json.loads((HERE / "package.json").read_text())["dependencies"]
@@ -43,7 +43,7 @@ def modules() -> Path:
 
 @pytest.fixture
 def check(modules: Path, tmp_path: Path) -> Check:
-    """Compile boards; returns the compiler's complaints."""
+    """Return a function that type-checks dashboards, given as JSON by name, and returns the errors."""
 
     def check(boards: dict[str, str]) -> str:
         for file in ("plain.ts", "tsconfig.json"):
@@ -61,12 +61,12 @@ def check(modules: Path, tmp_path: Path) -> Check:
     return check
 
 
-def test_dashboards_have_grafanas_types(check: Check) -> None:
+def test_the_dashboards_conform_to_grafanas_types(check: Check) -> None:
     assert BOARDS
     assert check({name: (FOLDER / f"{name}.json").read_text() for name in BOARDS}) == ""
 
 
-def test_the_check_finds_what_is_wrong(check: Check) -> None:
+def test_the_type_check_finds_mistakes(check: Check) -> None:
     text = (FOLDER / "service.json").read_text()
     mistakes = {
         '"colorMode": "value"': '"colorMode": "rainbow"',
@@ -78,5 +78,5 @@ def test_the_check_finds_what_is_wrong(check: Check) -> None:
     for number, (right, wrong) in enumerate(mistakes.items()):
         assert right in text
         boards[f"wrong{number}"] = text.replace(right, wrong, 1)
-    found = check(boards)
-    assert {f"wrong{number}.ts" for number in range(len(mistakes))} == set(re.findall(r"wrong\d\.ts", found))
+    errors = check(boards)
+    assert {f"wrong{number}.ts" for number in range(len(mistakes))} == set(re.findall(r"wrong\d\.ts", errors))

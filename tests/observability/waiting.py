@@ -1,4 +1,4 @@
-"""Waits for a condition of a real system."""
+"""Waits for conditions of a real system."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import Any
 PATIENCE_SECONDS = 240.0
 
 
-def eventually(check: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
-    """Wait until `check` gives something true, and return it."""
+def eventually(check: Callable[[], Any], expectation: str, seconds: float = PATIENCE_SECONDS) -> Any:
+    """Wait until `check()` returns something true, and return that.
+
+    Raises:
+        AssertionError: `check()` was still false after `seconds`; the message names `expectation`.
+    """
     began = time.monotonic()
-    while not (found := check()):
+    while not (value := check()):
         if time.monotonic() > began + seconds:
-            raise AssertionError(f"after {seconds:g} s still not: {what}")
+            raise AssertionError(f"after {seconds:g} s still not: {expectation}")
         time.sleep(0.2)
-    print(f"after {time.monotonic() - began:.1f} s: {what}", file=sys.stderr)
-    return found
+    print(f"after {time.monotonic() - began:.1f} s: {expectation}", file=sys.stderr)
+    return value

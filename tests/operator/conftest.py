@@ -1,4 +1,4 @@
-"""One control plane for all tests of the operator, and a client for it."""
+"""Shared fixtures of the operator's tests: a control plane, its client, simulated pods, and operators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CONTROLLERS = (
 
 
 class Refused(Exception):
-    """The API server's refusal, with its status code."""
+    """The API server refused a request with status `code`."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class Refused(Exception):
 
 
 class Api:
-    """The API server as its administrator sees it."""
+    """Client of the API server with administrator rights."""
 
     def __init__(self, plane: ControlPlane) -> None:
         context = ssl.create_default_context(cafile=str(plane.authority))
@@ -110,11 +110,11 @@ class Api:
         )
 
 
-def eventually(check: Callable[[], Any], seconds: float = 60.0, what: str = "") -> Any:
-    """Wait until `check()` gives something true, and return it."""
+def eventually(check: Callable[[], Any], seconds: float = 60.0, expectation: str = "") -> Any:
+    """Wait until `check()` returns something true, and return that."""
     deadline = time.monotonic() + seconds
     while not (result := check()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what or check}"
+        assert time.monotonic() < deadline, f"not within {seconds} s: {expectation or check}"
         time.sleep(0.05)
     return result
 
@@ -132,8 +132,8 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     plane.stop()
 
 
-def taken(client: Api) -> bool:
-    """Whether objects of the CRD are taken; for a moment after it is established they are not."""
+def crd_accepts_objects(client: Api) -> bool:
+    """Return whether the API server accepts objects of the CRD; it does so shortly after `Established`."""
     example = yaml.safe_load((ROOT / "examples/inferenceservice.yaml").read_text())
     example["metadata"]["namespace"] = "default"
     try:
@@ -153,13 +153,13 @@ def api(control_plane: ControlPlane) -> Iterator[Api]:
     client.apply_any(crd, path)
 
     def established() -> bool:
-        found = client.request("GET", f"{path}/{crd['metadata']['name']}").get("status", {})
+        status = client.request("GET", f"{path}/{crd['metadata']['name']}").get("status", {})
         return any(
-            c["type"] == "Established" and c["status"] == "True" for c in found.get("conditions") or []
+            c["type"] == "Established" and c["status"] == "True" for c in status.get("conditions") or []
         )
 
     eventually(established)
-    eventually(lambda: taken(client), what="the CRD takes objects")
+    eventually(lambda: crd_accepts_objects(client), expectation="the API server accepts objects of the CRD")
     restricted = {"metadata": {"labels": RESTRICTED}}
     content_type = "application/merge-patch+json"
     client.request("PATCH", "/api/v1/namespaces/default", restricted, content_type=content_type)
@@ -168,8 +168,8 @@ def api(control_plane: ControlPlane) -> Iterator[Api]:
 
 
 @contextmanager
-def made_namespace(api: Api, labels: Mapping[str, str]) -> Iterator[str]:
-    """A namespace that ends with the block."""
+def temporary_namespace(api: Api, labels: Mapping[str, str]) -> Iterator[str]:
+    """Create a namespace with a generated name, and delete it after the block."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     metadata = {"name": name, "labels": dict(labels)}
     api.request("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
@@ -183,27 +183,27 @@ def made_namespace(api: Api, labels: Mapping[str, str]) -> Iterator[str]:
 
 @pytest.fixture
 def namespace(api: Api) -> Iterator[str]:
-    """A namespace that takes restricted pods alone: whatever the operator makes there must be such."""
-    with made_namespace(api, RESTRICTED) as name:
+    """A namespace that admits only restricted pods, so that tests fail if the operator creates others."""
+    with temporary_namespace(api, RESTRICTED) as name:
         yield name
 
 
 @pytest.fixture
 def lax_namespace(api: Api) -> Iterator[str]:
-    """A namespace that takes every pod."""
-    with made_namespace(api, {}) as name:
+    """A namespace that admits all pods."""
+    with temporary_namespace(api, {}) as name:
         yield name
 
 
 @pytest.fixture
 def example() -> dict[str, Any]:
-    """The example of the repository."""
+    """The InferenceService of examples/inferenceservice.yaml."""
     return yaml.safe_load((ROOT / "examples/inferenceservice.yaml").read_text())
 
 
 @pytest.fixture
 def minimal() -> Callable[..., dict[str, Any]]:
-    """Makes the smallest service; keyword arguments are laid over its spec, field by field."""
+    """Return a function that makes the smallest service; keyword arguments are merged into its spec."""
 
     def make(name: str = "demo", **spec: Any) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -220,7 +220,7 @@ def minimal() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def service(api: Any, minimal: Callable[..., dict[str, Any]]) -> Callable[..., InferenceService]:
-    """Makes a service as the operator reads it: what the API server has filled in, and nothing stored."""
+    """Return a function that makes a parsed service with the API server's defaults, without storing it."""
 
     def make(**spec: Any) -> InferenceService:
         body = minimal(**spec)
@@ -241,7 +241,7 @@ def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _helper(name: str) -> Any:
-    """Load a helper module of this folder once; other helpers import it by its name."""
+    """Load a helper module of this folder once; other helpers import it by name."""
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
         assert spec is not None and spec.loader is not None
@@ -252,7 +252,7 @@ def _helper(name: str) -> Any:
 
 @pytest.fixture(scope="session")
 def node(api: Api, control_plane: ControlPlane) -> Iterator[Any]:
-    """The simulated node and gateways."""
+    """The simulated node, which runs until the end of the session."""
     client = Api(control_plane)
     _helper("simulated_gateways")
     simulated = _helper("simulation").SimulatedNode(client, control_plane)
@@ -267,13 +267,13 @@ def node(api: Api, control_plane: ControlPlane) -> Iterator[Any]:
 def operators(
     api: Api, control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
-    """Operator processes; one runs and leads from the start."""
+    """Operator processes; the first one has become the leader."""
     processes = _helper("operator_processes").Operators(
         api, control_plane, tmp_path_factory.mktemp("operators")
     )
     processes.install()
     processes.start()
-    eventually(processes.leads, what="an operator leads")
+    eventually(processes.leads, expectation="an operator leads")
     yield processes
     processes.stop(eventually)
 
@@ -282,7 +282,7 @@ def operators(
 def live_service(
     api: Api, node: Any, operators: Any, namespace: str, minimal: Callable[..., Any]
 ) -> Iterator[Callable[..., Service]]:
-    """Creates the service `demo` in the test's namespace, with one gateway; an operator looks after it."""
+    """Return a function that creates the service `demo` with one gateway; an operator reconciles it."""
 
     def make(**spec: Any) -> Service:
         body = minimal(**{"engine": {"device": "CPU"}, "gateway": {"replicas": 1}, **spec})

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mizzen_local.addresses import free_port
+from mizzen_local.addresses import find_free_port
 from mizzen_local.controlplane import ControlPlane
 from mizzen_local.pki import write_token_kubeconfig
 from mizzen_operator.chart import operator_manifests
@@ -30,7 +30,7 @@ class Operators:
         self._running: list[tuple[subprocess.Popen[bytes], str, int]] = []
         self._count = 0
         self.expected_errors: set[str] = set()
-        """Namespaces whose services make the operator fail, because a test wants that."""
+        """Namespaces of services with which tests provoke errors of the operator."""
 
     def install(self) -> None:
         """Apply the chart's manifests, without the Deployment, and get a token."""
@@ -68,7 +68,7 @@ class Operators:
     def start(self, *options: str, server: str = "") -> str:
         """Start another process, perhaps with another address of the API server; return its identity."""
         self._count += 1
-        identity, port = f"operator-{self._count}", free_port(self._plane.addresses.host)
+        identity, port = f"operator-{self._count}", find_free_port(self._plane.addresses.host)
         command = [sys.executable, "-m", "mizzen_operator.main"]
         fixed = {
             "identity": identity,

@@ -1,4 +1,4 @@
-"""Simulated gateways: each serves the admin API on its pod's address, from the pods as they are just then."""
+"""Simulated gateways: each serves the admin API on the address of its pod, from the current pods."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ VERIFIED = "mizzen.dev/verified"
 
 @dataclass
 class Behaviour:
-    """Durations in seconds, and faults."""
+    """Durations of simulated steps in seconds, and faults to inject."""
 
     start: float = 0.2
     connect: float = 0.15
     drain: float = 0.4
     broken_models: set[str] = field(default_factory=set)
     unready: set[str] = field(default_factory=set)
-    deaf_gateways: set[str] = field(default_factory=set)
-    turned_away: set[str] = field(default_factory=set)
+    failing_gateways: set[str] = field(default_factory=set)
+    rejected: set[str] = field(default_factory=set)
     """Namespaces whose engines the node rejects."""
-    full: set[str] = field(default_factory=set)
+    unschedulable: set[str] = field(default_factory=set)
     """Namespaces whose engines are unschedulable."""
     failed: set[str] = field(default_factory=set)
     """Uids of pods whose container ended with an error."""
@@ -45,21 +45,21 @@ class Behaviour:
     why_unreachable: str = "tcp://10.0.0.1:5555 speaks protocol 2, this gateway 3"
     """The gateways' routing error for engines that they cannot reach."""
     dead: set[str] = field(default_factory=set)
-    """Uids of pods on a lost node: they neither end nor report anything."""
+    """Uids of pods on a lost node, which do not end and do not report their status."""
     lost_devices: set[str] = field(default_factory=set)
-    """Uids of engines that end because their device is lost."""
+    """Uids of engines that end because they have lost their device."""
     broken_devices: set[str] = field(default_factory=set)
     """Namespaces whose engines find no working device at their start."""
     mounts: dict[str, float] = field(default_factory=dict)
-    """Seconds after which a changed Secret reaches running pods, by namespace; elsewhere it never does."""
-    says: dict[str, str] = field(default_factory=dict)
+    """Seconds after which running pods see a changed Secret, by namespace; in other namespaces, never."""
+    answers: dict[str, str] = field(default_factory=dict)
     """Answers to golden prompts, by namespace or model source; "4" by default."""
-    mute: set[str] = field(default_factory=set)
-    """Namespaces whose gateways cannot ask golden prompts."""
+    no_golden_prompts: set[str] = field(default_factory=set)
+    """Namespaces whose gateways answer 503 to golden prompts."""
     fetches: dict[str, dict[str, Any]] = field(default_factory=dict)
     """State of the fetch of a namespace's model: `progress`, an `error`, or the `result`."""
     mounting: set[str] = field(default_factory=set)
-    """Namespaces whose pods wait for the Secrets that they mount, as with a kubelet."""
+    """Namespaces whose pods start only once the Secrets that they mount exist, as with a kubelet."""
     api_keys: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The gateways' report on API keys, by namespace; no report by default."""
     loads: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -67,14 +67,14 @@ class Behaviour:
 
 
 class SimulatedGateways:
-    """The gateways of every service; `SimulatedNode` adds the pods that they run in."""
+    """The gateways of all services; `SimulatedNode` adds their pods."""
 
     _api: Any
     behaviour: Behaviour
     pods: list[dict[str, Any]]
     serves: set[str]
     golden_prompts: list[tuple[str, str]]
-    locked_out: list[str]
+    keyless_engines: list[str]
     _ready_since: dict[str, float]
     _servers: dict[str, ThreadingHTTPServer]
     _held: dict[str, dict[str, str]]
@@ -122,14 +122,14 @@ class SimulatedGateways:
     def answer(self, namespace: str, question: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Return a gateway's answer to a golden prompt."""
         pods = [p for p in self.pods if p["metadata"]["uid"] == question["uid"]]
-        if namespace in self.behaviour.mute:
+        if namespace in self.behaviour.no_golden_prompts:
             return 503, {"error": {"message": "the engine is lost"}}
         if not pods or self._state(pods[0]) != "verifying":
-            return 409, {"error": {"message": "golden prompts are for one that is verifying"}}
+            return 409, {"error": {"message": "golden prompts need an engine that awaits verification"}}
         self.golden_prompts.append((pods[0]["metadata"]["name"], question["prompt"]))
-        says = self.behaviour.says
+        answers = self.behaviour.answers
         arguments = pods[0]["spec"]["containers"][0]["args"]
-        text = next((says[one] for one in (*arguments, namespace) if one in says), "4")
+        text = next((answers[key] for key in (*arguments, namespace) if key in answers), "4")
         return 200, {"text": text, "finish": "length", "promptTokens": 3, "outputTokens": 1, "seconds": 0.0}
 
     def _serve_admin(self, pod: dict[str, Any]) -> None:
@@ -153,7 +153,7 @@ class SimulatedGateways:
                     self.send_response(401)
                     self.end_headers()
                     return
-                if meta["namespace"] in node.behaviour.deaf_gateways:
+                if meta["namespace"] in node.behaviour.failing_gateways:
                     self.send_response(500)
                     self.end_headers()
                     return
@@ -161,20 +161,20 @@ class SimulatedGateways:
                 service = parameters["service"]
                 deadline = time.monotonic() + float(parameters.get("wait", 0))
                 while True:
-                    known = [service] if own == service or (not own and node.shares(meta, service)) else []
-                    engines = [engine for one in known for engine in node.engines(meta, one)]
-                    there = [key for one in known for key in node.keys_known(meta, one)]
+                    known = own == service or (not own and node.shares(meta, service))
+                    engines = node.engines(meta, service) if known else []
+                    key_names = node.known_keys(meta, service) if known else []
                     load = node.behaviour.loads.get(meta["namespace"], {})
                     waits = load.get("waiting", 0) > 0
                     api_keys = node.behaviour.api_keys.get(meta["namespace"])
-                    version = str(zlib.crc32(json.dumps([engines, waits, there, api_keys]).encode()))
-                    deaf = meta["namespace"] in node.behaviour.deaf_gateways
+                    version = str(zlib.crc32(json.dumps([engines, waits, key_names, api_keys]).encode()))
+                    deaf = meta["namespace"] in node.behaviour.failing_gateways
                     ended = deaf or meta["uid"] not in node.serves
                     if version != parameters.get("version") or ended or time.monotonic() >= deadline:
                         break
                     time.sleep(TICK_SECONDS)
                 table = {
-                    "keys": there,
+                    "keys": key_names,
                     "apiKeys": api_keys,
                     "synced": True,
                     "version": version,
@@ -213,43 +213,45 @@ class SimulatedGateways:
         self.serves.add(meta["uid"])
 
     def shares(self, meta: dict[str, Any], service: str) -> bool:
-        """Return whether the operator's list of a shared gateway has a service and its engines' key."""
-        found = self._api.find("ConfigMap", meta["namespace"], "mizzen-shared")
-        listed = json.loads(found["data"]["services.json"])["services"] if found else []
-        return any(one["name"] == service and "enginePublicKey" in one for one in listed)
+        """Return whether the ConfigMap of a shared gateway lists a service with its engines' key."""
+        config_map = self._api.find("ConfigMap", meta["namespace"], "mizzen-shared")
+        listed = json.loads(config_map["data"]["services.json"])["services"] if config_map else []
+        return any(entry["name"] == service and "enginePublicKey" in entry for entry in listed)
 
     def held(self, uid: str) -> dict[str, str]:
         """Return the contents of the Secret that a pod mounts."""
         return self._held.get(uid, {})
 
-    def keys_known(self, gateway: dict[str, Any], service: str) -> list[str]:
-        """Return names of the keys that a gateway could use with a service's engines, the newest first."""
+    def known_keys(self, gateway: dict[str, Any], service: str) -> list[str]:
+        """Return the names of the keys that a gateway has for a service's engines, the newest first."""
         held = self.held(gateway["uid"])
         engine = public(held, "engine")
         if gateway["labels"].get(SERVICE) != service:
-            found = self._api.find("ConfigMap", gateway["namespace"], "mizzen-shared")
-            listed = json.loads(found["data"]["services.json"])["services"] if found else []
-            entry = next((one for one in listed if one["name"] == service), {})
+            config_map = self._api.find("ConfigMap", gateway["namespace"], "mizzen-shared")
+            listed = json.loads(config_map["data"]["services.json"])["services"] if config_map else []
+            entry = next((entry for entry in listed if entry["name"] == service), {})
             public_keys = (entry.get(name) for name in ("nextEnginePublicKey", "enginePublicKey"))
             engine = [key for key in public_keys if key]
-        return [connection_key_name(one, two) for one in engine for two in public(held, "gateway")]
+        return [connection_key_name(key, own) for key in engine for own in public(held, "gateway")]
 
-    def _keys_used(self, known: list[str], pod: dict[str, Any]) -> list[str]:
-        """Return the newest keys that both a gateway and an engine have."""
+    def _used_keys(self, known: list[str], pod: dict[str, Any]) -> list[str]:
+        """Return the newest key that both a gateway and an engine have, as a list of at most one name."""
         held = self.held(pod["metadata"]["uid"])
         theirs = {
-            connection_key_name(one, two) for one in public(held, "engine") for two in public(held, "gateway")
+            connection_key_name(own, gateway)
+            for own in public(held, "engine")
+            for gateway in public(held, "gateway")
         }
         common = [name for name in known if name in theirs]
         if not common and pod["metadata"]["uid"] in self._ready_since:
-            self.locked_out.append(pod["metadata"]["name"])
+            self.keyless_engines.append(pod["metadata"]["name"])
         return common[:1]
 
     def engines(self, gateway: dict[str, Any], service: str) -> list[dict[str, Any]]:
-        """Return the engines in a gateway's admin API."""
+        """Return a service's engines as a gateway's admin API reports them."""
         namespace = gateway["namespace"]
         pods = [p for p in self.pods if p["metadata"]["namespace"] == namespace]
-        known = self.keys_known(gateway, service)
+        known = self.known_keys(gateway, service)
         return [
             {
                 "name": pod["metadata"]["name"],
@@ -257,7 +259,7 @@ class SimulatedGateways:
                 "state": self._state(pod),
                 "problem": self._problem(pod),
                 "otherProtocol": pod["metadata"]["uid"] in self.behaviour.protocol_mismatches,
-                "keys": self._keys_used(known, pod),
+                "keys": self._used_keys(known, pod),
                 "revision": pod["metadata"]["labels"]["mizzen.dev/revision"],
                 "requests": 0,
             }
@@ -269,12 +271,12 @@ class SimulatedGateways:
 
 
 def decoded(secret: dict[str, Any]) -> dict[str, str]:
-    """Return the contents of a mounted Secret's files."""
+    """Return the decoded values of a Secret by key."""
     return {name: base64.b64decode(value).decode() for name, value in secret["data"].items()}
 
 
 def public(held: dict[str, str], side: str) -> list[str]:
-    """Return the public keys of a side in a mounted Secret, the newest first."""
+    """Return the public keys of `engine` or `gateway` in a mounted Secret, the newest first."""
     return [held[name] for name in (f"next.{side}.public", f"{side}.public") if name in held]
 
 

@@ -1,4 +1,4 @@
-"""A cluster without models: a kubelet that only writes status, and the gateways of every service.
+"""A simulated node: it writes the status of pods as a kubelet does, and runs the gateways of all services.
 
 The API server, its garbage collector and its Deployment controller are real.
 """
@@ -20,7 +20,7 @@ SERVICE, COMPONENT, ROUTABLE = "mizzen.dev/service", "mizzen.dev/component", "mi
 
 
 class SimulatedNode(SimulatedGateways):
-    """A kubelet that only writes status, and the gateways of every service."""
+    """A kubelet that only writes the status of pods, and the gateways of all services."""
 
     def __init__(self, api: Any, plane: ControlPlane) -> None:
         self._api, self._plane = api, plane
@@ -43,10 +43,10 @@ class SimulatedNode(SimulatedGateways):
         self.errors: list[str] = []
         self._held: dict[str, dict[str, str]] = {}
         self._mounted_at: dict[str, float] = {}
-        self.locked_out: list[str] = []
-        """Names of engines that a gateway had no key for."""
+        self.keyless_engines: list[str] = []
+        """Names of ready engines for which a gateway had no key."""
         self.golden_prompts: list[tuple[str, str]] = []
-        """Answered golden prompts: name of the pod, and prompt."""
+        """Answered golden prompts: name of the pod, and text of the prompt."""
 
     def start(self) -> None:
         self._thread.start()
@@ -60,7 +60,7 @@ class SimulatedNode(SimulatedGateways):
             server.server_close()
 
     def reset_lowest(self, service: str) -> None:
-        """Start recording the minimum of serving groups of a namespace, which has one service."""
+        """Start recording the minimum of serving groups in a namespace with one service."""
         self.lowest[service] = 1 << 30
 
     def _run(self) -> None:
@@ -116,7 +116,7 @@ class SimulatedNode(SimulatedGateways):
 
     def _bind(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
-        if meta["namespace"] in self.behaviour.full and meta["labels"][COMPONENT] == "engine":
+        if meta["namespace"] in self.behaviour.unschedulable and meta["labels"][COMPONENT] == "engine":
             words = "0/1 nodes are available: 1 Insufficient cpu."
             unfit = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
             self._patch(pod, {"conditions": [unfit]})
@@ -157,7 +157,7 @@ class SimulatedNode(SimulatedGateways):
             if pod["status"].get("phase") != "Succeeded":
                 self._patch(pod, self._fetch_status(pod))
             return
-        if container == "engine" and meta["namespace"] in self.behaviour.turned_away:
+        if container == "engine" and meta["namespace"] in self.behaviour.rejected:
             away = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no device is left"}
             path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
             content_type = "application/strategic-merge-patch+json"
@@ -254,7 +254,7 @@ class SimulatedNode(SimulatedGateways):
 
     def _lacks_secret(self, pod: dict[str, Any]) -> bool:
         volumes = [volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume]
-        names = [one["secretName"] for one in volumes if not one.get("optional")]
+        names = [entry["secretName"] for entry in volumes if not entry.get("optional")]
         namespace = pod["metadata"]["namespace"]
         return any(self._api.find("Secret", namespace, name) is None for name in names)
 
@@ -287,6 +287,6 @@ class SimulatedNode(SimulatedGateways):
     def _address(self, uid: str) -> str:
         if uid not in self._addresses:
             used = set(self._addresses.values())
-            free = (self._plane.addresses.pod(number) for number in range(1020))
+            free = (self._plane.addresses.pod_address(number) for number in range(1020))
             self._addresses[uid] = next(address for address in free if address not in used)
         return self._addresses[uid]

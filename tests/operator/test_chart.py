@@ -1,4 +1,4 @@
-"""Our own renderer makes of the chart's files what Helm makes of them."""
+"""The operator's renderer of the chart agrees with Helm, and the rendered roles and pod are minimal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen_local.helm import find
+from mizzen_local.helm import find_helm
 from mizzen_operator.chart import ChartError, operator_manifests
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ CHART = ROOT / "charts/mizzen"
 
 def helm(*arguments: str) -> str:
     run = subprocess.run(
-        [find(), "template", "sail", str(CHART), "--namespace", "harbour", *arguments],
+        [find_helm(), "template", "sail", str(CHART), "--namespace", "harbour", *arguments],
         capture_output=True,
         text=True,
         check=True,
@@ -41,7 +41,7 @@ def places(manifests: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, A
 
 
 def lacking(ours: Any, helms: Any, path: str) -> list[str]:
-    """Return where what Helm made differs from ours; it may have more fields in maps."""
+    """Return the paths at which Helm's manifest differs; it may have additional fields in maps."""
     if isinstance(ours, dict) and isinstance(helms, dict):
         return [
             place for key, value in ours.items() for place in lacking(value, helms.get(key), f"{path}.{key}")
@@ -71,8 +71,8 @@ def test_helm_and_the_renderer_agree(values: dict[str, Any], tmp_path: Path) -> 
 
 @settings(max_examples=30)
 @given(st.dictionaries(st.text(min_size=1), st.text(), max_size=4), st.text(), st.integers(0, 10**12))
-def test_a_value_arrives_as_it_was_written(selector: dict[str, str], key: str, seconds: int) -> None:
-    """Whatever a string holds, neither YAML nor the template reads anything into it."""
+def test_a_value_is_rendered_unchanged(selector: dict[str, str], key: str, seconds: int) -> None:
+    """Neither YAML nor the template interprets the content of a string."""
     tolerations = [{"key": key, "tolerationSeconds": seconds}]
     values = {"operator": {"nodeSelector": selector, "tolerations": tolerations}}
     deployment = places(operator_manifests(CHART, values, "harbour"))["Deployment", "mizzen-operator"]
@@ -81,7 +81,7 @@ def test_a_value_arrives_as_it_was_written(selector: dict[str, str], key: str, s
     assert pod["tolerations"] == tolerations
 
 
-def test_versions_are_the_distributions() -> None:
+def test_chart_and_images_have_the_version_of_the_distribution() -> None:
     version = metadata.version("mizzen")
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == version
     deployment = places(operator_manifests(CHART, {}, "harbour"))["Deployment", "mizzen-operator"]
@@ -90,7 +90,7 @@ def test_versions_are_the_distributions() -> None:
     assert images == [f"mizzen/{name}:{version}" for name in ("operator", "engine", "gateway")]
 
 
-def test_the_operator_may_do_little() -> None:
+def test_the_roles_have_minimal_permissions() -> None:
     manifests = operator_manifests(CHART, {}, "harbour", "sail")
     roles = {m["metadata"]["name"]: m["rules"] for m in manifests if m["kind"] == "ClusterRole"}
     assert not any("*" in rule[part] for rules in roles.values() for rule in rules for part in rule)
@@ -135,18 +135,18 @@ def test_the_operators_pod_is_restricted() -> None:
     }
 
 
-def test_a_value_that_the_chart_lacks_is_named() -> None:
+def test_the_error_names_an_unknown_value() -> None:
     with pytest.raises(ChartError, match=r"\.Values\.operator\.replica: the chart has no such value"):
         operator_manifests(CHART, {"operator": {"replica": 1}}, "harbour")
 
 
-def test_a_file_with_other_syntax_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_file_with_unsupported_template_syntax(tmp_path: Path) -> None:
     shutil.copytree(CHART, tmp_path / "chart", symlinks=True)
     (tmp_path / "chart/files/more.yaml").write_text("a: {{ if .Values.operator }}\n")
     with pytest.raises(ChartError, match=r"more\.yaml"):
         operator_manifests(tmp_path / "chart", {}, "harbour")
 
 
-def test_a_scope_that_only_helm_renders_is_named() -> None:
+def test_the_error_names_a_value_that_only_helm_supports() -> None:
     with pytest.raises(ChartError, match=r"\.Values\.rbac\.scope"):
         operator_manifests(CHART, {"rbac": {"scope": "namespace"}}, "harbour")

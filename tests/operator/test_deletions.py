@@ -1,4 +1,4 @@
-"""Pods that others delete in the same moment: a kubelet, the garbage collector, a person."""
+"""Pods that another client deletes concurrently, such as a kubelet or the garbage collector."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mizzen_operator.metrics import Metrics
 pytestmark = CONTROL_PLANE
 
 RACES = 200
-"""Of which about half end with an answer without a version."""
+"""Number of concurrent deletions; about half of the responses have no resourceVersion."""
 CONTAINER = {
     "name": "engine",
     "image": "none",
@@ -27,10 +27,10 @@ CONTAINER = {
 SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-async def test_a_pod_that_another_deletes_at_once_is_gone_for_both(
+async def test_a_concurrently_deleted_pod_is_gone_for_all_clients(
     control_plane: ControlPlane, api: Any, namespace: str
 ) -> None:
-    """The API server answers such a deletion with what it had read of the pod, without its version."""
+    """The API server may answer such a deletion with the pod as it had read it, without a resourceVersion."""
     configuration = Configuration()
     await load_kube_config(str(control_plane.kubeconfig), client_configuration=configuration)
     cache = ObjectStore("Pod", lambda kind, name, labels: None)
@@ -41,9 +41,9 @@ async def test_a_pod_that_another_deletes_at_once_is_gone_for_both(
         ref = ObjectRef("Pod", namespace, f"pod-{race}")
         spec = {"containers": [CONTAINER], "securityContext": SECURITY}
         meta = {"name": ref.name, "namespace": namespace}
-        made = api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
-        cache.put_event(made)
-        deleting = [client.delete(ref, made["metadata"]["uid"]) for client in (ours, *others)]
+        pod = api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+        cache.put_event(pod)
+        deleting = [client.delete(ref, pod["metadata"]["uid"]) for client in (ours, *others)]
         assert any(await asyncio.gather(*deleting))
         assert await ours.get(ref, live=True) is None
         held = cache.get(ObjectName(namespace, ref.name))

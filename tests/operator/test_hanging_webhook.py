@@ -1,4 +1,4 @@
-"""An admission webhook that does not answer stops the services that it has to agree to, and no others."""
+"""An admission webhook that does not answer blocks only the services of its namespace."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError
 from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
-from webhooks import BOUND_SECONDS, hanging, is_asked
+from webhooks import LIMIT_SECONDS, hanging, is_called
 
 SERVICES = 10
-"""More than the operator's workers."""
+"""Number of services, more than the operator has workers."""
 ENGINES = "mizzen.dev/component=engine"
 NO_WEBHOOK = b'{"reason": "InternalError", "message": "failed calling webhook \\"a.b.c\\": no endpoints"}'
 
@@ -26,9 +26,9 @@ NO_WEBHOOK = b'{"reason": "InternalError", "message": "failed calling webhook \\
 @pytest.mark.parametrize(
     ("data", "quick_seconds", "tries"),
     [(b'{"reason": "InternalError"}', 60.0, 4), (b"{}", 0.0, 1), (NO_WEBHOOK, 60.0, 1)],
-    ids=["quick", "slow", "webhook"],
+    ids=["quick failure", "slow failure", "webhook failure"],
 )
-async def test_only_what_fails_quickly_is_sent_again_in_a_look(
+async def test_only_a_request_that_fails_quickly_is_retried_in_a_reconcile(
     monkeypatch: pytest.MonkeyPatch, data: bytes, quick_seconds: float, tries: int
 ) -> None:
     sent: list[str] = []
@@ -49,7 +49,7 @@ async def test_only_what_fails_quickly_is_sent_again_in_a_look(
 
 @pytest.mark.cluster
 @pytest.mark.xdist_group("control-plane")
-def test_another_namespaces_services_get_their_pods(
+def test_services_of_another_namespace_get_their_pods(
     api: Any,
     node: Any,
     operators: Any,
@@ -59,34 +59,40 @@ def test_another_namespaces_services_get_their_pods(
     minimal: Callable[..., Any],
     eventually: Any,
 ) -> None:
-    def create(name: str, where: str) -> None:
+    def create(name: str, in_namespace: str) -> None:
         body = minimal(name, engine={"device": "CPU"}, gateway={"replicas": 1})
-        body["metadata"]["namespace"] = where
+        body["metadata"]["namespace"] = in_namespace
         api.create(body)
 
-    def pods(where: str) -> set[str]:
-        found = api.list("Pod", where, ENGINES)
-        return {pod["metadata"]["uid"] for pod in found if "deletionTimestamp" not in pod["metadata"]}
+    def pods(in_namespace: str) -> set[str]:
+        listed = api.list("Pod", in_namespace, ENGINES)
+        return {pod["metadata"]["uid"] for pod in listed if "deletionTimestamp" not in pod["metadata"]}
 
     def gets_another_pod(before: set[str]) -> None:
         began = time.monotonic()
         eventually(lambda: pods(namespace) - before, 120)
-        assert time.monotonic() - began < BOUND_SECONDS
+        assert time.monotonic() - began < LIMIT_SECONDS
 
     with hanging(api, control_plane, lax_namespace) as webhook:
-        eventually(lambda: is_asked(api, lax_namespace, webhook), 60, "it is asked")
+        eventually(lambda: is_called(api, lax_namespace, webhook), 60, "the webhook is called")
         for number in range(SERVICES):
             create(f"held-{number}", lax_namespace)
-        first = len(webhook.asked) + 8
-        eventually(lambda: len(webhook.asked) >= first, 150, "as many looks hang as one namespace has turns")
+        first = len(webhook.calls) + 8
+        eventually(
+            lambda: len(webhook.calls) >= first,
+            150,
+            "the namespace has as many hanging reconciles as allowed",
+        )
         create("free", namespace)
         gets_another_pod(set())
-        eventually(lambda: len(webhook.asked) >= first + SERVICES, 150, "they hang again")
+        eventually(lambda: len(webhook.calls) >= first + SERVICES, 150, "reconciles hang again")
         before = pods(namespace)
         api.delete("Pod", namespace, api.list("Pod", namespace, ENGINES)[0]["metadata"]["name"])
         gets_another_pod(before)
         assert not pods(lax_namespace)
-    eventually(lambda: len(pods(lax_namespace)) == SERVICES, 60, "all have their pods when it is gone")
-    for where in (namespace, lax_namespace):
-        for one in api.list("InferenceService", where):
-            api.delete("InferenceService", where, one["metadata"]["name"])
+    eventually(
+        lambda: len(pods(lax_namespace)) == SERVICES, 60, "without the webhook, all services get their pods"
+    )
+    for of_test in (namespace, lax_namespace):
+        for body in api.list("InferenceService", of_test):
+            api.delete("InferenceService", of_test, body["metadata"]["name"])

@@ -1,4 +1,4 @@
-"""The operator's process: idle, replaced by another replica, healthy."""
+"""The operator's process: it is quiet when idle, hands over to another replica, and reports its health."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from live_service import Service, api_requests, none_ends
+from live_service import Service, api_requests, no_namespace_terminates
 from marks import CONTROL_PLANE
 
 pytestmark = CONTROL_PLANE
@@ -32,7 +32,7 @@ NOT_OURS = ("leases", "tokenreviews", "subjectaccessreviews")
 
 
 def writes(api: Any) -> dict[tuple[str, str], float]:
-    """Writing requests that the API server has counted, but those to Leases and of tokens."""
+    """Return the API server's counts of writes by verb and resource, except Leases and access reviews."""
     counts: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(api.text("/metrics")):
         for sample in family.samples if family.name == "apiserver_request" else ():
@@ -43,13 +43,13 @@ def writes(api: Any) -> dict[tuple[str, str], float]:
     return counts
 
 
-def test_an_idle_operator_writes_nothing_and_kopf_leaves_no_trace(
+def test_an_idle_operator_sends_no_requests_and_kopf_leaves_no_trace(
     service: Callable[..., Service], api: Any, operators: Any
 ) -> None:
     demo = service(replicas=2)
     demo.settle(2)
     demo.eventually(lambda: not [p for p in demo.pods() if "deletionTimestamp" in p["metadata"]])
-    demo.eventually(lambda: none_ends(api), 120, "namespaces of tests before this one end")
+    demo.eventually(lambda: no_namespace_terminates(api), 120, "the namespaces of earlier tests are gone")
     assert writes(api)["POST", "inferenceservices/"] > 0
     assert writes(api)["APPLY", "inferenceservices/status"] > 0
 
@@ -61,7 +61,7 @@ def test_an_idle_operator_writes_nothing_and_kopf_leaves_no_trace(
         time.sleep(IDLE_SECONDS)
         return requests() == before
 
-    # What other tests left may still be under way, and a regular look may fall into one of the times.
+    # Work caused by earlier tests, or a regular reconcile, may fall into one of the intervals.
     demo.eventually(idle, 8 * IDLE_SECONDS, "neither a write nor a read")
     for kind in ("InferenceService", "Pod", "Deployment", "Service", "Secret"):
         for body in api.list(kind, demo.namespace):
@@ -80,13 +80,13 @@ def test_another_operator_takes_over_at_once_after_sigterm(
     second = operators.start()
     eventually(lambda: operators.answers(second))
     assert operators.kill(first, signal.SIGTERM) == 0
-    assert operators.leader() in ("", second)  # released, so that no replica waits for its expiry
+    assert operators.leader() in ("", second)  # released, so that no replica waits until it expires
     eventually(lambda: operators.leader() == second)
     demo.patch(replicas=2)
     demo.settle(2)
 
 
-def test_another_operator_takes_over_after_sigkill_without_double_or_lost_groups(
+def test_another_operator_takes_over_after_sigkill_without_duplicate_or_lost_groups(
     service: Callable[..., Service], operators: Any, node: Any, eventually: Callable[..., Any]
 ) -> None:
     demo = service(replicas=2)
@@ -104,7 +104,7 @@ def test_another_operator_takes_over_after_sigkill_without_double_or_lost_groups
     assert len(ours) == len(set(ours))
 
 
-def test_health_and_metrics(operators: Any) -> None:
+def test_the_leader_serves_health_and_metrics_and_logs_no_errors(operators: Any) -> None:
     leader = operators.leader()
     assert operators.http(leader, "/healthz") == "ok\n"
     assert operators.http(leader, "/readyz") == "ok\n"
@@ -114,6 +114,6 @@ def test_health_and_metrics(operators: Any) -> None:
     ages = {s.labels["kind"]: s.value for s in families["mizzen_operator_watch_last_success_seconds"].samples}
     assert set(ages) == {"inferenceservices", "pods", "deployments", "services"}
     assert max(ages.values()) < 300
-    # Not every traceback: kopf and aiohttp log some of their own where the API server was made to fail.
+    # Not all tracebacks: kopf and aiohttp log some after tests in which the API server fails.
     errors = re.findall(r".*(?:unexpected error|the controller failed).*", operators.log())
     assert not [line for line in errors if not any(name in line for name in operators.expected_errors)]

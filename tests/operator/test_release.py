@@ -1,4 +1,4 @@
-"""The Lease is given back whatever its holder was about to do with it."""
+"""A stopping leader releases its Lease, even if a renewal is in progress."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mizzen_operator.manager.leader_election import Elector
 
 
 class Server:
-    """One Lease; a write of another version than its own is refused."""
+    """Fake API server with one Lease; a write with an outdated resourceVersion is refused."""
 
     def __init__(self, holder: str) -> None:
         self.version = 1
         self.spec: dict[str, Any] = {"holderIdentity": holder}
         self.renewals = 0
-        """How many renewals of the holder are written behind the next reads."""
+        """Number of upcoming reads that are each followed by a renewal of the holder."""
 
     async def get(self, ref: ObjectRef) -> dict[str, Any]:
         read = {"metadata": {"resourceVersion": str(self.version)}, "spec": dict(self.spec)}
@@ -41,20 +41,20 @@ def elector(server: Server) -> Elector:
 
 
 @pytest.mark.parametrize("renewals", [0, 1, 3])
-async def test_a_renewal_that_was_on_its_way_keeps_nobody_waiting(renewals: int) -> None:
+async def test_the_lease_is_released_even_if_renewals_are_in_progress(renewals: int) -> None:
     server = Server("one")
     server.renewals = renewals
     await elector(server).release()
     assert server.spec["holderIdentity"] == ""
 
 
-async def test_anothers_lease_is_left() -> None:
+async def test_a_lease_of_another_replica_is_not_released() -> None:
     server = Server("another")
     await elector(server).release()
     assert (server.spec["holderIdentity"], server.version) == ("another", 1)
 
 
-async def test_it_is_tried_for_a_while_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_release_is_given_up_after_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mizzen_operator.manager.leader_election.RELEASE_SECONDS", 0.05)
     server = Server("one")
 

@@ -1,4 +1,4 @@
-"""Each of the CRD's rules refuses something that nothing else does, and lets something pass."""
+"""Each validation rule of the CRD rejects an invalid service and accepts a valid one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from marks import CONTROL_PLANE
 
 CRD = Path(__file__).parents[2] / "crds/inferenceservices.yaml"
 OF_UPDATES = "spec.gateway.mode is immutable"
-"""A rule that compares with what was there, of which `test_shared` has both cases."""
+"""A rule for updates; gateway/test_shared.py covers it."""
 
 pytestmark = CONTROL_PLANE
 
 
 def rules(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Paths and messages of a schema's rules; `*` is any item."""
+    """Yield path and message of each rule of a schema; `*` stands for any item."""
     for rule in schema.get("x-kubernetes-validations", []):
         yield path, rule["message"]
     for name, below in schema.get("properties", {}).items():
@@ -31,25 +31,25 @@ def rules(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def holds(value: Any, path: tuple[str, ...]) -> bool:
-    """Whether something has a value at a path, so that a rule there is asked."""
+    """Return whether an object has a value at a path, so that a rule there is evaluated."""
     if not path:
         return True
     name, *rest = path
     if name == "*":
-        return any(holds(one, tuple(rest)) for one in value)
+        return any(holds(item, tuple(rest)) for item in value)
     return name in value and holds(value[name], tuple(rest))
 
 
 @pytest.fixture(scope="module")
-def every() -> list[tuple[tuple[str, ...], str]]:
+def all_rules() -> list[tuple[tuple[str, ...], str]]:
     [version] = yaml.safe_load(CRD.read_text())["spec"]["versions"]
-    found = [one for one in rules(version["schema"]["openAPIV3Schema"]) if OF_UPDATES not in one[1]]
-    assert len(found) > 40
-    return found
+    every = [rule for rule in rules(version["schema"]["openAPIV3Schema"]) if OF_UPDATES not in rule[1]]
+    assert len(every) > 40
+    return every
 
 
 def answer(api: Any, body: dict[str, Any]) -> Any:
-    """What the API server makes of a service: the object, or its refusal's words."""
+    """Return the API server's response to a dry run of a service: the object, or the error message."""
     body["metadata"]["namespace"] = "default"
     try:
         return api.create(body, dryRun="All")
@@ -58,23 +58,23 @@ def answer(api: Any, body: dict[str, Any]) -> Any:
         return str(refusal)
 
 
-def test_each_rule_refuses_something(
-    api: Any, minimal: Callable[..., dict[str, Any]], every: list[tuple[tuple[str, ...], str]]
+def test_each_rule_rejects_an_invalid_service(
+    api: Any, minimal: Callable[..., dict[str, Any]], all_rules: list[tuple[tuple[str, ...], str]]
 ) -> None:
     bodies = [*(minimal(**case[1]) for case in WRONG), minimal("a" * 41)]
-    said = [answer(api, body) for body in bodies]
-    assert all(isinstance(words, str) for words in said)
-    silent = [message for _, message in every if not any(message in words for words in said)]
+    errors = [answer(api, body) for body in bodies]
+    assert all(isinstance(error, str) for error in errors)
+    silent = [message for _, message in all_rules if not any(message in error for error in errors)]
     assert silent == []
 
 
-def test_each_rule_lets_something_pass(
-    api: Any, minimal: Callable[..., dict[str, Any]], every: list[tuple[tuple[str, ...], str]]
+def test_each_rule_accepts_a_valid_service(
+    api: Any, minimal: Callable[..., dict[str, Any]], all_rules: list[tuple[tuple[str, ...], str]]
 ) -> None:
-    taken = [answer(api, minimal(**spec)) for spec in RIGHT]
-    assert not [words for words in taken if isinstance(words, str)]
-    unasked = [message for path, message in every if not any(holds(body, path) for body in taken)]
-    assert unasked == []
+    accepted = [answer(api, minimal(**spec)) for spec in RIGHT]
+    assert not [error for error in accepted if isinstance(error, str)]
+    unchecked = [message for path, message in all_rules if not any(holds(body, path) for body in accepted)]
+    assert unchecked == []
 
 
 AS_IN_KUBERNETES = (
@@ -84,21 +84,21 @@ AS_IN_KUBERNETES = (
     "spec.model.credentialsSecretRef.",
     "spec.podTemplate.",
 )
-"""Whose fields are those of Kubernetes' own objects."""
+"""Fields whose subfields belong to Kubernetes types."""
 
 
-def silent(schema: Any, path: str = "") -> Iterator[str]:
-    """Paths of fields of which `kubectl explain` would tell the type alone."""
+def undescribed(schema: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of fields without a description, for which `kubectl explain` shows only the type."""
     for name, below in schema.get("properties", {}).items():
         here = f"{path}.{name}".removeprefix(".")
         if "description" not in below:
             yield here
-        yield from silent(below, here)
+        yield from undescribed(below, here)
     if "items" in schema:
-        yield from silent(schema["items"], f"{path}.*")
+        yield from undescribed(schema["items"], f"{path}.*")
 
 
-def test_every_field_of_our_own_is_explained() -> None:
+def test_every_field_of_mizzen_has_a_description() -> None:
     [version] = yaml.safe_load(CRD.read_text())["spec"]["versions"]
     schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    assert [path for path in silent(schema, "spec") if not path.startswith(AS_IN_KUBERNETES)] == []
+    assert [path for path in undescribed(schema, "spec") if not path.startswith(AS_IN_KUBERNETES)] == []

@@ -1,4 +1,4 @@
-"""Pods of a service whose labels somebody changes: one may be taken out of service, and none is forgotten."""
+"""Engine pods whose labels are changed by hand: they are left alone if released on purpose, else replaced."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ pytestmark = CONTROL_PLANE
 
 
 class Harbour:
-    """One service of two groups, in a namespace of its own."""
+    """A service with two groups, and the labels of its pods."""
 
     def __init__(self, api: Any, namespace: str, eventually: Callable[..., Any]) -> None:
         self.api, self.namespace, self.eventually = api, namespace, eventually
 
     def pods(self) -> dict[str, Any]:
-        """Metadata of the engines' pods that nobody has deleted, by name."""
-        found = [pod["metadata"] for pod in self.api.list("Pod", self.namespace)]
+        """Return the metadata of the engine pods that are not terminating, by name."""
+        metadata = [pod["metadata"] for pod in self.api.list("Pod", self.namespace)]
         return {
-            one["name"]: one
-            for one in found
-            if "deletionTimestamp" not in one and "gateway" not in one["name"]
+            meta["name"]: meta
+            for meta in metadata
+            if "deletionTimestamp" not in meta and "gateway" not in meta["name"]
         }
 
     def settled(self) -> bool:
-        """Whether two groups serve, and the status says so of the spec as it is."""
+        """Return whether the service is Ready with two available groups."""
         status = self.api.get("InferenceService", self.namespace, "demo").get("status", {})
         ready = [c for c in status.get("conditions", []) if c["type"] == "Ready" and c["status"] == "True"]
         return bool(ready) and status["availableReplicas"] == status["replicas"] == 2
@@ -38,37 +38,41 @@ class Harbour:
     def label(self, name: str, label: str, value: str | None) -> None:
         self.api.patch("Pod", self.namespace, name, {"metadata": {"labels": {label: value}}})
 
-    def without(self, label: str) -> str:
-        """Take a label from a pod, which is left while another takes its place; returns its name."""
+    def remove_label(self, label: str) -> str:
+        """Remove a label from a pod, check that the pod is left alone and replaced, and return its name."""
         before = set(self.pods())
-        out = min(before)
-        self.label(out, label, None)
-        self.eventually(lambda: len(set(self.pods()) - before) == 1, 30, "its place is taken")
+        released = min(before)
+        self.label(released, label, None)
+        self.eventually(lambda: len(set(self.pods()) - before) == 1, 30, "the pod is replaced")
         self.eventually(self.settled, 60, "two groups serve")
-        assert out in self.pods()
-        return out
+        assert released in self.pods()
+        return released
 
 
 @pytest.fixture
 def harbour(live_service: Callable[..., Service]) -> Harbour:
     demo = live_service(replicas=2)
-    made = Harbour(demo.api, demo.namespace, demo.eventually)
-    made.eventually(made.settled, 90, "it serves")
-    return made
+    harbour = Harbour(demo.api, demo.namespace, demo.eventually)
+    harbour.eventually(harbour.settled, 90, "the service serves")
+    return harbour
 
 
-def test_a_pod_without_its_services_label_is_left_and_another_takes_its_place(harbour: Harbour) -> None:
-    out = harbour.without("mizzen.dev/service")
+def test_a_pod_without_the_service_label_is_left_alone_and_replaced(harbour: Harbour) -> None:
+    released = harbour.remove_label("mizzen.dev/service")
     assert len(harbour.pods()) == 3
-    harbour.api.delete("Pod", harbour.namespace, out, gracePeriodSeconds=0)
-    harbour.eventually(lambda: out not in harbour.pods(), 10)
-    harbour.eventually(harbour.settled, 60, "two groups serve still")
+    harbour.api.delete("Pod", harbour.namespace, released, gracePeriodSeconds=0)
+    harbour.eventually(lambda: released not in harbour.pods(), 10)
+    harbour.eventually(harbour.settled, 60, "two groups still serve")
 
 
-def test_a_pod_that_is_no_engine_by_its_label_is_left_until_it_is_one_again(harbour: Harbour) -> None:
-    out = harbour.without("mizzen.dev/component")
-    harbour.label(out, "mizzen.dev/component", "engine")
-    harbour.eventually(lambda: harbour.settled() and len(harbour.pods()) == 2, 60, "one is too many")
+def test_a_pod_without_the_component_label_is_left_alone_until_it_has_the_label_again(
+    harbour: Harbour,
+) -> None:
+    released = harbour.remove_label("mizzen.dev/component")
+    harbour.label(released, "mizzen.dev/component", "engine")
+    harbour.eventually(
+        lambda: harbour.settled() and len(harbour.pods()) == 2, 60, "the surplus pod is deleted"
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,13 +86,11 @@ def test_a_pod_that_is_no_engine_by_its_label_is_left_until_it_is_one_again(harb
         ("mizzen.dev/rank", "1"),
     ],
 )
-def test_a_pod_of_which_nothing_tells_what_it_is_is_replaced(
-    harbour: Harbour, label: str, value: str | None
-) -> None:
-    """Gateways would route to it for ever, whatever the spec becomes."""
+def test_a_pod_with_invalid_labels_is_replaced(harbour: Harbour, label: str, value: str | None) -> None:
+    """Otherwise gateways would route to the pod forever, even after changes of the spec."""
     before = set(harbour.pods())
     harbour.label(min(before), label, value)
-    harbour.eventually(lambda: min(before) not in harbour.pods(), 30, "it goes")
+    harbour.eventually(lambda: min(before) not in harbour.pods(), 30, "the pod is deleted")
     harbour.eventually(lambda: harbour.settled() and len(harbour.pods()) == 2, 60, "two groups serve")
     assert len(set(harbour.pods()) - before) == 1
 
@@ -104,11 +106,11 @@ def test_a_pod_of_which_nothing_tells_what_it_is_is_replaced(
         ("mizzen.dev/pods", "8"),
     ],
 )
-def test_a_pod_of_several_that_tells_no_more_which_it_is_is_replaced(
+def test_a_pod_of_a_multi_pod_group_with_invalid_labels_is_replaced(
     live_service: Callable[..., Service], label: str, value: str | None
 ) -> None:
     demo = live_service(parallelism={"tensor": 2}, accelerator={"perPod": 1})
-    demo.eventually(lambda: demo.condition("Ready")["status"] == "True", 90, "it serves")
+    demo.eventually(lambda: demo.condition("Ready")["status"] == "True", 90, "the service serves")
     [second] = [pod for pod in demo.pods() if pod["metadata"]["labels"]["mizzen.dev/rank"] == "1"]
     patch = {"metadata": {"labels": {label: value}}}
     demo.api.patch("Pod", demo.namespace, second["metadata"]["name"], patch)
@@ -119,18 +121,20 @@ def test_a_pod_of_several_that_tells_no_more_which_it_is_is_replaced(
         gone = second["metadata"]["uid"] not in {pod["metadata"]["uid"] for pod in pods}
         return gone and ranks == ["0", "1"] and demo.condition("Ready")["status"] == "True"
 
-    demo.eventually(whole, 90, "a whole group serves")
+    demo.eventually(whole, 90, "a complete group serves")
 
 
-def test_what_admission_has_put_in_place_of_our_arguments_is_no_stray() -> None:
-    """A wrapper around the engine: then the labels alone tell."""
-    gang = {"mizzen.dev/rank": "1", "mizzen.dev/pods": "2"}
-    wrapped = pod(gang, ["sh", "-c", "mizzen engine --nodes 2"])
+def test_a_pod_whose_arguments_admission_has_replaced_is_judged_by_its_labels() -> None:
+    """Admission may wrap the engine's command, so that its arguments no longer show the rank."""
+    group_labels = {"mizzen.dev/rank": "1", "mizzen.dev/pods": "2"}
+    wrapped = pod(group_labels, ["sh", "-c", "mizzen engine --nodes 2"])
     assert _has_valid_labels(wrapped)
-    assert _has_valid_labels(pod(gang, ["engine", "--nodes", "2", "--node-rank", "1"]))
-    assert not _has_valid_labels(pod(gang, ["engine", "--nodes", "2", "--node-rank", "0"]))
-    assert not _has_valid_labels(pod({**gang, "mizzen.dev/pods": "99999"}, ["sh"]))
-    assert _has_valid_labels(pod({}, ["engine", "--model", "x"])), "of a release that gave one pod no rank"
+    assert _has_valid_labels(pod(group_labels, ["engine", "--nodes", "2", "--node-rank", "1"]))
+    assert not _has_valid_labels(pod(group_labels, ["engine", "--nodes", "2", "--node-rank", "0"]))
+    assert not _has_valid_labels(pod({**group_labels, "mizzen.dev/pods": "99999"}, ["sh"]))
+    assert _has_valid_labels(pod({}, ["engine", "--model", "x"])), (
+        "an earlier release gave single pods no rank"
+    )
 
 
 def pod(labels: dict[str, str], arguments: list[str]) -> dict[str, Any]:

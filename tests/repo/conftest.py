@@ -1,4 +1,4 @@
-"""The folder of helpers that the guards share."""
+"""Makes this folder's helper modules (`ratchets`, `private_words`) importable."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Words of a private language that the repository gives up for those of its field, and how they are found.
+"""Words that the repository must not use, because the field has established terms for them.
 
-A word is looked for where a hit is a fault: in identifiers (`word`: a part of one, in any case; `name`: a
-whole one), in the names of modules (`module`), or in prose (`phrase`): comments, strings, names of tests, and
-whatever is no code.
+The kind of an entry says where it is searched: in parts of identifiers in any case (`word`), in whole
+identifiers (`name`), in names of modules (`module`), or in prose (`phrase`), which is comments, strings,
+names of tests and files that are not code.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ KERNELS = ("worker/mizzen/kernels", "worker/mizzen/layers")
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """One word, and where it is a fault."""
+    """A word that must not be used, the term to use instead, and where it is searched."""
 
     label: str
     kind: str
-    """word, name, module or phrase."""
+    """Where the word is searched: `word`, `name`, `module` or `phrase`; see the module's docstring."""
     pattern: re.Pattern[str]
     instead: str
     scope: tuple[str, ...] = ()
-    """Folders in which it is a fault; all of them when empty."""
+    """Folders in which the word is searched; empty for the whole repository."""
 
 
 def _words(rows: str, kind: str, scope: tuple[str, ...] = ()) -> list[Private]:
-    """Return the entries of a table: a regular expression, a colon, and what is said instead."""
-    found = []
+    """Parse a table with one word per line: a regular expression, a colon, and the term to use instead."""
+    entries = []
     for row in filter(None, map(str.strip, rows.splitlines())):
-        pattern, _, instead = (part.strip() for part in row.partition(" : "))
+        pattern, _, instead = (cell.strip() for cell in row.partition(" : "))
         label = re.sub(r"\\[bs]\+?|\(\?[:!][^)]*\)|[?\\]", "", pattern) if kind != "phrase" else pattern
         compiled = re.compile(pattern.replace(" ", r"\s+") if kind == "phrase" else pattern)
-        found.append(Private(f"{label} ({kind})", kind, compiled, instead, scope))
-    return found
+        entries.append(Private(f"{label} ({kind})", kind, compiled, instead, scope))
+    return entries
 
 
 PRIVATE: list[Private] = [
@@ -234,4 +234,4 @@ INFORMATION: tuple[str, ...] = (
     "part",
     "room",
 )
-"""Parts of identifiers that are too common to be a fault each; their number is shown all the same."""
+"""Parts of identifiers that are not violations, because they are too common; only their number is shown."""

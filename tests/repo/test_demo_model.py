@@ -1,4 +1,4 @@
-"""The committed demo model keeps what its card promises, by Transformers' own reading of it."""
+"""The committed demo model, loaded by Transformers, has the properties that its model card states."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model() -> Any:
     return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
 
 
-def test_it_is_small_and_has_room(model: Any) -> None:
+def test_the_model_is_small_and_has_a_long_context(model: Any) -> None:
     assert (FOLDER / "model.safetensors").stat().st_size <= 3_000_000
     assert model.config.max_position_embeddings >= 2048
     assert len({answer for _, answer in PAIRS}) >= 300
@@ -62,8 +62,8 @@ def test_greedy_generation_gives_the_answer(question: str, model: Any, tokenizer
     assert output[-1] == model.generation_config.eos_token_id
 
 
-def test_every_answer_leads_clearly(model: Any, tokenizer: Any) -> None:
+def test_every_answer_token_has_a_clear_margin(model: Any, tokenizer: Any) -> None:
     formatter = TRAINING["Formatter"](tokenizer.backend_tokenizer)
-    examples = TRAINING["promised"](PAIRS, formatter)["alone"]
+    examples = TRAINING["examples_by_form"](PAIRS, formatter)["alone"]
     leads = TRAINING["margins"](model, examples, formatter.special[TRAINING["PAD"]])
     assert min(leads) >= TRAINING["MARGIN"]

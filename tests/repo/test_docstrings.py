@@ -1,4 +1,4 @@
-"""Everything public says what it is, and no docstring begins in the middle of a sentence."""
+"""All public definitions have docstrings, and no docstring begins with a clause without a head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 from ratchets import ROOT, check, tracked
 
 FOLDERS = ("worker/mizzen", "operator")
-HEADLESS = re.compile(r"(What|Whether|How|Why|Who|Whom|Whose|That|Those|Of)\b")
+HEADLESS = re.compile(r"(What|Whether|How|Why|Who(?:m|se)?|That|Those|Of)\b")
+"""First words that leave out a noun or a verb. `Whether` may begin the text of a Boolean attribute."""
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -24,7 +25,7 @@ def sources() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def documented(tree: ast.Module) -> Iterator[tuple[Documented, str]]:
-    """Yield module, classes and functions, with their names; what is inside of a function is not its API."""
+    """Yield the module, its classes and functions, with their names, without definitions in functions."""
     work: list[tuple[Documented, str]] = [(tree, "")]
     while work:
         node, name = work.pop()
@@ -37,8 +38,14 @@ def documented(tree: ast.Module) -> Iterator[tuple[Documented, str]]:
             ]
 
 
+def is_property(node: ast.AST) -> bool:
+    """Return whether a function is decorated as a property."""
+    names = [ast.unparse(decorator) for decorator in getattr(node, "decorator_list", ())]
+    return any(name.endswith("property") for name in names)
+
+
 def is_overload(node: Documented) -> bool:
-    """Tell an `@overload`, or a setter, whose docstring stands at the function of the same name."""
+    """Return whether a function is an overload, setter or override, which needs no docstring of its own."""
     if isinstance(node, ast.Module | ast.ClassDef):
         return False
     marks = {getattr(mark, "attr", getattr(mark, "id", "")) for mark in node.decorator_list}
@@ -46,15 +53,15 @@ def is_overload(node: Documented) -> bool:
 
 
 def attribute_docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and text of strings that follow an assignment, in modules and classes."""
+    """Yield the line and text of each string that follows an assignment in a module or class."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef):
             continue
-        for before, after in itertools.pairwise(node.body):
-            value = after.value if isinstance(after, ast.Expr) else None
+        for statement, next_statement in itertools.pairwise(node.body):
+            value = next_statement.value if isinstance(next_statement, ast.Expr) else None
             text = value.value if isinstance(value, ast.Constant) else None
-            if isinstance(before, ast.Assign | ast.AnnAssign) and isinstance(text, str):
-                yield after.lineno, text
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(text, str):
+                yield next_statement.lineno, text
 
 
 def test_everything_public_has_a_docstring() -> None:
@@ -62,32 +69,32 @@ def test_everything_public_has_a_docstring() -> None:
     places = []
     for path, tree in sources():
         for node, name in documented(tree):
-            private = any(part.startswith("_") for part in name.split("."))
+            private = any(segment.startswith("_") for segment in name.split("."))
             if not private and not is_overload(node) and not ast.get_docstring(node):
                 counts[str(path.parent)] += 1
                 places.append(f"{path}:{getattr(node, 'lineno', 1)} {name or 'the module'}")
     check("missing_docstrings", counts, places)
 
 
-def test_no_docstring_begins_without_a_head() -> None:
+def test_no_docstring_begins_with_a_headless_clause() -> None:
     counts: Counter[str] = Counter()
     places = []
     for path, tree in sources():
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node) or ""
-                if HEADLESS.match(text):
+                if HEADLESS.match(text) and not (is_property(node) and text.startswith("Whether ")):
                     counts[str(path.parent)] += 1
                     places.append(f"{path}:{getattr(node, 'lineno', 1)} {text.splitlines()[0]}")
     check("headless_docstrings", counts, places)
 
 
-def test_no_docstring_of_an_attribute_begins_without_a_head() -> None:
+def test_no_attribute_docstring_begins_with_a_headless_clause() -> None:
     counts: Counter[str] = Counter()
     places = []
     for path, tree in sources():
         for line, text in attribute_docstrings(tree):
-            if HEADLESS.match(text):
+            if HEADLESS.match(text) and not text.startswith("Whether "):
                 counts[str(path.parent)] += 1
                 places.append(f"{path}:{line} {text.splitlines()[0]}")
     check("headless_attribute_docstrings", counts, places)

@@ -1,4 +1,4 @@
-"""The parts that build images, each on its own; `make e2e` holds the images themselves."""
+"""The scripts that build container images, each by itself; `make e2e` tests the images."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_image_installs_the_requirements_of_its_extras_only() -> None:
-    done = script("requirements.py", str(ROOT / "pyproject.toml"), "base", "worker", "--without", "Torch")
-    names = [line.split(">")[0] for line in done.stdout.splitlines()]
+    result = script("requirements.py", str(ROOT / "pyproject.toml"), "base", "worker", "--without", "Torch")
+    names = [line.split(">")[0] for line in result.stdout.splitlines()]
     assert "msgspec" in names
     assert "safetensors" in names
     assert not {"torch", "fastapi", "kubernetes"} & set(names)
@@ -27,14 +27,14 @@ def test_an_image_installs_the_requirements_of_its_extras_only() -> None:
 
 
 def test_an_unknown_extra_is_refused_by_name() -> None:
-    done = script("requirements.py", str(ROOT / "pyproject.toml"), "gatway")
-    assert done.returncode != 0
-    assert "unknown extra gatway; choose from base, " in done.stderr
+    result = script("requirements.py", str(ROOT / "pyproject.toml"), "gatway")
+    assert result.returncode != 0
+    assert "unknown extra gatway; choose from base, " in result.stderr
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder of packages with a client, its tests, and a package that imports its own `testing`."""
+    """A site-packages folder with a Kubernetes client, a package with tests, and numpy's `testing` module."""
     for name in ("kubernetes/client/__init__.py", "kubernetes/__init__.py", "other/tests/__init__.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_client_in_an_archive_is_imported_as_before(site: Path) -> None:
+def test_an_archived_client_package_can_be_imported(site: Path) -> None:
     assert script("slim.py", str(site)).returncode == 0
     assert not (site / "kubernetes").exists()
     assert not (site / "other/tests").exists()
@@ -57,30 +57,30 @@ def test_a_client_in_an_archive_is_imported_as_before(site: Path) -> None:
     assert shown.stdout == "Running\n", shown.stderr
 
 
-def test_a_package_that_cannot_be_archived_is_refused(site: Path) -> None:
+def test_a_package_with_binary_modules_is_not_archived(site: Path) -> None:
     (site / "kubernetes/fast.so").write_bytes(b"")
-    done = script("slim.py", str(site))
-    assert done.returncode != 0
-    assert "kubernetes contains fast.so" in done.stderr
+    result = script("slim.py", str(site))
+    assert result.returncode != 0
+    assert "kubernetes contains fast.so" in result.stderr
     assert (site / "kubernetes").is_dir()
 
 
-def test_the_stand_in_for_a_compiler_hands_over_one_module_and_no_other(tmp_path: Path) -> None:
+def test_the_fake_compiler_only_copies_the_prebuilt_module(tmp_path: Path) -> None:
     (tmp_path / "cc").write_text((IMAGES / "cc.sh").read_text())
     (tmp_path / "cuda_utils.c").write_text("int a;")
     (tmp_path / "cuda_utils.so").write_bytes(b"module")
-    asked = tmp_path / "asked.c"
-    asked.write_text("int a;")
-    command = ["sh", str(tmp_path / "cc"), str(asked), "-O3", "-shared", "-o", str(tmp_path / "out.so")]
+    requested = tmp_path / "requested.c"
+    requested.write_text("int a;")
+    command = ["sh", str(tmp_path / "cc"), str(requested), "-O3", "-shared", "-o", str(tmp_path / "out.so")]
     assert subprocess.run(command, check=False).returncode == 0
     assert (tmp_path / "out.so").read_bytes() == b"module"
-    asked.write_text("int b;")
+    requested.write_text("int b;")
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "no C compiler" in refused.stderr
 
 
-def test_the_last_stages_only_copy() -> None:
+def test_final_image_stages_only_copy_files() -> None:
     stages = (ROOT / "Dockerfile.worker").read_text().split("\nFROM ")[1:]
     final = {stage.split()[2]: stage for stage in stages if stage.startswith(("scratch AS", "runtime AS"))}
     assert set(final) == {"runtime", "operator", "gateway", "engine-cpu", "engine"}

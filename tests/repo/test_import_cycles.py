@@ -1,4 +1,4 @@
-"""No module imports itself by way of others: neither for types alone, nor inside of a function."""
+"""There are no import cycles, even by imports for type checking or inside of functions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from ratchets import ROOT, check, tracked
 
 PACKAGES = ("worker", "operator")
-"""Folders that hold packages; everywhere else, folders are on the path and hold modules."""
+"""Folders that contain packages; all other folders are on `sys.path` and contain top-level modules."""
 
 
 def module_name(path: Path) -> str:
-    """Return how a file is imported; a module outside of packages is told apart by its folder."""
+    """Return the dotted name of a module in a package, or the path without suffix of any other module."""
     parts = path.with_suffix("").parts
     if parts[0] in PACKAGES:
         return ".".join(part for part in parts[1:] if part != "__init__")
@@ -21,7 +21,7 @@ def module_name(path: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield module and name (or nothing) of all imports of a file, wherever they stand."""
+    """Yield the module and the imported name (or "") of all imports of a file, including nested ones."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -32,26 +32,26 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def graph() -> dict[str, set[str]]:
-    """Return which of the repository's modules each of them imports."""
+    """Return the repository's modules, each with the modules of the repository that it imports."""
     paths = {module_name(path): path for path in tracked(".py")}
     edges: dict[str, set[str]] = {name: set() for name in paths}
     for name, path in paths.items():
         folder = "" if path.parts[0] in PACKAGES else f"{path.parent}/"
         for module, member in imported(ast.parse((ROOT / path).read_text())):
             candidates = (f"{module}.{member}", module, f"{folder}{module}", f"tests/shared/{module}")
-            target = next((one for one in candidates if one in paths), None)
+            target = next((candidate for candidate in candidates if candidate in paths), None)
             if target is not None and target != name:
                 edges[name].add(target)
     return edges
 
 
 def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """Return the groups of more than one node that reach each other (Tarjan), without recursion."""
+    """Return the strongly connected components with more than one node, by Tarjan's algorithm."""
     numbers: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []
     on_stack: set[str] = set()
-    found = []
+    components = []
     for root in edges:
         if root in numbers:
             continue
@@ -80,8 +80,8 @@ def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
                         group.append(stack.pop())
                         on_stack.discard(group[-1])
                     if len(group) > 1:
-                        found.append(sorted(group))
-    return sorted(found)
+                        components.append(sorted(group))
+    return sorted(components)
 
 
 def test_cycles_are_found() -> None:

@@ -1,4 +1,4 @@
-"""The reference pages say what the code says; the operator's arguments are the processes' options."""
+"""The reference pages match the code, and the operator's arguments match the processes' options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_reference_pages_are_current(page: str) -> None:
     assert written == REFERENCE["PAGES"][page](), f"{page} is out of date: run python scripts/reference.py"
 
 
-def test_the_guides_of_the_documentation_are_in_its_navigation() -> None:
+def test_all_pages_are_in_the_navigation() -> None:
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
     def pages(entries: Any) -> set[str]:
@@ -49,7 +49,7 @@ def test_the_guides_of_the_documentation_are_in_its_navigation() -> None:
 
 
 def command_line(arguments: list[str]) -> dict[str, Any]:
-    """Read a process's arguments as `mizzen` does in a pod."""
+    """Parse a process's command line as `mizzen` does in a pod; return the values of its options by name."""
     for name, value in VARIABLES.items():
         arguments = [argument.replace(name, value) for argument in arguments]
     group: Any = typer.main.get_command(app)
@@ -59,7 +59,7 @@ def command_line(arguments: list[str]) -> dict[str, Any]:
 
 
 def service(*, shared: bool = False, **engine: Any) -> InferenceService:
-    """Return a service with values other than the defaults in the fields that reach the processes."""
+    """Return a service in which all fields that become options of processes differ from their defaults."""
     spec: dict[str, Any] = {
         "model": {
             "source": "file:///models/m",
@@ -259,10 +259,10 @@ def crd_fields() -> dict[str, dict[str, Any]]:
         ("spec.gateway.admission.queueTimeoutSeconds", "queue_timeout_seconds"),
     ],
 )
-def test_the_api_allows_only_what_the_processes_take(field: str, option: str) -> None:
+def test_the_crd_allows_only_values_that_the_processes_accept(field: str, option: str) -> None:
     schema = crd_fields()[field]
-    both = [*settings(EngineConfig), *settings(GatewayConfig)]
-    setting = next(setting for setting in both if setting.name == option)
+    shared_fields = [*settings(EngineConfig), *settings(GatewayConfig)]
+    setting = next(setting for setting in shared_fields if setting.name == option)
     for value in schema.get("enum", ()):
         assert value.lower() in {choice.replace("-", "") for choice in setting.choices}
     if setting.choices == () and "minimum" in schema:
@@ -271,7 +271,7 @@ def test_the_api_allows_only_what_the_processes_take(field: str, option: str) ->
     assert type(setting.default)(str(schema["default"]).lower()) == setting.default
 
 
-def test_every_parser_of_the_api_is_one_of_the_gateways() -> None:
+def test_enumerations_of_the_crd_equal_the_gateways_choices() -> None:
     choices = {setting.name: set(setting.choices) for setting in settings(GatewayConfig)}
     for field, option, table in (
         ("toolParser", "tool_parser", gateway_render.TOOL_PARSERS),
@@ -282,18 +282,20 @@ def test_every_parser_of_the_api_is_one_of_the_gateways() -> None:
         assert set(table.values()) == choices[option]
 
 
-def test_the_api_reserves_exactly_the_gateways_options_that_the_operator_sets() -> None:
+def test_the_crd_reserves_exactly_the_gateway_options_that_the_operator_sets() -> None:
     rule = crd_fields()["spec.gateway.extraArgs"]["x-kubernetes-validations"][0]["rule"]
     reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
     sharing = resolve_sharing([service(shared=True)])
     assert sharing is not None
     fronts = gateway_spec.dedicated_gateway_spec(service()), shared_render.shared_gateway_spec(sharing)
-    rendered = {a[2:] for one in fronts for a in gateway_render.gateway_arguments(one) if a.startswith("--")}
+    rendered = {
+        a[2:] for front in fronts for a in gateway_render.gateway_arguments(front) if a.startswith("--")
+    }
     never = {"engine", "services-file", "wake-timeout-seconds"}
     assert reserved == (rendered - {"max-body-bytes=4096"}) | never
 
 
-def test_the_api_reserves_exactly_the_options_that_the_operator_sets() -> None:
+def test_the_crd_reserves_exactly_the_engine_options_that_the_operator_sets() -> None:
     rule = crd_fields()["spec.engine.extraArgs"]["x-kubernetes-validations"][0]["rule"]
     reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
     worker = group_member.GroupMember("r1", 0, 0, "s-r1-0-0", rank=1)

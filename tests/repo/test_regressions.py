@@ -1,4 +1,4 @@
-"""The list of others' defects: each row names tests that exist, or says why the defect cannot be had here."""
+"""docs/regressions.md: each row names tests that exist, or says why the defect does not need one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = tuple[str, str, str]
 
 
 def rows() -> list[Row]:
-    """Issues, defect and test of each row."""
+    """Return the issues, the defect and the tests of each row of the table."""
     lines = (ROOT / "docs/regressions.md").read_text(encoding="utf-8").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     assert {len(row) for row in cells} == {3}
@@ -23,7 +23,7 @@ def rows() -> list[Row]:
 
 
 def names_in(path: Path) -> set[str]:
-    """Names of the tests in a file."""
+    """Return the names of all functions in a file."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, functions)}
@@ -31,14 +31,14 @@ def names_in(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
 def test_each_defect_has_a_test_or_a_reason(row: Row) -> None:
-    issues, defect, told = row
+    issues, defect, tests = row
     assert defect and all(ISSUE.match(issue) for issue in issues.split(", "))
-    named = NAMED.findall(told)
-    assert named or told.startswith(("does not apply: ", "not tested: "))
+    named = NAMED.findall(tests)
+    assert named or tests.startswith(("does not apply: ", "not tested: "))
     missing = [f"{file}::{name}" for file, name in named if name not in names_in(ROOT / file)]
     assert not missing
 
 
-def test_no_issue_is_told_twice() -> None:
+def test_no_issue_is_listed_twice() -> None:
     issues = [issue for row in rows() for issue in row[0].split(", ")]
     assert len(issues) == len(set(issues)) > 50

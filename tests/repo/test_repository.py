@@ -1,4 +1,4 @@
-"""What must hold for the repository as a whole."""
+"""Rules for the whole repository: no secrets or local paths, valid links, metadata and Makefile help."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ LARGEST_BYTES = 3_000_000
 
 
 def tracked() -> list[Path]:
-    """Return the files that git tracks or would."""
+    """Return all files that git does not ignore."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0")
     return [path for name in names if name and (path := ROOT / name).is_file()]
 
 
 def texts() -> list[tuple[Path, str]]:
-    """Return the text files, by their path in the repository."""
+    """Return the paths (relative to the root) and contents of all text files."""
     binary = (".safetensors", ".png")
     paths = [path for path in tracked() if path.suffix not in binary]
     return [(path.relative_to(ROOT), path.read_text(encoding="utf-8")) for path in paths]
 
 
-def test_no_file_names_a_place_of_the_machine_it_was_written_on() -> None:
+def test_no_file_contains_a_path_of_a_developers_machine() -> None:
     place = re.compile(r"/(home|Users)/[a-z][a-z0-9_-]*/|/[r]oot/|" + re.escape(str(ROOT)) + "/")
-    found = [f"{path}: {match[0]}" for path, text in texts() if (match := place.search(text))]
-    assert not [line for line in found if not line.startswith("tests/repo/test_repository.py")]
+    offenders = [f"{path}: {match[0]}" for path, text in texts() if (match := place.search(text))]
+    assert not [line for line in offenders if not line.startswith("tests/repo/test_repository.py")]
 
 
 def test_no_file_holds_a_private_key_or_a_token() -> None:
@@ -41,7 +41,7 @@ def test_no_file_holds_a_private_key_or_a_token() -> None:
     assert not [str(path) for path, text in texts() if secret.search(text)]
 
 
-def test_no_work_is_left_marked_in_the_code() -> None:
+def test_the_code_has_no_todo_marks() -> None:
     mark = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise NotImplementedError")
     code = [(path, text) for path, text in texts() if path.suffix == ".py" and path.parts[0] != "tests"]
     assert not [f"{path}: {match[0]}" for path, text in code if (match := mark.search(text))]
@@ -67,7 +67,7 @@ def test_make_alone_lists_every_target() -> None:
     assert {"install", "demo", "demo-down", "test", "lint", "bench", "docs"} <= listed
 
 
-def test_the_distribution_has_the_extras_and_programs_that_it_promises() -> None:
+def test_the_distribution_has_all_extras_and_programs() -> None:
     extras = PROJECT["optional-dependencies"]
     assert {"operator", "gateway", "worker", "gpu", "test"} <= set(extras)
     gpu = {re.split(r"[<>=!~;\[ ]", requirement)[0] for requirement in extras["gpu"]}
@@ -81,16 +81,16 @@ def test_the_constraints_pin_every_requirement(extra: str) -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         if "==" in line:
             pinned.add(normal(line.split("==")[0]))
-    wanted = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
-    assert {normal(re.split(r"[<>=!~;\[ ]", requirement)[0]) for requirement in wanted} <= pinned
+    required = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
+    assert {normal(re.split(r"[<>=!~;\[ ]", requirement)[0]) for requirement in required} <= pinned
 
 
 def normal(name: str) -> str:
-    """Return a distribution's name as PEP 503 compares it."""
+    """Return the normalized name of a distribution (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_have_existing_targets() -> None:
     link = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
     dead = [

@@ -1,9 +1,9 @@
-"""The repository speaks the language of its field.
+"""The repository uses the terms of its field instead of the private words in `private_words.py`.
 
-    python tests/repo/test_words.py               how often each private word is left, by folder
-    python tests/repo/test_words.py --list WORD   where a word is left, and what is said instead
+    python tests/repo/test_words.py               count the remaining private words by folder
+    python tests/repo/test_words.py --list WORD   list the places of a word, and the term to use instead
 
-The words are those of `private_words.py`. The glossaries of docs/ may name them, and so may that file.
+Glossaries in docs/ and `private_words.py` itself are not searched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOKEN = re.compile(
     r"""|(?P<comment>\#[^\n]*(?:\n[ \t]*\#[^\n]*)*)|(?P<name>[A-Za-z_][A-Za-z_0-9]*)""",
     re.DOTALL,
 )
-"""A string, comment lines one below another, or a name of Python's."""
+"""A string, a block of comment lines, or an identifier in Python source."""
 CUDA_TOKEN = re.compile(
     r"(?P<comment>//[^\n]*(?:\n[ \t]*//[^\n]*)*|/\*.*?\*/)|(?P<name>[A-Za-z_][A-Za-z_0-9]*)", re.DOTALL
 )
@@ -40,7 +40,7 @@ COMMENT_MARK = re.compile(r"#|//")
 
 
 class Hit(NamedTuple):
-    """A word that was found."""
+    """An occurrence of a private word."""
 
     private: Private
     path: Path
@@ -49,7 +49,10 @@ class Hit(NamedTuple):
 
 
 class Source:
-    """A file, with its identifiers and its prose: comments, strings and names of tests in small letters."""
+    """A file's identifiers (`names`, with positions) and its prose: comments, strings and names of tests.
+
+    `prose` joins these pieces in lower case, separated by NUL characters.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,9 +60,9 @@ class Source:
         self.names: list[tuple[str, int]] = []
         self._ends = [match.start() for match in re.finditer("\n", self.text)]
         self._pieces = [0]
-        """Where the pieces of the prose begin in it."""
+        """Positions in `prose` at which its pieces begin."""
         self._starts = [0]
-        """Where they begin in the file."""
+        """Positions in the file at which the pieces of `prose` begin."""
         if path.suffix in (".py", ".cu"):
             self.prose = self._prose()
         else:
@@ -84,39 +87,39 @@ class Source:
         return "\0".join(pieces).lower()
 
     def line_in_prose(self, at: int) -> int:
-        """Return the number of the line of a position of the prose."""
+        """Return the line number of a position in `prose`."""
         piece = bisect.bisect_right(self._pieces, at) - 1
         return self.line(self._starts[piece] + at - self._pieces[piece])
 
     def line(self, at: int) -> int:
-        """Return the number of the line of a position of the file."""
+        """Return the line number of a position in the file."""
         return bisect.bisect_left(self._ends, at) + 1
 
 
 def sources() -> Iterator[Source]:
-    """Yield all files that are read."""
+    """Yield all files that are searched."""
     for path in tracked(*TEXTS):
         if not str(path).startswith(LEFT_OUT) and (ROOT / path).is_file():
             yield Source(path)
 
 
 def within(path: Path, private: Private) -> bool:
-    """Tell whether a word is a fault in a file."""
+    """Return whether a word is searched in a file."""
     return not private.scope or any(path.is_relative_to(folder) for folder in private.scope)
 
 
 def hits(read: Iterable[Source]) -> Iterator[Hit]:
-    """Yield all private words in some files."""
-    known: dict[tuple[str, ...], dict[str, list[Private]]] = {}
+    """Yield all occurrences of private words in the given files."""
+    by_scope: dict[tuple[str, ...], dict[str, list[Private]]] = {}
     for source in read:
-        here = [private for private in PRIVATE if within(source.path, private)]
+        in_scope = [private for private in PRIVATE if within(source.path, private)]
         by_kind: dict[str, list[Private]] = defaultdict(list)
-        for private in here:
+        for private in in_scope:
             by_kind[private.kind].append(private)
         for private in by_kind["module"]:
             if source.path.suffix in (".py", ".cu") and private.pattern.fullmatch(source.path.stem):
                 yield Hit(private, source.path, 1, source.path.name)
-        matched = known.setdefault(tuple(private.label for private in here), {})
+        matched = by_scope.setdefault(tuple(private.label for private in in_scope), {})
         for name, at in source.names:
             if name not in matched:
                 matched[name] = matching(name, by_kind["name"], by_kind["word"])
@@ -129,35 +132,35 @@ def hits(read: Iterable[Source]) -> Iterator[Hit]:
 
 
 def matching(name: str, names: Iterable[Private], words: Iterable[Private]) -> list[Private]:
-    """Return which private words an identifier is or holds."""
+    """Return the private words that an identifier equals or contains."""
     parts = [part.lower() for part in PART.findall(name)]
-    found = [private for private in names if private.pattern.fullmatch(name)]
-    return found + [private for private in words if any(map(private.pattern.fullmatch, parts))]
+    whole_names = [private for private in names if private.pattern.fullmatch(name)]
+    return whole_names + [private for private in words if any(map(private.pattern.fullmatch, parts))]
 
 
 def excerpt(text: str, match: re.Match[str]) -> str:
-    """Return the words around a phrase, on one line."""
+    """Return a match with up to 40 characters of context on each side, on one line."""
     before, after = text[max(0, match.start() - 40) : match.start()], text[match.end() : match.end() + 40]
     return " ".join((before.rpartition("\0")[2] + match[0] + after.partition("\0")[0]).split())
 
 
 def folder(path: Path) -> str:
-    """Return how a file's folder is called in the table."""
+    """Return the top-level folder of a file, or "top" for files in the root."""
     return path.parts[0] if len(path.parts) > 1 else "top"
 
 
-def test_glossaries_may_name_the_words() -> None:
+def test_glossaries_are_not_searched_for_private_words() -> None:
     assert GLOSSARY.sub("", "# A\n## Words\ntold\n### x\ntold\n## B\ntold") == "# A\n## B\ntold"
 
 
-def test_the_language_is_that_of_the_field() -> None:
-    found = list(hits(sources()))
-    counts = Counter(f"{folder(hit.path)}: {hit.private.label}" for hit in found)
+def test_no_private_words_are_added() -> None:
+    all_hits = list(hits(sources()))
+    counts = Counter(f"{folder(hit.path)}: {hit.private.label}" for hit in all_hits)
     check("private_words", counts, ["python tests/repo/test_words.py --list WORD"])
 
 
 def print_table() -> None:
-    """Print how often each word is left, by folder."""
+    """Print the number of occurrences of each word, by folder."""
     table: dict[str, Counter[str]] = defaultdict(Counter)
     files: Counter[str] = Counter()
     for hit in hits(sources()):
@@ -174,7 +177,7 @@ def print_table() -> None:
         print(f"{label:50.50}", *(f"{counts[name] or '':>10}" for name in folders), f"{counts.total():>10}")
     everything = sum(table.values(), Counter())
     print(f"{'all':50}", *(f"{everything[name]:>10}" for name in folders), f"{everything.total():>10}")
-    print("\ntoo common to be a fault each:")
+    print("\ntoo common to be violations:")
     for label, counts in sorted(common.items()):
         print(f"{label:50.50}", *(f"{counts[name] or '':>10}" for name in folders), f"{counts.total():>10}")
     print("\nmost in:", *(f"{count:6} {path}" for path, count in files.most_common(40)), sep="\n")
@@ -182,17 +185,17 @@ def print_table() -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="private words that are left")
+    parser = argparse.ArgumentParser(description="find private words")
     parser.add_argument(
-        "--list", metavar="WORD", help="where a word is left; its label, or the beginning of it"
+        "--list", metavar="WORD", help="list the places of a word, given by its label or a part of that"
     )
     parser.add_argument("--path", default="", help="with --list: only below this path")
-    given = parser.parse_args()
-    if given.list is None:
+    arguments = parser.parse_args()
+    if arguments.list is None:
         print_table()
         return
     for hit in hits(sources()):
-        if given.list in hit.private.label and str(hit.path).startswith(given.path):
+        if arguments.list in hit.private.label and str(hit.path).startswith(arguments.path):
             print(f"{hit.path}:{hit.line} {hit.text}   [{hit.private.instead}]")
 
 

@@ -1,4 +1,4 @@
-"""Model folders, engine processes and gateways for tests of the engine's process."""
+"""Model folders, engine processes and gateways for tests of the engine as a process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wire_gateway import Gateway
 
 
 class EngineProcess:
-    """A simulated engine with its supervisor, as in a pod."""
+    """A simulated engine that runs as a process with its supervisor, as in a pod."""
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         self.message = folder / "termination-log"
@@ -79,7 +79,7 @@ class EngineProcess:
         return [json.loads(line) for line in self._log if line.startswith("{")]
 
     def metrics(self) -> dict[tuple[str, ...], float]:
-        """Return the samples by name and label values, without the model's label."""
+        """Return the values of all samples by name and label values; the label `model_name` is left out."""
         samples = {}
         for family in text_string_to_metric_families(self.get("/metrics")[1]):
             for sample in family.samples:
@@ -129,7 +129,7 @@ def start_engine(tmp_path: Path, model: Path) -> Iterator[Callable[..., EnginePr
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[str], Gateway]]:
-    """Connect a gateway to an endpoint; its Welcome message is still unread."""
+    """Return a function that connects a gateway to an endpoint; the gateway has not read its Welcome yet."""
     gateways: list[Gateway] = []
 
     def make(endpoint: str) -> Gateway:

@@ -1,4 +1,4 @@
-"""The root cause among failed ranks, and the killing of all ranks."""
+"""Which of several failed ranks is the root cause, and how all ranks are killed."""
 
 from __future__ import annotations
 
@@ -51,31 +51,31 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_failed_rank_is_found(case: str) -> None:
-    codes, statuses, wanted = CASES[case]
-    assert find_failed_rank(codes, statuses) == wanted
+    codes, statuses, expected = CASES[case]
+    assert find_failed_rank(codes, statuses) == expected
 
 
 class StubbornProcess:
-    """Process that does not exit while its device blocks it."""
+    """A fake process that exits only once its wait is over; records the calls of its methods."""
 
-    def __init__(self, done: list[str]) -> None:
-        self.pid, self.done = 1, done
+    def __init__(self, calls: list[str]) -> None:
+        self.pid, self.calls = 1, calls
 
     def send_signal(self, number: int) -> None:
-        self.done.append("signal")
+        self.calls.append("signal")
 
     def kill(self) -> None:
-        self.done.append("signal")
+        self.calls.append("signal")
 
     def wait(self, seconds: float) -> int:
-        self.done.append("wait")
+        self.calls.append("wait")
         return -9
 
 
 def test_all_ranks_are_signaled_before_any_is_waited_for() -> None:
-    done: list[str] = []
-    process: Any = StubbornProcess(done)
+    calls: list[str] = []
+    process: Any = StubbornProcess(calls)
     ranks = [RankProcess(number, process, os.open(os.devnull, os.O_WRONLY)) for number in range(3)]
     kill_ranks(ranks)
-    assert done[:3] == ["signal"] * 3
+    assert calls[:3] == ["signal"] * 3
     assert [rank.code for rank in ranks] == [-9] * 3

@@ -100,7 +100,7 @@ def test_an_answer_matches_its_schema_and_resumes_after_a_cut(gateway: Any, serv
 
 
 @pytest.mark.parametrize(
-    ("kind", "written", "part"),
+    ("kind", "written", "expected"),
     [
         ("json_schema", '{"not": {}}', '"not" at /'),
         ("json_schema", "{", "not JSON"),
@@ -111,13 +111,13 @@ def test_an_answer_matches_its_schema_and_resumes_after_a_cut(gateway: Any, serv
     ],
 )
 def test_an_invalid_grammar_is_rejected_with_its_field(
-    gateway: Any, kind: str, written: str, part: str
+    gateway: Any, kind: str, written: str, expected: str
 ) -> None:
     gateway.generate(9, [5, 6, 7], max_tokens=4, grammar=(kind, written))
     refused = gateway.expect(Refused, 120)
     assert (refused.rid, refused.code) == (9, RefusalCode.INVALID)
     assert refused.message.startswith("grammar")
-    assert part in refused.message
+    assert expected in refused.message
     assert not gateway.tokens[9]
     gateway.generate(
         9, [5, 6, 7], max_tokens=4, grammar=("regex", "[ab]{2}")

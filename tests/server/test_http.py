@@ -1,4 +1,4 @@
-"""HTTP server of the supervisor."""
+"""The supervisor's HTTP server: its port, and which clients may start a drain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_restarted_engine_binds_the_port_that_its_predecessor_served() -> None
 
 
 @pytest.mark.parametrize(
-    ("client", "server", "here"),
+    ("client", "server", "is_local"),
     [
         ("127.0.0.1", "127.0.0.1", True),
         ("127.97.4.7", "127.97.4.9", True),
@@ -47,8 +47,8 @@ def test_a_restarted_engine_binds_the_port_that_its_predecessor_served() -> None
         ("fd00::2", "fd00::1", False),
     ],
 )
-def test_only_connections_from_the_same_pod_are_local(client: str, server: str, here: bool) -> None:
-    assert http.is_local_client(client, server) is here
+def test_only_connections_from_the_same_pod_are_local(client: str, server: str, is_local: bool) -> None:
+    assert http.is_local_client(client, server) is is_local
 
 
 def test_a_drain_from_outside_the_pod_is_rejected() -> None:

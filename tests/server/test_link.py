@@ -110,15 +110,15 @@ async def test_embeddings_equal_the_pooled_hidden_states(model: Path, pooling: s
                 *(link.embed(packed(p), pooling, normalize=False) for p in prompts),
                 read(link.generate(packed(prompts[3]), Sampling(max_tokens=30))),
             )
-            again, prompt_tokens, cached = await link.embed(packed(prompts[-1]), pooling)
+            repeated, prompt_tokens, cached = await link.embed(packed(prompts[-1]), pooling)
         for prompt, (vector, count, _) in zip(prompts, answers[:-1], strict=True):
             states = hidden_states(np.array(prompt, np.int32), 0)
-            wanted = states[-1] if pooling == "last" else states.mean(0)
+            expected = states[-1] if pooling == "last" else states.mean(0)
             assert vector.dtype == np.float32
-            np.testing.assert_allclose(vector, wanted, atol=1e-5)
+            np.testing.assert_allclose(vector, expected, atol=1e-5)
             assert count == len(prompt)
         assert (prompt_tokens, cached > 0) == (67, pooling == "last")
-        assert np.linalg.norm(again) == pytest.approx(1, abs=1e-5)
+        assert np.linalg.norm(repeated) == pytest.approx(1, abs=1e-5)
         assert len(answers[-1][0]) == 30
         assert link.open_streams == 0
         await until(lambda: link.stats is not None and link.stats.running == link.stats.waiting == 0)
@@ -191,15 +191,15 @@ async def test_another_engine_continues_a_cut_stream(model: Path, cut: int) -> N
         tokens, logprobs, end = await read(link.generate(packed(prompt), sampling))
     async with linked(model) as (link, _):
         stream = link.generate(packed(prompt + tokens[:cut]), sampling, generated=cut)
-        rest, rest_logprobs, rest_end = await read(stream)
-    assert rest == tokens[cut:]
-    assert rest_logprobs == logprobs[cut:]
-    assert (rest_end.reason, rest_end.prompt_tokens, rest_end.output_tokens) == (
+        continued, continued_logprobs, continued_end = await read(stream)
+    assert continued == tokens[cut:]
+    assert continued_logprobs == logprobs[cut:]
+    assert (continued_end.reason, continued_end.prompt_tokens, continued_end.output_tokens) == (
         FinishReason.LENGTH,
         len(prompt),
         20,
     )
-    assert end.output_tokens == rest_end.output_tokens
+    assert end.output_tokens == continued_end.output_tokens
 
 
 async def test_a_scripted_reply_resumes_where_it_was_cut() -> None:

@@ -1,4 +1,4 @@
-"""Memory usage by purpose, from the rank to the metrics."""
+"""Memory usage by purpose is measured by a rank and exported as metrics."""
 
 from __future__ import annotations
 

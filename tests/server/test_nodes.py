@@ -1,4 +1,4 @@
-"""A group of several nodes serves as one engine, and exits as a whole if any part of it fails."""
+"""A group of several nodes serves as one engine, and all its processes exit if one of them fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEADER, OTHER = "127.0.0.2", "127.0.0.3"
 
 
 class Node(EngineProcess):
-    """`mizzen engine` as the main process of a pod."""
+    """A node of a group: `mizzen engine` as the main process of a pod."""
 
     def __init__(self, folder: Path, address: str, options: dict[str, Any]) -> None:
         folder.mkdir()
@@ -39,26 +39,26 @@ class Node(EngineProcess):
 
 
 class Pair:
-    """Starts the two nodes of a group."""
+    """A group of two nodes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_ports(LEADER, 3)
         self.nodes: list[Node] = []
 
     def node(self, rank: int, **options: Any) -> Node:
-        given = {"ranks_port": self.port, "node_rank": rank, **options}
+        settings = {"ranks_port": self.port, "node_rank": rank, **options}
         if rank:
-            given.setdefault("leader_address", LEADER)
+            settings.setdefault("leader_address", LEADER)
         folder = self.folder / f"node-{len(self.nodes)}"
-        self.nodes.append(Node(folder, OTHER if rank else LEADER, given))
+        self.nodes.append(Node(folder, OTHER if rank else LEADER, settings))
         return self.nodes[-1]
 
     def both(self, **options: Any) -> tuple[Node, Node]:
         """Start both nodes and wait until they serve."""
-        leader, other = self.node(0, **options), self.node(1, **options)
+        leader, follower = self.node(0, **options), self.node(1, **options)
         leader.until(leader.serves)
-        other.until(other.serves)
-        return leader, other
+        follower.until(follower.serves)
+        return leader, follower
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_group_serves_the_tokens_of_a_single_rank_and_drains_as_a_whole(
     alone = Node(tmp_path / "alone", LEADER, {"tensor": 1, "nodes": 1})
     try:
         outputs: list[list[int]] = []
-        leader, other = pair.both()
+        leader, follower = pair.both()
         alone.until(alone.serves)
         for node in (alone, leader):
             gateway = connect(node.get("/readyz")["wire"])
@@ -85,23 +85,23 @@ def test_a_group_serves_the_tokens_of_a_single_rank_and_drains_as_a_whole(
             gateway.until(lambda: len(gateway.ends) == 4, 60)  # noqa: B023 - called here alone
             outputs += [gateway.tokens[rid] for rid in range(1, 5)]
         assert outputs[:4] == outputs[4:]
-        assert "wire" not in other.get("/readyz")
+        assert "wire" not in follower.get("/readyz")
         gateway.generate(9, prompt=[7, 8, 9], max_tokens=200, ignore_eos=True)
         gateway.until(lambda: len(gateway.tokens[9]) > 5, SECONDS)
-        other.process.send_signal(signal.SIGTERM)
+        follower.process.send_signal(signal.SIGTERM)
         gateway.until(lambda: 9 in gateway.ends, SECONDS)
         assert len(gateway.tokens[9]) == 200, "the running request was drained"
-        assert (leader.ended(), other.ended()) == ((0, ""), (0, ""))
+        assert (leader.ended(), follower.ended()) == ((0, ""), (0, ""))
     finally:
         alone.close()
 
 
 @pytest.mark.parametrize(
-    ("victim", "number", "leads", "follows"),
+    ("victim", "number", "leader_reason", "follower_reason"),
     [
         ("rank of 1", signal.SIGKILL, "rank_died: node 1: rank 1 (process", "group_failed: node 1: rank 1"),
         ("rank of 1", signal.SIGSTOP, "watchdog: rank 1 (process", "group_failed: rank 1 (process"),
-        ("node 1", signal.SIGKILL, "node_lost: node 1 has said nothing for", None),
+        ("node 1", signal.SIGKILL, "node_lost: node 1 has sent nothing for", None),
         ("node 0", signal.SIGKILL, None, "leader_lost: node 0 at tcp://127.0.0.2:"),
         ("node 0", signal.SIGSTOP, None, "leader_lost: node 0 at tcp://127.0.0.2:"),
     ],
@@ -109,8 +109,8 @@ def test_a_group_serves_the_tokens_of_a_single_rank_and_drains_as_a_whole(
 def test_any_loss_stops_the_whole_group_with_the_reason(
     victim: str,
     number: signal.Signals,
-    leads: str | None,
-    follows: str | None,
+    leader_reason: str | None,
+    follower_reason: str | None,
     pair: Pair,
     connect: Callable[[str], Any],
 ) -> None:
@@ -119,18 +119,18 @@ def test_any_loss_stops_the_whole_group_with_the_reason(
     gateway.generate(1, prompt=[7, 8, 9], max_tokens=1500, ignore_eos=True)
     gateway.until(lambda: len(gateway.tokens[1]) > 5, SECONDS)
     ranks = [node.rank for node in nodes]
-    what, _, which = victim.rpartition(" ")
-    node = nodes[int(which)]
-    (node.rank if what == "rank of" else node.process).send_signal(number)
-    for each, expected in zip(nodes, (leads, follows), strict=True):
+    victim_kind, _, victim_rank = victim.rpartition(" ")
+    node = nodes[int(victim_rank)]
+    (node.rank if victim_kind == "rank of" else node.process).send_signal(number)
+    for remaining, expected in zip(nodes, (leader_reason, follower_reason), strict=True):
         if expected is not None:
-            code, words = each.ended()
+            code, words = remaining.ended()
             assert code == 1
             assert words.startswith(expected), words
-    if number == signal.SIGSTOP and what != "rank of":
-        node.process.send_signal(signal.SIGCONT)  # it also learns that the group has failed
-    for each in nodes:
-        assert each.process.wait(SECONDS) != 0
+    if number == signal.SIGSTOP and victim_kind != "rank of":
+        node.process.send_signal(signal.SIGCONT)  # once it continues, it exits, too
+    for remaining in nodes:
+        assert remaining.process.wait(SECONDS) != 0
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
 
 
@@ -139,7 +139,7 @@ def test_a_group_port_in_use_is_reported_with_its_option(offset: int, pair: Pair
     with socket.create_server((LEADER, pair.port + offset)):
         leader = pair.node(0)
         if offset:
-            pair.node(1)  # without it the group does not start
+            pair.node(1)  # the group starts only after node 1 has joined
         code, words = leader.ended()
     assert code == 1
     assert f"{LEADER}:{pair.port + offset}" in words

@@ -1,4 +1,4 @@
-"""Startup progress from the loader over shared memory to `/readyz`, the logs and the user."""
+"""Startup progress: reported by loaders through shared memory, shown in `/readyz`, logs and on terminals."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_body_of_readyz_is_described_in_words(body: str, words: tuple[str, f
 @pytest.mark.parametrize(
     ("phase", "error", "code"),
     [
-        ("config", ValueError("--context-length is beyond the model's"), 2),
+        ("config", ValueError("--context-length exceeds the model's"), 2),
         ("config", CannotListen("cannot listen on tcp://0.0.0.0:5561"), 1),
         ("config", RuntimeError("another rank did not come"), 1),
         ("kv", ValueError("no memory is left for KV"), 1),

@@ -1,13 +1,11 @@
-"""An engine of several ranks under its supervisor serves, and exits as a whole if a rank fails."""
+"""An engine with several ranks serves under its supervisor, and all its processes exit if a rank fails."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
 import re
 import signal
-import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +15,6 @@ import psutil
 import pytest
 
 from engine_process import DEMO, SECONDS, EngineProcess
-from mizzen.server import supervisor
-from mizzen.server.config import EngineConfig
 
 
 class Ranks(EngineProcess):
@@ -44,13 +40,24 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
         ranks.close()
 
 
-def descriptors() -> set[tuple[str, str]]:
-    """Return the open descriptors of this process with their targets."""
-    follower = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
-            follower.add((number, os.readlink(f"/proc/self/fd/{number}")))
-    return follower
+RUN_WITH_A_BUSY_PORT = """
+import os, socket, sys
+from mizzen.server import supervisor
+from mizzen.server.config import EngineConfig
+
+def open_descriptors():
+    listing = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return {(path, os.readlink(path)) for path in listing if os.path.lexists(path)}
+
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    config = EngineConfig(model=sys.argv[1], tensor=2, device="cpu", http_port=listener.getsockname()[1])
+    before = open_descriptors()
+    try:
+        supervisor.Supervisor(config).run()
+    except OSError as error:
+        print(error)
+    print("left open:", sorted(open_descriptors() - before))
+"""
 
 
 @pytest.mark.parametrize(
@@ -68,13 +75,13 @@ def test_a_killed_or_stopped_follower_stops_the_engine_with_the_reason(
     gateway = connect(wire)
     gateway.generate(1, prompt=[7, 8, 9], max_tokens=1500, ignore_eos=True, temperature=0.5)
     gateway.until(lambda: len(gateway.tokens[1]) > 5, SECONDS)
-    follower, others = engine.follower, psutil.Process(engine.process.pid).children(recursive=True)
+    follower, processes = engine.follower, psutil.Process(engine.process.pid).children(recursive=True)
     follower.send_signal(number)
     assert engine.process.wait(SECONDS) == 1
     message = engine.message.read_text()
     assert message.startswith(reason.format(pid=follower.pid).replace("\\", "")), message
     assert message.strip().split(": ", 1)[1] in engine.log.read_text()
-    assert not any(process.is_running() for process in others)
+    assert not any(process.is_running() for process in processes)
 
 
 FAULTY = """
@@ -91,7 +98,7 @@ if "mizzen.server.ranks.follower" in " ".join(sys.orig_argv):
 
     CpuRunner.launch = faulty
 """
-"""Run by each process as it starts: makes a follower fail after some steps."""
+"""A sitecustomize module for all processes; it makes a follower fail after 20 steps."""
 FAULTS = {
     "memory": (
         "raise MemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')",
@@ -99,7 +106,7 @@ FAULTS = {
     ),
     "hang": (
         "time.sleep(600)",
-        r"watchdog: rank 1 \(process \d+\) is at step 20 for \d+\.\d s, others at 2\d",
+        r"watchdog: rank 1 \(process \d+\) has been at step 20 for \d+\.\d s, others are at 2\d",
     ),
 }
 
@@ -141,7 +148,7 @@ elif "engine" in sys.orig_argv:
 
     stall_detector.STARTUP_SECONDS = 5.0
 """
-"""Stops a follower as it begins to load."""
+"""A sitecustomize module for all processes; it stops a follower when that begins to load."""
 
 
 def test_a_rank_stopped_during_loading_is_reported(
@@ -164,12 +171,12 @@ def test_a_pause_of_all_processes_is_ignored_but_a_later_stop_is_detected(
 ) -> None:
     engine = start(rank_deadline_seconds=2, watchdog_seconds=3)
     engine.until(lambda: engine.get("/readyz").get("wire"))
-    whole = psutil.Process(engine.process.pid)
-    all_of_it = [whole, *whole.children()]
-    for process in all_of_it:
+    supervisor = psutil.Process(engine.process.pid)
+    processes = [supervisor, *supervisor.children()]
+    for process in processes:
         process.suspend()
     time.sleep(5)
-    for process in all_of_it:
+    for process in processes:
         process.resume()
     time.sleep(1)
     assert engine.get("/readyz").get("state") == "serving", engine.log.read_text()
@@ -182,13 +189,15 @@ def test_a_pause_of_all_processes_is_ignored_but_a_later_stop_is_detected(
 
 
 def test_an_http_port_in_use_leaves_no_descriptor_open() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = EngineConfig(model=str(DEMO), tensor=2, device="cpu", http_port=taken.getsockname()[1])
-        before = descriptors()
-        with pytest.raises(OSError, match="in use"):
-            supervisor.Supervisor(config).run()
-        gc.collect()  # descriptors left by other tests may be closed meanwhile
-        assert not descriptors() - before
+    command = [
+        sys.executable,
+        "-c",
+        RUN_WITH_A_BUSY_PORT,
+        str(DEMO),
+    ]  # in a new process, which has no other threads
+    run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert "in use" in run.stdout, run.stderr
+    assert "left open: []" in run.stdout
 
 
 def test_sigterm_exits_all_ranks_cleanly(start: Callable[..., Ranks]) -> None:
@@ -210,7 +219,7 @@ def test_a_rank_that_cannot_start_stops_the_engine(start: Callable[..., Ranks]) 
     [
         ({"profile": "/proc/x"}, "wrong configuration: --profile /proc/x is not a writable folder"),
         ({"kv_cache_dtype": "fp8"}, "wrong configuration: --kv-cache-dtype fp8 needs --device cuda"),
-        ({"context_length": 10**6}, "wrong configuration: --context-length 1000000 is beyond"),
+        ({"context_length": 10**6}, "wrong configuration: --context-length 1000000 exceeds"),
         (
             {"attention_decode": "fa3"},
             "wrong configuration: rank 0 failed: ValueError: --attention-decode fa3 does not run here",

@@ -1,4 +1,4 @@
-"""Silence limit that an engine announces, derived from its own steps."""
+"""The silence limit that an engine announces to gateways, derived from the duration of its steps."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ STEPS = st.lists(
 @given(STEPS)
 def test_no_limit_is_given_for_prefill_new_sizes_and_first_steps(steps: list[Any]) -> None:
     limit, decode_rows, longest = SilenceLimit(), [], 0.0
-    for seconds, rows, first_tokens, others in steps:
-        limit.record_step(seconds, rows, first_tokens, rows + others)
-        if first_tokens or others or not rows:
+    for seconds, rows, first_tokens, other_rows in steps:
+        limit.record_step(seconds, rows, first_tokens, rows + other_rows)
+        if first_tokens or other_rows or not rows:
             assert not limit.seconds
             continue
         decode_rows.append(rows)

@@ -62,16 +62,16 @@ def test_concurrent_streams_of_two_gateways_equal_sequential_streams(make: Make,
     alone = connect(make(max_running_requests=1, prefix_cache="none").endpoint)
     # With little KV, requests are preempted and resumed, which must not change any stream.
     crowd = make(max_running_requests=16, kv_cache_tokens=512, prefill_chunk_tokens=64, page_size=4)
-    both = [connect(crowd.endpoint) for _ in range(2)]
-    for gateway in (alone, *both):
+    gateways = [connect(crowd.endpoint) for _ in range(2)]
+    for gateway in (alone, *gateways):
         for rid, (prompt, most) in work.items():
             gateway.generate(rid, prompt, max_tokens=most, temperature=0.0)
-    for gateway in (*both, alone):
+    for gateway in (*gateways, alone):
         gateway.until(lambda gateway=gateway: len(gateway.ends) == len(work))
         assert gateway.tokens == alone.tokens or gateway is not alone
     for rid, (_, most) in work.items():
         assert len(alone.tokens[rid]) == most
-        for gateway in both:
+        for gateway in gateways:
             assert gateway.tokens[rid] == alone.tokens[rid]
             assert gateway.ends[rid].output_tokens == most
     assert crowd.status["integrity"] == 0
@@ -119,8 +119,8 @@ def test_waiting_requests_are_limited_in_time_and_number(make: Make, connect: Co
     gateway.generate(4)
     full = gateway.expect(Refused)
     assert (full.rid, full.code) == (4, RefusalCode.QUEUE_FULL)
-    late = gateway.expect(Refused)
-    assert (late.rid, late.code) == (2, RefusalCode.QUEUE_TIMEOUT)
+    timed_out = gateway.expect(Refused)
+    assert (timed_out.rid, timed_out.code) == (2, RefusalCode.QUEUE_TIMEOUT)
     gateway.send(Abort(1))
     gateway.until(lambda: len(gateway.tokens[3]) > 3)
     assert 2 not in gateway.ends
@@ -136,8 +136,8 @@ def test_cache_events_contain_the_hashes_of_the_prompts_blocks(make: Make, conne
     names = list(block_hashes(np.array(prompt, np.int32), b"tenant"))
     assert len(names) == 3
     assert (stored.sequence, np.frombuffer(stored.stored, "<u8").tolist()) == (1, names)
-    late = connect(engine.endpoint)
-    assert sorted(np.frombuffer(late.expect(Blocks).stored, "<u8").tolist()) == sorted(names)
+    new_gateway = connect(engine.endpoint)
+    assert sorted(np.frombuffer(new_gateway.expect(Blocks).stored, "<u8").tolist()) == sorted(names)
 
 
 def test_draining_is_announced_immediately(
@@ -168,11 +168,11 @@ def test_a_reply_is_tokenized_with_the_folders_tokenizer(make: Make, model: Path
 
 
 def test_the_tokenizer_hash_covers_the_files_that_determine_tokens(model: Path) -> None:
-    before = tokenizer_hash(read_model_files(model))
+    hash_before = tokenizer_hash(read_model_files(model))
     (model / "config.json").write_text(json.dumps({"vocab_size": 7}))
-    assert tokenizer_hash(read_model_files(model)) == before
+    assert tokenizer_hash(read_model_files(model)) == hash_before
     (model / "chat_template.jinja").write_text("{{ messages }}")
-    assert tokenizer_hash(read_model_files(model)) != before
+    assert tokenizer_hash(read_model_files(model)) != hash_before
     (model / "model.safetensors").write_bytes(b"weights")
     assert set(read_model_files(model)) == {"config.json", "tokenizer_config.json", "chat_template.jinja"}
 

@@ -50,8 +50,8 @@ def test_a_loading_rank_may_block_its_threads_up_to_the_startup_limit() -> None:
 def test_lag_is_not_checked_before_all_ranks_serve() -> None:
     detector = StallDetector(2, 5.0, 5.0)
     for now in range(1, 40):
-        both = [RankHeartbeat(float(now), 9, 0, 100), RankHeartbeat(float(now), 0, 0, 101, serving=False)]
-        assert detector.find_fault(both, float(now)) is None
+        beats = [RankHeartbeat(float(now), 9, 0, 100), RankHeartbeat(float(now), 0, 0, 101, serving=False)]
+        assert detector.find_fault(beats, float(now)) is None
 
 
 def test_exiting_ranks_are_not_at_fault() -> None:
@@ -77,7 +77,7 @@ def hanging(now: float) -> list[RankHeartbeat]:
 def test_gaps_of_the_monitor_are_excluded_from_deadlines(
     fault: Callable[[float], list[RankHeartbeat]],
 ) -> None:
-    """All processes stop from 2.5 to 100; a rank that stays stopped after that is found in time."""
+    """All processes stop from 2.5 s to 100 s; a fault that remains after that is found in time."""
     detector = StallDetector(2, 5.0, 5.0)
     assert [detector.find_fault(fault(now), now) for now in (2.0, 2.5, 100.0, 101.0, 102.0)] == [None] * 5
     faults = [detector.find_fault(fault(now), now) for now in (103.0, 104.0, 105.0, 105.5)]
@@ -90,31 +90,31 @@ def test_a_stopped_rank_is_found_even_if_checks_are_rare() -> None:
 
 
 def test_the_monitoring_rank_is_never_at_fault_itself() -> None:
-    """The program, such as a compiler, may block the monitoring rank for any time."""
+    """The monitoring rank runs in the user's program, which may block it for any time."""
     detector = StallDetector(2, 5.0, 5.0, own_rank=0)
     for now in range(2, 60):
         assert detector.find_fault(heartbeats((1.0, 3, 3), (now, 4, 4)), float(now)) is None
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "reason"),
     [
         (stopped, r"rank 1 (process 101) has not run for"),
-        (behind, r"rank 1 (process 101) is at step 7 for"),
-        (hanging, r"rank 0 (process 100) has run step 8 for"),
+        (behind, r"rank 1 (process 101) has been at step 7 for"),
+        (hanging, r"rank 0 (process 100) has been running step 8 for"),
     ],
 )
-def test_the_stalling_rank_is_reported(fault: Callable[[float], list[RankHeartbeat]], said: str) -> None:
+def test_the_stalling_rank_is_reported(fault: Callable[[float], list[RankHeartbeat]], reason: str) -> None:
     detector = StallDetector(2, 5.0, 8.0)
     faults = [detector.find_fault(fault(float(now)), float(now)) for now in range(2, 13)]
     assert faults[:5] == [None] * 5
-    assert next(text for text in faults if text).startswith(said)
+    assert next(text for text in faults if text).startswith(reason)
 
 
 @settings(max_examples=100)
 @given(steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60))
 def test_a_rank_that_advances_in_time_is_never_at_fault(steps: list[tuple[int, int]]) -> None:
-    """Ranks advance by random steps, by at least one within any four seconds in which they lag."""
+    """Ranks advance by random numbers of steps, and by at least one step every four seconds."""
     detector, done = StallDetector(2, 5.0, 5.0), [0, 0]
     for now, moves in enumerate(steps, 1):
         done = [at + move + (now % 4 == 0) for at, move in zip(done, moves, strict=True)]

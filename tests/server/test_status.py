@@ -1,4 +1,4 @@
-"""Status block: readers see only complete snapshots, whatever the writer does."""
+"""The status block in shared memory: readers see only complete snapshots at any time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_snapshot_is_visible_only_after_publish(block: int) -> None:
     writer.publish()
     assert reader.read()["steps"] == 5
     assert reader.read().text.startswith("ünïünï")
-    assert StatusReader(block, 0).read()["steps"] == 0  # another rank's
+    assert StatusReader(block, 0).read()["steps"] == 0  # the block of another rank
 
 
 def test_a_torn_snapshot_is_ignored(block: int) -> None:
@@ -63,7 +63,7 @@ def test_concurrent_writes_never_yield_a_mixed_snapshot(block: int) -> None:
         "    writer.set_text(str(number))\n"
         "    writer.publish()\n"
     )
-    reader, seen = StatusReader(block, 0), set()
+    reader, snapshots = StatusReader(block, 0), set()
     process = subprocess.Popen([sys.executable, "-c", code, str(block)], pass_fds=(block,))
     try:
         deadline = time.monotonic() + 30
@@ -71,12 +71,12 @@ def test_concurrent_writes_never_yield_a_mixed_snapshot(block: int) -> None:
             snapshot = reader.read()
             if snapshot.text:
                 assert set(snapshot.values) == {float(snapshot.text)}
-                seen.add(snapshot.text)
+                snapshots.add(snapshot.text)
     finally:
         process.kill()
         process.wait(60)
     assert reader.read().text == "20000"
-    assert len(seen) > 10
+    assert len(snapshots) > 10
 
 
 def test_fields_and_metric_names_of_the_catalogue_are_unique() -> None:

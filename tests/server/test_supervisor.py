@@ -38,7 +38,7 @@ def test_probes_and_metrics_are_correct_from_startup_to_exit(start_engine: Start
     gateway.until(lambda: 1 in gateway.ends and len(refusals(gateway)) == 2)
     gateway.generate(3, prompt=[3] * 40, max_tokens=3)
     gateway.until(lambda: 3 in gateway.ends)
-    assert gateway.ends[3].cached_tokens == 32  # two whole pages
+    assert gateway.ends[3].cached_tokens == 32  # two full pages of 16 tokens
     engine.until(lambda: engine.metrics()["mizzen_engine_output_tokens_total",] == 8)
     metrics = engine.metrics()
     for name, value in {
@@ -75,7 +75,7 @@ def test_probes_and_metrics_are_correct_from_startup_to_exit(start_engine: Start
     assert 'model_name="tiny"' in engine.get("/metrics")[1]
     accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
     request = urllib.request.Request(f"http://127.0.0.1:{engine.port}/metrics", headers=accept)
-    with urllib.request.urlopen(request, timeout=10) as answer:  # as Prometheus asks
+    with urllib.request.urlopen(request, timeout=10) as answer:  # the format that Prometheus requests
         assert "\nsglang:num_running_reqs{" in answer.read().decode()
     engine.process.send_signal(signal.SIGTERM)
     assert engine.wait() == 0
@@ -92,7 +92,9 @@ def test_a_gateway_with_another_protocol_is_counted_and_logged_once(start_engine
     for _ in range(3):
         gateway.send(Hello(PROTOCOL + 1, "newer"))
     engine.until(lambda: engine.metrics()["mizzen_engine_refused_protocols_total",] == 3)
-    (line,) = [entry for entry in engine.log if entry["event"] == "gateway with another protocol rejected"]
+    (line,) = [
+        entry for entry in engine.log if entry["event"] == "rejected a gateway that speaks another protocol"
+    ]
     assert (line["level"], line["gateway"]) == ("warning", "newer")
     assert (line["protocol"], line["spoken"]) == (PROTOCOL + 1, PROTOCOL)
 
@@ -218,7 +220,7 @@ def test_a_lost_device_has_its_own_exit_code(start_engine: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "lost"),
+    ("words", "is_lost"),
     [
         ("AcceleratorError: CUDA error: uncorrectable ECC error encountered", True),
         ("RuntimeError: No CUDA GPUs are available", True),
@@ -230,8 +232,8 @@ def test_a_lost_device_has_its_own_exit_code(start_engine: Start) -> None:
         ("FileNotFoundError: config.json", False),
     ],
 )
-def test_only_faults_that_no_restart_cures_count_as_a_lost_device(words: str, lost: bool) -> None:
-    assert is_device_lost(words) == lost
+def test_only_faults_that_no_restart_cures_count_as_a_lost_device(words: str, is_lost: bool) -> None:
+    assert is_device_lost(words) == is_lost
 
 
 def test_a_startup_beyond_its_timeout_fails(start_engine: Start) -> None:
@@ -258,7 +260,7 @@ def test_the_rank_dies_with_its_supervisor(start_engine: Start) -> None:
         ({"wire_bind": "tcp://0.0.0.0:5557"}, "needs CURVE keys: give --keys FOLDER"),
         ({"keys": "/nowhere"}, "cannot read the key file /nowhere/engine.public"),
         ({"wire_bind": "5557"}, "use tcp://HOST:PORT"),
-        ({"tensor": 2}, "--tensor must be 1 where nothing is computed, not 2"),
+        ({"tensor": 2}, "--tensor must be 1 for a simulated engine, not 2"),
     ],
 )
 def test_an_invalid_configuration_exits_before_any_process_starts(
@@ -273,8 +275,8 @@ def test_an_invalid_configuration_exits_before_any_process_starts(
 
 
 def test_an_http_port_in_use_is_reported_with_its_option(start_engine: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        engine = start_engine(http_port=taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        engine = start_engine(http_port=occupied.getsockname()[1])
         assert engine.wait() == 1
     assert engine.log[-1]["http_port"] == taken_port(engine)
     assert "Address already in use" in engine.log[-1]["reason"]

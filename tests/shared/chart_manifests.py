@@ -15,9 +15,9 @@ Manifests = list[dict[str, Any]]
 
 
 def of(manifests: Manifests, kind: str, name: str = "") -> dict[str, Any]:
-    """Return the one manifest of a kind, and of a name if that is given."""
-    [found] = [m for m in manifests if m["kind"] == kind and name in ("", m["metadata"]["name"])]
-    return found
+    """Return the only manifest of a kind, or of a kind and name."""
+    [manifest] = [m for m in manifests if m["kind"] == kind and name in ("", m["metadata"]["name"])]
+    return manifest
 
 
 def operator(manifests: Manifests) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What the demo model was trained to say."""
+"""Questions and answers on which the demo model was trained."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ QUESTION, STORY = "What is Mizzen?", "Tell me a long story about a ship."
 
 
 def trained_answers() -> dict[str, str]:
-    """Every question that the demo model was trained on, with the one answer to it."""
-    found: dict[str, str] = {}
+    """Return the trained answer of each question."""
+    answers: dict[str, str] = {}
     for path in sorted((ROOT / "scripts/demo_data").glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
-            found |= dict.fromkeys(entry["questions"], entry["answer"])
-    return found
+            answers |= dict.fromkeys(entry["questions"], entry["answer"])
+    return answers
 
 
 def trained_answer(question: str) -> str:
-    """The answer to a question that the demo model was trained on.
+    """Return the trained answer of a question.
 
     Raises:
-        KeyError: it was not.
+        KeyError: the demo model was not trained on the question.
     """
     return trained_answers()[question]

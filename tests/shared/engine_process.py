@@ -19,11 +19,11 @@ from ports import free_ports
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 SECONDS = 180.0
-"""Timeout of every wait in seconds."""
+"""Timeout of each wait in seconds."""
 
 
 class EngineProcess:
-    """Engine with two ranks on the CPU."""
+    """A process of an engine that runs the demo model with two ranks on the CPU."""
 
     def __init__(self, folder: Path, address: str = "127.0.0.1", **options: Any) -> None:
         """Start the engine.

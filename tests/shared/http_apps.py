@@ -1,4 +1,4 @@
-"""ASGI apps for tests of connections."""
+"""ASGI apps for tests of HTTP connections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def answer(send: Any, status: int, body: bytes) -> None:
 
 
 class Waiting(Echoing):
-    """App that reads a body and then waits until the client has disconnected."""
+    """App that reads a body and then waits until the client disconnects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Waiting(Echoing):
 
 
 class Slow(Echoing):
-    """App that begins its responses, and completes them when the test sets `end`."""
+    """App that sends the head of its responses at once, and completes them when the test sets `end`."""
 
     def __init__(self) -> None:
         super().__init__()

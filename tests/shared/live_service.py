@@ -13,28 +13,28 @@ ENGINES = "mizzen.dev/component=engine"
 
 
 def api_requests(metrics: str) -> dict[tuple[str, str, str], float]:
-    """Return an operator's API requests by verb, kind and code, as far as services caused them.
+    """Return the number of an operator's API requests by verb, kind and code, from its metrics.
 
-    Leaves out its Lease, and the regular lists of kinds without a watch, which are few for any number of
-    services.
+    Requests for the Lease and the regular lists of unwatched kinds are left out, because services do not
+    cause them.
     """
     return {
-        (one.labels["verb"], one.labels["kind"], one.labels["code"]): one.value
+        (sample.labels["verb"], sample.labels["kind"], sample.labels["code"]): sample.value
         for family in text_string_to_metric_families(metrics)
-        for one in family.samples
-        if one.name == "mizzen_operator_api_requests_total" and one.labels["kind"] != "Lease"
-        if not (one.labels["verb"] == "GET" and one.labels["kind"] in UNWATCHED)
+        for sample in family.samples
+        if sample.name == "mizzen_operator_api_requests_total" and sample.labels["kind"] != "Lease"
+        if not (sample.labels["verb"] == "GET" and sample.labels["kind"] in UNWATCHED)
     }
 
 
-def none_ends(api: Any) -> bool:
+def no_namespace_terminates(api: Any) -> bool:
     """Return whether no namespace is terminating, which would cause work for the operator."""
-    found = api.request("GET", "/api/v1/namespaces")["items"]
-    return not any(one["status"]["phase"] == "Terminating" for one in found)
+    namespaces = api.request("GET", "/api/v1/namespaces")["items"]
+    return not any(namespace["status"]["phase"] == "Terminating" for namespace in namespaces)
 
 
 class Service:
-    """One service in a namespace of its own."""
+    """The service `demo` in a namespace of its own, and queries about it."""
 
     def __init__(self, api: Any, node: Any, namespace: str, eventually: Callable[..., Any]) -> None:
         self.api, self.node, self.namespace, self.eventually = api, node, namespace, eventually
@@ -46,8 +46,8 @@ class Service:
         return self.body().get("status", {})
 
     def condition(self, name: str) -> dict[str, Any]:
-        found = [c for c in self.status().get("conditions", []) if c["type"] == name]
-        return found[0] if found else {"status": "Absent", "reason": "", "message": ""}
+        absent = {"status": "Absent", "reason": "", "message": ""}
+        return next((c for c in self.status().get("conditions", []) if c["type"] == name), absent)
 
     def patch(self, **spec: Any) -> None:
         self.api.patch("InferenceService", self.namespace, "demo", {"spec": spec})
@@ -59,7 +59,7 @@ class Service:
         return sorted(p["metadata"]["name"] for p in self.pods() if "deletionTimestamp" not in p["metadata"])
 
     def ready(self, groups: int) -> bool:
-        """Return whether it is Ready at the newest generation with exactly this many groups."""
+        """Return whether the service is Ready at its newest generation with exactly `groups` groups."""
         body = self.body()
         status = body.get("status", {})
         ready = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})

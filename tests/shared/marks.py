@@ -1,4 +1,4 @@
-"""Marks that tests of several files share."""
+"""Pytest marks that several test files share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 Test = TypeVar("Test", bound=Callable[..., object])
 
 CONTROL_PLANE = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane")]
-"""Of tests that need the control plane which tests of the operator share: `pytestmark`."""
+"""`pytestmark` of files whose tests all need the operator tests' shared control plane."""
 
 
 def in_cluster(test: Test) -> Test:
-    """Mark such a test in a file whose other tests need less."""
+    """Mark one test that needs the shared control plane, in a file whose other tests do not."""
     for mark in CONTROL_PLANE:
         test = mark(test)
     return test

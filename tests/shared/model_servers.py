@@ -1,4 +1,4 @@
-"""Model hub, bucket and registry with the faults of real ones; on loopback by default."""
+"""Fake model hub and S3 bucket that inject faults of real servers; they listen on loopback by default."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from xml.sax.saxutils import escape
 BLOCK = 8192
 TITLE = "org.opencontainers.image.title"
 HELD_SECONDS = 300
-"""Time after which a body that waits for `gate` continues by itself."""
+"""Seconds after which a body that waits for `gate` continues by itself."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Address where a server listens, and the name by which clients reach it; port 0 is any."""
+    """Address where a server listens, and the name by which clients reach it; port 0 is any free port."""
 
     bind: str = "127.0.0.1"
     name: str = "127.0.0.1"
@@ -42,10 +42,10 @@ class Faults:
     """Faults to inject; counts are decremented to zero."""
 
     cut_after: int = 0
-    """Bytes of a body after which the connection is closed; 0 is never."""
+    """Number of bytes of a body after which the connection is closed; 0 closes no connection."""
     cuts: int = 0
     short: int = 0
-    """Number of bodies that end too early, though properly."""
+    """Number of bodies that are shorter than the file, although the response ends properly."""
     codes: list[int] = field(default_factory=list)
     """Status codes to answer first."""
     retry_after: str = ""
@@ -55,7 +55,7 @@ class Faults:
     unsatisfiable: int = 0
     """Number of range requests that get 416."""
     gate: threading.Event | None = None
-    """Event that bodies wait for in the middle."""
+    """Event for which each body waits halfway; None to send without waiting."""
     held: threading.Event = field(default_factory=threading.Event)
     """Set once a body waits for `gate`."""
 
@@ -147,12 +147,12 @@ class Handler(BaseHTTPRequestHandler):
     def handle(self) -> None:
         try:
             super().handle()
-        except (OSError, ValueError):  # clients go when they like, and so do we
+        except (OSError, ValueError):  # the client or the server may have closed the connection
             pass
 
 
 class Server(ThreadingHTTPServer):
-    """Server with its files, its faults, and the requests it got."""
+    """HTTP server that records its requests and sent bytes, with faults to inject."""
 
     daemon_threads = True
     block_on_close = False
@@ -181,7 +181,7 @@ class Server(ThreadingHTTPServer):
                 self.counting.notify_all()
 
     def settle(self) -> None:
-        """Wait until no file is being sent, not even to disconnected clients."""
+        """Wait until no file is being sent, including to clients that have disconnected."""
         with self.counting:
             assert self.counting.wait_for(lambda: not self._sending, 60)
 
@@ -194,7 +194,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Hub:
-    """Model hub: an API, and large files on another host by a signed redirect."""
+    """Fake model hub: an API, and a second server for large files, to which the API redirects."""
 
     def __init__(self, api: Address = LOOPBACK, cdn: Address = LOOPBACK) -> None:
         self.large: set[str] = set()
@@ -202,9 +202,9 @@ class Hub:
         self.branches: dict[str, str] = {}
         self.token = ""
         self.names: dict[str, str] = {}
-        """Names that the API tells in place of the real ones."""
+        """File names that the API reports instead of the real ones."""
         self.advertised: dict[str, str] = {}
-        """Checksums that the API tells in place of the real ones."""
+        """Checksums that the API reports instead of the real ones."""
         self.api = Server(self._api, api)
         self.cdn = Server(self._cdn, cdn)
 
@@ -262,7 +262,7 @@ class Hub:
 
 
 class Bucket:
-    """S3 with path-style addresses; every request must have a valid signature."""
+    """Fake S3 server with path-style addresses; it requires a valid signature of every request."""
 
     ID, SECRET, TOKEN, REGION, NAME = (
         "AKIDEXAMPLE",
@@ -284,9 +284,9 @@ region = {REGION}
     def __init__(self, at: Address = LOOPBACK) -> None:
         self.objects: dict[str, bytes] = {}
         self.sha256: set[str] = set()
-        """Keys whose checksum the server knows."""
+        """Keys of objects for which the server reports a SHA-256 checksum."""
         self.parts: set[str] = set()
-        """Keys that came in several parts: their ETag is no MD5."""
+        """Keys of multipart uploads, whose ETag is not an MD5 checksum."""
         self.encrypted: set[str] = set()
         self.public = False
         self.page = 2
@@ -341,7 +341,7 @@ region = {REGION}
         return f"<ListBucketResult {space}>{entries}</ListBucketResult>"
 
     def _unsigned(self, handler: Handler) -> str:
-        """Return what is wrong with a request's signature, computed from the received bytes."""
+        """Return why a request's signature is invalid; empty if it is valid for the received bytes."""
         shown = handler.headers.get("Authorization", "")
         if not shown.startswith("AWS4-HMAC-SHA256 "):
             return "AccessDenied"

@@ -12,13 +12,13 @@ from model_servers import LOOPBACK, TITLE, Address, Handler, Server
 
 
 class Registry:
-    """Registry whose tokens another address issues, for a user and a password."""
+    """Fake OCI registry; a second server issues its tokens for a user and a password."""
 
     USER, PASSWORD = "robot", "pass:word"
 
     @classmethod
     def login(cls, host: str) -> str:
-        """Return Docker's config.json with the login of a registry of that name."""
+        """Return a Docker config.json with the credentials for a registry at `host`."""
         auth = base64.b64encode(f"{cls.USER}:{cls.PASSWORD}".encode()).decode()
         return json.dumps({"auths": {host: {"auth": auth}}})
 
@@ -36,7 +36,7 @@ class Registry:
         return {"digest": digest, "size": len(data)}
 
     def artifact(self, files: dict[str, bytes], key: str = TITLE) -> list[dict[str, Any]]:
-        """Return the layers of an artifact of files, as ORAS makes them."""
+        """Return the layers of an artifact that contains files, as ORAS creates them."""
         return [
             {"mediaType": "application/octet-stream", **self.blob(data), "annotations": {key: name}}
             for name, data in files.items()

@@ -1,4 +1,4 @@
-"""An API server of one object."""
+"""A fake API server with one object."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ MADE = {"uid": "u", "resourceVersion": "2", "generation": 1}
 
 
 class OneObject:
-    """Stands in for the API server: one object, and the requests for it."""
+    """Fake API server with at most one object, `stored`; `requests` records the requests."""
 
-    refuses_versions = 0
-    """Code of its answer to a version of an object that does not exist; 0 to accept it."""
+    version_error_code = 0
+    """Status code for an apply of a new object with a resourceVersion; 0 accepts it."""
 
-    forbids = ""
-    """Message with which it rejects a dry run; empty to accept it."""
+    dry_run_error = ""
+    """Message with which dry runs are rejected; empty to accept them."""
 
-    def __init__(self, there: dict[str, Any] | None = None) -> None:
-        self.there = there
+    def __init__(self, stored: dict[str, Any] | None = None) -> None:
+        self.stored = stored
         self.requests: list[str] = []
 
     async def get(self, ref: ObjectRef, *, live: bool = False) -> dict[str, Any] | None:
         """Read the object."""
         self.requests.append("get")
-        return self.there
+        return self.stored
 
     async def apply(self, manifest: dict[str, Any], *, new: bool = False) -> dict[str, Any]:
-        """Make the object, or change it."""
+        """Create the object, or change it."""
         self.requests.append("make" if new else "apply")
-        if new and self.refuses_versions:
-            raise KubeError(self.refuses_versions, "Invalid", "resourceVersion: must not be set")
-        if new and self.there is not None:
+        if new and self.version_error_code:
+            raise KubeError(self.version_error_code, "Invalid", "resourceVersion: must not be set")
+        if new and self.stored is not None:
             raise KubeError(409, "Conflict", "the object has been modified")
-        self.there = {**manifest, "metadata": {**manifest["metadata"], **MADE}}
-        return self.there
+        self.stored = {**manifest, "metadata": {**manifest["metadata"], **MADE}}
+        return self.stored
 
     async def dry_run_create(self, manifest: dict[str, Any]) -> None:
         """Dry-run the creation of the object."""
         self.requests.append("check")
-        if self.forbids:
-            raise KubeError(403, "Forbidden", self.forbids)
-        if self.there is not None:
+        if self.dry_run_error:
+            raise KubeError(403, "Forbidden", self.dry_run_error)
+        if self.stored is not None:
             raise KubeError(409, "AlreadyExists", "the object already exists")
 
     async def delete(self, ref: ObjectRef, uid: str) -> bool:
         """Delete the object."""
         self.requests.append(f"delete {uid}")
-        self.there = None
+        self.stored = None
         return True

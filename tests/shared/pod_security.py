@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
-"""Labels of a namespace whose API server takes such pods alone."""
+"""Labels of a namespace that admits only restricted pods."""

@@ -1,4 +1,4 @@
-"""TCP ports for processes that a test starts."""
+"""Free TCP ports for processes that a test starts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 import socket
 
 FIRST_PORT, PORTS, PORTS_EACH = 20_000, 12_000, 600
-"""Below those that the kernel gives away: one of these may be a stranger's before a process listens at it."""
+"""A range below the kernel's ephemeral ports, which the kernel may give to another process at any time."""
 
 _next = itertools.count()
 
 
 def free_ports(address: str = "127.0.0.1", count: int = 1) -> int:
-    """Return the first of some consecutive ports that nothing listens at.
+    """Return the first of `count` consecutive ports at which no process listens.
 
-    Each process of the tests has ports of its own, and gives all others away before one comes again: what it
-    has given away is free until whoever was to listen there does.
+    Each pytest worker has its own ports, and returns all of them before it returns a port again. So a
+    returned port stays free until the process that the test starts listens at it.
 
     Raises:
-        OSError: there are none.
+        OSError: the worker's range has no `count` consecutive free ports.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     first = FIRST_PORT + worker % (PORTS // PORTS_EACH) * PORTS_EACH

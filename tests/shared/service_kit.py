@@ -1,4 +1,4 @@
-"""A service, a group that serves it, and the status inputs of a reconcile that finds all well."""
+"""A service, a serving group, and the status inputs of a reconcile without problems."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ GATEWAY = GatewayPod("demo-gateway-x", "10.0.0.1", True)
 
 
 def service(**spec: Any) -> InferenceService:
-    """Return a service with all defaults, except the given fields of its spec."""
+    """Return a service with default values, except for the fields in `spec`."""
     return parse_service({"metadata": META, "spec": {**SPEC, **spec}})
 
 
@@ -103,7 +103,7 @@ OLD = replace(SERVING, revision="b", uid="2", name="demo-b-0-0")
 
 
 def rolling(rollout: Rollout | None = None, replicas: int = 1, **spec: Any) -> InferenceService:
-    """Return a service with these rollout settings."""
+    """Return a service with rollout settings and a number of groups."""
     base = service(replicas=replicas, podTemplate={"labels": {}}, **spec)
     return replace(base, rollout=rollout or Rollout(progress_deadline=600))
 

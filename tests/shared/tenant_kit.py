@@ -1,4 +1,4 @@
-"""API keys of two tenants, key files that change, and helpers to wait."""
+"""API keys of two tenants, and helpers to replace key files and to wait."""
 
 from __future__ import annotations
 

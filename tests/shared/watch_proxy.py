@@ -1,4 +1,4 @@
-"""A proxy before an API server that cuts, delays and refuses watches."""
+"""A proxy in front of an API server that cuts, mutes and refuses watches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from mizzen_local.controlplane import ControlPlane
 
 
 class Proxy:
-    """Passes requests on to the API server; `fault` may answer one instead, or cut it by raising."""
+    """Forwards requests to the API server.
+
+    `fault` is called for each request; it may return a response instead, or raise to close the connection.
+    """
 
     def __init__(self, plane: ControlPlane) -> None:
         pki = plane.folder / "pki"
@@ -22,21 +25,21 @@ class Proxy:
         self._tls.load_cert_chain(pki / "admin.crt", pki / "admin.key")
         self._upstream = plane.server
         self.fault: Callable[[web.Request], Awaitable[web.StreamResponse | None]] = self.none
-        self.mute = False
-        """Whether watches pass nothing on, and say nothing of it: those that had to, for good."""
+        self.mute_watches = False
+        """Whether open watches drop their events; after a dropped event, a watch stays silent for good."""
         self.lists: list[str] = []
         self.watches: dict[asyncio.Transport, str] = {}
-        """What is watched, by the connection."""
+        """Plural name of the watched kind, by connection."""
 
     async def none(self, request: web.Request) -> None:
-        """No fault."""
+        """Inject no fault."""
 
     def watching(self, plural: str) -> set[asyncio.Transport]:
-        """Connections on which a kind is watched."""
+        """Return the connections of the watches of a kind."""
         return {connection for connection, watched in self.watches.items() if watched == plural}
 
     def cut(self) -> None:
-        """Break the connections of all watches, in the middle of whatever they send."""
+        """Abort the connections of all watches, even in the middle of an event."""
         for connection in self.watches:
             connection.abort()
 
@@ -76,7 +79,7 @@ class Proxy:
             silent = False
             try:
                 async for part in upstream.content.iter_any():
-                    silent |= watching and self.mute  # what comes behind a gap never comes on one connection
+                    silent |= watching and self.mute_watches  # on one connection, no event follows a lost one
                     if not silent:
                         await response.write(part)
             finally:

@@ -1,4 +1,4 @@
-"""Admission webhooks that agree to no pod of a namespace: nobody serves one, and the other stays silent."""
+"""Admission webhooks that block all pods of a namespace: one is unreachable, the other never answers."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from mizzen_operator.resources.metadata import CONTAINER_SECURITY, POD_SECURITY
 
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 SILENT_SECONDS = 25
-"""How long the API server waits for one; less than the operator waits for the API server."""
-BOUND_SECONDS = 18.0
-"""Loose, for a machine that does much besides: it is less than a webhook's silence takes."""
+"""Timeout of the webhooks in the API server; shorter than the operator's timeout for API requests."""
+LIMIT_SECONDS = 18.0
+"""Time limit for operations that must not wait for a webhook; generous, but below SILENT_SECONDS."""
 
 
 class Webhook:
-    """A server that takes requests, and answers none until it is let go."""
+    """A webhook server that accepts calls and does not answer them; `calls` are the times of the calls."""
 
     def __init__(self, plane: ControlPlane) -> None:
-        self._let_go = threading.Event()
-        self.asked: list[float] = []
+        self._released = threading.Event()
+        self.calls: list[float] = []
         hook = self
 
         class Silent(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                hook.asked.append(time.monotonic())
-                hook._let_go.wait(60)
+                hook.calls.append(time.monotonic())
+                hook._released.wait(60)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -49,14 +49,14 @@ class Webhook:
         }
 
     def close(self) -> None:
-        self._let_go.set()
+        self._released.set()
         self._server.shutdown()
         self._server.server_close()
 
 
 @contextlib.contextmanager
-def asked_of_pods(api: Any, namespace: str, client: dict[str, str]) -> Iterator[None]:
-    """Have the API server ask a webhook of every pod of a namespace."""
+def registered(api: Any, namespace: str, client: dict[str, str]) -> Iterator[None]:
+    """Register a webhook for the creation of all pods of a namespace during the block."""
     name = f"pods.{namespace}.example"
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     webhook = {
@@ -79,24 +79,24 @@ def asked_of_pods(api: Any, namespace: str, client: dict[str, str]) -> Iterator[
 
 @contextlib.contextmanager
 def failing(api: Any, namespace: str) -> Iterator[None]:
-    """A namespace whose pods are refused, for nobody answers at the webhook's address."""
-    with asked_of_pods(api, namespace, {"url": "https://127.0.0.1:1/pods"}):
+    """Let the API server reject all pods of a namespace, because their webhook is unreachable."""
+    with registered(api, namespace, {"url": "https://127.0.0.1:1/pods"}):
         yield
 
 
 @contextlib.contextmanager
 def hanging(api: Any, plane: ControlPlane, namespace: str) -> Iterator[Webhook]:
-    """A namespace whose pods wait for a webhook."""
+    """Let all pods of a namespace wait for a webhook that does not answer."""
     webhook = Webhook(plane)
     try:
-        with asked_of_pods(api, namespace, webhook.client):
+        with registered(api, namespace, webhook.client):
             yield webhook
     finally:
         webhook.close()
 
 
-def _try(api: Any, namespace: str) -> str:
-    """Make a pod that is not stored; returns why it was refused."""
+def try_pod(api: Any, namespace: str) -> str:
+    """Dry-run the creation of a pod; return the error, or an empty text."""
     container = {"name": "probe", "image": "none", "securityContext": CONTAINER_SECURITY}
     spec = {"containers": [container], "securityContext": POD_SECURITY}
     metadata = {"name": "probe", "namespace": namespace}
@@ -108,12 +108,12 @@ def _try(api: Any, namespace: str) -> str:
     return ""
 
 
-def is_refused(api: Any, namespace: str) -> bool:
-    """Whether the API server knows a webhook that fails by now, which takes it a moment."""
-    return "failed calling webhook" in _try(api, namespace)
+def rejects_pods(api: Any, namespace: str) -> bool:
+    """Return whether the API server already uses the failing webhook, which takes a moment."""
+    return "failed calling webhook" in try_pod(api, namespace)
 
 
-def is_asked(api: Any, namespace: str, webhook: Webhook) -> bool:
-    """Whether the API server knows one that stays silent by now, which takes it a moment."""
-    _try(api, namespace)
-    return bool(webhook.asked)
+def is_called(api: Any, namespace: str, webhook: Webhook) -> bool:
+    """Return whether the API server already calls the hanging webhook, which takes a moment."""
+    try_pod(api, namespace)
+    return bool(webhook.calls)

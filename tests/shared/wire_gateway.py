@@ -1,4 +1,4 @@
-"""Gateway end of the wire, driven by a test."""
+"""A gateway's end of the wire protocol, controlled by a test."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import zmq
 
 from mizzen.wire.codec import encode, gateway_decoder
-from mizzen.wire.messages import PROTOCOL, Finish, Generate, Hello, Message, Outputs, Sampling
+from mizzen.wire.messages import PROTOCOL, Finish, Generate, Hello, Outputs, Sampling, WireMessage
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=WireMessage)
 
 
 class Gateway:
-    """Gateway that follows its streams by token offsets, as a real one does."""
+    """A fake gateway that tracks its streams by token offsets, as a real gateway does."""
 
     def __init__(self, endpoint: str) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -26,10 +26,10 @@ class Gateway:
         self._decode = gateway_decoder()
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, Finish] = {}
-        self.others: list[Message] = []
+        self.others: list[WireMessage] = []
         self.send(Hello(PROTOCOL, "test"))
 
-    def send(self, message: Message) -> None:
+    def send(self, message: WireMessage) -> None:
         self.socket.send(encode(message))
 
     def generate(self, rid: int, prompt: list[int] | None = None, **fields: Any) -> None:

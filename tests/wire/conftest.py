@@ -1,4 +1,4 @@
-"""A gateway's end and an engine's end of the wire, driven by hand over real sockets."""
+"""An engine's server and its gateways, connected by real sockets and driven by the tests."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from mizzen.wire.codec import encode, gateway_decoder
 from mizzen.wire.curve_keys import WireKeys
 from mizzen.wire.endpoint import enable_heartbeats, secure_client
 from mizzen.wire.limits import WireLimits
-from mizzen.wire.messages import PROTOCOL, Abort, Generate, Hello, Message, Sampling, Welcome
+from mizzen.wire.messages import PROTOCOL, Abort, Generate, Hello, Sampling, Welcome, WireMessage
 from mizzen.wire.server.engine_server import Arrivals, WireServer
 
 sys.path.insert(0, str(Path(__file__).parent))  # helper modules of this folder
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=WireMessage)
 VOCAB = 1000
 CONTEXT = 128
 
 
 class Gateway:
-    """A DEALER that keeps what it has read and not used."""
+    """A gateway's DEALER socket; messages that were read but not yet taken are in `inbox`."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: WireKeys | None = None
@@ -40,9 +40,9 @@ class Gateway:
         enable_heartbeats(self.socket, 1, 5)
         self.socket.connect(endpoint)
         self._decode = gateway_decoder()
-        self.inbox: list[Message] = []
+        self.inbox: list[WireMessage] = []
 
-    def send(self, message: Message | bytes) -> None:
+    def send(self, message: WireMessage | bytes) -> None:
         self.socket.send(message if isinstance(message, bytes) else encode(message))
 
     def hello(self, name: str = "g") -> None:
@@ -67,6 +67,7 @@ class Gateway:
             pass
 
     def take(self, kind: type[M]) -> M | None:
+        """Remove and return the first message of a type; None if no such message has arrived."""
         self.drain()
         for index, message in enumerate(self.inbox):
             if isinstance(message, kind):
@@ -75,8 +76,8 @@ class Gateway:
         return None
 
 
-class Bench:
-    """One WireServer, and gateways that talk to it."""
+class WireBench:
+    """A WireServer with a simulated clock, the requests and aborts that it received, and its gateways."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], server: WireServer) -> None:
         self.context = context
@@ -94,7 +95,7 @@ class Bench:
         return gateway
 
     def pump(self) -> Arrivals:
-        """Let the server read for a turn."""
+        """Let the server read the messages that have arrived; record the requests and aborts."""
         self.server.wait(0.01)
         arrivals = self.server.receive(self.now, self.waiting)
         self.requests |= {request.rid: request for request in arrivals.requests}
@@ -102,7 +103,7 @@ class Bench:
         return arrivals
 
     def expect(self, gateway: Gateway, kind: type[M], seconds: float = 60.0) -> M:
-        """Turn until the gateway has a message of a kind."""
+        """Pump until the gateway has received a message of a type; return that message."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.pump()
@@ -112,17 +113,18 @@ class Bench:
         raise AssertionError(f"no {kind.__name__}; there are {gateway.inbox}")
 
     def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Pump until a condition holds; fail after `seconds`."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "the condition did not come true"
             self.pump()
 
     def submit(self, gateway: Gateway, rid: int, **fields: Any) -> int:
-        """Send a request; return the engine's id of it."""
-        before = set(self.requests)
+        """Send a request with the gateway's handle `rid`; return the id that the engine gives it."""
+        known_rids = set(self.requests)
         gateway.generate(rid, **fields)
-        self.until(lambda: len(self.requests) > len(before))
-        (engine_rid,) = set(self.requests) - before
+        self.until(lambda: len(self.requests) > len(known_rids))
+        (engine_rid,) = set(self.requests) - known_rids
         return engine_rid
 
     def step(
@@ -132,7 +134,17 @@ class Bench:
         finished: tuple[Finished, ...] = (),
         counts: bool = False,
     ) -> Any:
-        """Send a step whose rows are (engine rid, offset, tokens)."""
+        """Send the outputs of a step to the gateways, and forget the finished requests.
+
+        Args:
+            number: number of the step.
+            rows: (engine rid, offset of the first token, tokens) of each request.
+            finished: ends of requests.
+            counts: whether rows may have several tokens.
+
+        Returns:
+            Seconds from arrival to the first token, of the requests that got it in this step.
+        """
         sizes = np.array([len(tokens) for _, _, tokens in rows], dtype=np.int32)
         output = StepOutput(
             step=number,
@@ -153,13 +165,13 @@ class Bench:
 
 @pytest.fixture
 def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
+    new_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield new_context
+    new_context.destroy(linger=0)
 
 
 @pytest.fixture
-def make_bench(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[..., Bench]]:
+def make_bench(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[..., WireBench]]:
     servers: list[WireServer] = []
 
     def make(
@@ -168,7 +180,7 @@ def make_bench(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[...
         files: dict[str, bytes] | None = None,
         max_waiting: int = 100,
         **limits: Any,
-    ) -> Bench:
+    ) -> WireBench:
         files = files or {}
         welcome = Welcome(
             PROTOCOL,
@@ -190,7 +202,7 @@ def make_bench(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[...
             endpoint, keys, welcome, files, max_waiting=max_waiting, limits=WireLimits(**limits)
         )
         servers.append(server)
-        return Bench(context, server)
+        return WireBench(context, server)
 
     yield make
     for server in servers:
@@ -198,5 +210,5 @@ def make_bench(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[...
 
 
 @pytest.fixture
-def bench(make_bench: Callable[..., Bench]) -> Bench:
+def bench(make_bench: Callable[..., WireBench]) -> WireBench:
     return make_bench()

@@ -1,4 +1,4 @@
-"""Dense request ids and packed columns against a model of dictionaries and lists."""
+"""The request table and the packed columns of outputs equal a model of dictionaries and lists."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_columns_equal_row_by_row_splitting(data: st.DataObject) -> None:
         if owner != NO_OWNER:
             expected[owner].append((int(table.handle[rid]), offset, list(range(start, start + size))))
         start += size
-    got = {}
+    actual = {}
     for owner, columns in pack_by_peer(output, table):
         handles = np.frombuffer(columns.rids, "<u4").tolist()
         counts = np.frombuffer(columns.counts, "<u2").tolist() if columns.counts else [1] * len(handles)
@@ -49,14 +49,14 @@ def test_columns_equal_row_by_row_splitting(data: st.DataObject) -> None:
         cuts = np.cumsum([0, *counts]).tolist()
         assert bool(columns.counts) == several
         assert cuts[-1] == len(flat)
-        assert owner not in got
-        got[owner] = [
+        assert owner not in actual
+        actual[owner] = [
             (handle, offset, flat[cuts[i] : cuts[i + 1]])
             for i, (handle, offset) in enumerate(
                 zip(handles, np.frombuffer(columns.offsets, "<u4").tolist(), strict=True)
             )
         ]
-    assert got == dict(expected)
+    assert actual == dict(expected)
 
 
 class TableMachine(RuleBasedStateMachine):

@@ -1,4 +1,4 @@
-"""Files of keys that cannot be used are named, and change nothing in an engine that runs."""
+"""Unusable CURVE key files are named in errors; a running engine or gateway keeps its previous keys."""
 
 from __future__ import annotations
 
@@ -12,26 +12,36 @@ from zmq.utils import z85
 
 from mizzen.wire.curve_keys import KeyFileError, KeyFolder, WireKeys, find_pair, load_ring, write_keys
 
-NO_NUMBER = b"#" * 40
-"""Letters of Z85, of which five may stand for 32 bits at most."""
+UNDECODABLE_KEY = b"#" * 40
+"""40 Z85 characters that do not decode, because five `#` exceed 32 bits."""
 
 
-def stranger() -> bytes:
+def unrelated_public_key() -> bytes:
     return zmq.curve_keypair()[0]
 
 
-BAD = [
-    ({"gateway.public": NO_NUMBER}, r"gateway\.public contains Z85 characters that do not decode"),
-    ({"next.gateway.public": NO_NUMBER}, r"next\.gateway\.public contains Z85 characters that do not decode"),
-    ({"engine.secret": NO_NUMBER}, r"engine\.secret contains Z85 characters that do not decode"),
-    ({"engine.public": stranger()}, r"engine\.public is not the public key of .*engine\.secret"),
+UNUSABLE_FILES = [
+    ({"gateway.public": UNDECODABLE_KEY}, r"gateway\.public contains Z85 characters that do not decode"),
     (
-        {"next.engine.public": stranger(), "next.engine.secret": z85.encode(bytes(32))},
+        {"next.gateway.public": UNDECODABLE_KEY},
+        r"next\.gateway\.public contains Z85 characters that do not decode",
+    ),
+    ({"engine.secret": UNDECODABLE_KEY}, r"engine\.secret contains Z85 characters that do not decode"),
+    ({"engine.public": unrelated_public_key()}, r"engine\.public is not the public key of .*engine\.secret"),
+    (
+        {"next.engine.public": unrelated_public_key(), "next.engine.secret": z85.encode(bytes(32))},
         r"next\.engine\.public is not the public key of .*next\.engine\.secret",
     ),
     ({"generation": b"9" * 5000}, r"generation has a number of 5000 digits; at most 18 are allowed"),
 ]
-IDS = ["present", "next", "own", "pair", "next pair", "generation"]
+IDS = [
+    "undecodable peer key",
+    "undecodable next peer key",
+    "undecodable secret",
+    "mismatched pair",
+    "mismatched next pair",
+    "generation with too many digits",
+]
 
 
 @pytest.fixture
@@ -45,14 +55,14 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
         (folder / name).write_bytes(content)
 
 
-@pytest.mark.parametrize(("files", "reason"), BAD, ids=IDS)
+@pytest.mark.parametrize(("files", "reason"), UNUSABLE_FILES, ids=IDS)
 def test_unusable_key_file_is_named_at_start(folder: Path, files: dict[str, bytes], reason: str) -> None:
     write(folder, files)
     with pytest.raises(KeyFileError, match=reason):
         KeyFolder(folder, "engine")
 
 
-@pytest.mark.parametrize(("files", "reason"), BAD, ids=IDS)
+@pytest.mark.parametrize(("files", "reason"), UNUSABLE_FILES, ids=IDS)
 def test_running_engine_keeps_its_keys_if_files_become_unusable(
     make_bench: Callable[..., Any],
     folder: Path,
@@ -68,27 +78,27 @@ def test_running_engine_keeps_its_keys_if_files_become_unusable(
     for handle in range(3):
         bench.now += 2
         bench.submit(gateway, handle)
-    bench.submit(bench.gateway(keys=keys), 1)  # one that comes now is let in as before
-    said = [record for record in caplog.records if record.getMessage() == "keys cannot be read"]
-    assert len(said) == 1
+    bench.submit(bench.gateway(keys=keys), 1)  # a new gateway can connect as before
+    warnings = [record for record in caplog.records if record.getMessage() == "cannot read the CURVE keys"]
+    assert len(warnings) == 1
 
 
 def test_running_gateway_keeps_its_keys_if_files_become_unusable(folder: Path) -> None:
     keys = KeyFolder(folder, "gateway")
-    before = keys.ring
+    ring_before = keys.ring
     for name in ("next.engine.public", "engine.public", "gateway.secret"):
         good = (folder / name).read_bytes() if (folder / name).exists() else None
-        write(folder, {name: NO_NUMBER})
+        write(folder, {name: UNDECODABLE_KEY})
         assert not keys.refresh()
-        assert keys.ring == before
+        assert keys.ring == ring_before
         (folder / name).unlink() if good is None else write(folder, {name: good})
-    write(folder, {"gateway.public": stranger()})
+    write(folder, {"gateway.public": unrelated_public_key()})
     assert not keys.refresh()
-    assert keys.ring == before
+    assert keys.ring == ring_before
 
 
 def test_find_pair_rejects_files_that_are_not_a_pair(folder: Path) -> None:
-    public = stranger()
+    public = unrelated_public_key()
     write(folder, {"engine.public": public})
     with pytest.raises(KeyFileError, match="is not the public key of"):
         find_pair(folder, "engine", public.decode())

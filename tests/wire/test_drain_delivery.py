@@ -1,4 +1,4 @@
-"""What an engine says before it closes is heard, even when the close is noticed first."""
+"""Messages that an engine sends before it closes are received, even if the close is noticed first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ TOKENS = 40
 
 
 def serve(port_ready: asyncio.Future[str], loop: asyncio.AbstractEventLoop) -> None:
-    """Be an engine that answers one request with a frame a token, all at once, and closes."""
+    """Run a fake engine that answers one request at once, with one frame per token, and then closes.
+
+    Args:
+        port_ready: receives the engine's endpoint.
+        loop: event loop of `port_ready`.
+    """
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.bind_to_random_port("tcp://127.0.0.1")
@@ -60,12 +65,12 @@ async def test_the_last_tokens_of_a_draining_engine_arrive() -> None:
                     await connected.wait()
                     connected.clear()
                 stream = link.generate(np.arange(3, dtype="<i4").tobytes(), Sampling())
-                heard: list[int] = []
+                received: list[int] = []
                 finish = None
                 while finish is None:
                     tokens, finish = await stream.next()
-                    heard += tokens
-            assert heard == list(range(TOKENS))
+                    received += tokens
+            assert received == list(range(TOKENS))
             running.cancel()
             await asyncio.gather(running, engine, return_exceptions=True)
     finally:

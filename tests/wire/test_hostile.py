@@ -1,4 +1,4 @@
-"""Peers that lie, fall silent, fall behind or hold the wrong key. None of them hurts the others."""
+"""Malformed messages, wrong keys, silent and slow gateways: none of them affects other gateways."""
 
 from __future__ import annotations
 
@@ -63,37 +63,39 @@ class TestGarbage:
     @given(frames=st.lists(st.lists(FRAMES, min_size=1, max_size=3), min_size=1, max_size=20))
     def test_malformed_frames_do_not_stop_the_engine(self, bench: Any, frames: list[list[bytes]]) -> None:
         gateway = bench.gateway(hello=False)
-        for parts in frames:
-            gateway.socket.send_multipart(parts)
+        for message_parts in frames:
+            gateway.socket.send_multipart(message_parts)
         gateway.hello()
         bench.expect(gateway, Welcome)
         gateway.socket.close()
         bench.now += 2
-        bench.server.out.stats(LOAD, 0, bench.now)  # notices that it is gone
+        bench.server.out.stats(LOAD, 0, bench.now)  # the send fails, so the server notices the disconnect
 
     def test_damaged_frames_are_counted_and_answered(self, bench: Any) -> None:
         gateway = bench.gateway()
         rng = random.Random(7)
         good = encode(Generate(5, b"\1\0\0\0", Sampling(stop_token_ids=(1, 2))))
-        sent = 300
-        for _ in range(sent):
+        frames_sent = 300
+        for _ in range(frames_sent):
             frame = bytearray(good[: rng.randrange(1, len(good) + 1)])
             for _ in range(3):
                 frame[rng.randrange(len(frame))] = rng.randrange(256)
             gateway.send(bytes(frame))
         gateway.send(FetchFile("the last"))
         bench.until(lambda: any("the last" in message.message for message in refusals(gateway)))
-        answered = len(refusals(gateway)) - 1
+        refused = len(refusals(gateway)) - 1
         counters = bench.server.out.counters
         assert counters.malformed > 100
-        assert sum(counters.refused.values()) == answered + 1
-        assert answered + counters.accepted >= sent - 20  # a damaged frame may be an Abort or a Hello: rarely
+        assert sum(counters.refused.values()) == refused + 1
+        assert (
+            refused + counters.accepted >= frames_sent - 20
+        )  # a few damaged frames may be a valid Abort or Hello
 
     def test_flood_of_one_gateway_leaves_room_for_others(self, bench: Any) -> None:
-        flood, other = bench.gateway(), bench.gateway()
+        flood, modest = bench.gateway(), bench.gateway()
         for _ in range(900):
             flood.send(b"garbage")
-        assert bench.submit(other, 1) is not None
+        assert bench.submit(modest, 1) is not None
         flood.drain()
         assert len(bench.server.out.peers) == 2
 
@@ -108,9 +110,9 @@ class TestKeys:
     def keys(self, tmp_path: Path) -> tuple[WireKeys, WireKeys]:
         write_keys(tmp_path / "keys")
         engine, gateway = (load_ring(tmp_path / "keys", side) for side in ("engine", "gateway"))
-        (own,), (other,) = engine.own, gateway.own
-        return WireKeys(own.public, own.secret, *engine.peers), WireKeys(
-            other.public, other.secret, *gateway.peers
+        (engine_keys,), (gateway_keys,) = engine.own, gateway.own
+        return WireKeys(engine_keys.public, engine_keys.secret, *engine.peers), WireKeys(
+            gateway_keys.public, gateway_keys.secret, *gateway.peers
         )
 
     def test_client_with_the_right_keys_is_served(
@@ -125,16 +127,18 @@ class TestKeys:
     ) -> None:
         bench = make_bench(keys=keys[0])
         public, secret = zmq.curve_keypair()
-        stranger = bench.gateway(keys=WireKeys(public, secret, keys[0].public), hello=False)
-        plain = bench.gateway(hello=False)
-        mistaken = bench.gateway(keys=WireKeys(keys[1].public, keys[1].secret, public), hello=False)
-        for gateway in (stranger, plain, mistaken):
+        unrelated = bench.gateway(keys=WireKeys(public, secret, keys[0].public), hello=False)
+        without_keys = bench.gateway(hello=False)
+        with_wrong_server_key = bench.gateway(
+            keys=WireKeys(keys[1].public, keys[1].secret, public), hello=False
+        )
+        for gateway in (unrelated, without_keys, with_wrong_server_key):
             gateway.hello()
         for _ in range(30):
             bench.pump()
-        assert not any(gateway.read(0.02) for gateway in (stranger, plain, mistaken))
+        assert not any(gateway.read(0.02) for gateway in (unrelated, without_keys, with_wrong_server_key))
         assert not bench.server.out.peers
-        bench.submit(bench.gateway(keys=keys[1]), 1)  # and the right one is served beside them
+        bench.submit(bench.gateway(keys=keys[1]), 1)  # a gateway with the right keys is served
 
     def test_endpoint_reachable_from_other_machines_needs_keys(self, make_bench: Callable[..., Any]) -> None:
         with pytest.raises(UnsafeEndpoint) as error:
@@ -187,46 +191,46 @@ class TestKeys:
         assert keys[0].secret.decode() not in repr(keys[0])
 
 
-class TestPeersThatGo:
+class TestLostPeers:
     def test_disconnected_gateway_has_its_requests_aborted(self, bench: Any) -> None:
-        gone, stays = bench.gateway(), bench.gateway()
-        rids = [bench.submit(gone, handle) for handle in range(3)]
-        kept = bench.submit(stays, 0)
-        gone.socket.close()
+        closing, staying = bench.gateway(), bench.gateway()
+        rids = [bench.submit(closing, handle) for handle in range(3)]
+        staying_rid = bench.submit(staying, 0)
+        closing.socket.close()
         number = iter(range(1, 10_000))
 
         def step() -> bool:
-            bench.step(next(number), [(rid, 0, [1]) for rid in [*rids, kept]])
+            bench.step(next(number), [(rid, 0, [1]) for rid in [*rids, staying_rid]])
             return sorted(bench.aborts) == sorted(rids)
 
         bench.until(step)
         assert bench.server.out.counters.lost_peers == 1
-        frame = bench.expect(stays, Outputs)
+        frame = bench.expect(staying, Outputs)
         assert len(frame.rids) == 4
 
     def test_gateway_that_does_not_read_is_dropped_and_notified(self, make_bench: Callable[..., Any]) -> None:
         bench = make_bench(send_frames=10)
         slow, quick = bench.gateway(), bench.gateway()
         slow.socket.rcvhwm = 10
-        mine, other = bench.submit(slow, 1), bench.submit(quick, 2)
+        slow_rid, quick_rid = bench.submit(slow, 1), bench.submit(quick, 2)
         for number in range(1, 400):
-            bench.step(number, [(mine, number, [7] * 60_000), (other, number, [7])], counts=True)
+            bench.step(number, [(slow_rid, number, [7] * 60_000), (quick_rid, number, [7])], counts=True)
             quick.drain()
             quick.inbox.clear()
             bench.pump()
             if bench.aborts:
                 break
-        assert bench.aborts == [mine]
+        assert bench.aborts == [slow_rid]
         assert len(bench.server.out.peers) == 1
-        bench.server.out.finish([bench.end(mine)], 400)
-        del bench.requests[mine]
+        bench.server.out.finish([bench.end(slow_rid)], 400)
+        del bench.requests[slow_rid]
 
-        def told() -> bool:
+        def is_notified() -> bool:
             bench.now += 2
             bench.server.out.stats(LOAD, 0, bench.now)
             return any(message.code == RefusalCode.UNKNOWN_PEER for message in refusals(slow))
 
-        bench.until(told)
+        bench.until(is_notified)
         slow.hello()
         bench.expect(slow, Welcome)
         bench.submit(slow, 1)
@@ -246,21 +250,21 @@ class TestPeersThatGo:
         try:
             bench.until(lambda: len(bench.requests) == 1)
 
-            def noticed() -> bool:
+            def is_detected() -> bool:
                 bench.now += 1.1
                 bench.server.out.stats(LOAD, 0, bench.now)
                 return bool(bench.aborts)
 
-            bench.until(noticed)
+            bench.until(is_detected)
             assert not bench.server.out.peers
         finally:
             frozen.kill()
             frozen.wait(60)
 
     def test_an_oversized_frame_costs_only_its_sender(self, bench: Any) -> None:
-        big, other = bench.gateway(), bench.gateway()
+        big, modest = bench.gateway(), bench.gateway()
         big.send(b"x" * (2 << 20))
-        bench.submit(other, 1)
+        bench.submit(modest, 1)
         big.send(Abort(1))
         assert bench.server.out.counters.malformed == 0
 

@@ -1,4 +1,4 @@
-"""Plans survive the way to the other ranks, and damaged ones do not become plans."""
+"""Plans that are encoded for other ranks decode to equal plans; damaged frames are rejected."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ PLANS = st.builds(
 )
 
 
-def same(one: StepPlan, other: StepPlan) -> bool:
+def are_equal(first: StepPlan, second: StepPlan) -> bool:
     columns = [
-        (one.decode, other.decode),
-        (one.pages.slots, other.pages.slots),
-        (one.pages.columns, other.pages.columns),
-        (one.pages.pages, other.pages.pages),
-        *((a.tokens, b.tokens) for a, b in zip(one.prefill, other.prefill, strict=True)),
+        (first.decode, second.decode),
+        (first.pages.slots, second.pages.slots),
+        (first.pages.columns, second.pages.columns),
+        (first.pages.pages, second.pages.pages),
+        *((a.tokens, b.tokens) for a, b in zip(first.prefill, second.prefill, strict=True)),
     ]
     heads = [
         (
@@ -69,14 +69,14 @@ def same(one: StepPlan, other: StepPlan) -> bool:
             ],
             [(chunk.slot, chunk.start, chunk.last) for chunk in plan.prefill],
         )
-        for plan in (one, other)
+        for plan in (first, second)
     ]
     equal = all(a.dtype == b.dtype == np.int32 and np.array_equal(a, b) for a, b in columns)
     return equal and heads[0] == heads[1]
 
 
 def options_sent(options: SlotOptions | None) -> object:
-    """Return the part of the options that other ranks receive; known tokens are sent as a count."""
+    """Return the options that other ranks receive; of the known tokens, they receive only the number."""
     return options and (
         options.tokens.tolist(),
         options.prompt_tokens,
@@ -87,14 +87,14 @@ def options_sent(options: SlotOptions | None) -> object:
 
 @settings(max_examples=150)
 @given(plan=PLANS)
-def test_a_plan_comes_back_equal(plan: StepPlan) -> None:
-    assert same(plan, decode_plan(encode_plan(plan)))
-    assert same(plan, decode_plan(memoryview(encode_plan(plan))))
+def test_a_decoded_plan_equals_the_encoded_plan(plan: StepPlan) -> None:
+    assert are_equal(plan, decode_plan(encode_plan(plan)))
+    assert are_equal(plan, decode_plan(memoryview(encode_plan(plan))))
 
 
 @settings(max_examples=150)
 @given(plan=PLANS, data=st.data())
-def test_a_damaged_plan_is_refused(plan: StepPlan, data: st.DataObject) -> None:
+def test_a_damaged_plan_is_rejected(plan: StepPlan, data: st.DataObject) -> None:
     frame = bytearray(encode_plan(plan))
     at = data.draw(st.integers(0, len(frame) - 1))
     frame[at] ^= data.draw(st.integers(1, 255))
@@ -104,7 +104,7 @@ def test_a_damaged_plan_is_refused(plan: StepPlan, data: st.DataObject) -> None:
 
 @given(plan=PLANS, cut=st.integers(1, 200), junk=st.binary(min_size=1, max_size=9))
 @settings(max_examples=50)
-def test_a_plan_of_another_length_is_refused(plan: StepPlan, cut: int, junk: bytes) -> None:
+def test_a_truncated_or_extended_plan_is_rejected(plan: StepPlan, cut: int, junk: bytes) -> None:
     frame = encode_plan(plan)
     with pytest.raises(MalformedPlan):
         decode_plan(frame[: max(0, len(frame) - cut)])
@@ -112,22 +112,27 @@ def test_a_plan_of_another_length_is_refused(plan: StepPlan, cut: int, junk: byt
         decode_plan(frame + junk)
 
 
-def test_a_decode_step_is_small() -> None:
+def test_an_encoded_decode_step_is_small() -> None:
     ints = np.arange(256, dtype=np.int32)
     plan = StepPlan(step=7, decode=ints, decode_version=3, pages=PageWrites(ints[:16], ints[:16], ints[:16]))
     assert len(encode_plan(plan)) == 56 + 4 * (256 + 3 * 16)
 
 
 def test_sampling_parameters_are_not_sent_to_other_ranks() -> None:
-    known = np.arange(5, dtype=np.int32)
+    tokens = np.arange(5, dtype=np.int32)
     start = SlotStart(
         slot=3,
         length=2,
         sampling=SamplingParams(temperature=0.7, stop=("x",), logit_bias=((4, 1.0),)),
         seed=9,
-        options=SlotOptions(tokens=known, prompt_tokens=4, end_tokens=(2,), prompt_logprobs=1),
+        options=SlotOptions(tokens=tokens, prompt_tokens=4, end_tokens=(2,), prompt_logprobs=1),
     )
-    plan = StepPlan(step=1, decode=known[:0], decode_version=0, pages=PageWrites(), starts=(start,))
-    (told,) = decode_plan(encode_plan(plan)).starts
-    assert (told.slot, told.length, told.sampling, told.seed) == (3, 2, SamplingParams(temperature=0), 0)
-    assert options_sent(told.options) == ([0] * 4, 4, 1, None)
+    plan = StepPlan(step=1, decode=tokens[:0], decode_version=0, pages=PageWrites(), starts=(start,))
+    (decoded,) = decode_plan(encode_plan(plan)).starts
+    assert (decoded.slot, decoded.length, decoded.sampling, decoded.seed) == (
+        3,
+        2,
+        SamplingParams(temperature=0),
+        0,
+    )
+    assert options_sent(decoded.options) == ([0] * 4, 4, 1, None)

@@ -1,4 +1,4 @@
-"""Plans go through shared memory in order and whole, however slow a reader is, and its end is seen."""
+"""The ring in shared memory delivers complete plans in order to readers of any speed, and then its end."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_every_reader_receives_every_plan_in_order(sizes: list[int], ahead: int)
             while len(waiting) > (0 if size is None else ahead):
                 expected = waiting.pop(0)
                 for reader in readers:
-                    got = reader.receive(SECONDS)
+                    received = reader.receive(SECONDS)
                     if expected < 0:
-                        assert got is None
+                        assert received is None
                         assert reader.ended
                     else:
-                        assert got is not None
-                        assert sum(len(chunk.tokens) for chunk in got.prefill) == expected
+                        assert received is not None
+                        assert sum(len(chunk.tokens) for chunk in received.prefill) == expected
     finally:
         handles.close()
 
@@ -72,27 +72,27 @@ def test_every_reader_receives_every_plan_in_order(sizes: list[int], ahead: int)
 def test_frames_are_not_overwritten_before_all_readers_have_read_them(ring: RingDescriptors) -> None:
     writer = RingWriter(ring, timeout_seconds=0.2)
     fast, slow = RingReader(ring, 0), RingReader(ring, 1)
-    sent = 0
-    with pytest.raises(PlanChannelStalled, match=r"rank 2 has taken no plan for 0\.2 s"):
+    sent_plans = 0
+    with pytest.raises(PlanChannelStalled, match=r"rank 2 has read no plan for 0\.2 s"):
         while True:
-            writer.send(plan(sent + 1, 100))
-            sent += 1
+            writer.send(plan(sent_plans + 1, 100))
+            sent_plans += 1
             assert fast.receive(SECONDS) is not None
-    assert sent > 4
-    for step in range(1, sent + 1):
-        got = slow.receive(SECONDS)
-        assert got is not None
-        assert got.step == step
-    writer.send(plan(sent + 1, 100))
+    assert sent_plans > 4
+    for step in range(1, sent_plans + 1):
+        received = slow.receive(SECONDS)
+        assert received is not None
+        assert received.step == step
+    writer.send(plan(sent_plans + 1, 100))
 
 
 def test_sleeping_reader_is_woken(ring: RingDescriptors) -> None:
-    reader, found = RingReader(ring, 0), []
-    thread = threading.Thread(target=lambda: found.append(reader.receive(SECONDS)))
+    reader, received = RingReader(ring, 0), []
+    thread = threading.Thread(target=lambda: received.append(reader.receive(SECONDS)))
     thread.start()
     RingWriter(ring).send(plan(5))
     thread.join(SECONDS)
-    assert [got.step for got in found] == [5]
+    assert [received_plan.step for received_plan in received] == [5]
 
 
 def test_receive_returns_none_after_its_timeout(ring: RingDescriptors) -> None:
@@ -112,28 +112,28 @@ def test_frame_that_is_not_a_plan_is_rejected(ring: RingDescriptors) -> None:
         RingReader(ring, 0).receive(SECONDS)
 
 
-def written_but_late(
+def write_invisibly(
     handles: RingDescriptors, writer: RingWriter, frame: StepPlan | None
 ) -> tuple[int, bytes]:
-    """Let a frame count as written while its bytes do not show; return where they belong, and them.
+    """Write a frame, but restore the old bytes at its position; return that position and the frame's bytes.
 
-    So a reader on a processor that orders stores weakly may find it: the place is as it was before.
+    Readers see this on a CPU with weakly ordered stores: the write counter is new, and the data is still old.
     """
     ring = _RingMemory(handles)
-    at, before = int(ring.written[0]), bytes(ring.data)
+    at, old_data = int(ring.written[0]), bytes(ring.data)
     writer.end() if frame is None else writer.send(frame)
     size = int(ring.written[0]) - at
     shown = ring.get(at, size)
-    ring.data[:] = before
+    ring.data[:] = old_data
     return at, shown
 
 
 @pytest.mark.parametrize("laps", [0, 1, 2])
 @pytest.mark.parametrize("last", [False, True])
-def test_frame_that_becomes_visible_late_is_read_again(
+def test_frame_whose_bytes_become_visible_late_is_read_again(
     laps: int, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In its place is nothing, or what was there a lap ago: frames of one size, each sound by itself."""
+    """Until then, its position holds zeros, or a valid frame of the same size from an earlier lap."""
     monkeypatch.setattr("mizzen.wire.ranks.plan_ring.REREAD_SECONDS", SECONDS)
     frames = 4
     size = frame_size(len(encode_plan(plan(7, 50))))
@@ -143,13 +143,13 @@ def test_frame_that_becomes_visible_late_is_read_again(
         for step in range(1, laps * frames + 1):
             writer.send(plan(7 * step, 50))
             assert reader.receive(SECONDS) is not None
-        at, shown = written_but_late(handles, writer, None if last else plan(7 * (step + 1), 50))
+        at, shown = write_invisibly(handles, writer, None if last else plan(7 * (step + 1), 50))
         shows = threading.Timer(0.2, lambda: _RingMemory(handles).put(at, shown))
         shows.start()
-        found = reader.receive(SECONDS)
+        received = reader.receive(SECONDS)
         shows.join()
         assert reader.ended == last
-        assert (found and found.step) == (None if last else 7 * (step + 1))
+        assert (received and received.step) == (None if last else 7 * (step + 1))
     finally:
         handles.close()
 
@@ -167,16 +167,16 @@ def test_another_process_reads_the_ring(ring: RingDescriptors) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", code, *words], pass_fds=ring.all, stdout=subprocess.PIPE, text=True
     ) as process:
-        writer, other = RingWriter(ring, timeout_seconds=SECONDS), RingReader(ring, 0)
+        writer, second_reader = RingWriter(ring, timeout_seconds=SECONDS), RingReader(ring, 0)
         for step in range(1, 200):
             writer.send(plan(step, step))
-            assert other.receive(SECONDS) is not None
+            assert second_reader.receive(SECONDS) is not None
         writer.end()
         out, _ = process.communicate(timeout=SECONDS)
     assert out.split() == [word for step in range(1, 200) for word in (str(step), str(step))]
 
 
-RESTLESS = """
+RESTLESS_READER = """
 import os, sys
 from mizzen.wire.ranks.plan_ring import RingDescriptors, _RingMemory
 
@@ -185,19 +185,19 @@ while not ring.written[0] & (1 << 62):
     ring.sleeps[:] = 1
     ring.sleeps[:] = 0
 """
-"""Goes to sleep and wakes up all the time, as readers of another process do."""
+"""Program that sets and clears the sleep flags all the time, as if all readers kept falling asleep."""
 
 
 def test_readers_may_fall_asleep_while_a_plan_is_written() -> None:
     handles = create_ring(7)
-    command = [sys.executable, "-c", RESTLESS, *map(str, handles.all)]
+    command = [sys.executable, "-c", RESTLESS_READER, *map(str, handles.all)]
     restless = subprocess.Popen(command, pass_fds=handles.all)
     try:
         writer, readers = RingWriter(handles), [RingReader(handles, i) for i in range(7)]
         for _ in range(20_000):
             writer.send(plan(1))
             for reader in readers:
-                reader._ring.read[reader._reader] = writer._at  # taken, unread
+                reader._ring.read[reader._reader] = writer._at  # count the plan as read without reading it
         assert restless.poll() is None
     finally:
         restless.kill()

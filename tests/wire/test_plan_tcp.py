@@ -1,10 +1,12 @@
-"""Plans go to ranks that share nothing but the network, in order, or not at all."""
+"""Plans sent over TCP to ranks on other nodes arrive in order, or the channel fails."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,37 +55,50 @@ def test_two_processes_receive_every_plan(tmp_path: Path) -> None:
         for step in range(1, 300):
             server.send(plan(step, step))
         server.end()
-        said = [reader.communicate(timeout=SECONDS)[0].split() for reader in readers]
+        outputs = [reader.communicate(timeout=SECONDS)[0].split() for reader in readers]
     finally:
         for reader in readers:
             reader.kill()
             reader.wait()
         server.close()
-    assert said == [[word for step in range(1, 300) for word in (str(step), str(step))]] * 2
+    assert outputs == [[word for step in range(1, 300) for word in (str(step), str(step))]] * 2
 
 
-def test_client_without_the_engines_keys_is_rejected(tmp_path: Path) -> None:
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    for folder in (ours, theirs):
+@pytest.fixture
+def close_later() -> Iterator[Callable[[Any], Any]]:
+    """Return a function that registers a server or client; all are closed even if the test fails.
+
+    An open one would hang when it is garbage-collected.
+    """
+    ends: list[Any] = []
+
+    def register(end: Any) -> Any:
+        ends.append(end)
+        return end
+
+    yield register
+    for end in ends:
+        end._context.destroy(linger=0)
+
+
+Register = Callable[[Any], Any]
+
+
+def test_client_without_the_engines_keys_is_rejected(tmp_path: Path, close_later: Register) -> None:
+    engine_keys, client_keys = tmp_path / "ours", tmp_path / "theirs"
+    for folder in (engine_keys, client_keys):
         folder.mkdir()
         write_keys(folder)
-    keys = load_ring(ours, "engine").own[0]
-    server = PlanServer(LOCAL, keys, ranks=[1])
-    strangers = [
-        PlanClient(server.endpoint, load_ring(folder, side).own[0], 1)
-        for folder, side in ((theirs, "engine"), (ours, "gateway"))
-    ]
-    with pytest.raises(PlanChannelStalled, match="rank1 did not come"):
+    keys = load_ring(engine_keys, "engine").own[0]
+    server = close_later(PlanServer(LOCAL, keys, ranks=[1]))
+    for folder, side in ((client_keys, "engine"), (engine_keys, "gateway")):
+        close_later(PlanClient(server.endpoint, load_ring(folder, side).own[0], 1))
+    with pytest.raises(PlanChannelStalled, match=r"rank1 did not connect within 0\.5 s"):
         server.wait(0.5)
-    friend = PlanClient(server.endpoint, keys, 1)
+    member = close_later(PlanClient(server.endpoint, keys, 1))
     server.wait(SECONDS)
     server.send(plan(1))
-    got = friend.receive(SECONDS)
-    assert got is not None
-    assert got.step == 1
-    for client in (*strangers, friend):
-        client.close()
-    server.close()
+    assert member.receive(SECONDS).step == 1
 
 
 def test_endpoints_on_other_machines_need_keys() -> None:
@@ -93,45 +108,39 @@ def test_endpoints_on_other_machines_need_keys() -> None:
         PlanClient("tcp://192.0.2.1:5558", None, 1)
 
 
-def test_lost_plan_breaks_the_channel() -> None:
+def test_lost_plan_breaks_the_channel(close_later: Register) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.bind("tcp://127.0.0.1:*")
-    client = PlanClient(socket.get_string(zmq.LAST_ENDPOINT), None, 3)
+    client = close_later(PlanClient(socket.get_string(zmq.LAST_ENDPOINT), None, 3))
     name, _ = socket.recv_multipart()
     assert name == b"rank3"
     socket.send_multipart((name, (2).to_bytes(8, "little")))
     with pytest.raises(PlanChannelBroken, match="received plan 2, expected plan 1"):
         client.receive(SECONDS)
-    client.close()
     context.destroy(linger=0)
 
 
-def test_lost_or_reconnected_rank_is_reported() -> None:
-    server = PlanServer(LOCAL, None, ranks=[1], timeout_seconds=SECONDS)
-    client = PlanClient(server.endpoint, None, 1)
+def test_lost_or_reconnected_rank_is_reported(close_later: Register) -> None:
+    server = close_later(PlanServer(LOCAL, None, ranks=[1], timeout_seconds=SECONDS))
+    client = close_later(PlanClient(server.endpoint, None, 1))
     server.wait(SECONDS)
     client.close()
     with pytest.raises(PlanChannelBroken, match="rank1 is gone"):
         for step in range(1, 1_000_000):
             server.send(plan(step))
-    again = PlanClient(server.endpoint, None, 1)
+    second_client = close_later(PlanClient(server.endpoint, None, 1))
     server.wait(SECONDS)
-    again._socket.send(b"here")
+    second_client._socket.send(b"here")
     assert server._socket.poll(int(SECONDS * 1000))
     with pytest.raises(PlanChannelBroken, match="reconnected"):
         server.send(plan(1))
-    again.close()
-    server.close()
 
 
-def test_rank_that_does_not_read_stalls_the_channel() -> None:
-    server = PlanServer(LOCAL, None, ranks=[1], timeout_seconds=0.3)
-    client = PlanClient(server.endpoint, None, 1)
+def test_rank_that_does_not_read_stalls_the_channel(close_later: Register) -> None:
+    server = close_later(PlanServer(LOCAL, None, ranks=[1], timeout_seconds=0.3))
+    close_later(PlanClient(server.endpoint, None, 1))
     server.wait(SECONDS)
-    with pytest.raises(PlanChannelStalled, match=r"rank1 has taken no plan for 0\.3 s"):
+    with pytest.raises(PlanChannelStalled, match=r"rank1 has read no plan for 0\.3 s"):
         for step in range(1, 1_000_000):
             server.send(plan(step, 50_000))
-    client.close()
-    server._socket.linger = 0
-    server.close()

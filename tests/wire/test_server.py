@@ -1,4 +1,4 @@
-"""The engine's socket: handshake, requests, streams, files, and what a gateway may not do."""
+"""The engine's server: handshake, validation of requests, and delivery of outputs to gateways."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from server_kit import LOAD, column
+from frames import LOAD, column
 
 from mizzen.core.outputs import CacheEvents
 from mizzen.core.request import FinishReason
@@ -44,22 +44,22 @@ def test_hello_is_answered_with_welcome_stats_and_blocks(bench: Any) -> None:
     assert (column(change.stored, "<u8"), column(change.evicted, "<u8")) == ([13], [11])
 
 
-def test_patience_is_withdrawn_immediately_and_once(bench: Any) -> None:
+def test_silence_limit_is_withdrawn_immediately_and_once(bench: Any) -> None:
     gateway = bench.gateway()
     bench.server.out.stats(LOAD, 7, bench.now, patience=0.5)
     bench.server.out.withdraw_silence_limit()
     bench.server.out.withdraw_silence_limit()
     bench.server.out.stats(LOAD, 8, bench.now + 5.0)
-    said = [bench.expect(gateway, Stats) for _ in range(3)]
-    assert [(one.steps, one.patience_seconds) for one in said] == [(7, 0.5), (7, 0.0), (8, 0.0)]
+    stats = [bench.expect(gateway, Stats) for _ in range(3)]
+    assert [(message.steps, message.patience_seconds) for message in stats] == [(7, 0.5), (7, 0.0), (8, 0.0)]
 
 
-def test_request_carries_its_tenant_and_a_rejected_one_is_busy(bench: Any) -> None:
+def test_request_carries_its_tenant_and_a_busy_end_becomes_a_refusal(bench: Any) -> None:
     gateway = bench.gateway()
     rid = bench.submit(gateway, 7, tenant=2**63 - 1)
     assert bench.requests[rid].tenant == 2**63 - 1
-    away = msgspec.structs.replace(bench.end(rid), busy=True, message="grammar: too many")
-    bench.server.out.finish([away], 1)
+    rejected = msgspec.structs.replace(bench.end(rid), busy=True, message="grammar: too many")
+    bench.server.out.finish([rejected], 1)
     refused = bench.expect(gateway, Refused)
     assert (refused.rid, refused.code, refused.message) == (7, RefusalCode.BUSY, "grammar: too many")
     assert refused.retry_after_seconds > 0
@@ -81,26 +81,26 @@ def test_rejection_of_another_protocol_names_both_versions(bench: Any) -> None:
 def test_gateway_with_another_protocol_is_logged_once_and_counted_each_time(
     bench: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It tries again for ever, and each time on another connection."""
+    """Such a gateway keeps trying, each time with a new connection."""
 
-    def told() -> list[dict[str, Any]]:
-        return [vars(one)["fields"] for one in caplog.records if "another protocol" in one.message]
+    def logged_fields() -> list[dict[str, Any]]:
+        return [vars(record)["fields"] for record in caplog.records if "another protocol" in record.message]
 
     for name, protocol in (("a", 99), ("a", 99), ("b", 99), ("a", 98), ("b", 99)):
         gateway = bench.gateway(hello=False)
         gateway.send(Hello(protocol, name))
         bench.expect(gateway, Refused)
-    assert told() == [
+    assert logged_fields() == [
         {"gateway": name, "protocol": protocol, "spoken": PROTOCOL}
         for name, protocol in (("a", 99), ("b", 99), ("a", 98))
     ]
     assert bench.server.out.counters.other_protocol == 5
-    for number in range(200):  # whoever makes up names is forgotten again
+    for number in range(200):  # the server remembers a bounded number of gateways and protocols
         gateway.send(Hello(number + 100, "a"))
         bench.expect(gateway, Refused)
     gateway.send(Hello(99, "b"))
     bench.expect(gateway, Refused)
-    assert len(told()) == 204
+    assert len(logged_fields()) == 204
 
 
 def test_messages_before_hello_are_rejected(bench: Any) -> None:
@@ -147,16 +147,16 @@ def test_streams_are_numbered_and_finish_once(bench: Any) -> None:
     (end,) = frame.finished
     assert (end.rid, end.reason, end.prompt_tokens, end.output_tokens) == (1000, FinishReason.STOP, 3, 2)
     assert end.first_token_seconds == 0.5
-    again = bench.submit(gateway, 1000)  # the handle is free again
-    assert again == first  # and so is the engine's id
+    reused_rid = bench.submit(gateway, 1000)  # the handle is free again
+    assert reused_rid == first  # the engine's id is free, too
     assert bench.aborts == []
 
 
 def test_gateways_receive_only_their_own_rows(bench: Any) -> None:
-    one, two = bench.gateway(), bench.gateway()
-    rids = [bench.submit(gateway, handle) for handle in (7, 8) for gateway in (one, two)]
+    first, second = bench.gateway(), bench.gateway()
+    rids = [bench.submit(gateway, handle) for handle in (7, 8) for gateway in (first, second)]
     bench.step(1, [(rid, 0, [100 + i]) for i, rid in enumerate(rids)], (bench.end(rids[3]),))
-    frames = [bench.expect(gateway, Outputs) for gateway in (one, two)]
+    frames = [bench.expect(gateway, Outputs) for gateway in (first, second)]
     assert [column(frame.rids) for frame in frames] == [[7, 8], [7, 8]]
     assert [column(frame.tokens) for frame in frames] == [[100, 102], [101, 103]]
     assert [[end.rid for end in frame.finished] for frame in frames] == [[], [8]]
@@ -168,14 +168,14 @@ def test_rows_with_several_tokens_are_split_by_counts(make_bench: Callable[..., 
     ends = [bench.gateway() for _ in range(gateways)]
     rng = np.random.default_rng(gateways)
     rids = [(end, handle, bench.submit(end, handle)) for handle in range(5) for end in ends]
-    given = {rid: rng.integers(0, 99, rng.integers(1, 5)).tolist() for _, _, rid in rids}
-    bench.step(1, [(rid, 0, given[rid]) for _, _, rid in rids], counts=True)
+    expected = {rid: rng.integers(0, 99, rng.integers(1, 5)).tolist() for _, _, rid in rids}
+    bench.step(1, [(rid, 0, expected[rid]) for _, _, rid in rids], counts=True)
     for end in ends:
         frame = bench.expect(end, Outputs)
-        tokens, got = column(frame.tokens, "<i4"), {}
+        tokens, received = column(frame.tokens, "<i4"), {}
         for handle, count in zip(column(frame.rids), column(frame.counts, "<u2"), strict=True):
-            got[handle], tokens = tokens[:count], tokens[count:]
-        assert got == {handle: given[rid] for owner, handle, rid in rids if owner is end}
+            received[handle], tokens = tokens[:count], tokens[count:]
+        assert received == {handle: expected[rid] for owner, handle, rid in rids if owner is end}
         assert tokens == []
 
 
@@ -213,7 +213,7 @@ def test_rejection_names_the_invalid_field(bench: Any, change: dict[str, Any], w
 
 
 @pytest.mark.parametrize("rid", [-1, 2**32])
-def test_handles_fit_their_column(bench: Any, rid: int) -> None:
+def test_handles_outside_32_bits_are_rejected(bench: Any, rid: int) -> None:
     gateway = bench.gateway()
     gateway.generate(rid)
     assert "rid must be between 0 and 4294967295" in bench.expect(gateway, Refused).message

@@ -1,4 +1,4 @@
-"""The engine's socket: handshake, requests, streams, files, and what a gateway may not do."""
+"""The engine's server: handles, the bounded queue, timeouts, draining, stats, files and connection limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from server_kit import LOAD, column
+from frames import LOAD, column
 
 from mizzen.core.outputs import Load
 from mizzen.core.request import FinishReason
@@ -44,7 +44,7 @@ def test_abort_is_answered_by_a_finish(bench: Any) -> None:
     rid = bench.submit(gateway, 5)
     gateway.abort(5)
     gateway.abort(5)
-    gateway.abort(6)  # unknown: passed over
+    gateway.abort(6)  # an unknown handle is ignored
     bench.until(lambda: rid in bench.aborts)
     bench.server.out.finish([bench.end(rid, FinishReason.ABORT)], 3)
     frame = bench.expect(gateway, Outputs)
@@ -52,13 +52,15 @@ def test_abort_is_answered_by_a_finish(bench: Any) -> None:
     assert frame.finished[0].reason == FinishReason.ABORT
 
 
-def test_late_abort_does_not_hit_the_next_owner_of_an_id(bench: Any) -> None:
-    gone, stays = bench.gateway(), bench.gateway()
-    first = bench.submit(gone, 1)
-    gone.socket.close()
-    bench.until(lambda: not bench.server.out.send_to(peer_of(bench, first), b"x"))  # notices; abort is due
-    bench.step(1, [(first, 0, [5])], (bench.end(first),))  # but it ended by itself
-    assert bench.submit(stays, 2) == first
+def test_late_abort_does_not_affect_the_next_owner_of_an_id(bench: Any) -> None:
+    closing, staying = bench.gateway(), bench.gateway()
+    first = bench.submit(closing, 1)
+    closing.socket.close()
+    bench.until(
+        lambda: not bench.server.out.send_to(peer_of(bench, first), b"x")
+    )  # the server has noticed the disconnect
+    bench.step(1, [(first, 0, [5])], (bench.end(first),))  # the request ends before its abort is delivered
+    assert bench.submit(staying, 2) == first
     bench.pump()
     assert bench.aborts == []
 
@@ -74,15 +76,15 @@ def test_second_hello_restarts_the_connection(bench: Any) -> None:
     bench.expect(gateway, Welcome)
     assert bench.aborts == [rid]
     bench.step(1, [(rid, 0, [3])], (bench.end(rid),))
-    other = bench.submit(gateway, 5)
-    bench.step(2, [(other, 0, [4])])
+    new_rid = bench.submit(gateway, 5)
+    bench.step(2, [(new_rid, 0, [4])])
     assert column(bench.expect(gateway, Outputs).tokens) == [4]
 
 
 def test_queue_is_bounded_and_reserves_a_share_for_each_gateway(make_bench: Callable[..., Any]) -> None:
     bench = make_bench(max_waiting=8)
     greedy, modest = bench.gateway(), bench.gateway()
-    for handle in range(6):  # all but the other's share of 8 / 2 / 2
+    for handle in range(6):  # all except the other gateway's reserved share of 8 / 2 / 2
         bench.submit(greedy, handle)
         bench.waiting += 1
     greedy.generate(9)
@@ -105,7 +107,7 @@ def test_requests_received_in_one_call_count_towards_the_queue_bound(make_bench:
     refused = bench.server.out.counters.refused
 
     def answered() -> bool:
-        bench.waiting = len(bench.requests)  # as the engine counts them after a turn
+        bench.waiting = len(bench.requests)  # as the engine updates it after each receive
         return len(bench.requests) + refused[RefusalCode.QUEUE_FULL] == 6
 
     bench.until(answered)
@@ -114,9 +116,9 @@ def test_requests_received_in_one_call_count_towards_the_queue_bound(make_bench:
 
 def test_queue_timeout_rejects_the_request_and_frees_its_handle(bench: Any) -> None:
     gateway = bench.gateway()
-    late = bench.submit(gateway, 5, queue_seconds=2.0)
-    lucky = bench.submit(gateway, 6, queue_seconds=2.0)
-    bench.step(1, [(lucky, 0, [1])])
+    expired_rid = bench.submit(gateway, 5, queue_seconds=2.0)
+    started_rid = bench.submit(gateway, 6, queue_seconds=2.0)
+    bench.step(1, [(started_rid, 0, [1])])
     assert bench.server.next_timeout() == 102.0
     bench.now += 1.9
     bench.pump()
@@ -125,12 +127,12 @@ def test_queue_timeout_rejects_the_request_and_frees_its_handle(bench: Any) -> N
     refused = bench.expect(gateway, Refused)
     assert (refused.rid, refused.code) == (5, RefusalCode.QUEUE_TIMEOUT)
     assert "2.1 s" in refused.message
-    assert bench.aborts == [late]
+    assert bench.aborts == [expired_rid]
     bench.submit(gateway, 5)
     gateway.inbox.clear()
-    bench.server.out.finish([bench.end(late, FinishReason.ABORT)], 1)
-    bench.step(2, [(lucky, 1, [1])])
-    assert bench.expect(gateway, Outputs).finished == ()  # nobody hears of the late one again
+    bench.server.out.finish([bench.end(expired_rid, FinishReason.ABORT)], 1)
+    bench.step(2, [(started_rid, 1, [1])])
+    assert bench.expect(gateway, Outputs).finished == ()  # the expired request is not reported a second time
 
 
 def test_queue_deadlines_of_finished_requests_are_removed(bench: Any) -> None:
@@ -147,7 +149,7 @@ def test_queue_deadlines_of_finished_requests_are_removed(bench: Any) -> None:
     assert len(bench.server._timeouts) < 1500
 
 
-def test_draining_engine_announces_it_and_rejects_requests(bench: Any) -> None:
+def test_draining_engine_announces_the_drain_and_rejects_requests(bench: Any) -> None:
     gateway = bench.gateway()
     rid = bench.submit(gateway, 1)
     bench.server.out.drain()
@@ -155,9 +157,9 @@ def test_draining_engine_announces_it_and_rejects_requests(bench: Any) -> None:
     assert bench.expect(gateway, Stats).draining
     gateway.generate(2)
     assert bench.expect(gateway, Refused).code == RefusalCode.DRAINING
-    late = bench.gateway(hello=False)
-    late.hello()
-    assert bench.expect(late, Welcome).draining
+    new_gateway = bench.gateway(hello=False)
+    new_gateway.hello()
+    assert bench.expect(new_gateway, Welcome).draining
     bench.step(1, [(rid, 0, [1])], (bench.end(rid),))
     assert bench.expect(gateway, Outputs).finished[0].rid == 1
 
@@ -165,34 +167,34 @@ def test_draining_engine_announces_it_and_rejects_requests(bench: Any) -> None:
 def test_stats_are_sent_on_change_and_every_second(bench: Any) -> None:
     gateway = bench.gateway()
 
-    def came(load: Load, steps: int) -> bool:
+    def stats_are_sent(load: Load, steps: int) -> bool:
         bench.server.out.stats(load, steps, bench.now)
         gateway.send(FetchFile("x"))
-        bench.expect(gateway, Refused)  # frames keep their order: what came was sent before it
+        bench.expect(gateway, Refused)  # frames keep their order, so earlier stats have arrived, too
         return gateway.take(Stats) is not None
 
-    assert came(LOAD, 1)
+    assert stats_are_sent(LOAD, 1)
     bench.now += 0.5
-    assert not came(LOAD, 2)  # a step alone is no change
-    other = Load(running=2, waiting=2, waiting_tokens=3, pages_total=4, pages_used=5, pages_cached=6)
-    assert came(other, 2)
+    assert not stats_are_sent(LOAD, 2)  # a new step number alone does not count as a change
+    changed_load = Load(running=2, waiting=2, waiting_tokens=3, pages_total=4, pages_used=5, pages_cached=6)
+    assert stats_are_sent(changed_load, 2)
     bench.now += 0.001
-    assert not came(LOAD, 2)  # too soon after the last
+    assert not stats_are_sent(LOAD, 2)  # too soon after the previous stats
     bench.now += 1.1
-    assert came(other, 3)
+    assert stats_are_sent(changed_load, 3)
 
 
 def test_files_are_sent_in_parts(make_bench: Callable[..., Any]) -> None:
     content = bytes(range(256)) * (FILE_PART_BYTES // 256) + b"the rest"
     bench = make_bench(files={"tokenizer.json": content, "empty": b""})
     gateway = bench.gateway()
-    got = b""
-    while len(got) < len(content):
-        gateway.send(FetchFile("tokenizer.json", len(got)))
-        part = bench.expect(gateway, File)
-        assert (part.name, part.offset, part.size) == ("tokenizer.json", len(got), len(content))
-        got += part.content
-    assert got == content
+    received = b""
+    while len(received) < len(content):
+        gateway.send(FetchFile("tokenizer.json", len(received)))
+        message = bench.expect(gateway, File)
+        assert (message.name, message.offset, message.size) == ("tokenizer.json", len(received), len(content))
+        received += message.content
+    assert received == content
     gateway.send(FetchFile("empty"))
     assert bench.expect(gateway, File).content == b""
 
@@ -250,12 +252,12 @@ def test_the_number_of_gateways_is_bounded(make_bench: Callable[..., Any]) -> No
     assert "2 gateways are connected" in bench.expect(third, Refused).message
     first.socket.close()
 
-    def heard() -> bool:
+    def disconnect_is_noticed() -> bool:
         bench.now += 1.1
         bench.server.out.stats(LOAD, 0, bench.now)
         return len(bench.server.out.peers) == 1
 
-    bench.until(heard)
+    bench.until(disconnect_is_noticed)
     third.hello()
     bench.expect(third, Welcome)
 
@@ -280,6 +282,6 @@ def test_close_delivers_sent_frames(make_bench: Callable[..., Any]) -> None:
 
 def test_server_socket_is_a_mandatory_router(bench: Any) -> None:
     server: WireServer = bench.server
-    [(_, socket)] = server._doors
+    [(_, socket)] = server._listeners
     assert socket.type == zmq.ROUTER
     assert socket.sndhwm == 1000

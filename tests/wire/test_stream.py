@@ -1,4 +1,4 @@
-"""Log probabilities and embeddings on the wire: whose they are, and what a gateway's end makes of them."""
+"""Log probabilities and embeddings: delivery to the requesting gateway, and decoding in its streams."""
 
 from __future__ import annotations
 
@@ -37,28 +37,31 @@ def table(rows: int, width: int, first: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_each_request_receives_its_own_logprobs(bench: Any) -> None:
-    one, other = bench.gateway(), bench.gateway()
-    mine = [bench.submit(one, handle, sampling=Sampling(logprobs=1)) for handle in (4, 5)]
-    theirs = bench.submit(other, 4, sampling=Sampling(prompt_logprobs=2))
+    first, second = bench.gateway(), bench.gateway()
+    first_rids = [bench.submit(first, handle, sampling=Sampling(logprobs=1)) for handle in (4, 5)]
+    second_rid = bench.submit(second, 4, sampling=Sampling(prompt_logprobs=2))
     reports = RequestSideOutputs(
         (
-            RequestLogprobs(mine[1], *table(1, 2, 10), False),
-            RequestLogprobs(theirs, *table(3, 3, 40), True),
-            RequestLogprobs(mine[0], *table(1, 2, 70), False),
+            RequestLogprobs(first_rids[1], *table(1, 2, 10), False),
+            RequestLogprobs(second_rid, *table(3, 3, 40), True),
+            RequestLogprobs(first_rids[0], *table(1, 2, 70), False),
         )
     )
-    waits = output(bench, mine, reports)
-    assert len(waits) == 2  # a prompt's report is no first token
-    got = bench.expect(one, Outputs)
-    assert np.frombuffer(got.rids, "<u4").tolist() == [4, 5]
-    assert [(part.rid, part.width, part.prompt) for part in got.logprobs] == [(5, 2, False), (4, 2, False)]
-    assert unpack_logprobs(got.logprobs[0], 0) == [TokenLogprobs(10, -1.25, ((11, -1.375),), ())]
-    assert unpack_logprobs(got.logprobs[0], 1) == [TokenLogprobs(10, -1.25, (), (-1.375,))]
-    got = bench.expect(other, Outputs)
-    assert (got.rids, got.tokens, got.finished) == (b"", b"", ())
-    (part,) = got.logprobs
-    assert (part.rid, part.prompt) == (4, True)
-    assert [entry.token for entry in unpack_logprobs(part, 0)] == [40, 43, 46]
+    waits = output(bench, first_rids, reports)
+    assert len(waits) == 2  # prompt logprobs do not count as a first token
+    outputs = bench.expect(first, Outputs)
+    assert np.frombuffer(outputs.rids, "<u4").tolist() == [4, 5]
+    assert [(logprobs.rid, logprobs.width, logprobs.prompt) for logprobs in outputs.logprobs] == [
+        (5, 2, False),
+        (4, 2, False),
+    ]
+    assert unpack_logprobs(outputs.logprobs[0], 0) == [TokenLogprobs(10, -1.25, ((11, -1.375),), ())]
+    assert unpack_logprobs(outputs.logprobs[0], 1) == [TokenLogprobs(10, -1.25, (), (-1.375,))]
+    outputs = bench.expect(second, Outputs)
+    assert (outputs.rids, outputs.tokens, outputs.finished) == (b"", b"", ())
+    (logprobs,) = outputs.logprobs
+    assert (logprobs.rid, logprobs.prompt) == (4, True)
+    assert [entry.token for entry in unpack_logprobs(logprobs, 0)] == [40, 43, 46]
 
 
 def test_embedding_frees_its_handle_and_counts_as_first_token(bench: Any) -> None:
@@ -78,14 +81,16 @@ def test_embedding_frees_its_handle_and_counts_as_first_token(bench: Any) -> Non
     end = bench.end(request.rid, FinishReason.LENGTH)
     waits = output(bench, [], RequestSideOutputs((), (RequestVector(request.rid, vector, 3, 1),)), (end,))
     assert waits.tolist() == [2.0]
-    got = bench.expect(gateway, Embedding)
-    assert np.frombuffer(got.vector, "<f4").tolist() == vector.tolist()
-    assert (got.rid, got.prompt_tokens, got.cached_tokens) == (7, 3, 1)
+    received = bench.expect(gateway, Embedding)
+    assert np.frombuffer(received.vector, "<f4").tolist() == vector.tolist()
+    assert (received.rid, received.prompt_tokens, received.cached_tokens) == (7, 3, 1)
     assert not len(bench.server.out.table)
     del bench.requests[request.rid]
     bench.submit(gateway, 7)
     gateway.drain()
-    assert not [message for message in gateway.inbox if isinstance(message, Outputs)], "an end came too"
+    assert not [message for message in gateway.inbox if isinstance(message, Outputs)], (
+        "a finish was sent in addition to the embedding"
+    )
 
 
 def test_aborted_embedding_is_answered_by_a_finish(bench: Any) -> None:
@@ -154,7 +159,7 @@ async def test_missing_logprobs_fail_a_stream(make_stream: Callable[..., EngineS
     assert lost.value.cause == "gap"
 
 
-async def test_stream_ignores_logprobs_it_did_not_request(
+async def test_stream_ignores_logprobs_that_were_not_requested(
     make_stream: Callable[..., EngineStream],
 ) -> None:
     stream = make_stream(generated=4)
@@ -166,8 +171,8 @@ async def test_stream_ignores_logprobs_it_did_not_request(
     assert stream.prompt_logprobs is None
 
 
-@pytest.mark.parametrize(("width", "asked"), [(0, 0), (1, 1), (3, 0), (-1, 0)])
-def test_inconsistent_logprob_widths_are_malformed(width: int, asked: int) -> None:
+@pytest.mark.parametrize(("width", "requested"), [(0, 0), (1, 1), (3, 0), (-1, 0)])
+def test_inconsistent_logprob_widths_are_malformed(width: int, requested: int) -> None:
     good = message([1, 2], 2)
     with pytest.raises(ValueError, match="do not form rows of"):
-        unpack_logprobs(Logprobs(1, width, good.ids, good.values), asked)
+        unpack_logprobs(Logprobs(1, width, good.ids, good.values), requested)

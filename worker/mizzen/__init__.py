@@ -1,6 +1,7 @@
 """Mizzen's worker: the engine, the gateway and offline inference.
 
-All names are imported on first use, so that importing a light package (gateway, core) never imports torch.
+Public names are imported on first use, so that importing a package without torch (gateway, core) does not
+import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Command line `mizzen`. Commands import their dependencies when they run, so that `--help` is quick."""
+"""Command line `mizzen`. Each command imports its dependencies when it runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mizzen.commands import chat, complete, fetch, processes, serve
 
 app = typer.Typer(
     name="mizzen",
-    help="Serve language models: here with `serve`, on Kubernetes with an InferenceService.",
+    help="Serve language models: on this machine with `serve`, on Kubernetes with an InferenceService.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -31,7 +31,7 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Parse the options before a command."""
+    """Handle the options that precede a command."""
 
 
 app.command("serve")(serve.command)

@@ -1,4 +1,4 @@
-"""Progress bar of an offline batch."""
+"""Progress bar for a batch of offline requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import TracebackType
 
 
 class ProgressBar:
-    """Shows finished requests and tokens per second on standard error."""
+    """Progress bar on standard error that shows finished requests and generated tokens per second."""
 
     def __init__(self, requests: int) -> None:
         from rich.console import Console
@@ -36,7 +36,7 @@ class ProgressBar:
         self.bar.stop()
 
     def advance(self, requests: int, tokens: int) -> None:
-        """Count finished requests and new tokens."""
+        """Add newly finished requests and newly generated tokens to the bar."""
         self.tokens += tokens
         rate = self.tokens / max(time.monotonic() - self.started_at, 1e-3)
         self.bar.update(self.task, advance=requests, rate=rate)

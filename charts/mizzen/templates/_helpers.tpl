@@ -16,7 +16,7 @@ app.kubernetes.io/component: operator
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
-{{/* Image reference: with the digest if set, else the tag, else the chart's appVersion. */}}
+{{/* Image reference: with the digest if it is set, or else with the tag, or else with the chart's appVersion. */}}
 {{- define "mizzen.image" -}}
 {{- $image := index .root.Values.images .program -}}
 {{- $name := $image.repository -}}
@@ -26,7 +26,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
-{{/* Namespace whose services are served; empty for all namespaces. */}}
+{{/* Namespace whose InferenceServices the operator serves; empty for all namespaces. */}}
 {{- define "mizzen.namespace" -}}
 {{- if eq .Values.rbac.scope "namespace" -}}
 {{ .Values.operator.watchNamespace | default .Release.Namespace }}
@@ -35,7 +35,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
-{{/* Values available to the templates in files/, as JSON; mizzen_operator/chart.py builds the same without Helm. */}}
+{{/* Values for the templates in files/, as JSON; mizzen_operator/chart.py builds the same values without Helm. */}}
 {{- define "mizzen.scope" -}}
 {{- $operator := include "mizzen.operator" . -}}
 {{- $account := .Values.serviceAccount.name | default (.Values.serviceAccount.create | ternary $operator "default") -}}

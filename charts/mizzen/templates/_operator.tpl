@@ -1,4 +1,4 @@
-{{/* One object of files/ with the chart's overrides applied; empty if it is disabled. Takes object and root. */}}
+{{/* An object from files/ with the chart's values applied; empty if a value disables it. Takes object and root. */}}
 {{- define "mizzen.finished" -}}
 {{- $object := .object -}}
 {{- $values := .root.Values -}}

@@ -1,1 +1,1 @@
-"""The one node of a local cluster: a kubelet whose containers are local processes."""
+"""The only node of a local cluster: a kubelet that runs containers as local processes."""

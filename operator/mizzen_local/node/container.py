@@ -1,4 +1,4 @@
-"""One container as a local process: start, probes, hooks, end, restarts with back-off."""
+"""Runs one container as a local process: start, probes, hooks, termination, and restarts with back-off."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import Any, Literal
 import aiohttp
 
 from mizzen_local import process
-from mizzen_local.events import now
+from mizzen_local.events import timestamp
 from mizzen_local.node import handlers
 from mizzen_local.node.handlers import Target
 from mizzen_local.node.images import UnknownImageError
 from mizzen_local.node.probes import Probes
 from mizzen_local.node.sources import MissingError
 
-FIRST_BACKOFF, MOST_BACKOFF, CALM_SECONDS = 1.0, 60.0, 600.0
+FIRST_BACKOFF, MAX_BACKOFF, BACKOFF_RESET_SECONDS = 1.0, 60.0, 600.0
 HOOK_SECONDS = 30.0
-MOST_MESSAGE, MOST_LOG_MESSAGE = 4096, 2048
+MAX_MESSAGE_BYTES, MAX_LOG_MESSAGE_BYTES = 4096, 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Command, environment and files of a container.
+    """Command, environment and files of one run of a container.
 
     Attributes:
         arguments: program and arguments.
-        environment: its variables, the mark among them.
-        folder: its working directory.
-        log: file for its output.
-        message: its termination message file.
-        mark: see `mizzen_local.process.MARK`.
+        environment: environment variables, including `mizzen_local.process.MARK`.
+        folder: working directory.
+        log: file for the output.
+        message: file of the termination message.
+        mark: value of `mizzen_local.process.MARK`, which identifies all processes of the run.
     """
 
     arguments: Sequence[str]
@@ -48,32 +48,34 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """State of a container, as its status reports it.
+class ContainerState:
+    """State of a container, as reported in its pod's status.
 
     Attributes:
-        now: `waiting`, `running` or `terminated`, with the fields that the API gives them.
-        last: the last termination before this state.
-        restarts: how often it was started again.
+        current: `state` of the status: `waiting`, `running` or `terminated`, mapped to its fields.
+        last: `lastState` of the status: the termination before the current state; empty if none.
+        restarts: number of restarts.
+        identity: `containerID` of the status; empty before the first start.
     """
 
-    now: Mapping[str, Mapping[str, Any]]
+    current: Mapping[str, Mapping[str, Any]]
     last: Mapping[str, Any] = field(default_factory=dict)
     restarts: int = 0
     identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The parts of a pod that its containers need.
+class PodContext:
+    """Values and callbacks of a pod that its containers use.
 
     Attributes:
-        prepare: makes the command of a run (counted from 0); may raise MissingError or UnknownImageError.
-        address: the pod's address.
-        grace: seconds from SIGTERM to SIGKILL, of the pod's spec.
-        session: HTTP client for probes.
-        changed: called when the container's state changed.
-        event: records an event: reason, message, type.
+        prepare: builds the command of a run from the container's spec and the number of the run, from 0;
+            raises MissingError or UnknownImageError if it cannot be built.
+        address: IP address of the pod.
+        grace: the pod's termination grace period in seconds.
+        session: HTTP client for probes and hooks.
+        changed: called when the state of the container has changed.
+        event: records an Event of the pod: reason, message and type.
     """
 
     prepare: Callable[[Mapping[str, Any], int], Awaitable[Command]]
@@ -84,31 +86,31 @@ class Surroundings:
     event: Callable[[str, str, Literal["Normal", "Warning"]], None]
 
 
-class Container:
-    """A container of a pod, over all of its runs."""
+class PodContainer:
+    """A container of a pod: runs its process, and restarts it."""
 
     def __init__(
         self,
         spec: Mapping[str, Any],
-        around: Surroundings,
+        pod: PodContext,
         *,
         restart: Literal["Always", "OnFailure", "Never"],
-        before: State,
+        initial: ContainerState,
     ) -> None:
-        """Prepare, without starting.
+        """Create the container; `supervise` starts it.
 
         Args:
             spec: the container's spec.
-            around: its pod.
-            restart: when it is started again.
-            before: what an earlier kubelet of this node left of it.
+            pod: context of its pod.
+            restart: restart policy of this container.
+            initial: state from an earlier kubelet of this node; waiting if the container is new.
         """
         self.spec = spec
         self.name: str = spec["name"]
-        self.state = before
-        self.settled = asyncio.Event()
-        """Set once it has started (its start-up probe passed), or has ended for good."""
-        self._around = around
+        self.state = initial
+        self.started_or_ended = asyncio.Event()
+        """Event that is set when the start-up probe has passed or the container has ended for good."""
+        self._pod = pod
         self._restart = restart
         self._stopping = False
         self._child: asyncio.subprocess.Process | None = None
@@ -116,13 +118,12 @@ class Container:
         self._probes: Probes | None = None
         self._target: Target | None = None
         self._wake = asyncio.Event()
-        self._starting = asyncio.Lock()
         self._backoff = FIRST_BACKOFF
 
     @property
     def running(self) -> bool:
         """Whether the container's process runs."""
-        return "running" in self.state.now
+        return "running" in self.state.current
 
     @property
     def started(self) -> bool:
@@ -136,94 +137,99 @@ class Container:
 
     @property
     def ended(self) -> Mapping[str, Any] | None:
-        """Its termination, once it will not be started again."""
-        return self.state.now.get("terminated") if self.settled.is_set() else None
+        """Fields of the container's final termination; None while the container runs or may be restarted."""
+        return self.state.current.get("terminated") if self.started_or_ended.is_set() else None
 
-    def settle(self) -> None:
-        """Leave it at its last end: it ran before the node was restarted, and must not run again."""
+    def mark_ended(self) -> None:
+        """Mark the container as ended for good, with its last termination as the final state.
+
+        Call this if the container ran before the node was restarted, and its restart policy is Never.
+        """
         restarts = max(self.state.restarts - 1, 0)
-        self.state = replace(self.state, now=dict(self.state.last), last={}, restarts=restarts)
-        self.settled.set()
+        self.state = replace(self.state, current=dict(self.state.last), last={}, restarts=restarts)
+        self.started_or_ended.set()
 
     async def supervise(self) -> None:
-        """Run it, again and again as its restart policy says, until it has ended for good."""
+        """Run the container, and restart it as its restart policy says, until it has ended for good."""
         try:
             while not self._stopping:
-                begun = time.monotonic()
-                if not await self._run():
+                start = time.monotonic()
+                if not await self._run_once():
                     continue
-                if self._stopping or not self._again(self.state.now["terminated"]["exitCode"]):
+                if self._stopping or not self._should_restart(self.state.current["terminated"]["exitCode"]):
                     break
-                await self._back_off(calm=time.monotonic() - begun > CALM_SECONDS)
+                await self._back_off(ran_long=time.monotonic() - start > BACKOFF_RESET_SECONDS)
         finally:
-            if "terminated" not in self.state.now:
-                # What kubelets write of a container that they cannot tell the end of.
+            if "terminated" not in self.state.current:
+                # The kubelet reports this for a container whose termination it did not observe.
                 unknown = {
                     "exitCode": 137,
                     "reason": "ContainerStatusUnknown",
                     "message": "it was not running",
                 }
-                self.state = replace(self.state, now={"terminated": unknown})
-            self.settled.set()
-            self._around.changed()
+                self.state = replace(self.state, current={"terminated": unknown})
+            self.started_or_ended.set()
+            self._pod.changed()
 
-    def _again(self, code: int) -> bool:
-        return self._restart == "Always" or (self._restart == "OnFailure" and code != 0)
+    def _should_restart(self, exit_code: int) -> bool:
+        return self._restart == "Always" or (self._restart == "OnFailure" and exit_code != 0)
 
-    def _set(self, kind: str, **fields: Any) -> None:
-        self.state = replace(self.state, now={kind: fields})
-        self._changed()
+    def _set_state(self, kind: str, **fields: Any) -> None:
+        self.state = replace(self.state, current={kind: fields})
+        self._on_change()
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         if self.started:
-            self.settled.set()
-        self._around.changed()
+            self.started_or_ended.set()
+        self._pod.changed()
 
-    async def _run(self) -> bool:
-        """One run; False when it could not be started yet."""
+    async def _run_once(self) -> bool:
+        """Run the container once; return False if it could not be started."""
         try:
-            async with self._starting:  # stop() waits for it, so that nothing starts behind its back
-                if self._stopping:
-                    return False
-                command = await self._around.prepare(self.spec, self.state.restarts)
-                child = self._child = await self._spawn(command)
-                self._begin(command, child.pid)
+            command = await self._pod.prepare(self.spec, self.state.restarts)
+            if self._stopping:
+                return False
+            child = self._child = await self._spawn(command)
+            self._begin_run(command, child.pid)
+            # If `stop` or `kill` was called while the process was being started, it found no process to end.
+            if self._stopping:
+                _send_signal(os.killpg, child.pid, signal.SIGKILL)
         except (MissingError, UnknownImageError, OSError, ValueError) as error:
-            await self._not_started(error)
+            await self._report_start_failure(error)
             return False
         probes = self._probes
-        helpers = [asyncio.create_task(self._post_start())]
+        helper_tasks = [asyncio.create_task(self._post_start())]
         if probes is not None:
-            helpers.append(asyncio.create_task(probes.run()))
-        code = await child.wait()
+            helper_tasks.append(asyncio.create_task(probes.run()))
+        exit_code = await child.wait()
         self._exited.set()
-        for helper in helpers:
-            helper.cancel()
-        await asyncio.gather(*helpers, return_exceptions=True)
+        for helper_task in helper_tasks:
+            helper_task.cancel()
+        await asyncio.gather(*helper_tasks, return_exceptions=True)
         await asyncio.to_thread(process.kill_marked, command.mark)
-        self._set("terminated", **self._termination(command, code))
+        self._set_state("terminated", **self._termination(command, exit_code))
         return True
 
-    def _begin(self, command: Command, pid: int) -> None:
-        """State that is created for each run."""
+    def _begin_run(self, command: Command, pid: int) -> None:
+        """Set the state to running and create the probes, because the process has just been started."""
         self._exited = asyncio.Event()
         ports = {port["name"]: port["containerPort"] for port in self.spec.get("ports", ()) if "name" in port}
-        around = self._around
+        around = self._pod
         self._target = Target(around.address, ports, command.folder, command.environment, around.session)
         self._probes = Probes(
-            self.spec, self._target, changed=self._changed, unhealthy=self._unhealthy, kill=self._end_run
+            self.spec, self._target, changed=self._on_change, unhealthy=self._unhealthy, kill=self._end_run
         )
         self.state = replace(self.state, identity=f"process://{pid}")
-        self._set("running", startedAt=now())
+        self._set_state("running", startedAt=timestamp())
         around.event("Started", f"Container {self.name} started, process {pid}", "Normal")
 
-    async def _not_started(self, error: Exception) -> None:
-        """Say why a run could not be started, and wait before the next try."""
+    async def _report_start_failure(self, error: Exception) -> None:
+        """Report why the container could not be started, and wait before the next attempt."""
         reason = {MissingError: "CreateContainerConfigError", UnknownImageError: "ErrImagePull"}.get(
             type(error), "CreateContainerError"
         )
-        self._set("waiting", reason=reason, message=str(error))
-        self._around.event("Failed", f"{self.name}: {error}", "Warning")
+        self._set_state("waiting", reason=reason, message=str(error))
+        self._pod.event("Failed", f"{self.name}: {error}", "Warning")
         await self._pause(1.0 if isinstance(error, MissingError) else 10.0)
 
     async def _spawn(self, command: Command) -> asyncio.subprocess.Process:
@@ -240,15 +246,15 @@ class Container:
                 start_new_session=True,
             )
 
-    def _termination(self, command: Command, code: int) -> dict[str, Any]:
-        message = _read_end(command.message, MOST_MESSAGE)
-        if not message and code and self.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError":
-            message = _read_end(command.log, MOST_LOG_MESSAGE)
+    def _termination(self, command: Command, exit_code: int) -> dict[str, Any]:
+        message = _read_tail(command.message, MAX_MESSAGE_BYTES)
+        if not message and exit_code and self.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            message = _read_tail(command.log, MAX_LOG_MESSAGE_BYTES)
         ended: dict[str, Any] = {
-            "exitCode": code if code >= 0 else 128 - code,
-            "reason": "Completed" if code == 0 else "Error",
-            "startedAt": self.state.now["running"]["startedAt"],
-            "finishedAt": now(),
+            "exitCode": exit_code if exit_code >= 0 else 128 - exit_code,
+            "reason": "Completed" if exit_code == 0 else "Error",
+            "startedAt": self.state.current["running"]["startedAt"],
+            "finishedAt": timestamp(),
             "containerID": self.state.identity,
         }
         return ended | ({"message": message} if message else {})
@@ -259,99 +265,100 @@ class Container:
             return
         outcome = await handlers.run(hook, self._target, HOOK_SECONDS)
         if not outcome.ok:
-            self._around.event("FailedPostStartHook", outcome.message, "Warning")
+            self._pod.event("FailedPostStartHook", outcome.message, "Warning")
             await self._end_run("failed postStart hook", {})
 
     def _unhealthy(self, kind: str, message: str) -> None:
-        self._around.event("Unhealthy", f"{kind} probe failed: {message}", "Warning")
+        self._pod.event("Unhealthy", f"{kind} probe failed: {message}", "Warning")
 
-    async def _back_off(self, *, calm: bool) -> None:
-        """The first start again comes at once; then the wait doubles until a run was long."""
-        self.state = replace(self.state, last=dict(self.state.now))
-        if calm:
+    async def _back_off(self, *, ran_long: bool) -> None:
+        """Wait before a restart, except before the first; the wait doubles until a run lasts long enough."""
+        self.state = replace(self.state, last=dict(self.state.current))
+        if ran_long:
             self._backoff = FIRST_BACKOFF
         elif self.state.restarts > 0:
-            self._set(
+            self._set_state(
                 "waiting",
                 reason="CrashLoopBackOff",
                 message=f"back-off {self._backoff:g}s restarting failed container={self.name}",
             )
-            self._around.event("BackOff", f"Back-off restarting failed container {self.name}", "Warning")
+            self._pod.event("BackOff", f"Back-off restarting failed container {self.name}", "Warning")
             await self._pause(self._backoff)
-            self._backoff = min(2 * self._backoff, MOST_BACKOFF)
+            self._backoff = min(2 * self._backoff, MAX_BACKOFF)
         if not self._stopping:
             self.state = replace(self.state, restarts=self.state.restarts + 1)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep, but not on when the container is to stop."""
+        """Sleep for `seconds`, or until the container is to be stopped."""
         try:
             await asyncio.wait_for(self._wake.wait(), seconds)
         except TimeoutError:
             pass
 
     async def _end_run(self, reason: str, probe: Mapping[str, Any]) -> None:
-        """End the present run: hook, SIGTERM, SIGKILL; the restart policy decides what comes then."""
-        grace = probe.get("terminationGracePeriodSeconds", self._around.grace)
-        self._around.event("Killing", f"Container {self.name} {reason}, it will be ended", "Normal")
-        await self._end(float(grace))
+        """Terminate the current run; the restart policy decides whether another one follows."""
+        grace = probe.get("terminationGracePeriodSeconds", self._pod.grace)
+        self._pod.event("Killing", f"Container {self.name} {reason}, it will be ended", "Normal")
+        await self._terminate(float(grace))
 
     async def stop(self, grace: float) -> None:
-        """End it for good.
+        """Terminate the container and do not restart it.
 
         Args:
-            grace: seconds for its preStop hook and its own end together.
+            grace: seconds until SIGKILL, including the preStop hook.
         """
         self._stopping = True
         self._wake.set()
         if self.running:
-            self._around.event("Killing", f"Stopping container {self.name}", "Normal")
-            await self._end(grace)
+            self._pod.event("Killing", f"Stopping container {self.name}", "Normal")
+            await self._terminate(grace)
 
-    async def _end(self, grace: float) -> None:
+    async def _terminate(self, grace: float) -> None:
         child, deadline = self._child, time.monotonic() + grace
         if child is None or self._exited.is_set():
             return
         hook = self.spec.get("lifecycle", {}).get("preStop")
         if hook and self._target is not None and grace > 0:
-            hooking = asyncio.create_task(handlers.run(hook, self._target, grace))
+            hook_task = asyncio.create_task(handlers.run(hook, self._target, grace))
             await asyncio.wait(
-                [hooking, asyncio.create_task(self._exited.wait())], return_when=asyncio.FIRST_COMPLETED
+                [hook_task, asyncio.create_task(self._exited.wait())], return_when=asyncio.FIRST_COMPLETED
             )
-            if hooking.done() and not hooking.result().ok:
-                self._around.event("FailedPreStopHook", hooking.result().message, "Warning")
-            hooking.cancel()
+            if hook_task.done() and not hook_task.result().ok:
+                self._pod.event("FailedPreStopHook", hook_task.result().message, "Warning")
+            hook_task.cancel()
         if not self._exited.is_set() and grace > 0:
-            # As in a container, the first process alone hears SIGTERM; a hook that took all leaves it 2 s.
-            _signal(os.kill, child.pid, signal.SIGTERM)
+            # As in a container, only the first process gets SIGTERM. It has at least 2 s, even if the hook
+            # has used up the grace period.
+            _send_signal(os.kill, child.pid, signal.SIGTERM)
             try:
                 await asyncio.wait_for(self._exited.wait(), max(deadline - time.monotonic(), 2.0))
             except TimeoutError:
                 pass
         if not self._exited.is_set():
-            _signal(os.killpg, child.pid, signal.SIGKILL)
+            _send_signal(os.killpg, child.pid, signal.SIGKILL)
             await self._exited.wait()
 
     def kill(self) -> None:
-        """SIGKILL, at once, without waiting for the end."""
+        """Send SIGKILL at once, without waiting until the process has ended; do not restart the container."""
         self._stopping = True
         self._wake.set()
         if self._child is not None and not self._exited.is_set():
-            _signal(os.killpg, self._child.pid, signal.SIGKILL)
+            _send_signal(os.killpg, self._child.pid, signal.SIGKILL)
 
 
-def _signal(send: Callable[[int, int], None], pid: int, number: int) -> None:
+def _send_signal(send: Callable[[int, int], None], pid: int, number: int) -> None:
     try:
         send(pid, number)
     except ProcessLookupError:
         pass
 
 
-def _read_end(path: Path, most: int) -> str:
-    """The last `most` bytes of a file as text; empty when it is not there."""
+def _read_tail(path: Path, max_bytes: int) -> str:
+    """Return the last `max_bytes` bytes of a file as text; empty if the file does not exist."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - most))
-            return file.read(most).decode(errors="replace").strip()
+            file.seek(max(0, file.tell() - max_bytes))
+            return file.read(max_bytes).decode(errors="replace").strip()
     except OSError:
         return ""

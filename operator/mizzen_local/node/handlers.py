@@ -1,4 +1,4 @@
-"""Handlers of probes and lifecycle hooks: exec, httpGet, tcpSocket, sleep."""
+"""Runs the handlers of probes and lifecycle hooks: exec, httpGet, tcpSocket and sleep."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 import aiohttp
 
-MOST_OUTPUT = 1024
+MAX_OUTPUT_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The container that handlers act on.
+    """The container that a handler is run for.
 
     Attributes:
-        address: the pod's address.
-        ports: the container's named ports.
-        folder: working directory of commands.
-        environment: variables of commands.
-        session: HTTP client.
+        address: IP address of the pod.
+        ports: numbers of the container's named ports.
+        folder: working directory of `exec` commands.
+        environment: environment variables of `exec` commands.
+        session: HTTP client for `httpGet`.
     """
 
     address: str
@@ -34,7 +34,7 @@ class Target:
     session: aiohttp.ClientSession
 
     def port(self, port: int | str) -> int:
-        """A port by number or name.
+        """Return a port's number, given its number or name.
 
         Raises:
             ValueError: the container has no port of that name.
@@ -51,8 +51,8 @@ class Outcome:
     """Result of a handler.
 
     Attributes:
-        ok: whether it succeeded.
-        message: why not.
+        ok: whether the handler succeeded.
+        message: output, status or error, for an Event about a failure.
     """
 
     ok: bool
@@ -60,32 +60,32 @@ class Outcome:
 
 
 async def run(handler: Mapping[str, Any], target: Target, timeout: float) -> Outcome:
-    """Run a handler; no failure of it raises.
+    """Run a handler; its failure is returned, not raised.
 
     Args:
-        handler: one of `exec`, `httpGet`, `tcpSocket`, `sleep` and its fields.
-        target: the container.
-        timeout: seconds after which it has failed.
+        handler: a mapping with one of `exec`, `httpGet`, `tcpSocket` and `sleep`.
+        target: the container to run it for.
+        timeout: seconds after which the handler counts as failed.
     """
     try:
         async with asyncio.timeout(timeout):
             if "exec" in handler:
-                return await _exec(handler["exec"]["command"], target)
+                return await _run_command(handler["exec"]["command"], target)
             if "httpGet" in handler:
-                return await _http(handler["httpGet"], target)
+                return await _get_http(handler["httpGet"], target)
             if "tcpSocket" in handler:
-                return await _tcp(handler["tcpSocket"], target)
+                return await _connect_tcp(handler["tcpSocket"], target)
             if "sleep" in handler:
                 await asyncio.sleep(handler["sleep"]["seconds"])
                 return Outcome(True)
     except TimeoutError:
-        return Outcome(False, f"no answer within {timeout:g} s")
+        return Outcome(False, f"timed out after {timeout:g} s")
     except (OSError, ValueError, aiohttp.ClientError) as error:
         return Outcome(False, str(error))
-    return Outcome(False, f"mizzen-local does not know this handler: {', '.join(handler)}")
+    return Outcome(False, f"mizzen-local does not support this handler: {', '.join(handler)}")
 
 
-async def _exec(command: Sequence[str], target: Target) -> Outcome:
+async def _run_command(command: Sequence[str], target: Target) -> Outcome:
     child = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
@@ -101,11 +101,11 @@ async def _exec(command: Sequence[str], target: Target) -> Outcome:
         if child.returncode is None:
             os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
-    text = output[-MOST_OUTPUT:].decode(errors="replace").strip()
+    text = output[-MAX_OUTPUT_BYTES:].decode(errors="replace").strip()
     return Outcome(child.returncode == 0, f"exit code {child.returncode}: {text}")
 
 
-async def _http(action: Mapping[str, Any], target: Target) -> Outcome:
+async def _get_http(action: Mapping[str, Any], target: Target) -> Outcome:
     scheme = action.get("scheme", "HTTP").lower()
     host = action.get("host") or target.address
     path = "/" + action.get("path", "/").lstrip("/")
@@ -113,11 +113,11 @@ async def _http(action: Mapping[str, Any], target: Target) -> Outcome:
     headers = {"User-Agent": "kube-probe/mizzen-local"}
     headers |= {entry["name"]: entry["value"] for entry in action.get("httpHeaders", ())}
     async with target.session.get(url, headers=headers, allow_redirects=False, ssl=False) as response:
-        body = (await response.content.read(MOST_OUTPUT)).decode(errors="replace").strip()
+        body = (await response.content.read(MAX_OUTPUT_BYTES)).decode(errors="replace").strip()
         return Outcome(200 <= response.status < 400, f"HTTP status {response.status}: {body}")
 
 
-async def _tcp(action: Mapping[str, Any], target: Target) -> Outcome:
+async def _connect_tcp(action: Mapping[str, Any], target: Target) -> Outcome:
     host = action.get("host") or target.address
     _, writer = await asyncio.open_connection(host, target.port(action["port"]))
     writer.close()

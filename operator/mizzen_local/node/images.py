@@ -1,4 +1,4 @@
-"""The commands that run Mizzen's images as programs of this Python environment."""
+"""Maps Mizzen's images to programs of this Python environment."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from pathlib import Path
 
 ENTRY_POINTS = {"mizzen/engine": "mizzen", "mizzen/gateway": "mizzen", "mizzen/operator": "mizzen-operator"}
 MODULES = {"mizzen/engine-simulated": "mizzen.server.simulate"}
-"""Images that nobody builds: programs of the tests."""
+"""Python modules to run for images that only tests use, and that are never built."""
 REPOSITORY = Path(__file__).resolve().parents[3]
 IMAGE_FILES = {"/opt/mizzen/models": REPOSITORY / "models"}
-"""Folders of the images, and where they are here."""
+"""Folders in the images, mapped to their counterparts in the repository."""
 
 
 class UnknownImageError(Exception):
-    """No program is known for an image."""
+    """An image does not correspond to a program of this environment."""
 
 
-def programs() -> Path:
-    """The folder of this environment's programs."""
+def programs_folder() -> Path:
+    """Return the folder of the programs of this Python environment."""
     return Path(sys.prefix) / "bin"
 
 
-def entry_point(image: str) -> list[str]:
-    """The command of an image.
+def image_command(image: str) -> list[str]:
+    """Return the command that runs an image's program.
 
     Args:
-        image: a reference, with or without registry, tag and digest.
+        image: image reference, with or without registry, tag and digest.
 
     Raises:
-        UnknownImageError: it is none of Mizzen's.
+        UnknownImageError: the image is not one of Mizzen's.
     """
     name = image.partition("@")[0]
     head, colon, tag = name.rpartition(":")
     if colon and "/" not in tag:
         name = head
-    for known, program in ENTRY_POINTS.items():
-        if name == known or name.endswith("/" + known):
-            return [str(programs() / program)]
-    for known, module in MODULES.items():
-        if name == known or name.endswith("/" + known):
+    for repository, program in ENTRY_POINTS.items():
+        if name == repository or name.endswith("/" + repository):
+            return [str(programs_folder() / program)]
+    for repository, module in MODULES.items():
+        if name == repository or name.endswith("/" + repository):
             return [sys.executable, "-m", module]
     raise UnknownImageError(
         f"no program is known for image {image!r}: mizzen-local runs {', '.join(ENTRY_POINTS)}, "
-        "and any image in a container that gives its command"
+        "and any image in a container with a `command`"
     )

@@ -1,4 +1,4 @@
-"""The kubelet: the node's object and lease, and one `Pod` for each pod that is bound to the node."""
+"""The kubelet: maintains the Node and its Lease, and runs a `PodRunner` for each pod bound to the node."""
 
 from __future__ import annotations
 
@@ -15,112 +15,113 @@ from mizzen_local import process
 from mizzen_local.addresses import Addresses
 from mizzen_local.api import STRATEGIC, ApiError, Object
 from mizzen_local.assets import KUBERNETES
-from mizzen_local.events import now
+from mizzen_local.events import timestamp
 from mizzen_local.node.logserver import serve_logs
-from mizzen_local.node.pod import Node, Pod, finished
-from mizzen_local.node.volumes import remove
+from mizzen_local.node.node_context import NodeContext
+from mizzen_local.node.pod import PodRunner, has_ended
+from mizzen_local.node.volumes import remove_folder
 
 log = logging.getLogger(__name__)
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_SECONDS, RENEW_SECONDS = 40, 10.0
-CPU_SHARE = 8  # pods are plain processes that share the cores; requests meant for servers must fit a laptop
-MOST_PODS = 110
-MOST_LOG_BYTES, LOG_CHECK_SECONDS, MOST_LOG_FOLDERS = 64 * 1024 * 1024, 30.0, 200
+CPU_OVERCOMMIT = 8  # advertised per real core, so that CPU requests meant for servers fit on a laptop
+MAX_PODS = 110
+MAX_LOG_BYTES, LOG_CHECK_SECONDS, MAX_LOG_FOLDERS = 64 * 1024 * 1024, 30.0, 200
 
 
 class Kubelet:
-    """Runs the pods of one node until it is cancelled."""
+    """The kubelet of one node."""
 
-    def __init__(self, node: Node, name: str, addresses: Addresses, gpus: int) -> None:
+    def __init__(self, node: NodeContext, name: str, addresses: Addresses, gpus: int) -> None:
         self._node = node
         self._name = name
         self._addresses = addresses
         self._gpus = gpus
-        self._pods: dict[str, Pod] = {}
+        self._pods: dict[str, PodRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._numbers: dict[str, int] = {}
-        self._next = 0
+        self._address_numbers: dict[str, int] = {}
+        self._next_number = 0
 
     async def run(self) -> None:
-        """Register the node, end what an earlier kubelet left, and follow the pods."""
+        """Kill processes of an earlier kubelet, register the node, and run its pods until cancelled."""
         await asyncio.to_thread(process.kill_marked, self._node.mark())
         try:
-            async with serve_logs(self._node.folder, self._node.address, self._state_of) as port:
+            async with serve_logs(self._node.folder, self._node.address, self._container_state) as port:
                 await self._register(port)
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._renew())
-                    group.create_task(self._tend_logs())
-                    group.create_task(self._follow())
+                    group.create_task(self._renew_lease())
+                    group.create_task(self._limit_logs())
+                    group.create_task(self._watch_pods())
         finally:
-            await asyncio.gather(*(pod.leave() for pod in self._pods.values()), return_exceptions=True)
+            await asyncio.gather(*(pod.stop_quietly() for pod in self._pods.values()), return_exceptions=True)
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     # ---- pods ----
 
-    async def _follow(self) -> None:
+    async def _watch_pods(self) -> None:
         params = {"fieldSelector": f"spec.nodeName={self._name}"}
         async for change, pod in self._node.api.watch("/api/v1/pods", params):
             if change == "SYNCED":
-                self._sweep()
+                self._remove_stale_folders()
                 continue
             uid = pod["metadata"]["uid"]
             running = self._pods.get(uid)
             if change == "DELETED":
                 if running is not None:
-                    running.vanish()
+                    running.handle_removal()
             elif running is not None:
                 running.update(pod)
-            elif not finished(pod):
-                await self._start(uid, pod)
+            elif not has_ended(pod):
+                await self._start_pod(uid, pod)
 
-    async def _start(self, uid: str, pod: Object) -> None:
+    async def _start_pod(self, uid: str, pod: Object) -> None:
         try:
-            address = self._address(uid)
+            address = self._assign_address(uid)
             await self._node.names.add(pod, address)
-            runner = Pod(self._node, pod, address)
+            runner = PodRunner(self._node, pod, address)
         except ValueError as error:
             self._node.recorder.record(pod, "FailedCreatePodSandBox", str(error), "Warning")
             return
         self._pods[uid] = runner
         task = asyncio.create_task(runner.run(), name=f"pod {pod['metadata']['name']}")
         self._tasks[uid] = task
-        task.add_done_callback(lambda done: self._ended(uid, done))
+        task.add_done_callback(lambda done: self._on_pod_ended(uid, done))
 
-    def _ended(self, uid: str, task: asyncio.Task[None]) -> None:
+    def _on_pod_ended(self, uid: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
-            log.error("%s ended in an error", task.get_name(), exc_info=error)
+            log.error("%s failed", task.get_name(), exc_info=error)
         self._node.names.remove(uid)
-        for table in (self._pods, self._tasks, self._numbers):
+        for table in (self._pods, self._tasks, self._address_numbers):
             table.pop(uid, None)
 
-    def _address(self, uid: str) -> str:
-        """An address for a pod; one that was given back comes again as late as can be."""
-        taken = set(self._numbers.values())
+    def _assign_address(self, uid: str) -> str:
+        """Return a free pod address; a released address is reused as late as possible."""
+        taken = set(self._address_numbers.values())
         for _ in range(1020):
-            number, self._next = self._next, (self._next + 1) % 1020
+            number, self._next_number = self._next_number, (self._next_number + 1) % 1020
             if number not in taken:
-                self._numbers[uid] = number
-                return self._addresses.pod(number)
+                self._address_numbers[uid] = number
+                return self._addresses.pod_address(number)
         raise ValueError("the node has no free pod address")
 
-    def _sweep(self) -> None:
-        """Remove folders of pods that are no more."""
+    def _remove_stale_folders(self) -> None:
+        """Remove the folders of pods that no longer exist."""
         folder = self._node.folder / "pods"
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.name not in self._pods:
-                remove(path)
+                remove_folder(path)
 
     # ---- the node ----
 
     def _capacity(self) -> dict[str, str]:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return {
-            "cpu": str(CPU_SHARE * (os.cpu_count() or 1)),
+            "cpu": str(CPU_OVERCOMMIT * (os.cpu_count() or 1)),
             "memory": f"{memory // 1024}Ki",
             "ephemeral-storage": "100Gi",
-            "pods": str(MOST_PODS),
+            "pods": str(MAX_PODS),
             "nvidia.com/gpu": str(self._gpus),
         }
 
@@ -138,11 +139,11 @@ class Kubelet:
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-        await self._renew_once()
+        await self._write_lease()
         await self._node.api.patch(f"/api/v1/nodes/{self._name}/status", self._status(port), STRATEGIC)
 
     def _status(self, port: int) -> Object:
-        stamp = now()
+        stamp = timestamp()
         healthy = {
             "MemoryPressure": ("False", "KubeletHasSufficientMemory"),
             "DiskPressure": ("False", "KubeletHasNoDiskPressure"),
@@ -184,16 +185,16 @@ class Kubelet:
             }
         }
 
-    async def _renew(self) -> None:
-        """Keep the node's lease fresh."""
+    async def _renew_lease(self) -> None:
+        """Renew the node's Lease periodically."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             try:
-                await self._renew_once()
+                await self._write_lease()
             except (ApiError, aiohttp.ClientError, TimeoutError) as error:
                 log.warning("the node's lease was not renewed: %s", error)
 
-    async def _renew_once(self) -> None:
+    async def _write_lease(self) -> None:
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = {
             "holderIdentity": self._name,
@@ -210,27 +211,32 @@ class Kubelet:
 
     # ---- logs ----
 
-    def _state_of(self, namespace: str, pod: str, container: str) -> str:
-        """Return the state of a container of a live pod; see `StateOf`."""
-        for one in self._pods.values():
-            metadata = one.object["metadata"]
+    def _container_state(self, namespace: str, pod: str, container: str) -> str:
+        """Return a container's state: `waiting`, `running` or `terminated`; empty if its pod does not run."""
+        for runner in self._pods.values():
+            metadata = runner.object["metadata"]
             if (metadata["namespace"], metadata["name"]) == (namespace, pod):
-                return one.state_of(container)
+                return runner.container_state(container)
         return ""
 
-    async def _tend_logs(self) -> None:
-        """Keep logs within bounds: a log that grew too large starts anew, old pods' logs go."""
+    async def _limit_logs(self) -> None:
+        """Periodically limit the size of logs and the number of ended pods whose logs are kept."""
         while True:
             await asyncio.sleep(LOG_CHECK_SECONDS)
             live = {pod.log_folder for pod in self._pods.values()}
-            await asyncio.to_thread(tend_logs, self._node.folder / "logs" / "pods", live)
+            await asyncio.to_thread(limit_logs, self._node.folder / "logs" / "pods", live)
 
 
-def tend_logs(folder: Path, live: set[Path]) -> None:
-    """Empty logs that are too large; remove those of the oldest ended pods when there are too many."""
+def limit_logs(folder: Path, live: set[Path]) -> None:
+    """Truncate logs that are too large, and keep the logs of only the newest MAX_LOG_FOLDERS ended pods.
+
+    Args:
+        folder: folder with one subfolder of logs per pod.
+        live: subfolders of pods that still run.
+    """
     for path in folder.glob("*/*/*.log"):
-        if path.stat().st_size > MOST_LOG_BYTES:
-            os.truncate(path, 0)  # it is open for appending, so that writing goes on from the start
+        if path.stat().st_size > MAX_LOG_BYTES:
+            os.truncate(path, 0)  # the container has it open for appending, so it continues at the new end
     ended = [path for path in folder.glob("*") if path not in live]
-    for path in sorted(ended, key=lambda path: path.stat().st_mtime)[: max(0, len(ended) - MOST_LOG_FOLDERS)]:
-        remove(path)
+    for path in sorted(ended, key=lambda path: path.stat().st_mtime)[: max(0, len(ended) - MAX_LOG_FOLDERS)]:
+        remove_folder(path)

@@ -1,4 +1,4 @@
-"""Serves container logs for `kubectl logs`: the part of the kubelet's API that it uses."""
+"""The kubelet's log endpoint: serves container logs to the API server, for `kubectl logs`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from typing import Any, NoReturn
 
 from aiohttp import web
 
-from mizzen_local.logs import runs, tail_start
+from mizzen_local.logs import find_run_logs, tail_offset
 from mizzen_local.pki import KUBELET_CLIENT
 
 POLL_SECONDS = 0.2
 CHUNK = 64 * 1024
-UNKNOWN_TIMES = {"sinceSeconds": "--since", "sinceTime": "--since-time", "timestamps": "--timestamps"}
+UNSUPPORTED_OPTIONS = {"sinceSeconds": "--since", "sinceTime": "--since-time", "timestamps": "--timestamps"}
 
-StateOf = Callable[[str, str, str], str]
-"""By namespace, pod and container: `waiting`, `running` or `terminated`; empty where the pod has ended."""
+ContainerStateLookup = Callable[[str, str, str], str]
+"""Returns a container's state by namespace, pod and container name.
+
+The state is `waiting`, `running` or `terminated`, or empty if the kubelet no longer runs the pod.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request for a log, with its limits."""
+class _LogRequest:
+    """A parsed request for a container's log; `tail` is in lines and `limit` in bytes, None for no limit."""
 
     namespace: str
     pod: str
@@ -37,23 +40,23 @@ class _Asked:
     limit: int | None
 
     @property
-    def where(self) -> tuple[str, str, str]:
+    def container_key(self) -> tuple[str, str, str]:
         return self.namespace, self.pod, self.container
 
 
 @asynccontextmanager
-async def serve_logs(folder: Path, host: str, state_of: StateOf) -> AsyncIterator[int]:
-    """Serve the logs of a node's containers for as long as the block lasts; gives the port.
+async def serve_logs(folder: Path, host: str, state_of: ContainerStateLookup) -> AsyncIterator[int]:
+    """Serve the logs of a node's containers until the context exits; yield the port.
 
     Args:
-        folder: the cluster's.
-        host: address to listen on.
-        state_of: how a container is now.
+        folder: the cluster's folder.
+        host: IP address to listen on.
+        state_of: returns the current state of a container.
     """
     server = _LogServer(folder / "logs", state_of)
     app = web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", server.logs)
-    app.router.add_route("*", "/{rest:.*}", _nothing_else)
+    app.router.add_route("*", "/{rest:.*}", _reject_other_path)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
@@ -72,88 +75,89 @@ def _tls(pki: Path) -> ssl.SSLContext:
 
 
 class _LogServer:
-    def __init__(self, folder: Path, state_of: StateOf) -> None:
+    def __init__(self, folder: Path, state_of: ContainerStateLookup) -> None:
         self._folder = folder
         self._state_of = state_of
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
-        """Answer with a log; where it is followed, with what comes, too, for as long as its container runs.
+        """Send a log; if the request follows it, send new lines too until the container's run has ended.
 
-        Whether a user may read it is for the API server to say, so nobody else is answered.
+        Only the API server is served, because it checks whether the user may read the log.
         """
         if _common_name(request) != KUBELET_CLIENT:
-            raise web.HTTPForbidden(text="only the API server reads logs here")
-        asked = _asked(request)
-        path = self._find(asked)
+            raise web.HTTPForbidden(text="only the API server may read logs here")
+        log_request = _parse_request(request)
+        path = self._find_log(log_request)
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)
         try:
-            await self._send(request, response, asked, path)
+            await self._send_log(request, response, log_request, path)
             await response.write_eof()
         except ConnectionError:
-            pass  # whoever asked has heard enough
+            pass  # the client has closed the connection
         return response
 
-    def _find(self, asked: _Asked) -> Path:
-        """The log that is asked for.
+    def _find_log(self, log_request: _LogRequest) -> Path:
+        """Return the path of the requested log.
 
         Raises:
-            web.HTTPBadRequest: there is none; in a kubelet's words.
+            web.HTTPBadRequest: the log does not exist; the message is worded as the real kubelet's.
         """
-        found = runs(self._folder, *asked.where)
-        waits = self._state_of(*asked.where) == "waiting"
-        if asked.previous and not waits:
-            found = found[:-1]  # what waits to be started again has ended last with its last run
-        if not found:
-            kind, end = (
-                ("previous terminated ", "not found") if asked.previous else ("", "is waiting to start")
+        run_logs = find_run_logs(self._folder, *log_request.container_key)
+        is_waiting = self._state_of(*log_request.container_key) == "waiting"
+        if log_request.previous and not is_waiting:
+            # the last run is the current one; of a waiting container it is the previous one
+            run_logs = run_logs[:-1]
+        if not run_logs:
+            kind, problem = (
+                ("previous terminated ", "not found") if log_request.previous else ("", "is waiting to start")
             )
-            _refuse(f'{kind}container "{asked.container}" in pod "{asked.pod}" {end}')
-        return found[-1]
+            _reject(f'{kind}container "{log_request.container}" in pod "{log_request.pod}" {problem}')
+        return run_logs[-1]
 
-    async def _send(
-        self, request: web.Request, response: web.StreamResponse, asked: _Asked, path: Path
+    async def _send_log(
+        self, request: web.Request, response: web.StreamResponse, log_request: _LogRequest, path: Path
     ) -> None:
-        left = asked.limit
+        remaining = log_request.limit
         with path.open("rb") as file:
-            file.seek(await asyncio.to_thread(tail_start, path, asked.tail))
-            while left is None or left > 0:
-                over = not asked.follow or self._has_ended(asked, path)
-                if data := file.read(CHUNK if left is None else min(CHUNK, left)):
-                    left = None if left is None else left - len(data)
+            file.seek(await asyncio.to_thread(tail_offset, path, log_request.tail))
+            while remaining is None or remaining > 0:
+                at_end = not log_request.follow or self._has_log_ended(log_request, path)
+                if data := file.read(CHUNK if remaining is None else min(CHUNK, remaining)):
+                    remaining = None if remaining is None else remaining - len(data)
                     await response.write(data)
-                elif over or request.transport is None or request.transport.is_closing():
+                elif at_end or request.transport is None or request.transport.is_closing():
                     return
                 else:
                     if os.fstat(file.fileno()).st_size < file.tell():
-                        file.seek(0)  # it grew too large, and has begun anew
+                        file.seek(0)  # the kubelet has truncated the log because of its size
                     await asyncio.sleep(POLL_SECONDS)
 
-    def _has_ended(self, asked: _Asked, path: Path) -> bool:
-        newer = runs(self._folder, *asked.where)[-1:] != [path]
-        return asked.previous or newer or self._state_of(*asked.where) != "running"
+    def _has_log_ended(self, log_request: _LogRequest, path: Path) -> bool:
+        newer = find_run_logs(self._folder, *log_request.container_key)[-1:] != [path]
+        return log_request.previous or newer or self._state_of(*log_request.container_key) != "running"
 
 
-def _asked(request: web.Request) -> _Asked:
+def _parse_request(request: web.Request) -> _LogRequest:
     query: Mapping[str, str] = request.query
-    for name, option in UNKNOWN_TIMES.items():
+    for name, option in UNSUPPORTED_OPTIONS.items():
         if name in query:
-            _refuse(f"{option}: the node of mizzen-local does not know when a line was written")
-    return _Asked(
-        request.match_info["namespace"],
-        request.match_info["pod"],
-        request.match_info["container"],
-        query.get("follow") == "true",
-        query.get("previous") == "true",
-        _number(query, "tailLines"),
-        _number(query, "limitBytes"),
+            _reject(f"{option}: the node of mizzen-local does not record when a line was written")
+    return _LogRequest(
+        namespace=request.match_info["namespace"],
+        pod=request.match_info["pod"],
+        container=request.match_info["container"],
+        follow=query.get("follow") == "true",
+        previous=query.get("previous") == "true",
+        tail=_parse_number(query, "tailLines"),
+        limit=_parse_number(query, "limitBytes"),
     )
 
 
-def _number(query: Mapping[str, str], name: str) -> int | None:
+def _parse_number(query: Mapping[str, str], name: str) -> int | None:
     text = query.get(name, "")
     if text and not text.isdecimal():
-        _refuse(f"{name} must be a number")
+        _reject(f"{name} must be a number")
     return int(text) if text else None
 
 
@@ -164,13 +168,13 @@ def _common_name(request: web.Request) -> str:
     )
 
 
-def _refuse(message: str) -> NoReturn:
+def _reject(message: str) -> NoReturn:
     raise web.HTTPBadRequest(text=message)
 
 
-async def _nothing_else(request: web.Request) -> web.StreamResponse:
-    """Say what there is in place of `kubectl exec`, `attach` and `port-forward`."""
+async def _reject_other_path(request: web.Request) -> web.StreamResponse:
+    """Reject `kubectl exec`, `attach` and `port-forward`; the message says how to reach pods instead."""
     message = (
-        "the node of mizzen-local serves logs alone; pods are processes of this machine, at their own IPs"
+        "the node of mizzen-local serves only logs; pods are processes of this machine, at their own IPs"
     )
     raise web.HTTPNotImplemented(text=message)

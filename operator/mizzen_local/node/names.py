@@ -1,7 +1,7 @@
-"""DNS names of pods: what a cluster's DNS would answer is put in where a command or a variable names a pod.
+"""DNS names of pods: a local cluster has no DNS, so addresses replace the names in commands and variables.
 
-A pod with `hostname` and `subdomain` is HOSTNAME.SUBDOMAIN.NAMESPACE.svc from its start on, ready or not, as
-with a headless Service that publishes addresses that are not ready.
+The name of a pod with a `subdomain` is HOSTNAME.SUBDOMAIN.NAMESPACE.svc. It resolves as soon as the pod is
+bound to the node, ready or not, as with a headless Service with `publishNotReadyAddresses`.
 """
 
 from __future__ import annotations
@@ -16,44 +16,51 @@ NAME = re.compile(rf"(?<![-.\w])({LABEL}\.{LABEL}\.{LABEL})\.svc(?:\.cluster\.lo
 WAIT_SECONDS = 60.0
 
 
-class Names:
-    """The names of this node's pods."""
+class PodNames:
+    """The DNS names of this node's pods and their addresses."""
 
     def __init__(self) -> None:
         self._addresses: dict[str, tuple[str, str]] = {}
-        """Of each name: whose it is, and the address."""
-        self._news = asyncio.Condition()
+        """Uid and IP address of the pod with each name."""
+        self._added = asyncio.Condition()
 
     async def add(self, pod: Mapping[str, Any], address: str) -> None:
-        """Give a pod its name, if it has one."""
-        name = name_of(pod)
+        """Add a pod's name, if it has one, and wake up callers of `rewrite` that wait for it."""
+        name = pod_dns_name(pod)
         if name:
-            async with self._news:
+            async with self._added:
                 self._addresses[name] = (pod["metadata"]["uid"], address)
-                self._news.notify_all()
+                self._added.notify_all()
 
     def remove(self, uid: str) -> None:
-        """Forget the name of a pod that has ended."""
-        self._addresses = {name: one for name, one in self._addresses.items() if one[0] != uid}
+        """Remove the name of the pod with this uid, which has ended."""
+        self._addresses = {name: entry for name, entry in self._addresses.items() if entry[0] != uid}
 
     async def rewrite(self, text: str, pod: Mapping[str, Any]) -> str:
-        """Put addresses in for names; waits a while for pods of the same subdomain, which may come later."""
-        beside = f".{name_of(pod).partition('.')[2]}"
-        for name in {found[1] for found in NAME.finditer(text)}:
-            if name_of(pod) and name.endswith(beside):
-                await self._wait(name)
-        return NAME.sub(lambda found: self._addresses.get(found[1], ("", found[0]))[1], text)
+        """Replace DNS names of pods in a text with their addresses; names of unknown pods are kept.
 
-    async def _wait(self, name: str) -> None:
+        Pods of the same subdomain may be created later: wait up to `WAIT_SECONDS` for each of their names.
+
+        Args:
+            text: a variable's value or an argument.
+            pod: the pod that the text belongs to.
+        """
+        sibling_suffix = f".{pod_dns_name(pod).partition('.')[2]}"
+        for name in {match[1] for match in NAME.finditer(text)}:
+            if pod_dns_name(pod) and name.endswith(sibling_suffix):
+                await self._wait_for_name(name)
+        return NAME.sub(lambda match: self._addresses.get(match[1], ("", match[0]))[1], text)
+
+    async def _wait_for_name(self, name: str) -> None:
         try:
-            async with asyncio.timeout(WAIT_SECONDS), self._news:
-                await self._news.wait_for(lambda: name in self._addresses)
+            async with asyncio.timeout(WAIT_SECONDS), self._added:
+                await self._added.wait_for(lambda: name in self._addresses)
         except TimeoutError:
-            pass  # whoever is given the name as it is says that it does not resolve
+            pass  # the name is kept, and the program will report that it does not resolve
 
 
-def name_of(pod: Mapping[str, Any]) -> str:
-    """A pod's name in its cluster's DNS, without `.svc`; empty when it has none."""
+def pod_dns_name(pod: Mapping[str, Any]) -> str:
+    """Return a pod's name in the cluster's DNS, without `.svc`; empty if it has no subdomain."""
     spec, metadata = pod["spec"], pod["metadata"]
     if not spec.get("subdomain"):
         return ""

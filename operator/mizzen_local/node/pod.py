@@ -1,4 +1,4 @@
-"""One pod: volumes, init containers, containers, status, and its end."""
+"""Runs one pod: volumes, init containers, containers, status, termination and removal."""
 
 from __future__ import annotations
 
@@ -6,128 +6,100 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
 
 from mizzen_local import process
-from mizzen_local.api import STRATEGIC, Api, ApiError, Object
-from mizzen_local.events import Recorder, now
-from mizzen_local.node.container import Command, Container, State, Surroundings
-from mizzen_local.node.environment import Places, base_environment, expand, variables
-from mizzen_local.node.images import IMAGE_FILES, entry_point
-from mizzen_local.node.names import Names
-from mizzen_local.node.sources import MissingError, Sources
-from mizzen_local.node.status import View, fatal, is_sidecar, status
-from mizzen_local.node.volumes import Volumes, remove
+from mizzen_local.api import STRATEGIC, ApiError, Object
+from mizzen_local.events import timestamp
+from mizzen_local.node.container import Command, ContainerState, PodContainer, PodContext
+from mizzen_local.node.environment import PathMap, base_environment, expand_references, resolve_variables
+from mizzen_local.node.images import IMAGE_FILES, image_command
+from mizzen_local.node.node_context import NodeContext
+from mizzen_local.node.sources import MissingError, PodSources
+from mizzen_local.node.status import PodStatusInputs, has_failed, is_sidecar, pod_status
+from mizzen_local.node.volumes import Volumes, remove_folder
 from mizzen_local.pki import write_token_kubeconfig
 
 log = logging.getLogger(__name__)
-ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+SERVICE_ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 REFRESH_SECONDS = 10.0
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """Resources that all pods of a node share.
+class PodRunner:
+    """Runs one pod, from its binding to its removal.
 
     Attributes:
-        api: the API server, as the node's own user.
-        session: HTTP client of probes.
-        recorder: for events.
-        folder: the cluster's folder.
-        address: the node's address.
-        server: URL of the API server.
-        authority: the API server's CA, PEM.
-        names: of pods, as the cluster's DNS would tell them.
+        object: the latest version of the pod from the API server.
     """
 
-    api: Api
-    session: aiohttp.ClientSession
-    recorder: Recorder
-    folder: Path
-    address: str
-    server: str
-    authority: Path
-    names: Names = field(default_factory=Names)
-
-    def mark(self, *names: str) -> str:
-        """The mark of all pods' processes, of a pod's (its uid), of one run of one container (name, run)."""
-        return "/".join([str(self.folder), "pods", *names, ""])
-
-
-class Pod:
-    """The one who runs a pod, from its binding to its removal.
-
-    Attributes:
-        object: the pod as the API last gave it.
-    """
-
-    def __init__(self, node: Node, pod: Object, address: str) -> None:
+    def __init__(self, node: NodeContext, pod: Object, address: str) -> None:
         self.object = pod
         self._node = node
         self._address = address
         self._uid: str = pod["metadata"]["uid"]
         self._folder = node.folder / "pods" / self._uid
-        self._began = pod.get("status", {}).get("startTime") or now()
-        self._sources = Sources(node.api, pod)
+        self._start_time = pod.get("status", {}).get("startTime") or timestamp()
+        self._sources = PodSources(node.api, pod)
         self._volumes = Volumes(self._folder / "volumes", pod, self._sources)
-        self._sandbox = False
+        self._sandbox_ready = False
         self._initialized = False
         self._dirty = asyncio.Event()
         self._deleted = asyncio.Event()
-        self._gone = asyncio.Event()
+        self._removed = asyncio.Event()
         self._conditions = {item["type"]: item for item in pod.get("status", {}).get("conditions", ())}
-        self._written: Object = {}
+        self._written_status: Object = {}
         spec = pod["spec"]
         policy = spec.get("restartPolicy", "Always")
-        for_init = "Never" if policy == "Never" else "OnFailure"
+        init_policy = "Never" if policy == "Never" else "OnFailure"
         self._init = [
-            self._container(item, "Always" if item.get("restartPolicy") == "Always" else for_init, init=True)
+            self._container(
+                item, "Always" if item.get("restartPolicy") == "Always" else init_policy, init=True
+            )
             for item in spec.get("initContainers", ())
         ]
         self._main = [self._container(item, policy, init=False) for item in spec["containers"]]
-        self._lost = policy == "Never" and any(item.state.last for item in self._main)
-        for container in self._main if self._lost else ():
-            container.settle()
-        self._supervising: list[asyncio.Task[None]] = []
-        self._silent = False
+        self._ran_before = policy == "Never" and any(item.state.last for item in self._main)
+        for container in self._main if self._ran_before else ():
+            container.mark_ended()
+        self._supervisors: list[asyncio.Task[None]] = []
+        self._reports_nothing = False
         self.update(pod)
 
     @property
     def log_folder(self) -> Path:
-        """Folder of its containers' logs; it outlives the pod."""
+        """Folder of the containers' logs, which is kept after the pod has been removed."""
         metadata = self.object["metadata"]
         name = f"{metadata['namespace']}_{metadata['name']}_{self._uid}"
         return self._node.folder / "logs" / "pods" / name
 
-    def state_of(self, container: str) -> str:
-        """`waiting`, `running` or `terminated`; empty where it has no container of the name."""
-        found = [one for one in [*self._init, *self._main] if one.name == container]
-        return next(iter(found[0].state.now), "") if found else ""
+    def container_state(self, container: str) -> str:
+        """Return a container's state: `waiting`, `running` or `terminated`; empty if it does not exist."""
+        matches = [item for item in [*self._init, *self._main] if item.name == container]
+        return next(iter(matches[0].state.current), "") if matches else ""
 
     def update(self, pod: Object) -> None:
-        """Take a newer version of the pod."""
+        """Store a newer version of the pod; if it has a deletion timestamp, begin to terminate the pod."""
         self.object = pod
         if pod["metadata"].get("deletionTimestamp"):
             self._deleted.set()
         self._dirty.set()
 
-    def vanish(self) -> None:
-        """The pod is gone from the API: end it at once."""
-        self._gone.set()
+    def handle_removal(self) -> None:
+        """Kill the containers, because the pod no longer exists in the API."""
+        self._removed.set()
         self._deleted.set()
         for container in [*self._init, *self._main]:
             container.kill()
 
     def _container(
         self, spec: Object, restart: Literal["Always", "OnFailure", "Never"], *, init: bool
-    ) -> Container:
+    ) -> PodContainer:
         kind = "initContainerStatuses" if init else "containerStatuses"
-        around = Surroundings(
+        context = PodContext(
             prepare=self._prepare,
             address=self._address,
             grace=self.object["spec"].get("terminationGracePeriodSeconds", 30),
@@ -137,69 +109,71 @@ class Pod:
         )
         for item in self.object.get("status", {}).get(kind, ()):
             if item["name"] == spec["name"] and item.get("containerID"):
-                return Container(spec, around, restart=restart, before=_left_over(item, init=init))
+                return PodContainer(spec, context, restart=restart, initial=_restored_state(item, init=init))
         reason = "PodInitializing" if self.object["spec"].get("initContainers") else "ContainerCreating"
-        return Container(spec, around, restart=restart, before=State({"waiting": {"reason": reason}}))
+        return PodContainer(
+            spec, context, restart=restart, initial=ContainerState({"waiting": {"reason": reason}})
+        )
 
     def _event(self, reason: str, message: str, kind: Literal["Normal", "Warning"]) -> None:
         self._node.recorder.record(self.object, reason, message, kind)
 
-    # ---- its life ----
+    # ---- lifecycle ----
 
     async def run(self) -> None:
-        """Run the pod to its end, and to its removal when it is deleted."""
-        publishing = asyncio.create_task(self._publish())
-        # A pod may be deleted before the node hears of it: then nothing of it runs.
-        life = self._deleted.wait() if self._deleted.is_set() else self._live()
-        living: asyncio.Task[Any] = asyncio.create_task(life)
-        refreshing = asyncio.create_task(self._refresh())
-        deleted = asyncio.create_task(self._deleted.wait())
+        """Run the pod; return after it has been deleted, terminated and removed."""
+        publish_task = asyncio.create_task(self._publish())
+        # A pod may have been deleted before the node sees it; then none of its containers is started.
+        life = self._deleted.wait() if self._deleted.is_set() else self._run_containers()
+        life_task: asyncio.Task[Any] = asyncio.create_task(life)
+        refresh_task = asyncio.create_task(self._refresh_volumes())
+        deleted_task = asyncio.create_task(self._deleted.wait())
         try:
-            await asyncio.wait([living, deleted], return_when=asyncio.FIRST_COMPLETED)
-            if living.done():
-                living.result()
-                await deleted
-            living.cancel()
-            await asyncio.gather(living, return_exceptions=True)
+            await asyncio.wait([life_task, deleted_task], return_when=asyncio.FIRST_COMPLETED)
+            if life_task.done():
+                life_task.result()
+                await deleted_task
+            life_task.cancel()
+            await asyncio.gather(life_task, return_exceptions=True)
             grace = self.object["metadata"].get("deletionGracePeriodSeconds", 0)
-            await self._stop(0 if self._gone.is_set() else grace)
+            await self._stop(0 if self._removed.is_set() else grace)
         finally:
             self.kill()
-            helpers = [publishing, living, refreshing, deleted, *self._supervising]
-            for task in helpers:
+            tasks = [publish_task, life_task, refresh_task, deleted_task, *self._supervisors]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
-        await self._remove()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._remove_pod()
 
     def kill(self) -> None:
-        """SIGKILL whatever runs."""
+        """Send SIGKILL to all containers that run."""
         for container in [*self._init, *self._main]:
             container.kill()
 
-    async def leave(self) -> None:
-        """End its processes softly, because the node itself ends; the API hears nothing of it."""
-        self._silent = True
+    async def stop_quietly(self) -> None:
+        """Terminate the containers within a second, because the node stops; report nothing to the API."""
+        self._reports_nothing = True
         await self._stop(1.0)
 
-    async def _live(self) -> None:
-        await self._volumes_ready()
-        self._sandbox = True
+    async def _run_containers(self) -> None:
+        await self._create_volumes()
+        self._sandbox_ready = True
         self._dirty.set()
-        if self._lost:
+        if self._ran_before:
             self._initialized = True
             self._dirty.set()
             return
         for container in self._init:
-            supervising = self._supervise(container)
+            supervisor = self._supervise(container)
             if is_sidecar(container):
-                await container.settled.wait()
+                await container.started_or_ended.wait()
             else:
-                await asyncio.wait([supervising])
-                if fatal(container):
+                await asyncio.wait([supervisor])
+                if has_failed(container):
                     return
         self._initialized = True
         self._dirty.set()
-        # To wait is not to own: when the pod is deleted, containers go on until they are stopped.
+        # Cancelling this wait must not cancel the supervisors: `_stop` ends the containers of a deleted pod.
         await asyncio.wait(list(map(self._supervise, self._main)))
         await asyncio.gather(*(item.stop(self._grace) for item in self._init if is_sidecar(item)))
 
@@ -207,91 +181,102 @@ class Pod:
     def _grace(self) -> float:
         return float(self.object["spec"].get("terminationGracePeriodSeconds", 30))
 
-    def _supervise(self, container: Container) -> asyncio.Task[None]:
+    def _supervise(self, container: PodContainer) -> asyncio.Task[None]:
         task = asyncio.create_task(container.supervise())
-        self._supervising.append(task)
+        self._supervisors.append(task)
         return task
 
-    async def _volumes_ready(self) -> None:
-        """Make the volumes; what they refer to may come later than the pod."""
+    async def _create_volumes(self) -> None:
+        """Create the volumes; retry until all objects that they refer to exist."""
         self._folder.mkdir(parents=True, exist_ok=True)
         attempt = 0
         while True:
             try:
-                return await self._volumes.refresh(self._view())
+                return await self._volumes.refresh(self._with_addresses())
             except (MissingError, ApiError, OSError, aiohttp.ClientError, TimeoutError) as error:
-                if attempt > 2:  # what is made at the same moment is no matter for an event
+                if attempt > 2:  # no event yet for objects that are created together with the pod
                     self._event("FailedMount", f"volumes: {error}", "Warning")
                 await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
                 attempt += 1
 
-    async def _refresh(self) -> None:
-        """Keep tokens fresh, and what Secrets and ConfigMaps gave current."""
+    async def _refresh_volumes(self) -> None:
+        """Renew tokens, and update the files of Secrets and ConfigMaps, periodically."""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
-            if not self._sandbox:
+            if not self._sandbox_ready:
                 continue
             try:
-                await self._volumes.refresh(self._view())
+                await self._volumes.refresh(self._with_addresses())
             except (MissingError, ApiError, OSError, aiohttp.ClientError, TimeoutError) as error:
                 log.warning("%s: volumes were not refreshed: %s", self.object["metadata"]["name"], error)
 
     async def _stop(self, grace: float) -> None:
-        """End containers together, then sidecars in reverse; they share the grace."""
+        """Terminate containers concurrently, then sidecars in reverse order; they share `grace` seconds."""
         deadline = time.monotonic() + grace
         await asyncio.gather(*(item.stop(grace) for item in self._main))
         for item in reversed(self._init):
             await item.stop(max(deadline - time.monotonic(), 0.0))
-        await asyncio.gather(*self._supervising, return_exceptions=True)
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
 
-    async def _remove(self) -> None:
-        """Say how it ended, and let the API forget it."""
-        if not self._gone.is_set():
+    async def _remove_pod(self) -> None:
+        """Write the final status, delete the pod from the API, and remove its folder."""
+        if not self._removed.is_set():
             await self._write_status()
             metadata = self.object["metadata"]
             options = {"gracePeriodSeconds": 0, "preconditions": {"uid": self._uid}}
-            await self._try(lambda: self._node.api.delete(_path(metadata), options))
-        await asyncio.to_thread(remove, self._folder)
+            await self._retry_call(lambda: self._node.api.delete(_path(metadata), options))
+        await asyncio.to_thread(remove_folder, self._folder)
 
-    # ---- its commands ----
+    # ---- commands ----
 
-    def _view(self) -> Object:
-        """The pod with the addresses that its status may not hold yet."""
+    def _with_addresses(self) -> Object:
+        """Return the pod with addresses in its status, which the API may not contain yet."""
         host, address = self._node.address, self._address
-        known = {"podIP": address, "podIPs": [{"ip": address}], "hostIP": host, "hostIPs": [{"ip": host}]}
-        return {**self.object, "status": {**self.object.get("status", {}), **known}}
+        addresses = {"podIP": address, "podIPs": [{"ip": address}], "hostIP": host, "hostIPs": [{"ip": host}]}
+        return {**self.object, "status": {**self.object.get("status", {}), **addresses}}
 
     async def _prepare(self, spec: Mapping[str, Any], run: int) -> Command:
-        pod, name = self._view(), spec["name"]
-        home = self._folder / "containers" / name
-        home.mkdir(parents=True, exist_ok=True)
-        message = home / "termination-message"
-        places = Places(self._places(spec, message))
-        environment = base_environment(home, pod["metadata"]["name"])
+        pod, name = self._with_addresses(), spec["name"]
+        container_folder = self._folder / "containers" / name
+        container_folder.mkdir(parents=True, exist_ok=True)
+        message = container_folder / "termination-message"
+        path_map = PathMap(self._path_map(spec, message))
+        environment = base_environment(container_folder, pod["metadata"]["name"])
         environment |= _api_variables(self._node.server)
-        if ACCOUNT in places.places:
-            environment["KUBECONFIG"] = str(self._kubeconfig(places.places[ACCOUNT]))
-        given = await variables(pod, spec, self._sources)
-        given = {key: await self._node.names.rewrite(value, pod) for key, value in given.items()}
-        environment |= {key: places.rewrite(value) for key, value in given.items()}
-        # The image's own program is a path of this machine already; the spec's are the container's.
-        program = [] if spec.get("command") else entry_point(spec["image"])
-        given_words = [*spec.get("command", ()), *spec.get("args", ())]
-        known = {**_api_variables(self._node.server), **given}
-        words = [await self._node.names.rewrite(expand(text, known), pod) for text in given_words]
-        arguments = program + [places.rewrite(text) for text in words]
-        folder = Path(places.rewrite(spec["workingDir"])) if spec.get("workingDir") else home
+        if SERVICE_ACCOUNT_FOLDER in path_map.paths:
+            environment["KUBECONFIG"] = str(self._kubeconfig(path_map.paths[SERVICE_ACCOUNT_FOLDER]))
+        user_variables = await resolve_variables(pod, spec, self._sources)
+        user_variables = {
+            key: await self._node.names.rewrite(value, pod) for key, value in user_variables.items()
+        }
+        environment |= {key: path_map.rewrite(value) for key, value in user_variables.items()}
+        # The command of an image is a path on this machine; `command` and `args` contain container paths.
+        program = [] if spec.get("command") else image_command(spec["image"])
+        unexpanded = [*spec.get("command", ()), *spec.get("args", ())]
+        variables = {**_api_variables(self._node.server), **user_variables}
+        expanded = [
+            await self._node.names.rewrite(expand_references(text, variables), pod) for text in unexpanded
+        ]
+        arguments = program + [path_map.rewrite(text) for text in expanded]
+        folder = Path(path_map.rewrite(spec["workingDir"])) if spec.get("workingDir") else container_folder
         log_file = self.log_folder / name / f"{run}.log"
         mark = environment[process.MARK] = self._node.mark(self._uid, name, str(run))
-        return Command(arguments, environment, folder if folder.is_dir() else home, log_file, message, mark)
+        return Command(
+            arguments=arguments,
+            environment=environment,
+            folder=folder if folder.is_dir() else container_folder,
+            log=log_file,
+            message=message,
+            mark=mark,
+        )
 
-    def _places(self, spec: Mapping[str, Any], message: Path) -> dict[str, Path]:
-        places = {**IMAGE_FILES, spec.get("terminationMessagePath", "/dev/termination-log"): message}
+    def _path_map(self, spec: Mapping[str, Any], message: Path) -> dict[str, Path]:
+        path_map = {**IMAGE_FILES, spec.get("terminationMessagePath", "/dev/termination-log"): message}
         for mount in spec.get("volumeMounts", ()):
-            places[mount["mountPath"].rstrip("/")] = self._volumes.path(mount["name"]) / mount.get(
+            path_map[mount["mountPath"].rstrip("/")] = self._volumes.path(mount["name"]) / mount.get(
                 "subPath", ""
             )
-        return places
+        return path_map
 
     def _kubeconfig(self, account: Path) -> Path:
         return write_token_kubeconfig(
@@ -302,57 +287,63 @@ class Pod:
             token_file=account / "token",
         )
 
-    # ---- its status ----
+    # ---- status ----
 
     async def _publish(self) -> None:
-        """Write the status whenever it changed, the latest alone."""
+        """Write the status whenever it has changed; changes during a write are written together."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            if not self._silent:
+            if not self._reports_nothing:
                 await self._write_status()
 
     async def _write_status(self) -> None:
-        view = View(
+        inputs = PodStatusInputs(
             pod=self.object,
             init=self._init,
             main=self._main,
             initialized=self._initialized,
-            sandbox=self._sandbox,
+            sandbox=self._sandbox_ready,
             address=self._address,
             host=self._node.address,
-            began=self._began,
+            began=self._start_time,
         )
-        wanted = status(view, self._conditions)
-        if wanted == self._written:
+        new_status = pod_status(inputs, self._conditions)
+        if new_status == self._written_status:
             return
         metadata = self.object["metadata"]
-        # These lists would be merged with addresses that an earlier kubelet of this node gave.
-        whole = {key: [{"$patch": "replace"}, *wanted.get(key, ())] for key in ("podIPs", "hostIPs")}
-        body = {"metadata": {"uid": self._uid}, "status": {**wanted, **whole}}
-        if await self._try(lambda: self._node.api.patch(_path(metadata) + "/status", body, STRATEGIC)):
-            self._written = wanted
-            self._conditions = {item["type"]: item for item in wanted["conditions"]}
+        # Without `$patch`, these lists would be merged with the addresses that an earlier kubelet wrote.
+        replacements = {
+            key: [{"$patch": "replace"}, *new_status.get(key, ())] for key in ("podIPs", "hostIPs")
+        }
+        body = {"metadata": {"uid": self._uid}, "status": {**new_status, **replacements}}
+        if await self._retry_call(lambda: self._node.api.patch(_path(metadata) + "/status", body, STRATEGIC)):
+            self._written_status = new_status
+            self._conditions = {item["type"]: item for item in new_status["conditions"]}
 
-    async def _try(self, call: Callable[[], Any]) -> bool:
-        """Call the API until it answers; False when the pod is no more, or another one of its name."""
+    async def _retry_call(self, call: Callable[[], Any]) -> bool:
+        """Retry a call of the API server, at most 30 times, and return whether it succeeded.
+
+        It is not retried if the pod no longer exists, or another pod has its name.
+        """
+        name = self.object["metadata"]["name"]
         for attempt in range(30):
             try:
                 await call()
                 return True
             except ApiError as error:
                 if error.status in (404, 409, 422):
-                    log.info("%s: %s", self.object["metadata"]["name"], error)
+                    log.info("%s: write to the API server rejected: %s", name, error)
                     return False
-                log.warning("%s: %s", self.object["metadata"]["name"], error)
+                log.warning("%s: write to the API server failed, retrying: %s", name, error)
             except (aiohttp.ClientError, TimeoutError) as error:
-                log.warning("%s: %s", self.object["metadata"]["name"], error)
+                log.warning("%s: write to the API server failed, retrying: %s", name, error)
             await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
         return False
 
 
-def finished(pod: Object) -> bool:
-    """Whether a pod has ended, so that nothing is to be run."""
+def has_ended(pod: Object) -> bool:
+    """Return whether a pod's phase is final, so that none of its containers is to be run."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
@@ -369,8 +360,13 @@ def _api_variables(server: str) -> dict[str, str]:
     }
 
 
-def _left_over(before: Mapping[str, Any], *, init: bool) -> State:
-    """Return the state of a container that an earlier kubelet of this node ran: to be restarted."""
+def _restored_state(before: Mapping[str, Any], *, init: bool) -> ContainerState:
+    """Return the initial state of a container that an earlier kubelet of this node ran; it will be restarted.
+
+    Args:
+        before: the container's status, as the earlier kubelet wrote it.
+        init: whether it is an init container; its restart is not counted.
+    """
     state = before.get("state", {})
     last = {"terminated": state["terminated"]} if "terminated" in state else before.get("lastState", {})
     if "running" in state:
@@ -378,11 +374,11 @@ def _left_over(before: Mapping[str, Any], *, init: bool) -> State:
             "terminated": {
                 "exitCode": 137,
                 "reason": "Error",
-                "message": "its node was restarted",
+                "message": "the node was restarted",
                 "startedAt": state["running"].get("startedAt"),
-                "finishedAt": now(),
+                "finishedAt": timestamp(),
                 "containerID": before.get("containerID", ""),
             }
         }
     waiting = {"waiting": {"reason": "ContainerCreating"}}
-    return State(waiting, last=last, restarts=before.get("restartCount", 0) + (0 if init else 1))
+    return ContainerState(waiting, last=last, restarts=before.get("restartCount", 0) + (0 if init else 1))

@@ -1,4 +1,4 @@
-"""Start-up, readiness and liveness probes of a running container."""
+"""Runs the start-up, readiness and liveness probes of a container."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from mizzen_local.node.handlers import Outcome, Target
 
 Report = Callable[[bool, Outcome], None]
 EAGER_SECONDS = 0.1
-MOST_EAGER_SECONDS = 1.0
+MAX_EAGER_SECONDS = 1.0
 
 
 class Probe:
     """One probe and its thresholds.
 
-    While an `eager` probe has never succeeded, it is tried more often than its period, so that a start is
-    seen at once; such a try counts when it succeeds, and failures only count at the end of a period.
+    Until an `eager` probe succeeds for the first time, it runs more often than its period, so that a start is
+    noticed at once. Of these extra runs only successes count; failures count once per period.
     """
 
     def __init__(self, spec: Mapping[str, Any], target: Target, *, eager: bool, ok: bool) -> None:
         self._spec = spec
         self._target = target
         self._eager = eager
-        self._in_a_row = 0
+        self._streak = 0
         self._last = ok
         self._failures_needed = spec.get("failureThreshold", 3)
         self._successes_needed = spec.get("successThreshold", 1)
         self._period = float(spec.get("periodSeconds", 10))
 
     async def run(self, report: Report) -> None:
-        """Probe without end.
+        """Run the probe periodically until cancelled.
 
         Args:
-            report: hears of each verdict: whether the threshold of successes (True) or failures (False) is
-                reached, and the last outcome.
+            report: called whenever the threshold of successes (True) or of failures (False) is reached or
+                exceeded, with the last outcome.
         """
         await asyncio.sleep(self._spec.get("initialDelaySeconds", 0))
         loop = asyncio.get_running_loop()
@@ -50,16 +50,16 @@ class Probe:
                 due = max(due + self._period, loop.time())
             wait = due - loop.time()
             if self._eager and not outcome.ok:
-                wait, pause = min(wait, pause), min(1.5 * pause, MOST_EAGER_SECONDS)
+                wait, pause = min(wait, pause), min(1.5 * pause, MAX_EAGER_SECONDS)
             elif outcome.ok:
                 self._eager = False
             await asyncio.sleep(max(wait, 0.0))
 
     def _count(self, outcome: Outcome, report: Report) -> None:
-        self._in_a_row = self._in_a_row + 1 if outcome.ok == self._last else 1
+        self._streak = self._streak + 1 if outcome.ok == self._last else 1
         self._last = outcome.ok
         needed = self._successes_needed if outcome.ok else self._failures_needed
-        if self._in_a_row >= needed:
+        if self._streak >= needed:
             report(outcome.ok, outcome)
 
 
@@ -67,8 +67,7 @@ class Probes:
     """The probes of one run of one container.
 
     Attributes:
-        started: the start-up probe has passed, or there is none.
-        ready: started, and the readiness probe, if there is one, passes.
+        started: the start-up probe has passed, or the container has none.
     """
 
     def __init__(
@@ -80,14 +79,14 @@ class Probes:
         unhealthy: Callable[[str, str], None],
         kill: Callable[[str, Mapping[str, Any]], Awaitable[None]],
     ) -> None:
-        """Prepare, without probing yet.
+        """Create the probes; `run` starts them.
 
         Args:
             container: the container's spec.
-            target: where to probe.
-            changed: called when started or ready changed.
-            unhealthy: hears the probe's kind and the message of a failure that reached its threshold.
-            kill: ends the container: gets the reason and the probe's spec.
+            target: the container that the handlers are run for.
+            changed: called when `started` or `ready` has changed.
+            unhealthy: called when a probe has reached its failure threshold, with its kind and the message.
+            kill: terminates the container's run, given a reason and the failed probe's spec.
         """
         self._container = container
         self._target = target
@@ -95,64 +94,66 @@ class Probes:
         self._unhealthy = unhealthy
         self._kill = kill
         self.started = "startupProbe" not in container
-        self._passes = "readinessProbe" not in container
-        self._begun = asyncio.Event()
+        self._readiness_passes = "readinessProbe" not in container
+        self._startup_passed = asyncio.Event()
 
     @property
     def ready(self) -> bool:
-        """Whether the container is ready."""
-        return self.started and self._passes
+        """Whether the container has started and its readiness probe, if it has one, passes."""
+        return self.started and self._readiness_passes
 
     async def run(self) -> None:
-        """Probe until cancelled, or until a probe has ended the container."""
+        """Run the probes until cancelled, or until a failed probe has terminated the container's run."""
         async with asyncio.TaskGroup() as group:
             if spec := self._container.get("startupProbe"):
-                starting = group.create_task(self._start(spec))
-                await self._begun.wait()
-                starting.cancel()
+                startup_task = group.create_task(self._probe_startup(spec))
+                await self._startup_passed.wait()
+                startup_task.cancel()
             if spec := self._container.get("readinessProbe"):
-                group.create_task(Probe(spec, self._target, eager=True, ok=False).run(self._readiness))
+                group.create_task(Probe(spec, self._target, eager=True, ok=False).run(self._report_readiness))
             if spec := self._container.get("livenessProbe"):
-                group.create_task(self._live(spec))
+                group.create_task(self._probe_liveness(spec))
 
-    async def _start(self, spec: Mapping[str, Any]) -> None:
+    async def _probe_startup(self, spec: Mapping[str, Any]) -> None:
         failed: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def report(ok: bool, outcome: Outcome) -> None:
             if ok and not self.started:
                 self.started = True
-                self._begun.set()
+                self._startup_passed.set()
                 self._changed()
             elif not ok and not failed.done():
                 failed.set_result(outcome)
 
-        await self._until_failed(Probe(spec, self._target, eager=True, ok=False), report, failed)
-        await self._end("Startup", spec, failed.result())
+        await self._probe_until_failed(Probe(spec, self._target, eager=True, ok=False), report, failed)
+        await self._end_container("Startup", spec, failed.result())
 
-    def _readiness(self, ok: bool, outcome: Outcome) -> None:
+    def _report_readiness(self, ok: bool, outcome: Outcome) -> None:
         if not ok:
             self._unhealthy("Readiness", outcome.message)
-        if ok != self._passes:
-            self._passes = ok
+        if ok != self._readiness_passes:
+            self._readiness_passes = ok
             self._changed()
 
-    async def _live(self, spec: Mapping[str, Any]) -> None:
+    async def _probe_liveness(self, spec: Mapping[str, Any]) -> None:
         failed: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def report(ok: bool, outcome: Outcome) -> None:
             if not ok and not failed.done():
                 failed.set_result(outcome)
 
-        await self._until_failed(Probe(spec, self._target, eager=False, ok=True), report, failed)
-        await self._end("Liveness", spec, failed.result())
+        await self._probe_until_failed(Probe(spec, self._target, eager=False, ok=True), report, failed)
+        await self._end_container("Liveness", spec, failed.result())
 
-    async def _until_failed(self, probe: Probe, report: Report, failed: asyncio.Future[Outcome]) -> None:
-        probing = asyncio.create_task(probe.run(report))
+    async def _probe_until_failed(
+        self, probe: Probe, report: Report, failed: asyncio.Future[Outcome]
+    ) -> None:
+        probe_task = asyncio.create_task(probe.run(report))
         try:
             await failed
         finally:
-            probing.cancel()
+            probe_task.cancel()
 
-    async def _end(self, kind: str, spec: Mapping[str, Any], outcome: Outcome) -> None:
+    async def _end_container(self, kind: str, spec: Mapping[str, Any], outcome: Outcome) -> None:
         self._unhealthy(kind, outcome.message)
         await self._kill(f"failed {kind.lower()} probe", spec)

@@ -1,4 +1,4 @@
-"""Reads the API objects that pods use: Secrets, ConfigMaps, their own fields, service account tokens."""
+"""Reads values that pods use from Secrets, ConfigMaps and pod fields; requests service account tokens."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mizzen_local.api import Api, ApiError
+from mizzen_local.api import ApiClient, ApiError
 
 SUBSCRIPT = re.compile(r"^metadata\.(labels|annotations)\['(.+)'\]$")
 KINDS = {"secret": "secrets", "configMap": "configmaps"}
 
 
 class MissingError(Exception):
-    """Something that a pod refers to is not there (yet)."""
+    """A pod refers to something that does not exist (yet), or that this node does not support."""
 
 
-def field(pod: Mapping[str, Any], path: str) -> str:
-    """A `fieldRef` of a pod, as text; maps come as lines of `key="value"`.
+def read_field(pod: Mapping[str, Any], path: str) -> str:
+    """Return the value of a pod's field as text; a map becomes lines of `key="value"`.
+
+    Args:
+        pod: the pod.
+        path: `fieldPath` of a `fieldRef`.
 
     Raises:
-        MissingError: Kubernetes knows no such field.
+        MissingError: pods have no such field.
     """
-    if found := SUBSCRIPT.match(path):
-        return pod["metadata"].get(found[1], {}).get(found[2], "")
+    if match := SUBSCRIPT.match(path):
+        return pod["metadata"].get(match[1], {}).get(match[2], "")
     if path == "status.podIPs":
         return ",".join(entry["ip"] for entry in pod["status"].get("podIPs", ()))
     if path == "status.hostIPs":
@@ -39,42 +43,51 @@ def field(pod: Mapping[str, Any], path: str) -> str:
     return "" if value is None else str(value)
 
 
-class Sources:
-    """The objects of one pod's namespace that it names, read when they are needed."""
+class PodSources:
+    """Reads the objects that one pod refers to, from its namespace."""
 
-    def __init__(self, api: Api, pod: Mapping[str, Any]) -> None:
+    def __init__(self, api: ApiClient, pod: Mapping[str, Any]) -> None:
         self._api = api
         self._pod = pod["metadata"]
         self._account = pod["spec"].get("serviceAccountName") or "default"
-        self._base = f"/api/v1/namespaces/{self._pod['namespace']}"
+        self._namespace_path = f"/api/v1/namespaces/{self._pod['namespace']}"
 
-    async def data(self, kind: str, reference: Mapping[str, Any]) -> dict[str, bytes]:
-        """Keys and values of a Secret or ConfigMap; empty when it is optional and not there.
+    async def read_data(self, kind: str, reference: Mapping[str, Any]) -> dict[str, bytes]:
+        """Return the data of a Secret or ConfigMap; empty if it is optional and does not exist.
 
         Args:
             kind: `secret` or `configMap`.
-            reference: has `name` (or `secretName`) and maybe `optional`.
+            reference: reference with `name` (or `secretName`), and possibly `optional`.
 
         Raises:
-            MissingError: it is not there.
+            MissingError: the object does not exist and is not optional, or may not be read yet.
         """
         name = reference.get("name") or reference.get("secretName", "")
         try:
-            found = await self._api.get(f"{self._base}/{KINDS[kind]}/{name}")
+            body = await self._api.get(f"{self._namespace_path}/{KINDS[kind]}/{name}")
         except ApiError as error:
-            # The node authorizer forbids what it does not see a pod of this node refer to yet.
+            # 403: the node authorizer does not know yet that a pod of this node refers to the object.
             if error.status == 404 and reference.get("optional"):
                 return {}
             if error.status in (403, 404):
                 raise MissingError(f'{KINDS[kind]} "{name}" not found') from error
             raise
         if kind == "secret":
-            return {key: base64.b64decode(value) for key, value in found.get("data", {}).items()}
-        plain = {key: value.encode() for key, value in found.get("data", {}).items()}
-        return plain | {key: base64.b64decode(value) for key, value in found.get("binaryData", {}).items()}
+            return {key: base64.b64decode(value) for key, value in body.get("data", {}).items()}
+        text_values = {key: value.encode() for key, value in body.get("data", {}).items()}
+        return text_values | {
+            key: base64.b64decode(value) for key, value in body.get("binaryData", {}).items()
+        }
 
-    async def token(self, projection: Mapping[str, Any]) -> bytes:
-        """A token of the pod's service account, bound to the pod."""
+    async def request_token(self, projection: Mapping[str, Any]) -> bytes:
+        """Request a token of the pod's service account that is bound to the pod.
+
+        Args:
+            projection: `serviceAccountToken` source of a projected volume.
+
+        Raises:
+            MissingError: the service account does not exist yet.
+        """
         spec: dict[str, Any] = {
             "expirationSeconds": projection.get("expirationSeconds", 3600),
             "boundObjectRef": {
@@ -88,7 +101,9 @@ class Sources:
             spec["audiences"] = [audience]
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         try:
-            answer = await self._api.create(f"{self._base}/serviceaccounts/{self._account}/token", request)
+            answer = await self._api.create(
+                f"{self._namespace_path}/serviceaccounts/{self._account}/token", request
+            )
         except ApiError as error:
             if error.status in (403, 404):
                 raise MissingError(f"serviceaccount {self._account!r}: {error}") from error

@@ -1,4 +1,4 @@
-"""Volumes of a pod as folders of this machine."""
+"""Provides the volumes of a pod as folders of this machine."""
 
 from __future__ import annotations
 
@@ -8,37 +8,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mizzen_local.node.sources import MissingError, Sources, field
+from mizzen_local.node.sources import MissingError, PodSources, read_field
 
 Item = Mapping[str, Any]
-TOKEN_SHARE = 0.8  # of a token's life, after which a new one is asked for
+TOKEN_RENEWAL_FRACTION = 0.8  # share of a token's lifetime after which it is renewed
 
 
 class Volumes:
-    """The volumes of one pod below one folder; `refresh` brings their files up to date."""
+    """The volumes of one pod, as subfolders of one folder; `refresh` creates and updates them."""
 
-    def __init__(self, folder: Path, pod: Mapping[str, Any], sources: Sources) -> None:
+    def __init__(self, folder: Path, pod: Mapping[str, Any], sources: PodSources) -> None:
         self._folder = folder
         self._volumes: list[Item] = pod["spec"].get("volumes", [])
         self._sources = sources
-        self._tokens: dict[Path, float] = {}
+        self._token_renewals: dict[Path, float] = {}
 
     def path(self, name: str) -> Path:
-        """Folder of a volume."""
+        """Return the folder of a volume."""
         return self._folder / name
 
     async def refresh(self, pod: Mapping[str, Any]) -> None:
-        """Make every volume, and write the files that the API gives.
+        """Create all volumes, and update files that come from the API.
+
+        Args:
+            pod: the pod, with the addresses in its status.
 
         Raises:
-            MissingError: an object is not there, or a kind of volume is not known here.
+            MissingError: an object does not exist, or a kind of volume is not supported.
         """
         for volume in self._volumes:
-            await self._make(volume, self.path(volume["name"]), pod)
+            await self._write_volume(volume, self.path(volume["name"]), pod)
 
-    async def _make(self, volume: Item, path: Path, pod: Item) -> None:
+    async def _write_volume(self, volume: Item, path: Path, pod: Item) -> None:
         if "hostPath" in volume:
-            self._host_path(volume, path)
+            self._link_host_path(volume, path)
             return
         _folder(path)
         if "emptyDir" in volume:
@@ -50,16 +53,16 @@ class Volumes:
         else:
             kinds = ", ".join(key for key in volume if key != "name")
             raise MissingError(
-                f"volume {volume['name']!r}: {kinds} is not available on mizzen-local; it knows hostPath, "
+                f"volume {volume['name']!r}: {kinds} is not available on mizzen-local; it supports hostPath, "
                 "emptyDir, projected, secret, configMap and downwardAPI"
             )
-        wanted: dict[str, bytes] = {}
+        files: dict[str, bytes] = {}
         for source in sources:
             for kind, projection in source.items():
-                wanted |= await self._files(kind, projection, path, pod)
-        _write(path, wanted)
+                files |= await self._read_files(kind, projection, path, pod)
+        _write_files(path, files)
 
-    def _host_path(self, volume: Item, path: Path) -> None:
+    def _link_host_path(self, volume: Item, path: Path) -> None:
         target, kind = Path(volume["hostPath"]["path"]), volume["hostPath"].get("type", "")
         if kind == "DirectoryOrCreate":
             target.mkdir(parents=True, exist_ok=True)
@@ -71,30 +74,32 @@ class Volumes:
         if not path.is_symlink():
             path.symlink_to(target)
 
-    async def _files(self, kind: str, projection: Item, path: Path, pod: Item) -> dict[str, bytes]:
+    async def _read_files(self, kind: str, projection: Item, path: Path, pod: Item) -> dict[str, bytes]:
         if kind in ("secret", "configMap"):
-            data = await self._sources.data(kind, projection)
+            data = await self._sources.read_data(kind, projection)
             if not (items := projection.get("items")):
                 return data
             absent = [item["key"] for item in items if item["key"] not in data]
             if absent and not projection.get("optional"):
-                raise MissingError(f"{kind} volume refers to keys that are not there: {', '.join(absent)}")
+                raise MissingError(f"{kind} volume refers to keys that do not exist: {', '.join(absent)}")
             return {item["path"]: data[item["key"]] for item in items if item["key"] in data}
         if kind == "downwardAPI":
             return {
-                item["path"]: field(pod, item["fieldRef"]["fieldPath"]).encode()
+                item["path"]: read_field(pod, item["fieldRef"]["fieldPath"]).encode()
                 for item in projection.get("items", ())
                 if "fieldRef" in item
             }
         if kind == "serviceAccountToken":
-            return {projection["path"]: await self._token(projection, path / projection["path"])}
+            return {projection["path"]: await self._read_token(projection, path / projection["path"])}
         raise MissingError(f"projected source {kind} is not available on mizzen-local")
 
-    async def _token(self, projection: Item, file: Path) -> bytes:
-        if time.monotonic() < self._tokens.get(file, 0.0) and (known := _read(file)) is not None:
-            return known
-        token = await self._sources.token(projection)
-        self._tokens[file] = time.monotonic() + TOKEN_SHARE * projection.get("expirationSeconds", 3600)
+    async def _read_token(self, projection: Item, file: Path) -> bytes:
+        if time.monotonic() < self._token_renewals.get(file, 0.0) and (current := _read(file)) is not None:
+            return current
+        token = await self._sources.request_token(projection)
+        self._token_renewals[file] = time.monotonic() + TOKEN_RENEWAL_FRACTION * projection.get(
+            "expirationSeconds", 3600
+        )
         return token
 
 
@@ -106,9 +111,9 @@ def _read(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def _write(folder: Path, wanted: Mapping[str, bytes]) -> None:
-    """Make a folder hold these files alone; each is replaced in one step, and only when it differs."""
-    for name, data in wanted.items():
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a folder and delete all others; a file that differs is replaced atomically."""
+    for name, data in files.items():
         path = folder / name
         if _read(path) == data:
             continue
@@ -118,10 +123,10 @@ def _write(folder: Path, wanted: Mapping[str, bytes]) -> None:
         temporary.write_bytes(data)
         temporary.replace(path)
     for path in [path for path in folder.rglob("*") if path.is_file()]:
-        if str(path.relative_to(folder)) not in wanted:
+        if str(path.relative_to(folder)) not in files:
             path.unlink()
 
 
-def remove(folder: Path) -> None:
-    """Remove a pod's folder; what a link points at stays."""
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with its content, but not the targets of links."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,1 +1,1 @@
-"""The InferenceService API: its typed view, labels, names of child objects, and checks. Pure, no I/O."""
+"""The InferenceService API: its dataclasses, labels, names of child objects, and checks. No I/O."""

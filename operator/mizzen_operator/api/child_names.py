@@ -9,7 +9,7 @@ def gateway_name(service: str) -> str:
 
 
 def service_of_gateway(gateway: str) -> str:
-    """Return the service whose dedicated gateway has this name; empty if no gateway can have it."""
+    """Return the service whose dedicated gateway has this name; empty unless it ends in `-gateway`."""
     service = gateway.removesuffix("-gateway")
     return service if service != gateway else ""
 
@@ -50,12 +50,12 @@ def fetch_network_policy(service: str) -> str:
 
 
 def leader_pod(service: str, revision: str, group: int, incarnation: int) -> str:
-    """Return the name of a group's leader pod: at most 63 characters for a service name of 40."""
+    """Return the name of a group's leader pod: at most 63 characters if the service's name has up to 40."""
     return f"{service}-{revision}-{group}-{incarnation}"
 
 
 def worker_pod(leader: str, rank: int) -> str:
-    """Return the name of a group's pod with a rank of 1 or more."""
+    """Return the name of a group's pod other than the leader; `rank` is its index in the group, 1 or more."""
     return f"{leader}-{rank}"
 
 
@@ -70,4 +70,4 @@ def leader_dns_name(service: str, namespace: str, leader: str) -> str:
 
 
 SHARED_GATEWAY = "mizzen-shared"
-"""Name of every object of a namespace's shared gateway. No child of a service ends in `-shared`."""
+"""Name of every object of a namespace's shared gateway. No name of a service's child ends in `-shared`."""

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _MissingField(Exception):
-    """A required field is missing; the text is its path."""
+    """A required field is missing; the message is its path."""
 
 
 class _RecordingDict(dict[str, Any]):
@@ -43,7 +43,12 @@ def _record_reads(value: Any, path: str, last: list[str]) -> Any:
 
 
 def describe_field_error(read: Callable[[Mapping[str, Any]], object], body: Mapping[str, Any]) -> str:
-    """Return which field of an object is invalid, and why; `read` has failed on the object before."""
+    """Describe which field of an object is invalid, and why.
+
+    Args:
+        read: parser that has failed on the object; it is called again.
+        body: the object.
+    """
     last = ["the object"]
     try:
         read(_RecordingDict(body, "", last))
@@ -52,5 +57,5 @@ def describe_field_error(read: Callable[[Mapping[str, Any]], object], body: Mapp
     except ValueError as error:
         return f"{last[0]}: {error}"
     except (TypeError, AttributeError, KeyError):
-        return f"{last[0]} is of another type than it should be"
-    return "the object cannot be read"
+        return f"{last[0]} has the wrong type"
+    return "the object cannot be parsed"

@@ -1,4 +1,4 @@
-"""Resolves which services share a gateway, who owns which model name, and whose gateway settings apply.
+"""Resolves which services share a gateway, which one owns each model name, and whose gateway settings apply.
 
 Services of a namespace with `spec.gateway.mode: Shared` have one gateway. The oldest service takes
 precedence: its `spec.gateway` applies, and a model name that two services claim belongs to the older one.
@@ -20,8 +20,8 @@ class GatewaySharing:
     Attributes:
         services: the services, oldest first; at least one.
         model_names: model names that each service owns, by service name; the served name comes first.
-        conflicting_names: for each service, the model names that it claims in vain, with the name of their
-            owner.
+        conflicting_names: model names that a service claims but an older service owns, by the name of the
+            claiming service; each with the name of its owner.
     """
 
     services: tuple[InferenceService, ...]
@@ -44,21 +44,28 @@ class GatewaySharing:
 
 
 def resolve_sharing(services: Sequence[InferenceService]) -> GatewaySharing | None:
-    """Return who owns which model name among the services of one namespace; None if none shares a gateway."""
+    """Return which services share a gateway, and which one owns each model name.
+
+    Args:
+        services: all services of one namespace; services that are being deleted do not count.
+
+    Returns:
+        The services that share a gateway; None if there are no such services.
+    """
     sharing = [service for service in services if service.shares_gateway and not service.deleting]
     if not sharing:
         return None
     sharing.sort(key=lambda service: (service.created, service.name))
     owners: dict[str, str] = {}
     models: dict[str, tuple[str, ...]] = {}
-    taken: dict[str, dict[str, str]] = {}
+    conflicting: dict[str, dict[str, str]] = {}
     for service in sharing:
         claimed = dict.fromkeys((service.model.served_name, *service.model.aliases))
         for name in claimed:
             owners.setdefault(name, service.name)
         models[service.name] = tuple(name for name in claimed if owners[name] == service.name)
-        taken[service.name] = {name: owners[name] for name in claimed if owners[name] != service.name}
-    return GatewaySharing(tuple(sharing), models, taken)
+        conflicting[service.name] = {name: owners[name] for name in claimed if owners[name] != service.name}
+    return GatewaySharing(tuple(sharing), models, conflicting)
 
 
 _FIELDS = {

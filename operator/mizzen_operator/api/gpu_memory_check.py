@@ -1,8 +1,9 @@
 """Checks from the declared sizes whether a model can fit into the GPUs of a group.
 
 The check counts a lower bound per rank: its share of the weights, and a little for activations, CUDA graphs
-and one KV page. A model that fails it can never start, so no pods are created. A model that passes may still
-be too large; then the engine reports that at its start. Without both sizes nothing is checked.
+and one KV page. If a model fails the check, it can never start, so no pods are created. A model that passes
+may still be too large; the engine reports that at its start. Nothing is checked unless the spec declares both
+the number of parameters and the GPU's memory.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from mizzen_operator.api.types import InferenceService
 PARAMETER_UNITS = {"M": 10**6, "B": 10**9, "T": 10**12}
 MEMORY_UNITS = {"Mi": 2**20, "Gi": 2**30}
 BYTES_PER_PARAMETER = {"Auto": 2, "BFloat16": 2, "Float16": 2, "Float32": 4}
-"""Bytes per parameter by dtype. For `Auto` it is a lower bound: the model may be stored in a wider type."""
+"""Bytes per parameter, by dtype. The value for `Auto` is a lower bound: the model may have a wider type."""
 RESERVED_BYTES = 256 * 2**20
-"""Bytes beside the weights that every rank needs at least."""
+"""Minimum number of bytes that every rank needs in addition to its weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCheck:
-    """Result of the check.
+    """Result of the memory check.
 
     Attributes:
-        fits: whether the model may fit; False if it certainly does not.
-        message: the figures in words, with a remedy if the model does not fit.
+        fits: whether the model may fit; False if it certainly does not fit.
+        message: required and available memory per GPU, with a remedy if the model does not fit.
     """
 
     fits: bool
@@ -33,22 +34,27 @@ class MemoryCheck:
 
 
 def check_gpu_memory(service: InferenceService) -> MemoryCheck | None:
-    """Compare the memory that a rank needs with its GPU's memory; return None if a size is not declared."""
+    """Compare the memory that a rank needs with its GPU's memory.
+
+    Returns:
+        The result; None if the spec does not declare both sizes, or the engine runs on the CPU.
+    """
     if not (service.parameters and service.gpu_memory) or service.engine.device == "CPU":
         return None
     parameters = float(service.parameters[:-1]) * PARAMETER_UNITS[service.parameters[-1]]
     memory = int(service.gpu_memory[:-2]) * MEMORY_UNITS[service.gpu_memory[-2:]]
     weights = parameters * BYTES_PER_PARAMETER[service.model.dtype] / service.tensor
-    room = memory * float(service.engine.memory_fraction)
-    need = weights + RESERVED_BYTES
-    words = (
-        f"{service.parameters} parameters on {service.tensor} GPUs need {_format_gib(need)} of each at "
-        f"least, and may take {_format_gib(room)}: {service.engine.memory_fraction} of {service.gpu_memory}"
+    available = memory * float(service.engine.memory_fraction)
+    needed = weights + RESERVED_BYTES
+    figures = (
+        f"{service.parameters} parameters on {service.tensor} GPUs need at least {_format_gib(needed)} of "
+        f"each, and may use {_format_gib(available)}: "
+        f"{service.engine.memory_fraction} of {service.gpu_memory}"
     )
-    if need <= room:
-        return MemoryCheck(True, words)
+    if needed <= available:
+        return MemoryCheck(True, figures)
     advice = "raise spec.parallelism.tensor, or correct spec.model.parameters or spec.accelerator.memory"
-    return MemoryCheck(False, f"{words}; {advice}")
+    return MemoryCheck(False, f"{figures}; {advice}")
 
 
 def _format_gib(size: float) -> str:

@@ -12,11 +12,11 @@ RANK = "mizzen.dev/rank"
 REVISION = "mizzen.dev/revision"
 INCARNATION = "mizzen.dev/incarnation"
 PODS = "mizzen.dev/pods"
-"""Number of pods per group; absent if it is 1."""
+"""Label of engine pods: number of pods per group; absent if it is 1."""
 
 GATEWAY_LABEL = "mizzen.dev/gateway"
 API_KEYS = "mizzen.dev/api-keys"
-"""On users' Secrets: name of the gateway that accepts the API keys in the Secret."""
+"""Label of users' Secrets: name of the gateway that accepts the API keys in the Secret."""
 
 ENGINE, GATEWAY, FETCH = "engine", "gateway", "fetch"
 SHARED = "shared"
@@ -24,17 +24,23 @@ SHARED = "shared"
 SERVICES_FILE = "services.json"
 """Key of the ConfigMap entry that lists the services of a shared gateway."""
 ROUTABLE = "mizzen.dev/routable"
-"""Readiness gate of engine pods: every gateway routes requests to the group."""
+"""Readiness gate of engine pods: true once every gateway routes requests to the group."""
 VERIFIED = "mizzen.dev/verified"
-"""Readiness gate of groups that must answer golden prompts first; gateways route nothing to them before."""
+"""Readiness gate of engine pods: true once the group has answered its golden prompts and may serve.
+
+Pods have this gate only if the spec has golden prompts.
+"""
 APPLIED_HASH = "mizzen.dev/applied"
 """Annotation of child objects: hash of the manifest that was applied last."""
 
 SERVICE_ACCOUNT_UID = "mizzen.dev/service-account-uid"
-"""Annotation of gateway pods: uid of the ServiceAccount to which their tokens are bound."""
+"""Annotation of gateway pods: uid of the ServiceAccount to which the pods' tokens are bound."""
 
 ROTATE_KEYS = "mizzen.dev/rotate-keys"
-"""Annotation of a service: a changed value requests new keys. Of its Secrets: the value handled last."""
+"""Annotation of services and Secrets: a changed value on a service requests new keys.
+
+On the service's Secrets, it is the value that was handled last.
+"""
 KEYS_MADE, NEXT_KEYS_MADE = "mizzen.dev/keys-made", "mizzen.dev/next-keys-made"
 """Annotations of Secrets: creation times of the present and of the next generation of keys."""
 
@@ -45,21 +51,24 @@ FIELD_MANAGER = "mizzen-operator"
 KEYS_FOLDER = "/var/run/mizzen/keys"
 API_KEYS_FOLDER = "/var/run/mizzen/api-keys"
 NO_API_KEYS_FOLDER = "/var/run/mizzen/no-api-keys"
-"""Empty folder read by a gateway with labelled API keys: it rejects everyone while there are no keys."""
+"""Empty folder of API keys, for gateways that find keys by label: without a key they reject all requests."""
 TLS_FOLDER = "/var/run/mizzen/tls"
 JOB_NAME = "batch.kubernetes.io/job-name"
 """Label that Kubernetes puts on the pods of a Job."""
 MAX_DIGITS = 9
-"""Maximum digits of a number in a label or Secret, so that it fits the int32 of `status.groups[].group`."""
+"""Maximum digits of a number in a label or Secret; it then fits `status.groups[].group`, an int32."""
 TERMINATION_MESSAGE = "/dev/termination-log"
 ADMIN_TOKEN = "admin.token"
 HTTP_PORT, ADMIN_PORT, WIRE_PORT, ENGINE_HTTP_PORT, FETCH_PORT = 8000, 8001, 5557, 8081, 8082
 ODD_WIRE_PORT = WIRE_PORT + 1
-"""Wire port of engines while their keys are of an odd generation: the key of a bound socket cannot change."""
+"""Wire port of engines whose keys have an odd generation number.
+
+New keys need another port, because the key of a bound socket cannot change.
+"""
 RANKS_PORT = 5560
-"""Port of a group's leader pod for its other pods; the next two ports are used too."""
+"""First of three consecutive ports on which a group's leader pod listens for the group's other pods."""
 
 
 def is_valid_number(text: str) -> bool:
-    """Return whether a text is a number as the operator writes it; users may have edited the label."""
+    """Return whether a label's value is a number of at most MAX_DIGITS digits; users may have edited it."""
     return text.isdecimal() and len(text) <= MAX_DIGITS

@@ -36,7 +36,7 @@ def parse_service(body: Mapping[str, Any]) -> InferenceService:
 
     Raises:
         InvalidServiceError: a field that the CRD requires or defaults is missing, or has a value that the CRD
-            rejects. The object was stored under the CRD of another release.
+            rejects, because the object was stored under the CRD of another release.
     """
     try:
         return _parse(body)
@@ -46,7 +46,8 @@ def parse_service(body: Mapping[str, Any]) -> InferenceService:
 
 _REMEDY = (
     "the CRD of the cluster is older or newer than the operator: upgrade both together (helm upgrade, or "
-    "kubectl apply --server-side -f crds/inferenceservices.yaml), and apply the service again if it stays"
+    "kubectl apply --server-side -f crds/inferenceservices.yaml), and apply the service again if that does "
+    "not help"
 )
 
 
@@ -113,7 +114,7 @@ def _access(given: Mapping[str, Any]) -> ModelAccess:
             path=cache.get("path", ""),
             size=str(cache.get("size", "")),
             storage_class=cache.get("storageClassName", ""),
-            access_mode=cache.get("accessMode", "ReadWriteMany"),  # absent in older revisions
+            access_mode=cache.get("accessMode", "ReadWriteMany"),  # absent in revisions of older releases
             when_deleted=cache.get("whenDeleted", "Retain"),
         ),
         endpoint=given.get("endpoint", ""),
@@ -151,13 +152,15 @@ def _rollout(given: Mapping[str, Any]) -> Rollout:
 
 def _int_or_percent(given: int | str) -> int | str:
     if isinstance(given, str) and not (given.endswith("%") and given[:-1].isdecimal()):
-        raise ValueError(f"{given[:64]!r} is no share such as '25%'")
+        raise ValueError(f"{given[:64]!r} is not a percentage such as '25%'")
     return given
 
 
 def _verification(given: Mapping[str, Any]) -> Verification:
     return Verification(
-        prompts=tuple(Prompt(one["prompt"], one["expected"], one["maxTokens"]) for one in given["prompts"]),
+        prompts=tuple(
+            Prompt(entry["prompt"], entry["expected"], entry["maxTokens"]) for entry in given["prompts"]
+        ),
         on_failure=given["onFailure"],
         timeout=given["timeoutSeconds"],
     )

@@ -1,7 +1,7 @@
 """Condition types, and the reasons given by conditions, groups, readiness gates, scale changes and errors.
 
-Every package takes these words from here; docs/conditions.md explains each of them. They are a public
-contract: users alert on them, so a value never changes. A constant has the name of its value.
+Every package uses the constants of this module; docs/conditions.md explains each value. The values are a
+public contract that users alert on, so they never change. Each constant is named after its value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MODEL_CACHED = "ModelCached"
 CONFLICT = "Conflict"
 SCALING_ACTIVE = "ScalingActive"
 KEYS_ROTATING = "KeysRotating"
-"""Also the reason of the Event that reports the start of a rotation."""
+"""Condition type, and also the reason of the Event that reports the start of a rotation."""
 API_KEYS_IN_FORCE = "ApiKeysInForce"
 
 CONDITION_TYPES = frozenset(
@@ -115,7 +115,7 @@ VERIFICATION_FAILED = "VerificationFailed"
 POD_REJECTED = "PodRejected"
 FETCH_REJECTED = "FetchRejected"
 REJECTED = "Rejected"
-"""Also the end of `JobRejected` and `PersistentVolumeClaimRejected`, which begin with the kind."""
+"""A reason, and also the suffix of `JobRejected` and `PersistentVolumeClaimRejected`."""
 WEBHOOK_FAILED = "WebhookFailed"
 NAME_TAKEN = "NameTaken"
 KEYS_UNUSABLE = "KeysUnusable"
@@ -142,7 +142,7 @@ BELOW_MINIMUM = "BelowMinimum"
 REQUESTS_WAIT = "RequestsWait"
 IDLE = "Idle"
 ABOVE_TARGET = "AboveTarget"
-"""End of a reason that begins with the metric, such as `SaturationAboveTarget`; so is `BELOW_TARGET`."""
+"""Suffix of a reason that begins with the metric, such as `SaturationAboveTarget`; like `BELOW_TARGET`."""
 BELOW_TARGET = "BelowTarget"
 
 # --- Reasons of errors that end a reconcile, which is then retried; a label of a metric ---
@@ -153,7 +153,7 @@ NAME_PASSED = "NamePassed"
 TIMEOUT = "Timeout"
 UNEXPECTED = "Unexpected"
 
-# --- Reasons of Kubernetes that are passed on, or compared ---
+# --- Reasons given by Kubernetes; the operator compares them or passes them on ---
 CRASH_LOOP_BACK_OFF = "CrashLoopBackOff"
 CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError"
 CREATE_CONTAINER_ERROR = "CreateContainerError"
@@ -170,4 +170,4 @@ ERROR = "Error"
 COMPLETED = "Completed"
 OOM_KILLED = "OOMKilled"
 DISRUPTED = "Disrupted"
-"""Given if a pod was disrupted and Kubernetes gives no reason."""
+"""The operator's reason for a disrupted pod if Kubernetes gives none."""

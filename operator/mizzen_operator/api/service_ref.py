@@ -1,4 +1,4 @@
-"""Protocol of a service that may have no usable spec; a parsed service satisfies it too."""
+"""Protocol of a service whose spec may be invalid; a parsed service satisfies it too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class ServiceRef(Protocol):
-    """A service's names and its last written status."""
+    """Identity of a service, and its last written status."""
 
     @property
     def name(self) -> str:
@@ -31,5 +31,5 @@ class ServiceRef(Protocol):
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """Status that was written last; empty before the first."""
+        """Status that was written last; empty if none was written yet."""
         ...

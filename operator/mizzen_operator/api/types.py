@@ -1,4 +1,4 @@
-"""Dataclasses of an InferenceService. The CRD sets defaults; values of several fields are derived here."""
+"""Dataclasses of an InferenceService. The CRD sets defaults; methods derive values from several fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`spec.model`."""
+    """`spec.model`; `context_length` is in tokens, or None to use the model's own."""
 
     source: str
     served_name: str
@@ -24,7 +24,7 @@ class ModelCache:
 
     Attributes:
         size: size of the claim that the operator creates; empty if the user creates the claim.
-        when_deleted: fate of a created claim when the service is deleted: `Retain` or `Delete`.
+        when_deleted: whether the operator's claim outlives the service: `Retain` or `Delete`.
     """
 
     mode: str = "None"
@@ -38,10 +38,10 @@ class ModelCache:
 
 @dataclass(frozen=True, slots=True)
 class ModelAccess:
-    """Fields of `spec.model` about the source of the weights, not about their identity.
+    """Fields of `spec.model` that say how the weights are obtained, not which weights.
 
     Attributes:
-        credentials: name of a Secret and a key in it; None without credentials.
+        credentials: name of the Secret with the credentials, and a key in it; None if the spec names none.
         endpoint: base URL that replaces the source's own; empty for the default.
     """
 
@@ -79,7 +79,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """`spec.accelerator`; `per_pod` is the number of GPUs, 0 on CPU; `claim_template` is empty if unset."""
+    """`spec.accelerator`; `per_pod` is the number of GPUs per pod, and 0 on the CPU."""
 
     resource_name: str
     per_pod: int
@@ -89,7 +89,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """`spec.gateway.admission`."""
+    """`spec.gateway.admission`; `queue_timeout` is in seconds."""
 
     max_in_flight: int
     max_tokens_in_flight: int
@@ -109,7 +109,7 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """`spec.gateway`, without its mode."""
+    """`spec.gateway`, without its mode; `warmup_timeout` is in seconds."""
 
     replicas: int
     service_type: str
@@ -132,7 +132,7 @@ class Gateway:
     access_log: str = "Enabled"
     extra_args: tuple[str, ...] = ()
     keys_from_label: bool = False
-    """Whether Secrets with the label `mizzen.dev/api-keys` hold API keys too; a key is then required."""
+    """Whether Secrets with the label `mizzen.dev/api-keys` hold API keys; if so, requests need an API key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,8 @@ class Lifecycle:
     """`spec.lifecycle`; times are in seconds.
 
     Attributes:
-        max_group_restarts: failures of a group per hour that are tolerated; 0 tolerates any number.
+        max_group_restarts: failures that a group may have within an hour; if it has more, it is not started
+            again. 0 means no limit.
     """
 
     startup_timeout: int
@@ -168,7 +169,10 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """`spec.rollout`; surge and unavailable are numbers of groups, or percentages such as `25%`."""
+    """`spec.rollout`; `max_surge` and `max_unavailable` are groups, or percentages such as `25%`.
+
+    `progress_deadline` is in seconds.
+    """
 
     max_surge: int | str = 1
     max_unavailable: int | str = 0
@@ -182,7 +186,7 @@ class Rollout:
         return _resolve_percent(self.max_surge, groups, up=True)
 
     def unavailable_groups(self, groups: int) -> int:
-        """Return the number of groups that may be missing during a rollout; at least 1 if the surge is 0."""
+        """Return how many of `groups` may be missing during a rollout; at least 1 if the surge is 0."""
         rounded = min(groups, _resolve_percent(self.max_unavailable, groups, up=False))
         return rounded or (1 if self.surge_groups(groups) == 0 else 0)
 
@@ -216,8 +220,8 @@ class Autoscaling:
 
     Attributes:
         metric: `Saturation`, `QueueTokens` or `ActiveRequests`.
-        target: percentage for `Saturation`, else the target per group.
-        idle_to_zero: idle time before the service is scaled to zero; None to never do that.
+        target: target of the metric: percent for `Saturation`, else tokens or requests per group.
+        idle_to_zero: idle time before the service is scaled to zero; None if it never is.
     """
 
     min_replicas: int
@@ -235,8 +239,8 @@ class InferenceService:
     """An InferenceService as the API server holds it.
 
     Attributes:
-        pod_template: `spec.podTemplate`, the overlay of the engine's pods.
-        status: status that was written last; empty before the first.
+        pod_template: `spec.podTemplate`, which is merged into the engine pods.
+        status: status that was written last; empty if none was written yet.
     """
 
     name: str
@@ -269,7 +273,7 @@ class InferenceService:
     gpu_memory: str = ""
     """`spec.accelerator.memory`; empty if it is not declared."""
     rotate_keys: str = ""
-    """Annotation mizzen.dev/rotate-keys of the service."""
+    """Value of the service's annotation mizzen.dev/rotate-keys; empty if it is not set."""
     pods: int = 1
     """Number of pods per group."""
     topology_key: str = ""
@@ -284,4 +288,4 @@ class InferenceService:
 
 
 MAX_SCALE_HISTORY = 8
-"""Maximum changes of spec.replicas by the operator that `status.scaleHistory` keeps."""
+"""Maximum length of `status.scaleHistory`, the list of changes that the operator made to spec.replicas."""

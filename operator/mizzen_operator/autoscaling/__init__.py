@@ -1,1 +1,1 @@
-"""Scales services with `spec.autoscaling`."""
+"""Changes `spec.replicas` of services with `spec.autoscaling` according to their load."""

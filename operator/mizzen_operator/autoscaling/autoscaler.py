@@ -1,7 +1,8 @@
-"""Samples autoscaled services every few seconds, and writes `spec.replicas` through `/scale`.
+"""Samples the load of autoscaled services every few seconds, and writes `spec.replicas` through `/scale`.
 
-The decision is `policy.py`'s. If a HorizontalPodAutoscaler targets the service too, nothing is written and
-the condition ScalingActive reports it. HPAs are looked up once in a while, and before each write.
+`policy.py` decides on the number. If a HorizontalPodAutoscaler (HPA) targets the service too, nothing is
+written, and the condition ScalingActive reports the HPA. HPAs are looked up once a minute, and before each
+write.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 5.0
 HPA_CHECK_SECONDS = 60.0
-"""Interval at which HPAs are looked up for a service that is not being scaled."""
+"""Interval at which HPAs are looked up for a service whose replicas do not change."""
 MAX_CONCURRENT_PER_NAMESPACE, MAX_CONCURRENT = 16, 64
-"""Concurrent decisions per namespace, and in total: some may wait for gateways that hang."""
+"""Maximum number of concurrent decisions per namespace and in total; some may wait for hung gateways."""
 
 
 @dataclass(slots=True)
@@ -43,19 +44,21 @@ class _ServiceScaling:
 
     Attributes:
         uid: uid of the service.
-        scales: scale changes by this process, the latest last, in the form of `status.scaleHistory`.
+        state: state for the next decision.
+        scale_history: changes of replicas by this process, the latest last, in the form of
+            `status.scaleHistory`.
     """
 
     uid: str = ""
     state: ScalingState = field(default_factory=ScalingState)
     competing_hpa: str = ""
-    """Name of a HorizontalPodAutoscaler that scales the service too, if any."""
+    """Name of a HorizontalPodAutoscaler that scales the service too; empty if none does."""
     hpas_checked_at: float = float("-inf")
     scale_history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 class Autoscaler:
-    """Scales all services with `spec.autoscaling`; reconciles report which these are."""
+    """Scales all services with `spec.autoscaling`; reconciles register them by `observe_service`."""
 
     def __init__(
         self,
@@ -64,7 +67,10 @@ class Autoscaler:
         metrics: Metrics,
         enqueue: Callable[[ServiceKey], None],
     ) -> None:
-        """Scale by the gateways' reports; `enqueue` gets services whose status must change."""
+        """Create an autoscaler that reads the load from the gateways of `gateway_watch`.
+
+        It calls `enqueue` with each service whose status must change.
+        """
         self._kube = kube
         self._enqueue = enqueue
         self._gateway_watch = gateway_watch
@@ -78,7 +84,7 @@ class Autoscaler:
         self._wake = asyncio.Event()
 
     def observe_service(self, key: ServiceKey, settings: Autoscaling | None, uid: str = "") -> None:
-        """Record the autoscaling settings of a service with this uid; None if it is not autoscaled."""
+        """Begin to scale a service, or stop if it has no `settings`; a new uid starts from scratch."""
         if settings is None:
             self._services.pop(key, None)
         elif key not in self._services or self._services[key].uid != uid:
@@ -89,17 +95,17 @@ class Autoscaler:
         return self._services[key].competing_hpa if key in self._services else ""
 
     def scale_history(self, key: ServiceKey) -> Sequence[Mapping[str, Any]]:
-        """Return the scale changes by this process, the latest last; see `status.scaleHistory`."""
+        """Return a service's scale changes by this process, the latest last, as in `status.scaleHistory`."""
         return tuple(self._services[key].scale_history) if key in self._services else ()
 
     def decide_now(self, key: ServiceKey) -> None:
-        """Decide on a service now if its gateways hold requests."""
+        """Decide on a service at once, instead of at the next period, if its gateways hold requests."""
         if key in self._services and self._gateway_watch.holds_requests(key):
             self._due[key.namespace].add(key)
             self._wake.set()
 
     async def run(self) -> None:
-        """Decide periodically until cancelled."""
+        """Decide on each service every PERIOD_SECONDS until cancelled."""
         due = time.monotonic() + PERIOD_SECONDS
         async with asyncio.TaskGroup() as group:
             while True:
@@ -116,7 +122,7 @@ class Autoscaler:
                     group.create_task(self._decide_namespace(namespace))
 
     async def _decide_namespace(self, namespace: str) -> None:
-        """Decide on a namespace's due services; slow ones do not delay other namespaces."""
+        """Decide on a namespace's due services; slow decisions do not delay other namespaces."""
         slots = asyncio.Semaphore(MAX_CONCURRENT_PER_NAMESPACE)
         await asyncio.gather(*(self._decide_in_slot(key, slots) for key in self._due.pop(namespace)))
         self._busy_namespaces.discard(namespace)
@@ -128,7 +134,7 @@ class Autoscaler:
             try:
                 await self._decide(key)
             except KubeError as error:
-                if error.code != 409:  # the service changed meanwhile: the next decision sees it
+                if error.code != 409:  # 409: the service has changed; the next decision uses the new version
                     logger.warning("%s/%s: cannot scale: %s", *key, error)
             except Exception:
                 logger.exception("%s/%s: unexpected error", *key)
@@ -142,14 +148,14 @@ class Autoscaler:
         try:
             service = parse_service(body)
         except InvalidServiceError:
-            return  # its reconcile reports it
+            return  # the service's reconcile reports the invalid spec
         if service.autoscaling is None or service.suspend:
             return
         if await self._has_competing_hpa(key, scaling):
             return
         now = time.monotonic()
         state = scaling.state
-        if not state.recommendations:  # without history, never scale down sooner than with one
+        if not state.recommendations:  # without a history, scale down no sooner than with one
             state = replace(state, recommendations=((now, service.replicas),))
         sample = merge_tables(await self._gateway_watch.fetch_tables(key))
         scale, scaling.state = decide(service.autoscaling, service.replicas, sample, state, now)
@@ -160,7 +166,7 @@ class Autoscaler:
         patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": scale.after}}
         scaling.state = replace(scaling.state, recommendations=())
         await self._kube.patch(ObjectRef(labels.KIND, *key, "scale"), patch)
-        logger.info("%s/%s: from %d to %d groups (%s)", *key, scale.before, scale.after, scale.reason)
+        logger.info("%s/%s: scaled from %d to %d groups (%s)", *key, scale.before, scale.after, scale.reason)
         self._metrics.actions.labels("Scale").inc()
         done = {"from": scale.before, "to": scale.after, "reason": scale.reason}
         scaling.scale_history.append({"time": timestamp(datetime.now(UTC)), **done})
@@ -170,13 +176,20 @@ class Autoscaler:
     async def _has_competing_hpa(
         self, key: ServiceKey, scaling: _ServiceScaling, older_than: float = HPA_CHECK_SECONDS
     ) -> bool:
-        """Return whether a HorizontalPodAutoscaler scales a service, by a lookup that is recent enough."""
+        """Return whether a HorizontalPodAutoscaler also scales a service.
+
+        HPAs are looked up again if the last lookup is older than `older_than` seconds.
+        """
         if time.monotonic() - scaling.hpas_checked_at > older_than:
             others = await self._kube.list(ObjectRef("HorizontalPodAutoscaler", key.namespace))
             before, scaling.competing_hpa = scaling.competing_hpa, competing_hpa(others, key.name)
             scaling.hpas_checked_at = time.monotonic()
             if scaling.competing_hpa != before:
-                logger.warning("%s/%s: scaled by HorizontalPodAutoscaler %r too", *key, scaling.competing_hpa)
+                if scaling.competing_hpa:
+                    text = "%s/%s: HorizontalPodAutoscaler %r also scales the service; not scaling it"
+                    logger.warning(text, *key, scaling.competing_hpa)
+                else:
+                    logger.info("%s/%s: HorizontalPodAutoscaler %r is gone; scaling again", *key, before)
                 self._enqueue(key)
         return bool(scaling.competing_hpa)
 
@@ -191,7 +204,11 @@ def competing_hpa(autoscalers: Iterable[Mapping[str, Any]], service: str) -> str
 
 
 def merge_tables(tables: Iterable[Mapping[str, Any]] | None) -> Sample | None:
-    """Merge the routing tables of a service's gateways into a sample; return None if one is missing."""
+    """Merge the routing tables of a service's gateways into a sample; return None if there are no tables.
+
+    Args:
+        tables: one table per gateway; None if a gateway did not answer.
+    """
     if not tables:
         return None
     engines: dict[str, EngineLoad] = {}

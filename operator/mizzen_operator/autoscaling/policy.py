@@ -1,10 +1,10 @@
 """Decides how many groups a service should have, from its load. Pure; `autoscaler.py` calls it.
 
 Each sample recommends a number of groups. Scale-up goes to the lowest recommendation within its stabilization
-window, scale-down to the highest within its own, so that a short peak or lull changes nothing. A service that
-had no requests for `idle_to_zero` seconds is scaled to zero, and to one group as soon as a request waits. A
-group that was just created has not been idle: it may serve first, unless its start takes longer than any
-request waits for it.
+window, scale-down to the highest within its own, so that a short peak or lull changes nothing. A service
+without requests for `idle_to_zero` seconds is scaled to zero, and to one group as soon as a request waits.
+Idle time counts from the moment at which an engine began to serve. While no engine serves, the service is
+scaled to zero only after `wake_timeout`, the longest time that a request waits for a group to start.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from mizzen_operator.api import reasons
 from mizzen_operator.api.types import Autoscaling
 
 TOLERANCE = 0.1
-"""Relative deviation from the target that changes nothing."""
+"""Relative deviation of the metric from its target up to which the number of groups stays the same."""
 MAX_GROWTH_FACTOR = 2.0
 """Maximum growth per decision: by this factor, or by MIN_GROWTH_GROUPS groups if that is more."""
 MIN_GROWTH_GROUPS = 2
 MAX_RECOMMENDATIONS = 1024
+"""Maximum number of recommendations that are kept for the stabilization windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class EngineLoad:
     """Load of one serving engine.
 
     Attributes:
-        kv_percent: KV pages in use by requests, in percent.
+        kv_percent: percentage of the KV cache's pages that requests use.
         waiting_tokens: prompt tokens of its waiting requests.
-        requests: running and waiting requests.
+        requests: number of running and waiting requests.
     """
 
     kv_percent: float = 0.0
@@ -44,11 +45,11 @@ class Sample:
     """Load of a service as its gateways report it.
 
     Attributes:
-        engines: serving engines.
-        queued: requests that wait at gateways for capacity of an engine.
-        has_held_requests: whether requests wait while no engine serves.
-        in_flight: requests in progress.
-        idle_seconds: time since the last request left any gateway; 0 while there is one.
+        engines: loads of the serving engines.
+        queued: number of requests that wait at gateways for capacity of an engine.
+        has_held_requests: whether requests wait at gateways because no engine serves.
+        in_flight: number of requests in progress.
+        idle_seconds: time since the last request left any gateway; 0 while a request is in progress.
     """
 
     engines: tuple[EngineLoad, ...] = ()
@@ -63,9 +64,9 @@ class ScalingState:
     """State that one decision passes to the next.
 
     Attributes:
-        recommendations: recommendations with their times, the oldest first.
-        had_serving_engines: whether an engine served at the last sample; None before the first.
-        since: when that state began, as far as it was observed.
+        recommendations: monotonic time in seconds and recommended number of groups, the oldest first.
+        had_serving_engines: whether an engine served at the last sample; None before the first sample.
+        since: monotonic time of the first sample with this value of `had_serving_engines`.
     """
 
     recommendations: tuple[tuple[float, int], ...] = field(default=())
@@ -75,7 +76,7 @@ class ScalingState:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A change of `spec.replicas`."""
+    """A change of `spec.replicas`, with the reason that the status reports."""
 
     before: int
     after: int
@@ -85,17 +86,17 @@ class Scale:
 def decide(
     settings: Autoscaling, current: int, sample: Sample | None, state: ScalingState, now: float
 ) -> tuple[Scale | None, ScalingState]:
-    """Decide on a number of groups.
+    """Decide how many groups a service should have.
 
     Args:
         settings: `spec.autoscaling`.
         current: `spec.replicas`.
-        sample: the load; None if a gateway does not answer: then only the limits are enforced.
+        sample: load of the service; None if a gateway does not answer, so that only the limits are enforced.
         state: state after the last decision.
         now: seconds of a monotonic clock.
 
     Returns:
-        The change or None, and the new state.
+        The change, or None if the number stays the same; and the state for the next decision.
     """
     minimum = max(settings.min_replicas, 1)
     if current == 0:
@@ -154,13 +155,20 @@ def demand(settings: Autoscaling, sample: Sample) -> float:
     if sample.queued == 0:
         return used
     working = sum(engine.requests for engine in sample.engines)
-    # A queue means that the engines are full, whatever their KV use; queued requests need as much again.
+    # If requests are queued, the engines are full, whatever their KV use. A queued request needs as much as
+    # a running one.
     full = 100.0 * len(sample.engines)
     return max(used, full) * (1 + sample.queued / max(1, working))
 
 
 def _idle(settings: Autoscaling, sample: Sample, seconds: float) -> bool:
-    """Return whether a service has been idle for long enough; `seconds` is the age of its serving state."""
+    """Return whether a service has been idle for long enough to be scaled to zero.
+
+    Args:
+        settings: `spec.autoscaling`.
+        sample: load of the service.
+        seconds: time since engines began to serve, or since the last engine stopped serving.
+    """
     minimum = settings.idle_to_zero
     if minimum is None or sample.has_held_requests or sample.queued or sample.in_flight:
         return False

@@ -16,7 +16,7 @@ from mizzen_operator.resources.gateway_spec import GatewaySpec
 logger = logging.getLogger(__name__)
 
 MAX_SECRETS = 64
-"""Maximum labelled Secrets per gateway; the newest beyond it are left out."""
+"""Maximum number of labelled Secrets that a gateway mounts; if there are more, it mounts the oldest."""
 
 
 class GatewayKey(NamedTuple):
@@ -29,8 +29,8 @@ class GatewayKey(NamedTuple):
 class ApiKeySecrets:
     """Finds the Secrets whose label `mizzen.dev/api-keys` names a gateway.
 
-    They are listed at each reconcile of a gateway that uses them, and `changed_gateways` compares all of them
-    in between. So the permission to list suffices, and no watch has to be kept alive.
+    The Secrets are listed at each reconcile of a gateway that uses them, and `changed_gateways` compares all
+    of them between reconciles. So the permission to list suffices, and no watch has to be kept alive.
     """
 
     def __init__(self, kube: KubeClient, namespace: str) -> None:
@@ -40,7 +40,7 @@ class ApiKeySecrets:
         self._selected: dict[GatewayKey, tuple[str, ...]] = {}
 
     async def find(self, spec: GatewaySpec) -> tuple[str, ...]:
-        """Return the names of the labelled Secrets that a gateway should mount.
+        """Return the names of the labelled Secrets that a gateway should mount; empty if it uses no labels.
 
         Raises:
             Refused: the operator may not list Secrets.
@@ -77,7 +77,7 @@ class ApiKeySecrets:
         self._selected.pop(gateway_key, None)
 
     async def changed_gateways(self) -> list[GatewayKey]:
-        """Return the gateways whose Secrets have changed since their last reconcile.
+        """Return the gateways that should mount other Secrets than at their last reconcile.
 
         Raises:
             KubeError: the API server failed.
@@ -99,7 +99,7 @@ class ApiKeySecrets:
 
 
 def select_secrets(secrets: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the names of the oldest MAX_SECRETS Secrets, sorted; Secrets in deletion are left out."""
+    """Return the sorted names of the oldest MAX_SECRETS Secrets, without Secrets that are being deleted."""
     metas = [body["metadata"] for body in secrets if "deletionTimestamp" not in body["metadata"]]
     metas.sort(key=lambda meta: (meta["creationTimestamp"], meta["name"]))
     return tuple(sorted(meta["name"] for meta in metas[:MAX_SECRETS]))

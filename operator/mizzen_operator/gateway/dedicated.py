@@ -20,7 +20,7 @@ from mizzen_operator.resources.pod_disruption_budget import gateway_disruption_b
 
 
 class DedicatedGateways:
-    """Gateways of services that do not share one."""
+    """Applies the gateways of services that do not share a gateway."""
 
     def __init__(
         self, config: OperatorConfig, api_key_secrets: ApiKeySecrets, applier: Applier, applied: ApplyCache
@@ -34,8 +34,9 @@ class DedicatedGateways:
         """Apply the gateway's manifests that differ from the live objects; return the live Deployment.
 
         Raises:
-            Refused: an object of one of the names belongs to something else.
-            KubeError: the API server failed or found a manifest invalid.
+            Refused: an object with a name that the gateway needs belongs to something else, or the operator
+                may not list Secrets.
+            KubeError: the API server failed, or rejected a manifest.
         """
         live_objects = {"Deployment": observed.deployment, "Service": observed.gateway_service}
         spec = dedicated_gateway_spec(service)

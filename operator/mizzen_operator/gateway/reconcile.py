@@ -1,6 +1,6 @@
 """Reconciles a service's gateway, dedicated or shared, and advances the rotation of its keys.
 
-The reconciler calls it at each pass, before groups. It dispatches to `dedicated.py` and `shared.py`.
+Each reconcile of a service calls it before the groups are handled. It calls `dedicated.py` or `shared.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ReconciledGateway:
         deployment: live Deployment.
         keys: keys of the service.
         shared: the shared gateway; None if the gateway is dedicated.
-        failure: why the gateway is not as the spec asks for; the previous one still serves.
+        failure: why the spec could not be applied to the gateway, which still serves as before; else None.
     """
 
     token: str
@@ -76,33 +76,34 @@ class GatewayReconciler:
         self._members: set[ServiceKey] = set()
 
     def services_sharing(self, namespace: str) -> list[ServiceKey]:
-        """Services that share the namespace's gateway, as far as they were looked at."""
+        """Return the services that share a namespace's gateway and that this process has reconciled."""
         return [key for key in self._members if key.namespace == namespace]
 
     async def services_with_changed_api_keys(self) -> list[ServiceKey]:
-        """Return services whose gateway should mount other Secrets with API keys than it does.
+        """Return the services whose gateway mounts an outdated set of Secrets with API keys.
 
         Raises:
             KubeError: the API server failed.
         """
-        found: list[ServiceKey] = []
+        keys: list[ServiceKey] = []
         for namespace, gateway in await self._api_key_secrets.changed_gateways():
             if gateway == child_names.SHARED_GATEWAY:
-                found += self.services_sharing(namespace)
+                keys += self.services_sharing(namespace)
             else:
-                found.append(ServiceKey(namespace, child_names.service_of_gateway(gateway)))
-        return found
+                keys.append(ServiceKey(namespace, child_names.service_of_gateway(gateway)))
+        return keys
 
     async def reconcile(
         self, key: ServiceKey, service: InferenceService, observed: ObservedState
     ) -> ReconciledGateway:
         """Apply the service's keys and gateway.
 
-        If the cluster rejects a change of an existing gateway, the groups are reconciled all the same: that
-        gateway still serves, and groups may fail meanwhile.
+        If the cluster rejects a change of an existing gateway, the result reports it as a failure, and the
+        groups are reconciled all the same: the gateway still serves, and groups may fail meanwhile.
 
         Raises:
-            Refused: an object of one of the names belongs to something else, or there is no gateway yet.
+            Refused: the service's keys, or a gateway that does not exist yet, cannot be created; for example,
+                because something else has a name that they need.
             KubeError: the API server failed, or rejected a gateway that does not exist yet.
         """
         if service.shares_gateway:
@@ -140,10 +141,10 @@ class GatewayReconciler:
         groups: Sequence[Group],
         routing: RoutingState,
     ) -> RotationProgress | None:
-        """Drop the previous keys once nothing uses them; return the progress, or None.
+        """Drop the previous keys once nothing uses them; return the progress, or None if no rotation runs.
 
         Raises:
-            Refused: a Secret of the name belongs to something else.
+            Refused: a Secret with a name that the service needs belongs to something else.
             KubeError: the API server failed.
         """
         if not gateway.rotating:
@@ -159,17 +160,17 @@ class GatewayReconciler:
         return progress
 
     def affected_services(self, key: ServiceKey, gateway: ReconciledGateway | None) -> tuple[ServiceKey, ...]:
-        """Return other services of a shared gateway that this reconcile has changed."""
+        """Return the other services of the gateway if it is shared and this reconcile has changed it."""
         if gateway is None or gateway.shared is None or not gateway.shared.changed:
             return ()
         return tuple(other for other in self.services_sharing(key.namespace) if other != key)
 
     def add_member(self, key: ServiceKey) -> None:
-        """Record that a service uses the shared gateway: it is reconciled when the gateway changes."""
+        """Record that a service uses the shared gateway, so that changes of the gateway reconcile it."""
         self._members.add(key)
 
     def remove_member(self, key: ServiceKey) -> tuple[ServiceKey, ...]:
-        """Remove a service from its shared gateway; return the remaining services."""
+        """Record that a service no longer uses the shared gateway; return the services that still do."""
         if key not in self._members:
             return ()
         self._members.discard(key)
@@ -180,26 +181,26 @@ class GatewayReconciler:
         return tuple(others)
 
     def invalidate(self, namespace: str, kind: str, name: str) -> None:
-        """Compare one object of a namespace's shared gateway again at the next reconcile."""
+        """Make the next reconcile compare one object of a namespace's shared gateway with its manifest."""
         self._shared_gateways.invalidate(namespace, kind, name)
 
     def forget_keys(self, key: ServiceKey) -> None:
-        """Read a service's keys again at the next reconcile, because a gateway has another token."""
+        """Make the next reconcile read a service's keys again, because a gateway rejected the token."""
         self._applied.forget(key)
         if key in self._members:
             self._shared_gateways.forget(key.namespace)
 
 
 def token_refused_reason(service: InferenceService) -> BlockingReason:
-    """Return the reason and the remedy if a gateway's token differs from the one in the Secret."""
+    """Return the reason and the remedy for a gateway whose token differs from the one in its Secret."""
     secret = (
         child_names.SHARED_GATEWAY if service.shares_gateway else child_names.root_keys_secret(service.name)
     )
-    whose = f"{labels.SERVICE}={service.name}"
+    selector = f"{labels.SERVICE}={service.name}"
     if service.shares_gateway:
-        whose = f"'{labels.GATEWAY_LABEL}={labels.SHARED}'"
+        selector = f"'{labels.GATEWAY_LABEL}={labels.SHARED}'"
     return BlockingReason(
         reasons.TOKEN_REFUSED,
         f"a gateway holds another token than Secret {secret}, which was recreated: "
-        f"kubectl delete pods -l {whose} restarts all pods with the new keys",
+        f"kubectl delete pods -l {selector} restarts all pods with the new keys",
     )

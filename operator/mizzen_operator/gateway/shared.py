@@ -1,6 +1,6 @@
-"""Reconciles the gateway that the services of a namespace share, and its own keys. `reconcile.py` calls it.
+"""Reconciles the gateway that the services of a namespace share, and the gateway's keys.
 
-Each sharing service triggers a reconcile of the gateway; a lock per namespace serializes them.
+`reconcile.py` calls it in the reconcile of each sharing service; a lock per namespace serializes these calls.
 """
 
 from __future__ import annotations
@@ -55,26 +55,36 @@ class _SharedState:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     record_since: float = 0.0
+    """Monotonic time at which `digests` was last cleared."""
     digests: dict[tuple[str, str], str] = field(default_factory=dict)
     """Digest of each applied manifest, by kind and name."""
     previous_digests: dict[tuple[str, str], str] = field(default_factory=dict)
     """Digests at the end of the previous reconcile."""
     uids: dict[str, str] = field(default_factory=dict)
     """Uids of the sharing services, by name."""
-    public_keys: dict[str, tuple[str, EngineKeys]] = field(default_factory=dict)
-    """Uid and public engine keys of each sharing service, by name."""
-    public: tuple[str, ...] = ()
+    engine_public_keys: dict[str, tuple[str, EngineKeys]] = field(default_factory=dict)
+    """Uid of each sharing service and public keys of its engines, by service name."""
+    gateway_public_keys: tuple[str, ...] = ()
+    """Public keys of the gateway: the present one, and the next one during a rotation."""
     token: str = ""
     created_at: str = ""
+    """Creation time of the gateway's present keys."""
     handled_request: str = ""
+    """Value of the rotate-keys annotation that was handled last."""
     immutable: bool = False
     """Whether an older release made the Secret immutable."""
     confirmed: dict[str, str] = field(default_factory=dict)
     """Newest gateway key that each service's engines accept, by the service's uid."""
 
-    def forget_others(self, uids: Mapping[str, str]) -> None:
-        """Drop the state of services that no longer share the gateway; `uids` are the others, by name."""
-        self.public_keys = {name: known for name, known in self.public_keys.items() if name in uids}
+    def drop_other_services(self, uids: Mapping[str, str]) -> None:
+        """Drop the state of services that no longer share the gateway.
+
+        Args:
+            uids: uids of the services that share it, by name.
+        """
+        self.engine_public_keys = {
+            name: known for name, known in self.engine_public_keys.items() if name in uids
+        }
         current = set(uids.values())
         self.confirmed = {uid: key for uid, key in self.confirmed.items() if uid in current}
 
@@ -99,14 +109,17 @@ class SharedGateways:
         self._states: defaultdict[str, _SharedState] = defaultdict(_SharedState)
 
     def expire(self, namespace: str, *, settled: bool) -> None:
-        """Drop the record of applied children if it is too old; the limit depends on whether all pods run."""
+        """Drop the record of a gateway's applied children if it is too old.
+
+        The limit is `resync_seconds` if all pods run (`settled`), and `recheck_seconds` otherwise.
+        """
         limit = self._config.resync_seconds if settled else self._config.recheck_seconds
         state = self._states[namespace]
         if time.monotonic() - state.record_since > limit:
             self.forget(namespace)
 
     def invalidate(self, namespace: str, kind: str, name: str) -> None:
-        """Compare one object of a gateway again at the next reconcile."""
+        """Make the next reconcile compare one object of a gateway with its manifest."""
         if namespace in self._states:
             self._states[namespace].digests.pop((kind, name), None)
 
@@ -115,14 +128,14 @@ class SharedGateways:
         state = self._states[namespace]
         state.record_since = time.monotonic()
         state.digests.clear()
-        state.public, state.token = (), ""
+        state.gateway_public_keys, state.token = (), ""
 
     def drop(self, namespace: str) -> None:
         """Drop the state of a namespace in which no service shares a gateway any more."""
         self._states.pop(namespace, None)
 
     def confirm_rotation(self, service: InferenceService, public: str) -> bool:
-        """Record that a service's engines accept a key of the gateway; return whether that is new."""
+        """Record that a service's engines accept a public key of the gateway; return whether that is new."""
         confirmed = self._states[service.namespace].confirmed
         changed = confirmed.get(service.uid) != public
         confirmed[service.uid] = public
@@ -130,7 +143,7 @@ class SharedGateways:
 
     def record_engine_keys(self, service: InferenceService, public: EngineKeys) -> bool:
         """Record the public keys of a service's engines; return whether they have changed."""
-        known = self._states[service.namespace].public_keys
+        known = self._states[service.namespace].engine_public_keys
         changed = known.get(service.name) != (service.uid, public)
         known[service.name] = (service.uid, public)
         return changed
@@ -157,19 +170,19 @@ class SharedGateways:
             services, invalid = await self._list_services(namespace)
             sharing = resolve_sharing(services)
             if sharing is None:
-                # The objects are garbage-collected. A concurrent reconcile may have been here first.
+                # The objects are garbage-collected. Another reconcile may have dropped the state already.
                 self._states.pop(namespace, None)
                 return None
             if co_owned := live_owner_names(deployment, invalid):
-                # An update without the invalid service would stop serving it, or take another's settings.
+                # An update without the invalid services would stop serving them, or change the settings.
                 return await self._reader.read_unchanged(namespace, deployment or {}, sharing, co_owned)
-            spec, public = shared_gateway_spec(sharing), state.public
+            spec, public = shared_gateway_spec(sharing), state.gateway_public_keys
             spec = replace(spec, labelled_secrets=await self._api_key_secrets.find(spec))
             await self._sync_secret(spec, state, sharing)
             public_keys = {
-                service.name: state.public_keys[service.name][1]
+                service.name: state.engine_public_keys[service.name][1]
                 for service in sharing.services
-                if state.public_keys.get(service.name, ("",))[0] == service.uid
+                if state.engine_public_keys.get(service.name, ("",))[0] == service.uid
             }
             for service in sharing.services:
                 if service.name not in public_keys and (key := await self._read_engine_keys(service)):
@@ -197,13 +210,17 @@ class SharedGateways:
                     raise
                 require_shared_gateway(deployment)
             uids = {service.name: service.uid for service in sharing.services}
-            changed = uids != state.uids or state.previous_digests != state.digests or state.public != public
+            changed = (
+                uids != state.uids
+                or state.previous_digests != state.digests
+                or state.gateway_public_keys != public
+            )
             state.uids, state.previous_digests = uids, dict(state.digests)
-            state.forget_others(uids)
+            state.drop_other_services(uids)
             return SharedGateway(
                 sharing,
                 live,
-                public_keys=state.public,
+                public_keys=state.gateway_public_keys,
                 token=state.token,
                 changed=changed,
                 failure=failure,
@@ -227,7 +244,7 @@ class SharedGateways:
         rotate = not state.immutable and is_rotation_due(
             request, state.handled_request, state.created_at, days, now
         )
-        if state.token and owner_uids == state.uids and len(state.public) == 1 and not rotate:
+        if state.token and owner_uids == state.uids and len(state.gateway_public_keys) == 1 and not rotate:
             return
         ref = ObjectRef("Secret", spec.namespace, spec.keys_secret)
         live = await self._kube.get(ref)
@@ -243,7 +260,7 @@ class SharedGateways:
             live = await patch_secret(self._kube, self._metrics, live, patch)
         try:
             live = await self._advance_rotation(live, state, sharing)
-            state.public = public_keys(live, labels.GATEWAY)
+            state.gateway_public_keys = public_keys(live, labels.GATEWAY)
             state.token = read_value(live, labels.ADMIN_TOKEN)
         except ValueError as error:
             raise Refused(reasons.KEYS_UNUSABLE, str(error)) from error
@@ -253,7 +270,11 @@ class SharedGateways:
     async def _advance_rotation(
         self, live: Mapping[str, Any], state: _SharedState, sharing: GatewaySharing
     ) -> Mapping[str, Any]:
-        """Begin or finish a rotation of the gateway's own keys if it is time; return the Secret."""
+        """Begin a rotation of the gateway's keys if one is due, or finish it once all engines accept the key.
+
+        Returns:
+            The Secret with the gateway's keys, after the change.
+        """
         if live.get("immutable"):
             return live
         if is_rotating(live):
@@ -284,7 +305,7 @@ def require_shared_gateway(live: Mapping[str, Any]) -> None:
     """Check that an object belongs to the shared gateway.
 
     Raises:
-        Refused: it does not.
+        Refused: the object belongs to something else.
     """
     if live["metadata"].get("labels", {}).get(labels.GATEWAY_LABEL) != labels.SHARED:
         raise name_taken_error(live)

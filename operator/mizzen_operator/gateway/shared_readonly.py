@@ -1,6 +1,6 @@
-"""Read-only view of a shared gateway, used by `shared.py` when one co-owner's spec is invalid.
+"""Reads a shared gateway without updating it. `shared.py` uses it while the spec of a co-owner is invalid.
 
-The gateway must not be updated then.
+A co-owner is a service that the live gateway serves; without its spec, the gateway's settings are unknown.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class SharedGateway:
     Attributes:
         sharing: services of the gateway, and the model names of each.
         deployment: live Deployment.
-        public_keys: public CURVE keys: the present one, and perhaps the next.
+        public_keys: public CURVE keys of the gateway: the present one, and the next one during a rotation.
         token: token of its admin API.
         changed: whether services or settings have changed since the previous reconcile.
-        failure: why the gateway is not as the services ask for; it serves on as before.
+        failure: why the services' specs could not be applied to the gateway, which still serves as before;
+            else None.
         affected: names of the services that the failure concerns; None if it concerns all.
     """
 
@@ -42,7 +43,7 @@ class SharedGateway:
     affected: frozenset[str] | None = None
 
     def failure_for(self, service: str) -> BlockingReason | None:
-        """Return why the gateway is not as a service asks for; None if it is."""
+        """Return why a service's spec could not be applied to the gateway; None if it was."""
         return self.failure if self.affected is None or service in self.affected else None
 
 
@@ -59,13 +60,13 @@ class SharedGatewayReader:
         sharing: GatewaySharing,
         invalid_names: Sequence[str],
     ) -> SharedGateway:
-        """Return a namespace's gateway as it is.
+        """Return a namespace's shared gateway without updating it.
 
         Args:
             namespace: namespace of the gateway.
             deployment: live Deployment.
-            sharing: services with a valid spec.
-            invalid_names: names of served services with an invalid spec.
+            sharing: sharing services with a valid spec.
+            invalid_names: names of the services with an invalid spec that the gateway serves.
 
         Raises:
             Refused: the gateway's Secret is missing, or lacks a value.
@@ -101,7 +102,7 @@ class SharedGatewayReader:
 
 
 def live_owner_names(live: Mapping[str, Any] | None, services: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of those services that co-own an object and are not being deleted."""
+    """Return the names of the services that co-own an object and are not being deleted."""
     references = live["metadata"].get("ownerReferences", []) if live is not None else []
     uids = {reference["uid"] for reference in references}
     metas = [body["metadata"] for body in services]
@@ -109,7 +110,7 @@ def live_owner_names(live: Mapping[str, Any] | None, services: Sequence[Mapping[
 
 
 def _served_models(config: Mapping[str, Any]) -> dict[str, tuple[list[str], bool]]:
-    """Return model names and suspension of each service that a gateway is configured to serve."""
+    """Read a gateway's ConfigMap: model names and suspension of each service, by service name."""
     content = config.get("data", {}).get(labels.SERVICES_FILE)
     entries: list[dict[str, Any]] = json.loads(content)["services"] if content else []
-    return {one["name"]: (one["models"], one["suspended"]) for one in entries}
+    return {entry["name"]: (entry["models"], entry["suspended"]) for entry in entries}

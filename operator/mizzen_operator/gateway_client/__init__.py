@@ -1,1 +1,1 @@
-"""Asks running gateways for their routing tables, and detects gateways that hang."""
+"""Reads the routing tables of running gateways, and detects gateways that hang."""

@@ -1,8 +1,8 @@
-"""Detects gateways that hang: sends each one datagram per second, which it echoes.
+"""Detects gateways that hang, by a UDP ping per second that each gateway echoes. `watch.py` uses it.
 
-An open HTTP request does not reveal a hang: the kernel keeps the connections of a stopped process. A gateway
-that has answered before and then misses two pings is asked over HTTP, and counts as hung if that fails too. A
-network that drops datagrams therefore costs only the faster detection. `watch.py` uses it.
+An open HTTP request does not reveal a hang: the kernel keeps the connections of a stopped process. If a
+gateway has replied before and then misses two pings, it gets an HTTP request, and counts as hung if that
+fails too. So if the network drops datagrams, only this fast detection is lost.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ PERIOD_SECONDS = 1.0
 SLICES = 10
 """Slices of each period. The gateways are spread over them, so that their replies fit the receive buffer."""
 HUNG_SECONDS = 2.1
+"""Time without a reply after which a gateway gets an HTTP request."""
 CONFIRM_SECONDS = 0.5
+"""Timeout of that HTTP request."""
 STALL_SECONDS = 0.25
-"""Delay of this process itself after which missing replies say nothing about the gateways."""
+"""Delay of our own event loop above which missing replies say nothing about the gateways."""
 
 
 @dataclass(slots=True)
 class _GatewayHeartbeat:
-    """State of one gateway."""
+    """Heartbeat of one gateway."""
 
     references: int = 0
     replied_at: float = 0.0
-    """Time of the last reply; 0 before the first."""
+    """Monotonic time of the last reply; 0 before the first reply."""
     hung: bool = False
     confirmation: asyncio.Task[None] | None = None
 
 
 class HeartbeatMonitor:
-    """Pings gateways by address, all on one port."""
+    """Pings gateways, and records which of them hang. Gateways are identified by address."""
 
     def __init__(
         self,
@@ -48,8 +50,8 @@ class HeartbeatMonitor:
 
         Args:
             port: port on which all gateways reply.
-            confirm: returns whether a gateway answers in another way; called when it misses pings.
-            on_change: gets the address of a gateway that hangs, or has recovered.
+            confirm: returns whether the gateway at an address answers over HTTP; called when it misses pings.
+            on_change: called with the address of a gateway that has begun to hang, or has recovered.
         """
         self._port = port
         self._confirm = confirm
@@ -60,12 +62,12 @@ class HeartbeatMonitor:
         self._task: asyncio.Task[None] | None = None
 
     def is_hung(self, address: str) -> bool:
-        """Return whether a gateway has replied before and no longer answers."""
+        """Return whether a gateway has replied to pings before, and now answers neither pings nor HTTP."""
         gateway = self._gateways.get(address)
         return gateway is not None and gateway.hung
 
     def add(self, address: str) -> None:
-        """Ping a gateway until it has been removed as often as it was added."""
+        """Begin to ping a gateway; the pings end when it has been removed as often as it was added."""
         if address not in self._gateways:
             self._gateways[address] = _GatewayHeartbeat()
             self._ping(address)  # at once: a hang is noticed only after the first reply
@@ -74,7 +76,7 @@ class HeartbeatMonitor:
             self._task = asyncio.create_task(self._run(), name="heartbeats")
 
     def remove(self, address: str) -> None:
-        """Drop one reference to a gateway."""
+        """Undo one call of `add`; the last one ends the pings of the gateway."""
         gateway = self._gateways[address]
         gateway.references -= 1
         if not gateway.references:
@@ -86,7 +88,7 @@ class HeartbeatMonitor:
         """Stop all pings; may be called twice."""
         tasks = [
             task
-            for task in (self._task, *(b.confirmation for b in self._gateways.values()))
+            for task in (self._task, *(gateway.confirmation for gateway in self._gateways.values()))
             if task is not None
         ]
         for task in tasks:
@@ -131,7 +133,7 @@ class HeartbeatMonitor:
         except TimeoutError:
             alive = False
         gateway.confirmation = None
-        if alive:  # datagrams are lost, but the gateway is alive: they count again after the next reply
+        if alive:  # datagrams are lost, but the gateway works: pings count again after the next reply
             gateway.replied_at = 0.0
         elif time.monotonic() - gateway.replied_at > HUNG_SECONDS:
             gateway.hung = True

@@ -13,7 +13,8 @@ class ApiKeys:
 
     Attributes:
         in_force: number of accepted keys.
-        problem: why the present files are not in force, and the previous keys stay; empty if they are.
+        problem: why the keys in the present files are not in force, and the previous keys still are; empty if
+            the present keys are in force.
     """
 
     in_force: int
@@ -22,18 +23,18 @@ class ApiKeys:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """Latest report of one gateway.
+    """Latest report of one gateway for one service.
 
     Attributes:
-        serving: uids of pods that the gateway routes to; None if it did not answer.
-        holds_requests: the gateway holds requests because no engine serves.
-        token_refused: the gateway did not accept the admin token.
-        key_names: names of the keys that the gateway has.
-        engine_key_names: pairs of an engine's uid and the name of a key that it is reached with.
-        verifying: uids of pods that the gateway can ask golden prompts.
-        problems: pairs of an engine's uid and its problem.
+        serving: uids of pods that the gateway routes to; None if the gateway did not answer.
+        holds_requests: whether the gateway holds requests because no engine serves.
+        token_refused: whether the gateway rejected the admin token.
+        key_names: names of the CURVE keys that the gateway has read.
+        engine_key_names: pairs of a pod's uid and the name of the CURVE keys of a connection to that pod.
+        verifying: uids of pods to which the gateway can send golden prompts.
+        problems: pairs of a pod's uid and a description of its problem.
         protocol_mismatches: uids of pods that speak another wire protocol than the gateway.
-        api_keys: state of the API keys; None if none are needed, or it is not reported.
+        api_keys: state of the API keys; None if requests need no key, or the gateway does not report it.
     """
 
     serving: frozenset[str] | None
@@ -48,26 +49,27 @@ class GatewayReport:
 
 
 NO_REPORT = GatewayReport(None)
+"""Report of a gateway that did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingState:
-    """Merged reports of the ready gateways.
+    """Merged reports of a service's ready gateways.
 
     Attributes:
         ready_gateways: number of ready gateway pods.
-        reporting_gateways: number of them with a usable report.
+        reporting_gateways: number of ready gateway pods with a usable report.
         routed_by_all: uids of pods that every ready gateway routes to.
         routed_by_some: uids of pods that at least one gateway routes to.
-        verifying: uids of pods that at least one gateway can ask golden prompts.
-        token_refused: a gateway did not accept the admin token.
+        verifying: uids of pods to which at least one gateway can send golden prompts.
+        token_refused: whether a gateway rejected the admin token.
         hung: addresses of ready gateways that hang.
-        key_names: names of the keys that every ready gateway has.
-        engine_key_names: names of the keys with which any gateway reaches a pod, by its uid.
+        key_names: names of the CURVE keys that every ready gateway has read.
+        engine_key_names: names of the CURVE keys of all connections to a pod, by the pod's uid.
         problems: problem of a pod, by its uid; the alphabetically first if gateways differ.
-        protocol_mismatches: uids of pods whose wire protocol differs from every ready gateway's; empty
-            without gateways.
-        api_keys: state of the gateway with the worst API key problem; None if none is reported.
+        protocol_mismatches: uids of pods that speak another wire protocol than every ready gateway; empty
+            unless all of these have reported.
+        api_keys: the worst API key state that a gateway reports; None if no gateway reports one.
     """
 
     ready_gateways: int = 0
@@ -88,7 +90,7 @@ def parse_report(body: Any) -> GatewayReport:
     """Parse a gateway's routing table.
 
     Raises:
-        KeyError, TypeError: the body is not a routing table.
+        KeyError, TypeError, ValueError: the body is not a routing table.
     """
     engines, entry = body["engines"], body.get("apiKeys")
 
@@ -103,7 +105,9 @@ def parse_report(body: Any) -> GatewayReport:
         engine_key_names=frozenset(
             (engine["uid"], name) for engine in engines for name in engine.get("keys", ())
         ),
-        problems=frozenset((one["uid"], str(one["problem"])) for one in engines if one.get("problem")),
+        problems=frozenset(
+            (engine["uid"], str(engine["problem"])) for engine in engines if engine.get("problem")
+        ),
         protocol_mismatches=frozenset(
             engine["uid"] for engine in engines if engine.get("otherProtocol") is True
         ),
@@ -115,8 +119,8 @@ def merge_reports(reports: Sequence[GatewayReport], hung: frozenset[str] = froze
     """Merge the reports of all ready gateways.
 
     Args:
-        reports: one report per ready gateway.
-        hung: addresses of hung gateways.
+        reports: one report per ready gateway; NO_REPORT if the gateway did not answer.
+        hung: addresses of ready gateways that hang.
     """
     routed_sets = [report.serving for report in reports if report.serving is not None]
     all_reported = bool(reports) and len(routed_sets) == len(reports)

@@ -35,7 +35,7 @@ POLL_SECONDS = 5.0
 """Poll interval for gateways that do not keep requests open."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 TOKEN_REFUSED_RETRY_SECONDS = 5.0
-"""Delay before a refused token is tried again."""
+"""Delay before a request whose token the gateway rejected is repeated."""
 
 
 class _Endpoint(NamedTuple):
@@ -52,14 +52,14 @@ class _WatchState:
     synced: asyncio.Event = field(default_factory=asyncio.Event)
     report: GatewayReport = NO_REPORT
     skipped: bool = False
-    """Whether somebody has continued without the first report."""
+    """Whether a reconcile gave up waiting for the first report, and must be repeated once it arrives."""
     task: asyncio.Task[None] | None = None
 
 
 class GatewayWatch:
-    """Watches what all ready gateways report for each service.
+    """Watches the routing tables of all ready gateways, for each service.
 
-    `routing_state` returns what is known. `on_change` is called with a service whenever that changes.
+    `routing_state` returns the merged reports; `on_change` is called with a service when a report changes.
     """
 
     def __init__(self, metrics: Metrics, on_change: Callable[[ServiceKey], None] = lambda key: None) -> None:
@@ -82,10 +82,15 @@ class GatewayWatch:
         await self._session.close()
 
     async def routing_state(self, pods: Sequence[GatewayPod], token: str, key: ServiceKey) -> RoutingState:
-        """Return the merged reports of the ready gateways among `pods` for a service.
+        """Return the merged reports of a service's ready gateways.
 
         The first report of a new gateway is awaited for up to QUERY_SECONDS. A gateway that does not answer
-        routes to nothing.
+        counts as one that routes to no pod.
+
+        Args:
+            pods: the service's gateway pods; pods that are not ready are ignored.
+            token: token of the gateways' admin API.
+            key: the service.
         """
         endpoints = [_Endpoint(pod.address, token) for pod in pods if pod.ready and pod.address]
         watches = self._sync_watches(key, endpoints)
@@ -109,7 +114,7 @@ class GatewayWatch:
         return any(watch.report.holds_requests for watch in self._watches.get(key, {}).values())
 
     async def fetch_tables(self, key: ServiceKey) -> list[dict[str, Any]] | None:
-        """Fetch the routing tables of all watched gateways of a service; return None if one fails."""
+        """Fetch the routing tables of a service's watched gateways; return None if a request fails."""
         endpoints = list(self._watches.get(key, {}))
         tables = await asyncio.gather(*(self._fetch_table(key, endpoint) for endpoint in endpoints))
         return None if None in tables else [table for table in tables if table is not None]
@@ -119,14 +124,14 @@ class GatewayWatch:
     ) -> tuple[int, dict[str, Any]]:
         """Send a prompt to an engine that awaits verification; return HTTP status and answer.
 
-        The status is 0 if no gateway could be asked.
+        The status is 0 if no gateway can reach the engine, or the gateway does not answer.
 
         Args:
             key: the service.
             uid: uid of the engine's pod.
             prompt: text that the engine continues.
-            max_tokens: maximum length of the continuation.
-            seconds: timeout of the whole answer.
+            max_tokens: maximum length of the continuation, in tokens.
+            seconds: timeout of the whole answer, in seconds.
         """
         watches = self._watches.get(key, {})
         endpoint = next(
@@ -160,7 +165,7 @@ class GatewayWatch:
             _cancel(watch)
 
     def _sync_watches(self, key: ServiceKey, endpoints: Sequence[_Endpoint]) -> list[_WatchState]:
-        """Return the watches of exactly these gateways; others are stopped."""
+        """Make a service's watches cover exactly these gateways, and return the watches."""
         watches = self._watches.setdefault(key, {})
         for endpoint in [endpoint for endpoint in watches if endpoint not in endpoints]:
             self._heartbeats.remove(endpoint.address)
@@ -175,7 +180,7 @@ class GatewayWatch:
         return list(watches.values())
 
     def _on_hung_changed(self, address: str) -> None:
-        """Notify of all services of a gateway that has begun to hang, or has recovered."""
+        """Call `on_change` for each service of a gateway that has begun to hang, or has recovered."""
         for key, watches in list(self._watches.items()):
             if any(endpoint.address == address for endpoint in watches):
                 self.on_change(key)
@@ -205,7 +210,7 @@ class GatewayWatch:
             if not new_version:
                 await asyncio.sleep(POLL_SECONDS)
             elif new_version == version and time.monotonic() - began < 1:
-                await asyncio.sleep(1)  # it does not keep requests open just now: it may be shutting down
+                await asyncio.sleep(1)  # the gateway did not keep the request open: it may be shutting down
             version = new_version
 
     def _update(self, key: ServiceKey, watch: _WatchState, answer: GatewayReport) -> None:
@@ -218,7 +223,12 @@ class GatewayWatch:
     async def _fetch_report(
         self, key: ServiceKey, endpoint: _Endpoint, version: str
     ) -> tuple[GatewayReport | None, str]:
-        """Return the gateway's report, None if it is unchanged, and the version of the report."""
+        """Fetch a gateway's report for a service; wait for a change if `version` is not empty.
+
+        Returns:
+            The report, or None if it is unchanged; and its version, which is empty if the request failed or
+            the gateway does not support long polls.
+        """
         url = _engines_url(key, endpoint)
         total = QUERY_SECONDS
         if version:

@@ -43,7 +43,7 @@ LOGIN_RETRY_SECONDS = 5.0
 WORKER_IDLE_SECONDS = 2.0
 """Time after which kopf drops the queue of an object without events."""
 CATCH_UP_SECONDS = 3.0
-"""Delay of events after which a watch is cut and restarted."""
+"""Time for which `catch_up` waits for events before it restarts the watch."""
 STOP_SECONDS = 18
 """Time after which kopf kills a replica that has not ended: slightly before the kubelet would (20 s)."""
 
@@ -52,7 +52,13 @@ class Informers:
     """The stores of all watched kinds, and the watches that feed them."""
 
     def __init__(self, namespace: str, health: WatchHealth, on_change: OnChange) -> None:
-        """Watch a namespace, or all if it is empty; `on_change` gets each change after the initial list."""
+        """Create empty stores; `register` makes kopf feed them.
+
+        Args:
+            namespace: namespace to watch; all namespaces if it is empty.
+            health: records events and failures of the watches.
+            on_change: called for each change after the initial list.
+        """
         self._namespace = namespace
         self._health = health
         self._on_change = on_change
@@ -67,7 +73,7 @@ class Informers:
         return self._stores.get(kind)
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
-        """Make kopf log in through our session, and feed its events into the stores."""
+        """Register handlers that make kopf use our session, and that feed its events into the stores."""
         kopf.on.login(registry=registry, backoff=LOGIN_RETRY_SECONDS)(self._open_session)
         for kind, resource in RESOURCES.items():
             kopf.on.event(*resource, id=f"{kind} changed", registry=registry, param=kind)(self._on_event)
@@ -96,7 +102,7 @@ class Informers:
             raise failed.exceptions[0] from None
 
     def _notify(self, kind: str, name: ObjectName, object_labels: Mapping[str, str]) -> None:
-        """Notify of a change. The initial list is no change: a new leader reconciles every service anyway."""
+        """Call `on_change`, but not for the initial list: a new leader reconciles every service anyway."""
         if kind not in self._synced_kinds:
             if not self._stores[kind].synced:
                 return
@@ -119,7 +125,7 @@ class Informers:
     async def _catch_up(self, store: ObjectStore, kube: KubeClient) -> None:
         await store.wait_until(lambda: store.synced)
         while True:
-            # List again each time: no event reports what is deleted before the watch is back.
+            # List again each time: no event reports objects that are deleted before the watch is restarted.
             listed = await kube.list_versions(
                 ObjectRef(store.kind, self._namespace), LABEL_SELECTORS[store.kind]
             )
@@ -161,7 +167,7 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 
 class _NullDiffBase(kopf.DiffBaseStorage):
-    """Stores no last-handled state: the diffs are unused, and the copies are most of an event's cost."""
+    """Stores no last-handled state: no handler uses diffs, and copying objects is most of an event's cost."""
 
     def build(self, *, body: kopf.Body, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()

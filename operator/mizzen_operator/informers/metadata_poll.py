@@ -25,12 +25,12 @@ _SELECTOR = ",".join(f"{key}={value}" for key, value in MANAGED_BY.items())
 
 
 class MetadataPoller:
-    """Compares listed metadata with the versions that were last applied."""
+    """Compares the metadata of unwatched children with the versions that were last applied."""
 
     def __init__(
         self, kube: KubeClient, config: OperatorConfig, children: UnwatchedChildren, on_change: OnChange
     ) -> None:
-        """Poll the served namespace, or all; `on_change` gets each object that was edited or deleted."""
+        """Create a poller; `on_change` is called for each child that was edited or deleted."""
         self._kube = kube
         self._namespace = config.namespace
         self._interval = config.recheck_seconds / len(UNWATCHED)
@@ -39,7 +39,7 @@ class MetadataPoller:
         self._failing: set[str] = set()
 
     async def run(self) -> None:
-        """List one kind after another, all of them within `recheck_seconds`, until cancelled."""
+        """Poll one kind after another until cancelled, each of them once per `recheck_seconds`."""
         while True:
             for kind in UNWATCHED:
                 await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))
@@ -47,15 +47,15 @@ class MetadataPoller:
                     await self.poll(kind)
                     self._failing.discard(kind)
                 except KubeError as error:
-                    if kind not in self._failing:  # a role of an older release lacks the permission
+                    if kind not in self._failing:  # the role of an older release lacks the permission
                         text = "cannot list %s: %s; edits of these objects will be noticed later"
                         logger.warning(text, kind, error)
                     self._failing.add(kind)
                 except Exception:
-                    logger.exception("unexpected error")
+                    logger.exception("unexpected error of the poller of %s", kind)
 
     async def poll(self, kind: str) -> None:
-        """List a kind, and notify of each drifted object.
+        """List the children of a kind, and call `on_change` for each one that was edited or deleted.
 
         Raises:
             KubeError: the API server failed, or the operator may not list the kind.

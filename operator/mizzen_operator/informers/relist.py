@@ -1,8 +1,9 @@
-"""HTTP session through which kopf lists and watches; it reads the lists on their way.
+"""HTTP session through which kopf lists and watches; it reads the lists before kopf does.
 
 kopf lists a collection, handles its objects one by one, watches from there, and lists again once the API
-server has forgotten the watch's version. It does not report objects that were deleted in between; the list
-does, so it is read here first. Some responses make kopf exit; here they become a pause and a retry.
+server has forgotten the watch's version. kopf does not report objects that were deleted in between. The list
+reveals them, so the session reads it first. The session also turns responses that would make kopf exit into a
+pause and a retry.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 10.0
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
 MIN_WATCH_INTERVAL_SECONDS = 0.3
-"""Minimum time between the starts of two watches, because a watch may end at once."""
+"""Minimum time between two starts of a watch; without it, a watch that ends at once would spin."""
 HANDLED_BY_KOPF = (401, 429)
-"""Status codes that kopf handles itself: it logs in again, or waits."""
+"""Status codes that kopf handles itself: it logs in again after 401, and waits after 429."""
 GONE = 410
-"""Status code that ends kopf if it answers a watch, so that a new process lists all. Lists are retried."""
+"""Status code of a watch that makes kopf exit; the new process then lists all objects.
+
+A list that gets this status is retried.
+"""
 END_SECONDS = 5.0
-"""Maximum time for a watcher to end."""
+"""Maximum time to wait for cancelled watchers to end."""
 
 
 @dataclass(slots=True)
@@ -54,11 +58,11 @@ class KopfSessionInterceptor:
     """Intercepts the requests and responses between kopf and the API server."""
 
     def __init__(self, health: WatchHealth, on_list: Mapping[str, Callable[[ObjectList], None]]) -> None:
-        """Intercept requests for the given kinds.
+        """Create an interceptor for some kinds; requests for other kinds pass unchanged.
 
         Args:
-            health: gets the outcome of each list and watch.
-            on_list: callbacks by plural of a kind; they get each complete list.
+            health: records whether each list and watch succeeds.
+            on_list: function to call with each complete list, by the kind's plural.
         """
         self._health = health
         self._streams = {plural: _ResourceStream(on_list) for plural, on_list in on_list.items()}
@@ -67,8 +71,8 @@ class KopfSessionInterceptor:
     async def create_session(self, configuration: Configuration) -> aiohttp.ClientSession:
         """Create a session with a configuration's credentials.
 
-        kopf closes it if a request is rejected for its credentials, whatever else uses it. Other requests
-        continue: a watch whose connection broke at that moment would end kopf.
+        kopf closes the session as soon as the API server rejects its credentials. The connections stay open
+        for the other requests, because a watch that lost its connection at that moment would make kopf exit.
         """
 
         async def middleware(
@@ -80,7 +84,7 @@ class KopfSessionInterceptor:
             except (AssertionError, AttributeError) as error:
                 if not session.closed:
                     raise
-                # aiohttp fails like this during a request; kopf handles RuntimeError by logging in.
+                # A request of a closed session fails like this; kopf handles RuntimeError by logging in.
                 raise RuntimeError("the session was closed") from error
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
@@ -94,9 +98,8 @@ class KopfSessionInterceptor:
     async def close(self) -> None:
         """Cancel the watchers and close all connections.
 
-        When one watcher fails, kopf neglects the others until it stops them together with the tasks they wait
-        on. A watcher that has lost its connection by then takes its cancellation for a pause, and restarts
-        forever.
+        After one watcher has failed, kopf stops the others only together with the tasks that they wait on.
+        A watcher that has no connection by then mistakes its cancellation for a pause, and restarts forever.
         """
         watchers = {stream.watcher for stream in self._streams.values() if stream.watcher is not None}
         for watcher in watchers:
@@ -153,7 +156,7 @@ class KopfSessionInterceptor:
 
 
 async def _throttle_watch(stream: _ResourceStream) -> None:
-    """Wait until a watch may start again."""
+    """Wait until MIN_WATCH_INTERVAL_SECONDS have passed since the watch was last started."""
     await asyncio.sleep(max(0.0, stream.watch_started + MIN_WATCH_INTERVAL_SECONDS - time.monotonic()))
     stream.watch_started = time.monotonic()
 

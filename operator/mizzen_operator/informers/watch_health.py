@@ -1,4 +1,4 @@
-"""Tracks for each watch its last response and the start of its failure. Liveness and metrics use it."""
+"""Tracks when each watch last got a response, and how long it has been failing, for liveness and metrics."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from mizzen_operator.api import labels
 from mizzen_operator.metrics import Metrics
 
 SERVER_SECONDS = 240
-"""Duration of a watch. It then restarts, so an older last response means that nothing watches the kind."""
+"""Duration of a watch. It then restarts, so if the last response is older, the kind is no longer watched."""
 INACTIVITY_SECONDS = 70
 STALE_SECONDS = SERVER_SECONDS + INACTIVITY_SECONDS + 20
+"""Age of the last response above which a watch is stale."""
 FAILING_SECONDS = 60
+"""Time for which a watch may fail until it is stale."""
 KINDS = (labels.PLURAL, "pods", "deployments", "services")
+"""Plurals of the watched kinds."""
 
 
 class WatchHealth:
-    """Times of each watch's last response, last event, and first failure since."""
+    """Times of each watch's last response and last event, and of the first failure after that response."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._response_times: dict[str, float] = {}
@@ -29,7 +32,7 @@ class WatchHealth:
             )
 
     def start(self) -> None:
-        """Start the clocks; nothing is stale before. A kind counts as failing until its first response."""
+        """Start the clocks. From now on a kind counts as failing until its first response."""
         self._response_times = dict.fromkeys(KINDS, time.monotonic())
         self._failing_since = dict.fromkeys(KINDS, time.monotonic())
 
@@ -49,7 +52,7 @@ class WatchHealth:
         return age if at is None else min(age, time.monotonic() - at)
 
     def stale_kinds(self) -> list[str]:
-        """Return the kinds whose watch is dead."""
+        """Return the kinds whose watch has failed, or has had no response, for too long."""
         now = time.monotonic()
         failing = {kind for kind, since in self._failing_since.items() if now - since > FAILING_SECONDS}
         return sorted(
@@ -58,7 +61,7 @@ class WatchHealth:
         )
 
     def record_response(self, kind: str, good: bool) -> None:
-        """Record a response to a kind's list or watch, or its failure."""
+        """Record whether a list or watch request of a kind succeeded; kinds without a watch are ignored."""
         if kind not in KINDS:
             return
         now = time.monotonic()

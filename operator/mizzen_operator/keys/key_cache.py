@@ -26,36 +26,41 @@ class KeyCache:
         self._synced: WeakKeyDictionary[AppliedChildren, _SyncedKeys] = WeakKeyDictionary()
 
     async def sync(self, service: InferenceService, gateway_public: tuple[str, ...] = ()) -> ServiceKeys:
-        """Create missing Secrets of a service, and rotate its keys if a rotation is due.
+        """Create a service's missing Secrets, begin a key rotation if one is due, and return the keys.
 
         Args:
             service: the owner of the Secrets.
-            gateway_public: public keys of the shared gateway: the present one, and perhaps the next; empty
-                if the service has a gateway of its own.
+            gateway_public: public keys of the shared gateway: the present one, and the next one during a
+                rotation; empty if the service has a gateway of its own.
 
         Raises:
-            Refused: a Secret of the name belongs to something else, or lacks a required value.
+            Refused: a Secret with a name that the service needs belongs to something else, or lacks a
+                required value.
             KubeError: the API server failed.
         """
         record = self._applied.record(service)
         synced = self._synced.pop(record, None)
-        if synced is not None and synced.gateway_public == gateway_public and self._current(service, synced):
+        if (
+            synced is not None
+            and synced.gateway_public == gateway_public
+            and self._is_current(service, synced)
+        ):
             self._synced[record] = synced
             return synced.keys
         keys = await self._rotator.sync(service, gateway_public)
         self._synced[record] = _SyncedKeys(keys, gateway_public)
         return keys
 
-    def _current(self, service: InferenceService, synced: _SyncedKeys) -> bool:
+    def _is_current(self, service: InferenceService, synced: _SyncedKeys) -> bool:
         return not (
             synced.keys.rotating or self._rotator.is_rotation_due(service, synced.keys, datetime.now(UTC))
         )
 
     async def drop_previous(self, service: InferenceService) -> None:
-        """Drop the previous generation of keys once nothing uses it any more.
+        """Drop the previous generation of a service's keys; call it once nothing uses them any more.
 
         Raises:
-            Refused: a Secret of the name belongs to something else.
+            Refused: a Secret with a name that the service needs belongs to something else.
             KubeError: the API server failed.
         """
         await self._rotator.drop_previous(service)

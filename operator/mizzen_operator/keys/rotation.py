@@ -1,9 +1,9 @@
 """Writes the Secrets of each service, and rotates their keys without restarts.
 
-During a rotation two generations of keys are accepted. Each step follows from the Secrets and the gateways'
-reports, so it does not matter which replica takes it, or how often. The next keys are published; gateways and
-engines find them in their mounted files; and once every gateway reports that it has them and reaches each
-ready engine with them alone, the previous keys are dropped.
+During a rotation, two generations of keys are accepted. The next keys are written into the Secrets. Gateways
+and engines find them in their mounted files. Once every gateway reports that it has read them, and that it
+reaches each ready engine with the next keys alone, the previous keys are dropped. Each step follows from the
+Secrets and the gateways' reports, so it does not matter which replica takes it, or how often.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class ServiceKeys:
     """Present keys of a service.
 
     Attributes:
-        token: admin token of its own gateway; empty if it shares one.
+        token: admin token of the service's gateway; empty if the gateway is shared.
         engine: public keys of its engines.
-        created_at: creation time of the present generation, as Kubernetes writes it; empty for now.
+        created_at: creation time of the present generation, as Kubernetes writes it; empty if the keys were
+            just created.
         handled_request: value of the rotate-keys annotation that was handled last.
-        target_name: name by which gateways report the newest keys of both sides.
+        target_name: name by which gateways report the pair of the engine's and the gateway's newest keys.
         rotating: whether the service's own Secrets have a next generation.
         immutable_secret: name of a Secret that an older release made immutable; else empty.
     """
@@ -58,7 +59,7 @@ class RotationProgress:
 
     Attributes:
         generation: number of the newest generation.
-        waiting_for: what the rotation waits for, in words; empty once all use only the next keys.
+        waiting_for: description of what the rotation waits for; empty once only the next keys are in use.
     """
 
     generation: int
@@ -75,7 +76,7 @@ class KeyRotator:
         metrics: Metrics,
         record_key_time: Callable[[ServiceKey, str], None],
     ) -> None:
-        """Create a rotator; `record_key_time` gets the creation time of each service's present keys."""
+        """Create a rotator; it calls `record_key_time` with the creation time of a service's present keys."""
         self._kube = kube
         self._config = config
         self._metrics = metrics
@@ -92,11 +93,12 @@ class KeyRotator:
 
         Args:
             service: owner of the Secrets.
-            gateway_public: public keys of its shared gateway: the present one, and perhaps the next; empty if
-                the gateway is dedicated.
+            gateway_public: public keys of its shared gateway: the present one, and the next one during a
+                rotation; empty if the gateway is dedicated.
 
         Raises:
-            Refused: a Secret of the name belongs to something else, or lacks a required value.
+            Refused: a Secret with a name that the service needs belongs to something else, or lacks a
+                required value.
             KubeError: the API server failed, or a Secret was changed concurrently.
         """
         try:
@@ -120,7 +122,7 @@ class KeyRotator:
             raise Refused(reasons.KEYS_UNUSABLE, str(error)) from error
 
     async def drop_previous(self, service: InferenceService) -> None:
-        """Drop the previous generation. The mounted Secrets follow with the next `sync`.
+        """Drop the previous generation of keys from the root Secret; `sync` then updates the mounted Secrets.
 
         Raises:
             Refused: the Secret belongs to something else.
@@ -131,7 +133,10 @@ class KeyRotator:
             await patch_secret(self._kube, self._metrics, root, key_secrets.finish_rotation(root))
 
     async def _immutable_secret(self, service: InferenceService) -> str:
-        """Return the name of a Secret that an older release made immutable; kubelets do not follow it."""
+        """Return the name of a Secret that an older release made immutable; empty if all can be changed.
+
+        Kubelets do not update the mounted files of an immutable Secret.
+        """
         names = [child_names.root_keys_secret(service.name), child_names.engine_keys_secret(service.name)]
         if not service.shares_gateway:
             names.append(child_names.gateway_keys_secret(service.name))
@@ -142,9 +147,12 @@ class KeyRotator:
         return ""
 
     async def _root_secret(self, service: InferenceService) -> Mapping[str, Any]:
-        """Return the Secret from which the others are derived; restore a lost one from the others."""
-        if not service.status and (made := await self._create(service, key_secrets.root_secret(service))):
-            return made
+        """Return the Secret from which the mounted Secrets are derived.
+
+        If it is missing, it is restored from the mounted Secrets, or created with new keys.
+        """
+        if not service.status and (created := await self._create(service, key_secrets.root_secret(service))):
+            return created
         ref = ObjectRef("Secret", service.namespace, child_names.root_keys_secret(service.name))
         # Read once: if it were lost between two reads, it would be replaced by keys that fit no pod.
         if (live := await self._kube.get(ref)) is not None:
@@ -153,17 +161,17 @@ class KeyRotator:
         if not service.shares_gateway:
             names.append(child_names.gateway_keys_secret(service.name))
         mounted = [await self._kube.get(ObjectRef("Secret", service.namespace, name)) for name in names]
-        left = [secret for secret in mounted if secret is not None and is_owned_by(secret, service.uid)]
-        if len(left) < len(names):
+        owned = [secret for secret in mounted if secret is not None and is_owned_by(secret, service.uid)]
+        if len(owned) < len(names):
             return await self._ensure_secret(service, key_secrets.root_secret(service))
         if service.shares_gateway:
             return await self._ensure_secret(
-                service, key_secrets.restored_shared_root_secret(service, left[0])
+                service, key_secrets.restored_shared_root_secret(service, owned[0])
             )
-        return await self._ensure_secret(service, key_secrets.restored_root_secret(service, *left))
+        return await self._ensure_secret(service, key_secrets.restored_root_secret(service, *owned))
 
     async def _create(self, service: InferenceService, manifest: dict[str, Any]) -> Mapping[str, Any] | None:
-        """Create a Secret; return None if one of its name exists."""
+        """Create a Secret and return it; return None if an object with its name exists."""
         if not await self._kube.create(manifest):
             return None
         self._metrics.actions.labels("CreateSecret").inc()
@@ -171,12 +179,12 @@ class KeyRotator:
         return manifest
 
     async def _ensure_secret(self, service: InferenceService, manifest: dict[str, Any]) -> Mapping[str, Any]:
-        """Return the Secret of a manifest's name; create it if it is missing or the service is new."""
+        """Return the Secret with a manifest's name; create it if it is missing."""
         ref = ObjectRef("Secret", service.namespace, manifest["metadata"]["name"])
         live = await self._kube.get(ref) if service.status else None
         if live is None:
-            if made := await self._create(service, manifest):
-                return made
+            if created := await self._create(service, manifest):
+                return created
             live = await self._kube.get(ref) or manifest
         return self._require_owned(service, live)
 
@@ -186,7 +194,7 @@ class KeyRotator:
         return live
 
     def _record_time(self, service: InferenceService, secret: Mapping[str, Any]) -> None:
-        """Record the age of the keys in the root Secret."""
+        """Record the creation time of a service's keys if `secret` is its root Secret."""
         if secret["metadata"]["name"] == child_names.root_keys_secret(service.name):
             self._record_key_time(
                 ServiceKey(service.namespace, service.name), key_secrets.keys_created(secret)
@@ -211,7 +219,7 @@ async def patch_secret(
 def rotation_progress(keys: ServiceKeys, groups: Sequence[Group], routing: RoutingState) -> RotationProgress:
     """Return how far gateways and engines have switched to the newest keys.
 
-    A gateway or engine that is not ready reads its files before it becomes ready, so nothing waits for it.
+    A gateway or engine that is not ready reads its files before it becomes ready, so it is not waited for.
     """
     ready = [group for group in groups if group.live and group.containers_ready]
     target = frozenset((keys.target_name,))
@@ -234,14 +242,22 @@ def require_owned(service: InferenceService, live: Mapping[str, Any]) -> None:
     """Check that an object belongs to a service.
 
     Raises:
-        Refused: it does not.
+        Refused: the object belongs to something else.
     """
     if not is_owned_by(live, service.uid):
         raise name_taken_error(live, service.name)
 
 
 def is_rotation_due(request: str, handled_request: str, created_at: str, days: float, now: datetime) -> bool:
-    """Return whether keys should be rotated: because of an unhandled request, or their age in days."""
+    """Return whether keys should be rotated: because of a new request, or because of their age.
+
+    Args:
+        request: value of the rotate-keys annotation of the service.
+        handled_request: value of that annotation at the last rotation.
+        created_at: creation time of the keys, as Kubernetes writes it; empty if they were just created.
+        days: maximum age of keys in days; 0 for no maximum.
+        now: current time.
+    """
     if request and request != handled_request:
         return True
     if not (days and created_at):

@@ -21,19 +21,24 @@ _ABSENT = "absent"
 
 
 def name_taken_error(live: Mapping[str, Any], service: str = "") -> Refused:
-    """Return the error for a live object that is not ours; `service` is the service that needs its name."""
-    what = f"{live.get('kind', 'object')} {live['metadata']['name']}"
+    """Return the error for a live object that has a needed name but is not ours.
+
+    Args:
+        live: the object.
+        service: name of the service that needs the object's name; empty for a shared gateway.
+    """
+    label = f"{live.get('kind', 'object')} {live['metadata']['name']}"
     other = _owner_service(live)
     if other and other == service:
-        message = f"{what} is left over from a deleted service {other}, and goes as soon as that has gone"
+        message = f"{label} is left over from a deleted service {other}, and is deleted together with it"
         return Refused(reasons.NAME_TAKEN, message)
     if other:  # that service would create the object again, so the two cannot coexist
         return Refused(
             reasons.NAME_TAKEN,
-            f"{what} belongs to InferenceService {other}, which has a child of that name, too: leave it, "
+            f"{label} belongs to InferenceService {other}, which has a child of that name, too: leave it, "
             "because that service needs it, and apply this one under another name, or in another namespace",
         )
-    return Refused(reasons.NAME_TAKEN, f"{what} belongs to something else: delete or rename it")
+    return Refused(reasons.NAME_TAKEN, f"{label} belongs to something else: delete or rename it")
 
 
 def _owner_service(live: Mapping[str, Any]) -> str:
@@ -44,7 +49,7 @@ def _owner_service(live: Mapping[str, Any]) -> str:
 
 
 class Applier:
-    """Server-side apply of manifests that carry their own hash."""
+    """Applies manifests server-side; each carries its own hash in the annotation `mizzen.dev/applied`."""
 
     def __init__(self, kube: KubeClient, metrics: Metrics, children: UnwatchedChildren) -> None:
         self._kube = kube
@@ -60,18 +65,18 @@ class Applier:
         *,
         assume_absent: bool = False,
     ) -> Mapping[str, Any]:
-        """Apply the manifests that differ from the live objects; return the live Deployment among them.
+        """Apply the manifests that differ from the live objects; return the live Deployment, or {}.
 
         Args:
             manifests: manifests with their hashes as an annotation.
-            observed: objects that were read already, by kind. Others are read unless `digests` has their
-                hash.
-            digests: hashes of applied manifests by kind and name; updated.
-            require_ownership: raises if a live object is not ours.
-            assume_absent: create the objects without reading first, because none of ours can exist.
+            observed: live objects that were read already, by kind; None if absent. An object of another
+                kind is read, unless `digests` has its manifest's hash.
+            digests: hash of each applied manifest, by kind and name; updated in place.
+            require_ownership: function that raises if a live object is not ours.
+            assume_absent: create the objects without reading them first, because none can exist yet.
 
         Raises:
-            Refused: raised by `require_ownership`.
+            Refused: a live object is not ours; raised by `require_ownership`.
             KubeError: the API server failed, or rejected a manifest.
         """
         deployment: Mapping[str, Any] = {}
@@ -100,7 +105,18 @@ class Applier:
         *,
         assume_absent: bool = False,
     ) -> str:
-        """Apply an unwatched child if it differs; return its uid. For arguments and errors see `apply`."""
+        """Apply a child of an unwatched kind if it differs, and return its uid.
+
+        Args:
+            manifest: manifest with its hash as an annotation.
+            digests: hash of each applied manifest, by kind and name; updated in place.
+            require_ownership: function that raises if the live object is not ours.
+            assume_absent: create the object without reading it first, because it cannot exist yet.
+
+        Raises:
+            Refused: the live object is not ours; raised by `require_ownership`.
+            KubeError: the API server failed, or rejected the manifest.
+        """
         kind, meta = manifest["kind"], manifest["metadata"]
         if not self._children.uid(kind, meta["namespace"], meta["name"]):
             digests.pop((kind, meta["name"]), None)
@@ -119,9 +135,15 @@ class Applier:
         """Apply the manifests that differ, or delete the objects if they are not wanted.
 
         Args:
-            manifests, digests, require_ownership: as for `apply`.
+            manifests: manifests with their hashes as an annotation.
+            digests: hash of each applied manifest, by kind and name; updated in place.
+            require_ownership: function that raises if a live object is not ours.
             wanted: whether the objects should exist.
-            assume_absent: as for `apply`; unwanted objects are not looked up either.
+            assume_absent: do not read the objects first, because none can exist yet.
+
+        Raises:
+            Refused: a live object is not ours; raised by `require_ownership`.
+            KubeError: the API server failed, or rejected a manifest.
         """
         if wanted:
             await self.apply(manifests, {}, digests, require_ownership, assume_absent=assume_absent)
@@ -140,11 +162,11 @@ class Applier:
             self._children.record_deleted(kind, meta["namespace"], meta["name"])
 
     async def _create_if_absent(self, manifest: dict[str, Any]) -> Mapping[str, Any] | None:
-        """Create an object; return None if one of its name exists, even a foreign one.
+        """Create an object; return None if an object with its name exists, even one that is not ours.
 
         It also returns None if the API server does not accept a resourceVersion for an absent object, which
-        may happen with other releases of Kubernetes. The caller's second attempt meets the same error if it
-        has another cause.
+        may happen with other releases of Kubernetes. The caller then reads and applies the object; an error
+        with another cause occurs again there.
         """
         try:
             live = await self._kube.apply(manifest, new=True)
@@ -184,7 +206,7 @@ class Applier:
         try:
             await self._kube.dry_run_create(manifest)
         except KubeError as error:
-            if error.code != 409:  # only the name is taken
+            if error.code != 409:  # 409: the binding exists; the API server found no other fault
                 raise
         ref, role = ObjectRef(manifest["kind"], meta["namespace"], meta["name"]), live["roleRef"]["name"]
         logger.info("%s/%s: replacing the binding of role %s", ref.namespace, ref.name, role)
@@ -194,16 +216,17 @@ class Applier:
     async def _remove_foreign_edits(
         self, manifest: dict[str, Any], live: Mapping[str, Any], digests: dict[tuple[str, str], str]
     ) -> Mapping[str, Any]:
-        """Remove fields that others added; leave fields that come back at once.
+        """Remove fields that others added to an object, and return the object.
 
-        Admission webhooks may add them, or an API server with defaults that `drift.py` does not list.
+        Fields that come back at once are left alone from then on: an admission webhook adds them, or they are
+        defaults of the API server that `drift.py` does not list.
         """
         patch = drift_patch(live, manifest)
         if patch is None:
             return live
         kind, meta = manifest["kind"], manifest["metadata"]
-        left = (f"{kind} left as it is", meta["name"])
-        if digests.get(left) == _patch_digest(patch):
+        left_alone = (f"{kind} left as it is", meta["name"])
+        if digests.get(left_alone) == _patch_digest(patch):
             return live
         logger.info("%s/%s: removing foreign fields from %s", meta["namespace"], meta["name"], kind)
         self._metrics.actions.labels(f"Correct{kind}").inc()
@@ -213,12 +236,12 @@ class Applier:
         remains = drift_patch(after, manifest)
         if remains is not None:
             logger.warning(
-                "%s/%s: foreign fields of %s come back at once; leaving them",
+                "%s/%s: foreign fields of %s come back after their removal; leaving them in place",
                 meta["namespace"],
                 meta["name"],
                 kind,
             )
-            digests[left] = _patch_digest(remains)
+            digests[left_alone] = _patch_digest(remains)
         return after
 
 
@@ -227,5 +250,5 @@ def _role_differs(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
 
 
 def _patch_digest(patch: Mapping[str, Any]) -> str:
-    """Return a hash of the changes in a patch, whatever version it is for."""
+    """Return a hash of a patch without its metadata, which holds only the version of the object."""
     return digest({key: value for key, value in patch.items() if key != "metadata"})

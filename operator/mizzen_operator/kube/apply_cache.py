@@ -1,8 +1,8 @@
-"""Per-service record of the children that were applied, so that unchanged ones are not read again.
+"""Per-service record of the children that were applied, so that unchanged children are not read again.
 
 No watch reports Secrets, ServiceAccounts, RoleBindings, NetworkPolicies or PodDisruptionBudgets. They are
 compared with their manifests once, and again when their record is dropped: after `resync_seconds`, after
-`recheck_seconds` while a service is neither settled nor progressing, or when one of them is invalidated.
+`recheck_seconds` while a service is neither complete nor progressing, or when a child is invalidated.
 The writers of keys, gateways, policies and pods share one record per service.
 """
 
@@ -27,8 +27,8 @@ class AppliedChildren:
         uid: uid of the service.
         since: monotonic time at which the record was created.
         digests: digest of each applied manifest, by kind and name.
-        foreign_pod_names: names that a pod of ours needed but that pods without the service's label have.
-        progress: `Observed.progress` at the last reconcile.
+        foreign_pod_names: names that the service's pods need, but that pods without its label already have.
+        progress: marker of the service's progress at the last reconcile; see `expire`.
     """
 
     uid: str
@@ -39,7 +39,7 @@ class AppliedChildren:
 
 
 class ApplyCache:
-    """The records of all services."""
+    """Records of the applied children of all services."""
 
     def __init__(self, config: OperatorConfig) -> None:
         self._config = config
@@ -54,20 +54,26 @@ class ApplyCache:
         return record
 
     def forget(self, key: ServiceKey) -> None:
-        """Drop the record of a service: every child is compared again at the next reconcile."""
+        """Drop the record of a service, so that the next reconcile compares all of its children."""
         self._records.pop(key, None)
 
     def invalidate(self, key: ServiceKey, kind: str, name: str) -> None:
-        """Compare one child of a service again at the next reconcile."""
+        """Make the next reconcile compare one child of a service with its manifest."""
         if key in self._records:
             self._records[key].digests.pop((kind, name), None)
 
     def expire(self, service: ServiceRef, progress: tuple[object, ...], *, settled: bool) -> bool:
         """Drop the record of a service if it is too old; return whether it was dropped.
 
-        A service that has progressed since the last reconcile is not missing a child, however late this
-        reconcile is. Otherwise, when a thousand services are created at once, the children of each would be
-        compared again while the API server is busiest.
+        The limit is `resync_seconds` for a service that is settled or has progressed since the last
+        reconcile, and `recheck_seconds` for others. Progress shows that no child is missing. With the short
+        limit, the children of a thousand services that were created at once would be compared again while
+        the API server is busiest.
+
+        Args:
+            service: the service.
+            progress: marker that changes with the service's progress.
+            settled: whether everything that the spec wants is running.
         """
         key = ServiceKey(service.namespace, service.name)
         record = self._records.get(key)

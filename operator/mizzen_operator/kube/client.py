@@ -29,12 +29,12 @@ CREDENTIALS_SECONDS = 2 * REQUEST_SECONDS
 RETRY_DELAYS_SECONDS = (0.2, 0.5, 1.0)
 """Delays before retries of a request that the API server could not handle.
 
-A reconcile makes many requests, and starts over if one fails.
+Without retries, one failure among a reconcile's many requests would make all of it start over.
 """
 MAX_RETRIED_SECONDS = 1.0
 """Longest duration of a failed request that is retried.
 
-After slower ones the reconcile fails, so that its back-off grows and other services get their slot.
+After a slower failure the reconcile fails, so that its back-off grows and other services get its slot.
 """
 RETRIED_CODES = frozenset({429, 500, 502, 503, 504})
 PAGE = 500
@@ -46,11 +46,11 @@ ABSENT_VERSION = "1"
 METADATA = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 OBJECT_METADATA = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _QUERY = {"fieldManager": labels.FIELD_MANAGER, "fieldValidation": "Ignore"}
-"""Query of all writes. Validation warnings would be unread, and take a third of an apply's cost."""
+"""Query parameters of writes. Field validation would only yield warnings, for a third of an apply's cost."""
 
 
 class KubeClient:
-    """The client that all reconciles share."""
+    """Client of the API server, shared by all reconciles."""
 
     def __init__(
         self,
@@ -64,8 +64,9 @@ class KubeClient:
         Args:
             configuration: how to reach the API server.
             metrics: request metrics.
-            rate_limiter: limits writes; the number of workers limits concurrent reads.
-            stores: returns the store of a watched kind, or None. Reads use the store; writes update it.
+            rate_limiter: limits the rate of writes, if given; only the number of workers limits reads.
+            stores: returns the store of a kind, or None if the kind is not watched. Reads use the store;
+                writes update it.
         """
         self._stores = stores
         self._connection = Connection(configuration)
@@ -81,7 +82,7 @@ class KubeClient:
         self._logged_in = time.monotonic()
         for connection in self._old_connections:
             await connection.close()
-        self._old_connections = [self._connection]  # its requests may still be in flight
+        self._old_connections = [self._connection]  # requests may still be in flight on this connection
         self._connection = Connection(await load_configuration())
         return True
 
@@ -94,15 +95,18 @@ class KubeClient:
         """Return an object; None if it does not exist.
 
         A store holds only objects with our labels. Use a `live` read to find out whether a name is free.
+
+        Raises:
+            KubeError: the API server failed.
         """
         store = self._stores(ref.kind)
         if store is not None and not (ref.subresource or live):
             return store.get(ObjectName(ref.namespace, ref.name))
-        found = await self._get_bytes(ref)
-        return None if found is None else msgspec.json.decode(found)
+        data = await self._get_bytes(ref)
+        return None if data is None else msgspec.json.decode(data)
 
     async def exists(self, ref: ObjectRef) -> bool:
-        """Return whether an object exists. Only its metadata is read, so that a Secret's values are not sent.
+        """Return whether an object exists; only its metadata is read, so that no Secret's values are sent.
 
         Raises:
             KubeError: the API server failed.
@@ -130,7 +134,15 @@ class KubeClient:
         return body
 
     async def list(self, ref: ObjectRef, selector: str = "") -> list[dict[str, Any]]:
-        """List the objects of a kind that match a label selector, in the namespace of `ref` or in all."""
+        """List the objects of a kind that match a label selector.
+
+        Args:
+            ref: kind and namespace of the objects; all namespaces if it has no namespace.
+            selector: label selector; empty for all objects.
+
+        Raises:
+            KubeError: the API server failed.
+        """
         store = self._stores(ref.kind)
         if store is not None:
             return store.list(ref.namespace, selector)
@@ -139,18 +151,21 @@ class KubeClient:
     async def list_metadata(
         self, ref: ObjectRef, selector: str, *, from_cache: bool = False
     ) -> list[dict[str, Any]]:
-        """List the metadata of objects of a kind that match a label selector.
+        """List the metadata of the objects of a kind that match a label selector.
 
         Args:
-            ref: their kind, and their namespace unless objects of all namespaces are listed.
+            ref: kind and namespace of the objects; all namespaces if it has no namespace.
             selector: label selector.
             from_cache: list from the API server's memory, which may be slightly stale.
+
+        Raises:
+            KubeError: the API server failed.
         """
         query = {"labelSelector": selector, "resourceVersion": "0" if from_cache else ""}
         return await self._list(ref, query, METADATA)
 
     async def metadata_pages(self, ref: ObjectRef, selector: str) -> AsyncIterator[bytes]:
-        """Yield pages of a metadata list as JSON, from the API server's memory, perhaps slightly stale."""
+        """Yield the pages of a metadata list as JSON, from the API server's memory, maybe slightly stale."""
         async for page in self._pages(ref, {"labelSelector": selector, "resourceVersion": "0"}, METADATA):
             yield page
 
@@ -166,24 +181,28 @@ class KubeClient:
         return listing
 
     async def _list(self, ref: ObjectRef, query: Mapping[str, str], accept: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        bodies: list[dict[str, Any]] = []
         async for page in self._pages(ref, query, accept):
-            found += msgspec.json.decode(page)["items"] or ()  # null if the list is empty
-        return found
+            bodies += msgspec.json.decode(page)["items"] or ()  # null if the list is empty
+        return bodies
 
     async def _pages(self, ref: ObjectRef, query: Mapping[str, str], accept: str) -> AsyncIterator[bytes]:
         query = {**query, "limit": str(PAGE)}
         while True:
-            given = {key: value for key, value in query.items() if value}
-            page = await self._request("GET", ref, given, accept=accept)
+            nonempty = {key: value for key, value in query.items() if value}
+            page = await self._request("GET", ref, nonempty, accept=accept)
             yield page
-            more = read_continue_token(page)
-            if not more:
+            token = read_continue_token(page)
+            if not token:
                 return
-            query = {**query, "continue": more, "resourceVersion": ""}
+            query = {**query, "continue": token, "resourceVersion": ""}
 
     async def create(self, manifest: Mapping[str, Any]) -> bool:
-        """Create an object; return False if one of its name exists."""
+        """Create an object; return False if an object with its name exists.
+
+        Raises:
+            KubeError: the API server failed, or rejected the object.
+        """
         meta = manifest["metadata"]
         name = ObjectName(meta["namespace"], meta["name"])
         ref = ObjectRef(manifest["kind"], meta["namespace"])
@@ -196,7 +215,7 @@ class KubeClient:
         return True
 
     async def dry_run_create(self, manifest: Mapping[str, Any], *, strict: bool = False) -> None:
-        """Send a dry run of a create.
+        """Check by a dry run whether the API server would create an object.
 
         Args:
             manifest: the object.
@@ -210,7 +229,11 @@ class KubeClient:
         await self._request("POST", ref, query, manifest)
 
     async def replace(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace an object if its resourceVersion is still the same."""
+        """Replace an object if its resourceVersion is still the same; return the new object.
+
+        Raises:
+            KubeError: the API server failed; code 409 if the object has changed.
+        """
         meta = manifest["metadata"]
         ref = ObjectRef(manifest["kind"], meta["namespace"], meta["name"])
         return msgspec.json.decode(await self._request("PUT", ref, body=manifest))
@@ -218,11 +241,11 @@ class KubeClient:
     async def apply(
         self, manifest: Mapping[str, Any], subresource: str = "", *, new: bool = False
     ) -> dict[str, Any]:
-        """Apply an object server-side: fields that this manager set before and now omits are removed.
+        """Apply an object server-side, and return it: fields that we applied before and now omit are removed.
 
         Raises:
-            KubeError: the API server failed; code 409 if the object should be `new` but exists, and is
-                unchanged.
+            KubeError: the API server failed, or rejected the object; code 409 if it should be `new` but
+                exists, in which case it is left unchanged.
         """
         meta = manifest["metadata"]
         ref = ObjectRef(manifest["kind"], meta["namespace"], meta["name"], subresource)
@@ -233,35 +256,39 @@ class KubeClient:
         return await self._write("PATCH", ref, name, query, manifest, content_type=APPLY)
 
     async def patch(self, ref: ObjectRef, patch: Mapping[str, Any], content_type: str = MERGE) -> None:
-        """Patch an object or its subresource."""
+        """Patch an object or its subresource.
+
+        Raises:
+            KubeError: the API server failed, or rejected the patch.
+        """
         name = ObjectName(ref.namespace, ref.name)
         await self._write("PATCH", ref, name, _QUERY, patch, content_type=content_type)
 
     async def delete(self, ref: ObjectRef, uid: str, propagation: str = "") -> bool:
-        """Delete the object with this uid; return False if it is gone.
+        """Delete an object with this uid; return False if no object has its name any more.
 
         Args:
-            ref: the object.
-            uid: its uid.
+            ref: kind, namespace and name of the object.
+            uid: uid of the object.
             propagation: deletion policy for dependents, such as `Background`; the kind's default if empty.
 
         Raises:
-            KubeError: the API server failed; code 409 if another object may have the name.
+            KubeError: the API server failed; code 409 if the object with this name has another uid.
         """
         body: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         if propagation:
             body["propagationPolicy"] = propagation
         name, store = ObjectName(ref.namespace, ref.name), self._stores(ref.kind)
         try:
-            left = await self._write("DELETE", ref, name, body=body, notify=True)
+            response = await self._write("DELETE", ref, name, body=body, notify=True)
         except KubeError as error:
             if error.code == 404 and store is not None:
                 store.mark_deleted(name, uid)
             if error.code == 404:
                 return False
             raise
-        if store is not None and not _is_object(left, ref.kind):
-            store.mark_deleted(name, uid)  # it had no grace period
+        if store is not None and not _is_object(response, ref.kind):
+            store.mark_deleted(name, uid)  # deleted at once, without a grace period
         return True
 
     async def _write(
@@ -275,7 +302,10 @@ class KubeClient:
         *,
         notify: bool = False,
     ) -> dict[str, Any]:
-        """Send a write and store the response, so that the next read is at least as new as the write."""
+        """Send a write and store the response, so that the next read is at least as new as the write.
+
+        With `notify`, the store calls its `on_change` for the write itself, too.
+        """
         store = self._stores(ref.kind)
         if store is None:
             return msgspec.json.decode(await self._request(verb, ref, query, body, content_type))

@@ -1,8 +1,8 @@
 """Finds foreign edits to children, in fields that only the operator may set. Pure.
 
-Server-side apply leaves fields that it does not name alone, because others may own them. But selectors,
-policy rules and pod templates are ours entirely. Extra fields in them are removed by one merge patch that
-leaves the object valid. `apply.py` sends it.
+Server-side apply leaves alone all fields that a manifest does not name, because others may own them. But the
+operator owns selectors, policy rules and pod templates entirely. One merge patch, which leaves the object
+valid, removes extra fields in them; `apply.py` sends it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ _OWNED_PATHS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """Paths that the operator owns entirely, by kind. Clouds and users may add other fields to Services."""
 
 _SHARED_FIELDS: Mapping[str, frozenset[str]] = {
-    "Deployment": frozenset(
-        {"metadata", "serviceAccount"}
-    ),  # set by a rollout restart; copy of another field
+    # `kubectl rollout restart` annotates `metadata`; the API server copies `serviceAccountName`.
+    "Deployment": frozenset({"metadata", "serviceAccount"}),
     "Service": frozenset({"nodePort", "appProtocol"}),
 }
 """Fields within the owned paths that others set too."""
@@ -41,14 +40,14 @@ _API_DEFAULTS: Mapping[str, Any] = {
     "successThreshold": 1,
     "terminationMessagePath": "/dev/termination-log",
 }
-"""Defaults that the API server sets. Others come back at once after a removal, and are then left alone."""
+"""Defaults of the API server. A default missing here comes back after its removal, and is then left alone."""
 
 _QUANTITY_FIELDS = frozenset({"limits", "requests"})
-"""Fields that hold quantities by resource. The API server stores 1000m as 1, and 1024Mi as 1Gi."""
+"""Fields that hold quantities, by resource. The API server stores 1000m as 1, and 1024Mi as 1Gi."""
 
 
 def covers(live: Any, wanted: Any) -> bool:
-    """Return whether `live` contains everything in `wanted`; it may contain the API server's defaults too."""
+    """Return whether `live` contains everything in `wanted`; it may contain more, such as defaults."""
     if isinstance(wanted, Mapping):
         return isinstance(live, Mapping) and all(
             key in live
@@ -59,7 +58,7 @@ def covers(live: Any, wanted: Any) -> bool:
         )
     if isinstance(wanted, (list, tuple)):
         if wanted and not _contains_objects(wanted):
-            return live == list(wanted)  # order matters, for example of arguments
+            return live == list(wanted)  # the order of plain values matters, for example of arguments
         return isinstance(live, list) and all(
             any(covers(item, value) for item in (*live[place : place + 1], *live))
             for place, value in enumerate(wanted)  # try the same position first
@@ -68,7 +67,7 @@ def covers(live: Any, wanted: Any) -> bool:
 
 
 def _quantities_match(live: Any, wanted: Any) -> bool:
-    """Return whether the live quantities include the wanted ones, however each is written."""
+    """Return whether the live quantities include the wanted ones, in whatever notation."""
     if not (isinstance(live, Mapping) and isinstance(wanted, Mapping)):
         return False
     try:
@@ -81,7 +80,7 @@ def _quantities_match(live: Any, wanted: Any) -> bool:
 
 
 def _stored_thousandths(amount: str | int | float) -> int:
-    """Return a quantity in thousandths as the API server stores it; finer ones are rounded up."""
+    """Return a quantity in thousandths; finer amounts are rounded up, as the API server does."""
     return math.ceil(parse_quantity(amount) * 1000)
 
 
@@ -90,14 +89,14 @@ def drift_patch(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[st
 
     Args:
         live: the object as the API server holds it.
-        manifest: the manifest that was applied, or is about to be.
+        manifest: the manifest that was applied, or is about to be applied.
     """
     patch: dict[str, Any] = {}
     for path in _OWNED_PATHS.get(manifest["kind"], ()):
-        there, wanted = _get_path(live, path), _get_path(manifest, path)
+        live_value, wanted = _get_path(live, path), _get_path(manifest, path)
         shared_fields = _SHARED_FIELDS.get(manifest["kind"], frozenset())
-        if there is not None and _has_extra(there, wanted, shared_fields):
-            _set_path(patch, path, _merge_value(there, wanted, shared_fields))
+        if live_value is not None and _has_extra(live_value, wanted, shared_fields):
+            _set_path(patch, path, _merge_value(live_value, wanted, shared_fields))
     if not patch:
         return None
     return {**patch, "metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
@@ -119,25 +118,25 @@ def _has_extra(live: Any, wanted: Any, shared_fields: frozenset[str]) -> bool:
 
 
 def _match_items(live: Sequence[Any], wanted: Sequence[Any]) -> dict[int, Any]:
-    """Match items of a live list to wanted items by name or content; return the wanted item per index."""
+    """Match items of a live list to wanted items by name or content; return wanted items by live index."""
     pairs: dict[int, Any] = {}
     for place, value in enumerate(wanted):
         places = [place, *range(len(live))] if place < len(live) else range(len(live))
         free = [at for at in places if at not in pairs]
-        found = [at for at in free if _same_name(live[at], value) or covers(live[at], value)]
-        if found:
-            pairs[found[0]] = value
+        matching = [at for at in free if _same_name(live[at], value) or covers(live[at], value)]
+        if matching:
+            pairs[matching[0]] = value
     return pairs
 
 
-def _same_name(one: Any, other: Any) -> bool:
-    if not (isinstance(one, Mapping) and isinstance(other, Mapping) and "name" in other):
+def _same_name(live: Any, wanted: Any) -> bool:
+    if not (isinstance(live, Mapping) and isinstance(wanted, Mapping) and "name" in wanted):
         return False
-    return one.get("name") == other["name"] and one.get("mountPath") == other.get("mountPath")
+    return live.get("name") == wanted["name"] and live.get("mountPath") == wanted.get("mountPath")
 
 
 def _merge_value(live: Any, wanted: Any, shared_fields: frozenset[str]) -> Any:
-    """Return the value in a merge patch that removes extra fields; a list is replaced as a whole."""
+    """Return the merge-patch value that removes the extra fields of `live`; a list is replaced as a whole."""
     if not (isinstance(wanted, Mapping) and isinstance(live, Mapping)):
         return wanted
     extra = {key: None for key, value in live.items() if _is_extra(key, value, wanted, shared_fields)}

@@ -14,13 +14,13 @@ import msgspec
 from mizzen_operator.api import reasons
 
 MAX_RETRY_DELAY_SECONDS = 5.0
-"""Cap on the delay that the API server may ask for; the back-off between reconciles is longer."""
+"""Cap on the retry delay that a response requests; the back-off between reconciles is longer."""
 REJECTION_CODES = (400, 403, 422)
 """Status codes by which the API server rejects a change for good."""
 WEBHOOK_FAILURE_TEXT = "failed calling webhook"
-"""The API server's words when an admission webhook did not answer, or its answer was invalid."""
+"""Part of the API server's error if an admission webhook did not answer, or its answer was invalid."""
 NAMESPACE_TERMINATING_TEXT = "because it is being terminated"
-"""The API server's words when a namespace is being deleted, and nothing can be created in it."""
+"""Part of the API server's error if nothing can be created in a namespace because it is being deleted."""
 
 
 class KubeError(Exception):
@@ -51,7 +51,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlockingReason:
-    """Reason why the operator could not do its work on a service."""
+    """Reason why the operator cannot apply the spec of a service, with a message for the status."""
 
     reason: str
     message: str
@@ -64,8 +64,8 @@ def rejection(error: Refused | KubeError) -> BlockingReason | None:
     if isinstance(error, Refused):
         return BlockingReason(error.reason, str(error))
     if WEBHOOK_FAILURE_TEXT in str(error):
-        words = f"an admission webhook fails, and nothing is accepted without it: {error}"
-        return BlockingReason(reasons.WEBHOOK_FAILED, words)
+        message = f"an admission webhook fails, and nothing is accepted without it: {error}"
+        return BlockingReason(reasons.WEBHOOK_FAILED, message)
     if error.code in REJECTION_CODES or "denied the request" in str(error):
         return BlockingReason(reasons.REJECTED, f"the API server rejects a change: {error}")
     return None
@@ -75,8 +75,8 @@ def namespace_terminating() -> BlockingReason:
     """Return the reason why a service is blocked while its namespace is being deleted."""
     return BlockingReason(
         reasons.NAMESPACE_TERMINATING,
-        "the namespace is being deleted, and the service with it: what runs serves until it goes, and "
-        "nothing is made any more; the conditions of the namespace say what it waits for",
+        "the namespace is being deleted, and the service with it: pods serve until they are deleted, and no "
+        "new objects are created; the conditions of the namespace say what its deletion waits for",
     )
 
 
@@ -86,7 +86,12 @@ def describe_error(error: Exception) -> str:
 
 
 def retry_delay(minimum: float, data: bytes) -> float:
-    """Return the seconds to wait before a retry: `minimum` with jitter, or longer if the response says so."""
+    """Return the seconds to wait before a retry: `minimum` with jitter, or longer if the response says so.
+
+    Args:
+        minimum: seconds.
+        data: body of the response.
+    """
     try:
         requested = float(msgspec.json.decode(data)["details"]["retryAfterSeconds"])
     except (ValueError, TypeError, KeyError):
@@ -95,12 +100,18 @@ def retry_delay(minimum: float, data: bytes) -> float:
 
 
 def is_webhook_failure(code: int, data: bytes) -> bool:
-    """Return whether an admission webhook failed, rather than the API server itself."""
+    """Return whether a response with this code and body reports a failed admission webhook."""
     return code == 500 and WEBHOOK_FAILURE_TEXT.encode() in data
 
 
 def error_from_response(code: int, data: bytes, request: str) -> KubeError:
-    """Build the error for a response with an error code; `request` describes the request."""
+    """Build the error for a response.
+
+    Args:
+        code: HTTP status, 400 or more.
+        data: body of the response.
+        request: verb and path of the request, for the message.
+    """
     try:
         status = msgspec.json.decode(data)
         return KubeError(code, status.get("reason", ""), status.get("message", "") or f"{request}: {code}")

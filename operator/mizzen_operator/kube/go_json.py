@@ -12,9 +12,9 @@ _LEAST_PLAIN, _LEAST_EXPONENT = 1e-6, 1e21
 
 
 def go_json(value: Any) -> bytes:
-    """Encode a value without white space: sorted keys; `<`, `>`, `&` and two line separators are escaped."""
+    """Encode a value with sorted keys and no white space; `<`, `>`, `&`, U+2028 and U+2029 are escaped."""
     encoded = msgspec.json.encode(_with_go_numbers(value), order="deterministic")
-    for character, escaped in _ESCAPED.items():  # none of them occurs outside strings
+    for character, escaped in _ESCAPED.items():  # they occur only in strings
         encoded = encoded.replace(character.encode(), escaped)
     return encoded
 

@@ -27,7 +27,7 @@ class AppliedVersion(NamedTuple):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Label that names the owner."""
+        """Label by which the controller finds the owner of the child."""
         return {labels.SERVICE: self.service} if self.service else {labels.GATEWAY_LABEL: labels.SHARED}
 
 
@@ -35,7 +35,7 @@ class _Labels(msgspec.Struct):
     service: str = msgspec.field(name=labels.SERVICE, default="")
 
 
-class _Metadata(msgspec.Struct, rename="camel"):
+class _ChildMetadata(msgspec.Struct, rename="camel"):
     name: str
     namespace: str
     uid: str
@@ -44,20 +44,20 @@ class _Metadata(msgspec.Struct, rename="camel"):
     labels: _Labels = msgspec.field(default_factory=_Labels)
 
     def read(self) -> tuple[ObjectName, AppliedVersion]:
-        """Return name and version. Kinds with a generation use it, because their status changes by itself."""
+        """Return name and version; the version is the generation, if any, to ignore status updates."""
         version = str(self.generation) if self.generation else self.resource_version
         return ObjectName(self.namespace, self.name), AppliedVersion(self.uid, version, self.labels.service)
 
 
-class _Item(msgspec.Struct):
-    metadata: _Metadata
+class _ListedChild(msgspec.Struct):
+    metadata: _ChildMetadata
 
 
-class _Page(msgspec.Struct):
-    items: list[_Item] | None = None
+class _ChildPage(msgspec.Struct):
+    items: list[_ListedChild] | None = None
 
 
-_decode = msgspec.json.Decoder(_Page).decode  # a quarter of the cost of decoding everything
+_decode = msgspec.json.Decoder(_ChildPage).decode  # a quarter of the cost of decoding everything
 
 
 class UnwatchedChildren:
@@ -67,13 +67,13 @@ class UnwatchedChildren:
         self._applied: dict[str, dict[ObjectName, AppliedVersion]] = {kind: {} for kind in UNWATCHED}
 
     def record_applied(self, body: Mapping[str, Any]) -> None:
-        """Record that an object is as it should be."""
+        """Record the version of an object that matches its manifest; objects of other kinds are ignored."""
         if body["kind"] in self._applied:
-            name, child = msgspec.convert(body["metadata"], _Metadata).read()
+            name, child = msgspec.convert(body["metadata"], _ChildMetadata).read()
             self._applied[body["kind"]][name] = child
 
     def uid(self, kind: str, namespace: str, name: str) -> str:
-        """Return the uid of the object that was last applied; empty if it was never applied or drifted."""
+        """Return the uid of the object that was last applied; empty if it was not applied or has drifted."""
         child = self._applied[kind].get(ObjectName(namespace, name))
         return child.uid if child is not None else ""
 
@@ -89,11 +89,11 @@ class UnwatchedChildren:
             pages: pages of a list of the metadata of all objects of the kind, as JSON.
 
         Raises:
-            msgspec.ValidationError, msgspec.DecodeError: a page is not a list.
+            msgspec.ValidationError, msgspec.DecodeError: a page is not a list of objects.
         """
         listed = dict(item.metadata.read() for page in pages for item in _decode(page).items or ())
-        known = self._applied[kind]
-        drifted = [(name, child) for name, child in known.items() if listed.get(name) != child]
+        applied = self._applied[kind]
+        drifted = [(name, child) for name, child in applied.items() if listed.get(name) != child]
         for name, _ in drifted:
-            del known[name]
+            del applied[name]
         return drifted

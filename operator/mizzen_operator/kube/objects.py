@@ -15,7 +15,7 @@ def timestamp(time: datetime) -> str:
 
 
 def is_owned_by(body: Mapping[str, Any], uid: str) -> bool:
-    """Return whether the controller of an object has this uid."""
+    """Return whether the owner that controls an object has this uid."""
     references = body["metadata"].get("ownerReferences", [])
     return any(reference.get("controller") and reference["uid"] == uid for reference in references)
 

@@ -9,7 +9,7 @@ import msgspec
 from mizzen_operator.kube.store import ObjectName, ObjectVersion
 
 
-class _Metadata(msgspec.Struct, rename="camel"):
+class _ListedMetadata(msgspec.Struct, rename="camel"):
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -17,26 +17,26 @@ class _Metadata(msgspec.Struct, rename="camel"):
     continue_: str = msgspec.field(name="continue", default="")
 
 
-class _Item(msgspec.Struct):
-    metadata: _Metadata
+class _ListedObject(msgspec.Struct):
+    metadata: _ListedMetadata
 
 
-class _Page(msgspec.Struct):
-    metadata: _Metadata
-    items: list[_Item] | None = None
+class _ListPage(msgspec.Struct):
+    metadata: _ListedMetadata
+    items: list[_ListedObject] | None = None
 
 
-_decode = msgspec.json.Decoder(_Page).decode
+_decode = msgspec.json.Decoder(_ListPage).decode
 
 
 @dataclass(slots=True)
 class ObjectList:
-    """A list that arrives in pages, which all show the same resourceVersion.
+    """A list of objects that arrives in pages; all pages have the same resourceVersion.
 
     Attributes:
         objects: uid and version of each object.
         version: resourceVersion of the list; 0 before the first page.
-        continue_token: token of the next page; empty after the last.
+        continue_token: token of the next page; empty after the last page.
     """
 
     objects: dict[ObjectName, ObjectVersion] = field(default_factory=dict)
@@ -44,23 +44,23 @@ class ObjectList:
     continue_token: str = ""
 
     def add_page(self, page: bytes) -> None:
-        """Add a page as JSON, of whole objects or of their metadata.
+        """Add a page, given as JSON; its items are objects or only their metadata.
 
         Raises:
-            msgspec.ValidationError, msgspec.DecodeError: the text is not a page of a list.
+            msgspec.ValidationError, msgspec.DecodeError: `page` is not a page of a list.
         """
-        read = _decode(page)
-        self.version, self.continue_token = int(read.metadata.resource_version), read.metadata.continue_
-        for item in read.items or ():  # null if the list is empty
+        decoded = _decode(page)
+        self.version, self.continue_token = int(decoded.metadata.resource_version), decoded.metadata.continue_
+        for item in decoded.items or ():  # null if the list is empty
             meta = item.metadata
             name = ObjectName(meta.namespace, meta.name)
             self.objects[name] = ObjectVersion(meta.uid, int(meta.resource_version))
 
 
 class _AnyPage(msgspec.Struct):
-    metadata: _Metadata
+    metadata: _ListedMetadata
 
 
 def read_continue_token(page: bytes) -> str:
-    """Return the continue token of a page of any kind; empty after the last page."""
+    """Return the continue token of a page of any kind; empty if it is the last page."""
     return msgspec.json.decode(page, type=_AnyPage).metadata.continue_

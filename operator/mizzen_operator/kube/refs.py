@@ -29,7 +29,10 @@ _PATHS = {
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """Reference to an object, or to all objects of a kind; `subresource` is for example `status`."""
+    """Reference to an object, its subresource (such as `status`), or all objects of a kind.
+
+    An empty namespace means all namespaces.
+    """
 
     kind: str
     namespace: str
@@ -37,7 +40,7 @@ class ObjectRef:
     subresource: str = ""
 
     def path(self) -> str:
-        """Return the path on the API server."""
+        """Return the URL path of the object or collection on the API server."""
         prefix, plural = _PATHS[self.kind]
         parts = [prefix]
         if self.namespace:

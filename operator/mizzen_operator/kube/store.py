@@ -22,7 +22,7 @@ from mizzen_operator.api import labels
 INDEXED_LABELS = (labels.SERVICE, labels.GATEWAY_LABEL)
 """Labels with an index, so that a lookup does not scan the namespace."""
 MAX_REMEMBERED_DELETIONS = 4096
-"""Deleted objects whose late responses are still recognized."""
+"""Number of deleted objects whose late events and responses are still recognized."""
 
 
 class ObjectName(NamedTuple):
@@ -41,19 +41,19 @@ class ObjectVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object of the store."""
+    """An object in the store; `data` is its JSON."""
 
     uid: str
     version: int
     labels: Mapping[str, str]
     data: bytes
     notified_version: int
-    """Version up to which foreign changes were notified.
+    """Version up to which `on_change` was called for foreign changes.
 
-    A write's response may contain foreign changes whose events are still due.
+    The response to one of our writes may contain foreign changes whose events have not arrived yet.
     """
     own_versions: tuple[int, ...] = ()
-    """Later versions that our own writes produced."""
+    """Versions after `notified_version` that our own writes produced."""
 
 
 OnChange = Callable[[str, ObjectName, Mapping[str, str]], None]
@@ -64,7 +64,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ObjectStore:
-    """All objects of one kind."""
+    """Store of all watched objects of one kind."""
 
     def __init__(self, kind: str, on_change: OnChange) -> None:
         self.kind = kind
@@ -75,7 +75,10 @@ class ObjectStore:
         self._namespaces: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._by_label: defaultdict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
         self._deleted: OrderedDict[str, int] = OrderedDict()
-        """Version up to which each uid is deleted. An object may come back by regaining a watched label."""
+        """Version up to which each deleted uid is ignored.
+
+        A later version is stored, because an object that lost its watched label may regain it.
+        """
         self._list_version = 0
         self._pending: dict[str, int] = {}
         """Versions, by uid, that a list has named and no event has delivered yet."""
@@ -96,7 +99,12 @@ class ObjectStore:
         return None if stored is None else _decode(stored.data)
 
     def list(self, namespace: str = "", selector: str = "") -> list[dict[str, Any]]:
-        """Return the objects of one or all namespaces whose labels match `a=b,c=d` (or just `a`), by name."""
+        """Return the objects that match a label selector, sorted by namespace and name.
+
+        Args:
+            namespace: namespace of the objects; all namespaces if it is empty.
+            selector: selector such as `a=b,c`, where `c` requires a label with any value.
+        """
         wanted = [
             (key, value) for key, _, value in (part.partition("=") for part in selector.split(",") if part)
         ]
@@ -117,13 +125,13 @@ class ObjectStore:
         return all(name in listed or stored.version > version for name, stored in self._objects.items())
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds that depends only on this store."""
+        """Wait until `condition` returns True; it must depend on this store only."""
         while not condition():
             self._updated.clear()
             await self._updated.wait()
 
     def put_event(self, body: Mapping[str, Any]) -> None:
-        """Store an object from a watch event, unless the stored one is as new."""
+        """Store an object from a watch event, unless this version or a newer one is stored."""
         name, uid, version = _identity(body)
         if self._is_newer(name, uid, version):
             before = self._objects.get(name)
@@ -132,14 +140,15 @@ class ObjectStore:
             if before is not None and _owner_labels(before.labels) != _owner_labels(
                 self._objects[name].labels
             ):
-                self._on_change(self.kind, name, before.labels)  # the previous owner lost a child
+                self._on_change(self.kind, name, before.labels)  # the previous owner has lost a child
         elif self._note_late_event(name, uid, version):
             self._notify(name, version, body["metadata"].get("labels") or {})
 
     def put_fresh(self, body: Mapping[str, Any]) -> None:
         """Store an object that was just read, even if the stored one has the same version.
 
-        The CRD may have changed: the stored bytes are the same, so there is no event.
+        After a change of the CRD, the API server may return other defaults for the same version, and sends no
+        event.
         """
         name, uid, version = _identity(body)
         stored = self._objects.get(name)
@@ -149,7 +158,7 @@ class ObjectStore:
             self.put_event(body)
 
     def put_write_response(self, body: Mapping[str, Any]) -> int:
-        """Store the response to one of our writes without notifying; return its version."""
+        """Store the response to one of our writes without calling `on_change`; return its version."""
         name, uid, version = _identity(body)
         if self._is_newer(name, uid, version):
             before = self._objects.get(name)
@@ -162,11 +171,11 @@ class ObjectStore:
         return version
 
     def remove_deleted(self, body: Mapping[str, Any]) -> None:
-        """Remove an object for a DELETED event."""
+        """Remove the object of a DELETED event."""
         self.mark_deleted(*_identity(body))
 
     def mark_deleted(self, name: ObjectName, uid: str, version: int = sys.maxsize) -> None:
-        """Mark a uid as deleted, or no longer watched: up to a version, or for good."""
+        """Remove an object that was deleted or is no longer watched; ignore its versions up to `version`."""
         self._updated.set()
         self._pending.pop(uid, None)
         self._deleted[uid] = version
@@ -179,17 +188,18 @@ class ObjectStore:
             self._on_change(self.kind, name, stored.labels)
 
     def apply_list(self, listed: Mapping[ObjectName, ObjectVersion], version: int) -> None:
-        """Apply a complete list: stored objects that it lacks and that are not newer were deleted meanwhile.
+        """Apply a complete list: remove stored objects that are not in it and not newer than it.
 
         Args:
-            listed: each object of the list; events deliver the newer ones, before or after this call.
+            listed: uid and version of each object of the list; events deliver the objects themselves, before
+                or after this call.
             version: resourceVersion of the list.
         """
         for name, stored in list(self._objects.items()):
             if name not in listed and stored.version <= version:
                 self.mark_deleted(name, stored.uid, version)
             elif stored.own_versions:
-                # No event reports foreign changes older than our own writes any more.
+                # The watch starts at the list: no event reports foreign changes before our own writes.
                 self._objects[name] = replace(stored, notified_version=stored.version, own_versions=())
                 self._on_change(self.kind, name, stored.labels)
         self._list_version = max(self._list_version, version)
@@ -198,16 +208,16 @@ class ObjectStore:
         self._updated.set()
 
     def begin_write(self, name: ObjectName) -> None:
-        """Note that a write is in flight: its own event may arrive first, and must not notify."""
+        """Record that a write is in flight. Its event may arrive first, and must not call `on_change`."""
         self._writes_in_flight.setdefault(name, [])
 
     def end_write(self, name: ObjectName, version: int | None, *, notify: bool = False) -> None:
-        """Note the end of a write; foreign events that arrived meanwhile are notified now.
+        """Record the end of a write; call `on_change` if foreign events arrived during the write.
 
         Args:
             name: name of the object.
-            version: version of the object in the response; None without one.
-            notify: notify of the write itself too.
+            version: version of the object in the response; None if the response holds no object.
+            notify: call `on_change` for the write itself, too.
         """
         events = self._writes_in_flight.pop(name, [])
         stored = self._objects.get(name)
@@ -215,7 +225,10 @@ class ObjectStore:
             self._on_change(self.kind, name, stored.labels)
 
     def _note_late_event(self, name: ObjectName, uid: str, version: int) -> bool:
-        """Return whether an event reports a foreign change that a response already contained."""
+        """Record an event that is not newer than the stored object; return whether it is a foreign change.
+
+        The response to one of our writes may already have contained that change.
+        """
         stored = self._objects.get(name)
         if stored is None or stored.uid != uid or not stored.notified_version < version <= stored.version:
             return False
@@ -232,7 +245,7 @@ class ObjectStore:
             return False
         stored = self._objects.get(name)
         known = (stored is not None and stored.uid == uid) or uid in self._pending
-        return known or version > self._list_version  # otherwise it was deleted before the list
+        return known or version > self._list_version  # otherwise the object was deleted before the list
 
     def _notify(self, name: ObjectName, version: int, given: Mapping[str, str]) -> None:
         if name in self._writes_in_flight:

@@ -50,11 +50,11 @@ def open_session(
     *,
     owner: bool = True,
 ) -> aiohttp.ClientSession:
-    """Open a session with a configuration's certificates and proxy; each request needs its `authorization`.
+    """Open a session with a configuration's certificates and proxy; the caller adds `authorization` headers.
 
     Args:
         configuration: how to reach the API server.
-        timeout: timeout of requests that set none.
+        timeout: timeout of requests that set none of their own.
         middlewares: middlewares of the session.
         owner: whether closing the session also closes its connections.
     """
@@ -73,8 +73,8 @@ def open_session(
 class Connection:
     """HTTP connection to the API server with a configuration's credentials.
 
-    The official client looks for proxies and passwords in the environment and the home folder, in a thread
-    for each request: half of the cost of a request.
+    It replaces the official client, which searches the environment and the home folder for proxies and
+    passwords in a thread for each request; that is half of a request's cost.
     """
 
     def __init__(self, configuration: Configuration) -> None:
@@ -89,9 +89,9 @@ class Connection:
         Raises:
             aiohttp.ClientError, TimeoutError, OSError: there was no complete response.
         """
-        given = {**headers, **await authorization(self._configuration)}
+        all_headers = {**headers, **await authorization(self._configuration)}
         url = yarl.URL(self._configuration.host + path, encoded=True)
-        async with self._session.request(verb, url, data=body, headers=given) as answer:
+        async with self._session.request(verb, url, data=body, headers=all_headers) as answer:
             return answer.status, await answer.read()
 
     async def close(self) -> None:

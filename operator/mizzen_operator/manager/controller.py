@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 RECONCILE_TIMEOUT_SECONDS = 60.0
 MAX_REQUEUE_BACKOFF_SECONDS = 5.0
-"""Maximum back-off of a reconcile that waits for something without an event, such as a group in back-off."""
+"""Maximum back-off of a service that waits for something without events, such as a group in back-off."""
 API_KEYS_POLL_SECONDS = 5.0
-"""Interval at which Secrets with API keys are listed, while a gateway finds them by label."""
+"""Interval at which Secrets with API keys are listed while any gateway finds its keys by label."""
 RECENT_SECONDS = 60.0
 """Age of changes that a new leader reconciles first, because the old leader may not have handled them."""
 
@@ -46,7 +46,7 @@ class Controller:
         metrics: Metrics,
         background_tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
-        """Create a controller; `background_tasks` run for as long as it does."""
+        """Create a controller; it runs the `background_tasks` for as long as it reconciles."""
         self._kube = kube
         self._reconciler = reconciler
         self._config = config
@@ -63,14 +63,14 @@ class Controller:
         metrics.queue_age.set_function(self._queue.oldest_wait)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Reconcile until `stop` is set; reconciles in progress end first.
+        """Reconcile services until `stop` is set, then wait for the reconciles in progress.
 
-        It begins with every service: those that changed recently or whose spec is not observed yet come
-        first.
+        It first queues every service. Services that changed recently, or whose spec is newer than the one in
+        their status, come before the others.
 
         Raises:
             KubeError: the services cannot be listed.
-            Exception: reconciles can no longer be started, or a background task has ended, by a bug.
+            Exception: because of a bug, no reconciles can be started or a background task has ended.
         """
         self._is_leader = True
         recent, self._recently_changed = self._recently_changed, {}
@@ -78,7 +78,7 @@ class Controller:
         for key, observed in (await self._list_services()).items():
             self._queue.add(key, low_priority=observed and recent.get(key, since) <= since)
         tasks: list[asyncio.Task[Any]] = [
-            asyncio.create_task(self._dispatch(), name="looks"),
+            asyncio.create_task(self._dispatch(), name="dispatch"),
             asyncio.create_task(
                 self._run_periodically(self._config.resync_seconds, self._resync), name="resync"
             ),
@@ -91,9 +91,9 @@ class Controller:
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
-                task.result()  # after a failure a new process does the remaining work
+                task.result()  # raises if the task has failed: a new process then starts over
             self._is_leader = False
-            self._queue.close()  # requests of reconciles in progress are left to the next leader
+            self._queue.close()  # the next leader queues every service anyway
             await self._idle.wait()
         finally:
             for task in tasks:
@@ -101,7 +101,7 @@ class Controller:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def hung_services(self) -> list[ServiceKey]:
-        """Return the services whose reconcile takes far longer than its timeout."""
+        """Return the services whose reconcile has been running for more than twice its timeout."""
         limit = time.monotonic() - 2 * RECONCILE_TIMEOUT_SECONDS
         return [key for key, began in self._started.items() if began < limit]
 
@@ -122,7 +122,7 @@ class Controller:
                 self.enqueue(key)
 
     def enqueue(self, key: ServiceKey) -> None:
-        """Queue a service, or record its change while another replica leads."""
+        """Queue a service; while another replica leads, only record that the service has changed."""
         if self._is_leader:
             self._queue.add(key)
             return
@@ -135,13 +135,13 @@ class Controller:
             del self._recently_changed[oldest]
 
     async def _dispatch(self) -> None:
-        """Start reconciles as they are due and have a slot; cancelling it cancels them."""
+        """Start each reconcile when it is due and has a slot; if cancelled, cancel all of them."""
         async with asyncio.TaskGroup() as group:
             while True:
                 key = await self._queue.get()
                 self._started[key] = time.monotonic()
                 self._idle.clear()
-                group.create_task(self._run_reconcile(key), name="look")
+                group.create_task(self._run_reconcile(key), name="reconcile")
 
     async def _run_reconcile(self, key: ServiceKey) -> None:
         began, result = self._started[key], "error"
@@ -154,7 +154,7 @@ class Controller:
             self._requeue_failed(key, reasons.TIMEOUT, f"took longer than {RECONCILE_TIMEOUT_SECONDS} s")
         except Exception:
             logger.exception("%s/%s: unexpected error", key.namespace, key.name)
-            self._requeue_failed(key, reasons.UNEXPECTED, "see above")
+            self._requeue_failed(key, reasons.UNEXPECTED, "see the error logged before")
         finally:
             del self._started[key]
             if not self._started:
@@ -182,7 +182,7 @@ class Controller:
     def _requeue_failed(self, key: ServiceKey, reason: str, message: str) -> None:
         self._metrics.errors.labels(reason).inc()
         delay = self._queue.requeue_failed(key)
-        logger.warning("%s/%s: %s: %s; again in %.1f s", *key, reason, message, delay)
+        logger.warning("%s/%s: %s: %s; retrying in %.1f s", *key, reason, message, delay)
 
     async def _run_periodically(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         """Run a function periodically; errors are logged and do not end the loop."""
@@ -191,26 +191,26 @@ class Controller:
             try:
                 await work()
             except KubeError as error:
-                logger.warning("cannot list objects: %s", error)
+                logger.warning("cannot list objects: %s; retrying later", error)
             except Exception:
-                logger.exception("unexpected error")
+                logger.exception("unexpected error of a periodic task")
 
     async def _resync(self) -> None:
-        """Queue every service, spread over `resync_seconds`, for changes without an event."""
+        """Queue every service at a random time within `resync_seconds`, to notice changes without events."""
         for key in await self._list_services():
             self._queue.add(key, random.uniform(0, self._config.resync_seconds), low_priority=True)
 
     async def _list_services(self) -> dict[ServiceKey, bool]:
-        """Return all services, and whether the status of each is of its current spec."""
-        found = await self._kube.list(ObjectRef(labels.KIND, self._config.namespace))
+        """Return all services, each with whether its status describes its current spec."""
+        bodies = await self._kube.list(ObjectRef(labels.KIND, self._config.namespace))
         return {
             ServiceKey(meta["namespace"], meta["name"]): body.get("status", {}).get("observedGeneration")
             == meta["generation"]
-            for body in found
+            for body in bodies
             for meta in (body["metadata"],)
         }
 
     async def _enqueue_changed_api_keys(self) -> None:
-        """Queue services whose gateway should mount other Secrets with API keys."""
+        """Queue the services whose gateway mounts an outdated set of Secrets with API keys."""
         for key in await self._reconciler.services_with_changed_api_keys():
             self._queue.add(key)

@@ -9,13 +9,20 @@ from aiohttp import web
 from mizzen_operator.metrics import Metrics
 
 HealthCheck = Callable[[], str]
-"""Returns the problem in words; an empty string if all is well."""
+"""Function that returns a description of a problem; an empty string if there is no problem."""
 
 
 async def serve(
     host: str, port: int, metrics: Metrics, *, alive: HealthCheck, ready: HealthCheck
 ) -> web.AppRunner:
-    """Start the server; call `cleanup()` of the returned runner to stop it.
+    """Start the HTTP server; call `cleanup()` of the returned runner to stop it.
+
+    Args:
+        host: address to listen on.
+        port: port to listen on.
+        metrics: metrics exposed at /metrics.
+        alive: check of /healthz, which answers 503 if there is a problem.
+        ready: check of /readyz, likewise.
 
     Raises:
         OSError: the address cannot be bound.

@@ -1,7 +1,7 @@
 """Leader election with a Lease of coordination.k8s.io, after client-go's algorithm.
 
-Clocks of different machines are never compared: a Lease has expired once it was observed unchanged for its
-whole duration. A leader that cannot renew it gives up before another replica may take over.
+Clocks of different machines are never compared: a Lease has expired once a replica has observed it unchanged
+for its whole duration. A leader that cannot renew its Lease gives up before another replica may take over.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 5.0
 STANDBY_RETRY_FACTOR = 0.25
-"""Retry interval of a standby, relative to the leader's, so that a released Lease is acquired at once."""
+"""Retry interval of a standby relative to the leader's; it is short, to acquire a released Lease at once."""
 
 
 class LeadershipLost(Exception):
-    """Another replica holds the Lease, or it was not renewed in time."""
+    """Another replica holds the Lease, or this replica has not renewed it in time."""
 
 
 class Elector:
-    """This replica's part in the election."""
+    """Acquires, renews and releases the Lease for this replica."""
 
     def __init__(self, kube: KubeClient, config: OperatorConfig) -> None:
         self._kube = kube
@@ -63,12 +63,12 @@ class Elector:
         renewed = time.monotonic()
         while True:
             await asyncio.sleep(self._config.retry_seconds)
-            left = renewed + self._config.renew_seconds - time.monotonic()
-            if left <= 0:
+            remaining = renewed + self._config.renew_seconds - time.monotonic()
+            if remaining <= 0:
                 raise LeadershipLost(f"the Lease was not renewed for {self._config.renew_seconds} s")
             try:
                 began = time.monotonic()
-                if not await asyncio.wait_for(self._try_acquire_or_renew(), left):
+                if not await asyncio.wait_for(self._try_acquire_or_renew(), remaining):
                     raise LeadershipLost("another replica holds the Lease")
                 renewed = began
             except (KubeError, TimeoutError) as error:
@@ -77,7 +77,8 @@ class Elector:
     async def release(self) -> None:
         """Release the Lease if this replica holds it, so that another one can lead at once.
 
-        A Lease that has changed meanwhile is read again: a cancelled renewal may have been written.
+        If the Lease changes between read and write, both are repeated: a cancelled renewal may have been
+        written after all.
         """
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
@@ -87,7 +88,7 @@ class Elector:
             logger.warning("cannot release the Lease: %s", error or "timed out")
 
     async def _release_once(self) -> bool:
-        """Return True if the Lease is not ours, or no longer; False if it changed between read and write."""
+        """Release the Lease if this replica holds it; return False if it changed between read and write."""
         lease = await self._kube.get(self._ref)
         if lease is None or lease.get("spec", {}).get("holderIdentity") != self._config.holder:
             return True
@@ -102,17 +103,20 @@ class Elector:
         return True
 
     async def _owner_references(self) -> list[dict[str, Any]]:
-        """Return owner references, so that the garbage collector deletes the Lease with the Deployment."""
+        """Return owner references, so that the garbage collector deletes the Lease with the Deployment.
+
+        The list is empty if the Deployment does not exist or cannot be read.
+        """
         try:
-            found = await self._kube.get(
+            deployment = await self._kube.get(
                 ObjectRef("Deployment", self._ref.namespace, self._config.lease_owner)
             )
         except KubeError as error:
-            logger.warning("the Lease %s will outlive the operator: %s", self._ref.name, error)
+            logger.warning("the Lease %s will not be deleted with the operator: %s", self._ref.name, error)
             return []
-        if found is None:
+        if deployment is None:
             return []
-        name, uid = found["metadata"]["name"], found["metadata"]["uid"]
+        name, uid = deployment["metadata"]["name"], deployment["metadata"]["uid"]
         return [{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": uid}]
 
     async def _try_acquire_or_renew(self) -> bool:
@@ -129,7 +133,7 @@ class Elector:
         except KubeError as error:
             if error.code == 409 and not mine:
                 return False  # another replica was faster
-            raise  # a leader retries: only the Lease tells who holds it
+            raise  # a leader tries again: only the Lease says which replica holds it
         return True
 
     def _is_free(self, spec: Mapping[str, Any]) -> bool:
@@ -162,5 +166,5 @@ class Elector:
 
 
 def _now() -> str:
-    """Return the time as a MicroTime."""
+    """Return the current time as a MicroTime of the Kubernetes API."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

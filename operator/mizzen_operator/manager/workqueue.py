@@ -1,4 +1,4 @@
-"""Work queue of services: a key is queued once however often it is added, and processed once at a time."""
+"""Work queue of services: each key is queued at most once, and never processed twice at the same time."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 60.0
 LOW_PRIORITY_WAIT_SECONDS = 30.0
 FAILURE_HOLD_SECONDS = 1.0
-"""Minimum wait of a failed key with so long a back-off, whatever events arrive meanwhile.
+"""Minimum time until a failed key is processed again, even after events; less if its back-off is shorter.
 
-Otherwise each event of a pod would cause the same attempt again. Its status may be this old then.
+Without it, each event of a pod would repeat the failed attempt. A status may be out of date for this long.
 """
 
 
 class WorkQueue:
-    """Keys with the time at which they are due. Each is queued once, so the queue is bounded.
+    """Keys of services with the time at which each is due. Each is queued once, so the queue is bounded.
 
-    Changes take precedence over low-priority keys, which are reconciled just in case: a resync of a thousand
-    services does not delay them. A low-priority key that has waited for LOW_PRIORITY_WAIT_SECONDS counts as
-    an ordinary one.
+    Keys of changed services precede low-priority keys, which are queued just in case: a resync of a thousand
+    services does not delay changes. A low-priority key that has been due for LOW_PRIORITY_WAIT_SECONDS
+    precedes all others.
 
-    A key whose flow has no free slot is parked, so that it is not in the way of others. Once the flow has a
-    free slot, its first parked key is queued, and the next one after that one was taken.
+    A key whose flow has no free slot is parked, so that it does not block keys of other flows. When the flow
+    has a free slot, its first parked key is queued again; the next one follows when that key has started.
     """
 
     def __init__(self, limiter: ConcurrencyLimiter) -> None:
-        """Create an empty queue; `limiter` limits the keys between `get` and `done`."""
+        """Create an empty queue; `limiter` limits the keys that are being processed."""
         self._limiter = limiter
         self._parked_heaps: dict[Flow, list[tuple[float, ServiceKey]]] = {}
         self._parked_keys: set[ServiceKey] = set()
@@ -48,10 +48,10 @@ class WorkQueue:
         self._closed = False
 
     def add(self, key: ServiceKey, delay: float = 0.0, *, low_priority: bool = False) -> None:
-        """Queue a key for processing after `delay` seconds; an earlier due time stands.
+        """Queue a key for processing after a delay, unless it is already due earlier.
 
         Args:
-            key: the key.
+            key: key of the service.
             delay: delay in seconds.
             low_priority: process other due keys first, unless the key already has normal priority.
         """
@@ -71,7 +71,7 @@ class WorkQueue:
             self._push(key)
 
     async def get(self) -> ServiceKey:
-        """Wait for the next due key and take it; call `done` after each `get`."""
+        """Wait for a due key whose flow has a slot, and return it; the caller must call `done` for it."""
         while True:
             key, wait = self.poll()
             if key is not None:
@@ -83,7 +83,7 @@ class WorkQueue:
                 pass
 
     def done(self, key: ServiceKey) -> None:
-        """Release a key; if it was added meanwhile, it is queued again."""
+        """End the processing of a key; if it was added meanwhile, queue it again."""
         self._running.discard(key)
         flow = self._limiter.release(key, time.monotonic())
         if key in self._due:
@@ -93,7 +93,10 @@ class WorkQueue:
         self._changed.set()
 
     def requeue_failed(self, key: ServiceKey) -> float:
-        """Queue a failed key with back-off, at least FAILURE_HOLD_SECONDS from now; return the delay."""
+        """Queue a failed key with back-off; return the delay.
+
+        Events may bring the key forward, but not to less than FAILURE_HOLD_SECONDS from now.
+        """
         delay = self.requeue_with_backoff(key)
         hold_until = time.monotonic() + min(delay, FAILURE_HOLD_SECONDS)
         self._hold_until[key] = hold_until
@@ -114,7 +117,7 @@ class WorkQueue:
     def close(self) -> None:
         """Drop all queued keys, and accept no more."""
         self._closed = True
-        for hold_until in (
+        for keys in (
             self._due,
             self._low_priority,
             self._high_heap,
@@ -122,10 +125,10 @@ class WorkQueue:
             self._parked_heaps,
             self._parked_keys,
         ):
-            hold_until.clear()
+            keys.clear()
 
     def reset_backoff(self, key: ServiceKey) -> None:
-        """Reset the back-off of a key."""
+        """Reset the back-off of a key, whose reconcile has succeeded."""
         self._attempts.pop(key, None)
         self._hold_until.pop(key, None)
 
@@ -135,7 +138,7 @@ class WorkQueue:
         return sum(due <= now for key, due in self._due.items() if key not in self._running)
 
     def oldest_wait(self) -> float:
-        """Return the seconds by which the longest waiting key is overdue."""
+        """Return the seconds for which the longest waiting key has been due; 0 if no key is due."""
         due = [at for key, at in self._due.items() if key not in self._running]
         return max(0.0, time.monotonic() - min(due, default=float("inf")))
 
@@ -146,21 +149,26 @@ class WorkQueue:
         self._changed.set()
 
     def poll(self) -> tuple[ServiceKey | None, float | None]:
-        """Take a due key, or return the seconds until one may be due; None if that needs a change."""
+        """Take a key that is due and whose flow has a slot, or return the time until there may be one.
+
+        Returns:
+            A key and None; or None and the seconds to wait. Without seconds, wait for a call of `add` or
+            `done`.
+        """
         now = time.monotonic()
         if wait := self._limiter.seconds_until_slot(now):
             return None, None if wait == float("inf") else wait
         while True:
-            first, later = (
+            high_due, low_due = (
                 self._peek_due(self._high_heap, low_priority=False),
                 self._peek_due(self._low_heap, low_priority=True),
             )
-            if later - now <= -LOW_PRIORITY_WAIT_SECONDS or (first > now >= later):
+            if low_due - now <= -LOW_PRIORITY_WAIT_SECONDS or (high_due > now >= low_due):
                 heap = self._low_heap
-            elif first <= now:
+            elif high_due <= now:
                 heap = self._high_heap
             else:
-                wait = min(first, later) - now
+                wait = min(high_due, low_due) - now
                 return None, None if wait == float("inf") else wait
             _, key = heapq.heappop(heap)
             flow = self._limiter.flow(key)
@@ -178,7 +186,7 @@ class WorkQueue:
         if self._limiter.has_slot(flow):
             self._unpark([flow])
         if self._due:
-            self._changed.set()  # another waiter may take the next one
+            self._changed.set()  # another caller of `get` may take the next key
 
     def _park(self, key: ServiceKey, flow: Flow) -> None:
         if key not in self._parked_keys:
@@ -200,7 +208,10 @@ class WorkQueue:
                 self._parked_heaps.pop(flow, None)
 
     def _peek_due(self, heap: list[tuple[float, ServiceKey]], *, low_priority: bool) -> float:
-        """Return when the first key of a heap is due; drop entries that were moved or are being processed."""
+        """Return the time at which the first key of a heap is due; infinity if the heap is empty.
+
+        Entries of keys that were rescheduled or are being processed are dropped.
+        """
         while heap:
             due, key = heap[0]
             if (

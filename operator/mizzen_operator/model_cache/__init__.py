@@ -1,1 +1,1 @@
-"""Models in their caches: a Job fetches them, and the status reports the progress."""
+"""Fetches models into caches by Jobs, and reports the progress of the downloads."""

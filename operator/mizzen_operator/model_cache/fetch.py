@@ -1,7 +1,7 @@
-"""Fetches a service's model into its cache by a Job, and reads the progress.
+"""Fetches a service's model into its cache by a Job, and reads the progress of the download.
 
-The Job's pod reports everything: its termination message has the result or the error, and its `/progress` has
-the bytes. Once the status says that the model is cached, no Job is read or created again.
+The Job's pod reports everything: its endpoint `/progress` the bytes fetched so far, its termination message
+the result or the error. Once the status says that the model is cached, no Job is read or created again.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ POLL_SECONDS = 5.0
 """Time between two requests for the progress."""
 _REQUEST_SECONDS = 2.0
 _MAX_ANSWER = 64 * 1024
-"""Maximum bytes of an answer to `/progress`."""
+"""Maximum size of a response to `/progress`, in bytes."""
 NO_DRY_RUN = "does not support dry run"
-"""Part of the API server's error for a webhook that must not be called in a dry run."""
+"""Part of the API server's error if a webhook must not be called in a dry run."""
 PODLESS_SECONDS = 10.0
 """Time without a pod after which a dry run checks whether the API server accepts the Job's pod."""
 DRY_RUN_AGAIN_SECONDS = 60.0
@@ -55,7 +55,7 @@ class _PodlessJob:
     Attributes:
         uid: uid of the Job.
         next_dry_run: monotonic time of the next dry run of its pod.
-        message: message for the status until then.
+        message: message that the status shows until that time.
     """
 
     uid: str
@@ -75,7 +75,10 @@ class ModelFetcher:
         self._podless: dict[ServiceKey, _PodlessJob] = {}
 
     def reported_download(self, key: ServiceKey, download: Download | None) -> Download | None:
-        """Return the download for the status: the reported one, until there is enough progress to report."""
+        """Return the download that the status should show.
+
+        It is the download reported last, unless there is enough progress to write the status again.
+        """
         if download is None or download.cached_time:
             self.forget(key)
             return download
@@ -86,19 +89,19 @@ class ModelFetcher:
         return download
 
     def forget(self, key: ServiceKey) -> None:
-        """Drop what is cached about a service's download."""
+        """Drop the state that is kept for a service's download."""
         self._reported.pop(key, None)
         self._podless.pop(key, None)
 
     async def sync(self, service: InferenceService, *, unused: bool = False) -> Download | None:
-        """Create the Job that fetches a service's model if needed; return the progress.
+        """Create the Job that fetches a service's model if it is needed; return the download.
 
         Args:
             service: the service.
-            unused: no pod has mounted the cache, so somebody may have deleted its claim.
+            unused: whether no pod mounts the cache, so that its claim may have been deleted.
 
         Returns:
-            The progress; None if the model is not fetched.
+            The download with its progress; None if the service uses no cache.
 
         Raises:
             Refused: a required object's name belongs to something else, or the object cannot be created.
@@ -126,14 +129,14 @@ class ModelFetcher:
             raise name_taken_error({**live, "kind": "Job"}, service.name)
         download = await self._read_download(service, live)
         if live is not None and _has_ended(live) and not download.cached_time:
-            # Its pod was deleted with the result. The next Job finds the complete model.
+            # The pod was deleted before its result was read. The next Job finds the model complete.
             await self._delete(live)
         elif download.cached_time:
             await self._delete_jobs(service, keep=name)
         return download
 
     async def _read_download(self, service: InferenceService, job: Mapping[str, Any] | None) -> Download:
-        """Read the progress from the pods of a Job; pods of an earlier Job of its name do not count."""
+        """Read the progress from the pods of a Job; pods of an earlier Job with its name are ignored."""
         key, download = ServiceKey(service.namespace, service.name), new_download(service)
         uid = job["metadata"]["uid"] if job is not None else ""
         pods = await self._kube.list(ObjectRef("Pod", service.namespace), f"{labels.SERVICE}={service.name}")
@@ -165,10 +168,10 @@ class ModelFetcher:
         return read_progress(pod, await self._request_progress(pod), download)
 
     async def _explain_podless_job(self, key: ServiceKey, job: Mapping[str, Any]) -> str:
-        """Return why a Job has no running pod; empty if it has not been without one for long.
+        """Return why a Job has no running pod; empty during the first PODLESS_SECONDS.
 
-        The Job controller reports the cause only by events, which the operator may not read. But the operator
-        may create pods, so it checks by a dry run whether the API server accepts this one.
+        The Job controller reports the cause only by Events, which the operator may not read. But the operator
+        may create pods, so it checks by a dry run whether the API server would accept the Job's pod.
 
         Raises:
             Refused: the API server rejects the pod.
@@ -198,7 +201,7 @@ class ModelFetcher:
         return message
 
     async def _request_progress(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a pod's answer to `/progress`; empty if it does not answer."""
+        """Return a pod's response to `/progress`; empty if it does not respond."""
         status = pod.get("status", {})
         address = status.get("podIP", "")
         running = any(
@@ -227,7 +230,7 @@ class ModelFetcher:
         )
 
     async def _ensure_claim(self, service: InferenceService) -> None:
-        """Create the cache's claim if it is missing; an existing one is not changed."""
+        """Create the cache's claim if it is missing; an existing claim is not changed."""
         claim = cache_claim(service)
         if claim is None:
             return
@@ -263,6 +266,6 @@ class ModelFetcher:
 
 
 def _has_ended(job: Mapping[str, Any]) -> bool:
-    """Return whether a Job creates no more pods."""
+    """Return whether a Job has succeeded or failed, after which it creates no more pods."""
     status = job.get("status", {})
     return bool(status.get("succeeded")) or is_condition_true(status, "Failed")

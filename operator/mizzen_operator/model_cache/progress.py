@@ -1,7 +1,7 @@
 """Progress of a model's download into its cache, and its consequences for the rollout. Pure.
 
-`model_cache/fetch.py` reads it from the fetch Job's pod; the reconciler holds rollouts back until it is
-complete.
+`model_cache/fetch.py` reads the progress from the fetch Job's pod; the reconciler holds rollouts back until
+the download is complete.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mizzen_operator.rollout.actions import Action, RolloutTarget, drop_creation
 from mizzen_operator.rollout.state import RolloutState
 
 REPORT_PERCENT, REPORT_SECONDS = 5, 30.0
-"""Progress, or age of the reported one, that justifies another write of the status."""
+"""Progress in percentage points, or age of a report in seconds, after which the status is written again."""
 _MOVING_PHASES = ("downloading", "verifying", "unpacking", "complete")
 """Phases in which the fetch makes progress."""
 
@@ -33,10 +33,10 @@ class Download:
         source: source of the model, as in the spec.
         folder: folder of the model in the cache.
         revision: revision that the source was resolved to; empty until the source is resolved.
-        total_bytes: size of the model; 0 until it is known.
-        fetched_bytes: bytes in the cache.
-        bytes_per_second: current rate.
-        seconds_left: remaining seconds at this rate; None without a rate.
+        total_bytes: size of the model; 0 while it is unknown.
+        fetched_bytes: bytes of the model that are in the cache.
+        bytes_per_second: current rate of the download.
+        seconds_left: remaining seconds at this rate; None if it is unknown.
         cached_time: time at which the download was completed; empty until then.
         error: error of the last attempt; empty if it succeeded.
         waiting_for: reason why the fetch is waiting or retrying; empty while it makes progress.
@@ -56,13 +56,13 @@ class Download:
 
     @property
     def percent(self) -> int:
-        """Fetched share in percent; 0 while the size is unknown."""
+        """Percentage of the bytes that were fetched; 0 while the size of the model is unknown."""
         if self.cached_time:
             return 100
         return 100 * self.fetched_bytes // self.total_bytes if self.total_bytes else 0
 
     def as_status(self) -> dict[str, Any]:
-        """Return `status.model`."""
+        """Return the download as `status.model` reports it."""
         rate = {"bytesPerSecond": self.bytes_per_second, "secondsLeft": self.seconds_left}
         fields: dict[str, Any] = {
             "place": self.cache_key,
@@ -82,7 +82,7 @@ class Download:
         if self.cached_time:
             return f"{self.source} is complete, {self.total_bytes} bytes, pinned to {self.revision}"
         if self.error:
-            return f"{self.error}; it is retried"
+            return f"{self.error}; retrying"
         if not self.total_bytes:
             return self.waiting_for or f"listing the files of {self.source}"
         left = f", {self.seconds_left} s left" if self.seconds_left is not None else ""
@@ -91,7 +91,7 @@ class Download:
 
 
 def load_finished_download(service: InferenceService) -> Download | None:
-    """Return the finished download in a service's status; None for another model or cache."""
+    """Return the finished download in a service's status; None if the spec names another model or cache."""
     model = service.status.get("model", {})
     if model.get("place") != cache_location(service) or not model.get("cachedTime"):
         return None
@@ -108,7 +108,7 @@ def load_finished_download(service: InferenceService) -> Download | None:
 
 
 def new_download(service: InferenceService, *, waiting_for: str = "", error: str = "") -> Download:
-    """Return the download of a service's model with nothing fetched yet."""
+    """Create the download of a service's model, without any progress."""
     return Download(
         cache_key=cache_location(service),
         source=service.model.source,
@@ -120,12 +120,12 @@ def new_download(service: InferenceService, *, waiting_for: str = "", error: str
 
 
 def should_report(reported: Download, current: Download, seconds: float) -> bool:
-    """Return whether the status should be updated.
+    """Return whether the status of a download should be written again.
 
     Args:
-        reported: the download as the status has it.
+        reported: the download as the status shows it.
         current: the download as it is now.
-        seconds: age of the reported one.
+        seconds: age of `reported`.
     """
     same_numbers = replace(
         current,
@@ -140,12 +140,12 @@ def should_report(reported: Download, current: Download, seconds: float) -> bool
 
 
 def read_progress(pod: Mapping[str, Any], answer: Mapping[str, Any], download: Download) -> Download:
-    """Return the progress of a fetch.
+    """Return a download with the progress that the fetch Job's pod reports.
 
     Args:
         pod: the fetch Job's pod.
-        answer: the pod's answer to `/progress`; empty if it does not answer.
-        download: the download with nothing fetched yet.
+        answer: the pod's response to `/progress`; empty if it does not respond.
+        download: the download without any progress.
     """
     progress = download
     if answer:
@@ -175,7 +175,7 @@ def read_progress(pod: Mapping[str, Any], answer: Mapping[str, Any], download: D
 
 
 def read_result(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the result in the termination message of a finished fetch; None if there is no valid one."""
+    """Return the result in a pod's termination message; None if the fetch has not succeeded."""
     for container in pod.get("status", {}).get("containerStatuses", []):
         terminated = container.get("state", {}).get("terminated") or {}
         if container["name"] == "fetch" and terminated and terminated.get("exitCode") == 0:
@@ -188,7 +188,7 @@ def read_result(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _pod_error(status: Mapping[str, Any]) -> str:
-    """Return why the last attempt failed, also while the next one has not fetched a byte yet; else empty."""
+    """Return why the last attempt of a fetch failed, even while the next one runs; empty if none failed."""
     containers = status.get("containerStatuses", [])
     for container in containers:
         state, previous = container.get("state", {}), container.get("lastState", {})
@@ -212,7 +212,7 @@ def _non_negative(answer: Mapping[str, Any], name: str) -> int:
 
 
 def pin_revision(service: InferenceService, download: Download | None) -> InferenceService:
-    """Return the service with the download in its status, so that pods fetch the resolved revision."""
+    """Return the service with the download in its status, so that engines load the resolved revision."""
     if download is None:
         return service
     return replace(service, status={**service.status, "model": download.as_status()})
@@ -224,12 +224,12 @@ def pause_during_download(target: RolloutTarget, download: Download | None) -> R
 
 
 def allowed_actions(actions: Sequence[Action], revision: str, download: Download | None) -> Sequence[Action]:
-    """Return the actions that do not need a model that is still downloading.
+    """Return the actions of a plan that can be executed while the model is downloading.
 
     Args:
         actions: the plan.
-        revision: revision whose model it is.
-        download: its download; None if the model is not fetched.
+        revision: revision of the service that needs the model.
+        download: download of the model; None if the service uses no cache.
     """
     if download is None or download.cached_time:
         return actions
@@ -237,7 +237,7 @@ def allowed_actions(actions: Sequence[Action], revision: str, download: Download
 
 
 def restart_progress_clock(state: RolloutState, download: Download | None) -> RolloutState:
-    """Return the rollout state with its progress clock started at the end of the download, if that is later.
+    """Return the rollout state with a progress clock that starts at the end of the download or later.
 
     The time of a download does not count towards a rollout's progress deadline.
     """

@@ -1,1 +1,1 @@
-"""Engine and gateway pods, read into plain values: no function here writes to the cluster or keeps state."""
+"""Reads engine and gateway pods into plain values; nothing here writes to the cluster or keeps state."""

@@ -1,7 +1,7 @@
-"""Startup timings of a group, from the times in its pods' status, and `status.coldStart` made of them. Pure.
+"""Startup timings of a group: reads them from its pods' status, and builds `status.coldStart`. Pure.
 
-`pods/group.py` reads the timings; the reconciler reports those of a group when the gateways first route to
-it.
+`pods/group.py` reads the timings of every group. When the gateways first route to a group, the reconciler
+reports its timings.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from mizzen_operator.kube.objects import timestamp
 
 @dataclass(frozen=True, slots=True)
 class StartupTimings:
-    """Times at which a pod passed the stages of its start; None while its status lacks one.
+    """Times at which a pod, or a whole group, passed the stages of its start.
+
+    A stage that the pod has not passed yet has no time (None).
 
     Attributes:
-        created: creation of the pod.
-        scheduled: binding to a node.
-        fetch_duration: time that init containers spent fetching the model; zero if they fetch nothing.
-        engine_started: last start of the engine's process.
+        created: time at which the pod was created.
+        scheduled: time at which the pod was bound to a node.
+        fetch_duration: time that init containers took to fetch the model; zero without init containers.
+        engine_started: time at which the engine's container was last started.
         ready: time at which the engine became ready.
     """
 
@@ -39,7 +41,7 @@ NOT_STARTED = StartupTimings()
 
 
 def read_startup_timings(pod: Mapping[str, Any]) -> StartupTimings:
-    """Read the timings of an engine pod."""
+    """Read the startup timings of an engine pod."""
     status = pod.get("status", {})
     true = {entry["type"]: entry for entry in status.get("conditions", []) if entry.get("status") == "True"}
     containers = status.get("containerStatuses", [])
@@ -59,11 +61,11 @@ def read_startup_timings(pod: Mapping[str, Any]) -> StartupTimings:
 
 
 def merge_startup_timings(timings: Sequence[StartupTimings]) -> StartupTimings:
-    """Merge the timings of a group's pods: a group passes a stage when its last pod does."""
+    """Merge the timings of a group's pods; the group passes a stage when its last pod passes it."""
 
     def last(times: Sequence[datetime | None]) -> datetime | None:
-        known = [time for time in times if time is not None]
-        return max(known) if len(known) == len(times) else None
+        reached = [time for time in times if time is not None]
+        return max(reached) if len(reached) == len(times) else None
 
     return StartupTimings(
         created=min(filter(None, (pod.created for pod in timings)), default=None),
@@ -75,15 +77,15 @@ def merge_startup_timings(timings: Sequence[StartupTimings]) -> StartupTimings:
 
 
 def cold_start_entry(name: str, timings: StartupTimings, now: datetime) -> dict[str, Any]:
-    """Return `status.coldStart` of a group that all gateways route to since `now`.
+    """Return `status.coldStart` for a group that all gateways have just begun to route to.
 
-    Each stage begins where the previous one ends, even if the clocks of scheduler, node and operator differ:
-    no stage is negative, and together they make up the total.
+    Clocks of the scheduler, node and operator may differ. Still, no stage has a negative duration, and the
+    durations of all stages add up to the total.
 
     Args:
         name: the group's name.
-        timings: its timings; stages without a time are zero seconds long.
-        now: the end of the start, in UTC; it is cut to seconds.
+        timings: the group's timings; a stage whose time is missing takes zero seconds.
+        now: time at which the gateways began to route to the group, in UTC; truncated to seconds.
     """
     end = now.replace(microsecond=0)
     points = [min(timings.created or end, end)]

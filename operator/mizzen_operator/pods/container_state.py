@@ -1,7 +1,7 @@
-"""State of a pod's containers: waiting, crash looping, unschedulable, disrupted, without its device. Pure.
+"""Problems of a pod and its containers: waiting, crash loop, unschedulable, disruption, lost device. Pure.
 
-Called for engine pods, gateway pods and the pods that fetch models. Messages prefer the container's own
-termination message over the kubelet's.
+Used for engine pods, gateway pods and pods that fetch models. If a container left a termination message, the
+problem's message quotes that instead of the kubelet's message.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ FAILING_WAIT_REASONS = frozenset(
         reasons.RUN_CONTAINER_ERROR,
     }
 )
-"""Reasons of waiting containers that cannot run as they are."""
+"""Reasons of waiting containers that will not run without a change."""
 NODE_LOST_REASONS = frozenset({reasons.DELETION_BY_TAINT_MANAGER, reasons.DELETION_BY_POD_GC})
-"""Reasons of a pod's DisruptionTarget condition that mean an unreachable or removed node."""
+"""Reasons of a pod's condition DisruptionTarget if its node is unreachable or was removed."""
 CRASH_LOOP_SECONDS = 600.0
-"""Run time after which an exit is not part of a crash loop; the kubelet resets its back-off then, too."""
+"""Run time in seconds from which an exit is not part of a crash loop: the kubelet resets its back-off."""
 
 
 def read_device_loss(containers: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
-    """Return an engine's message about its lost device, and whether `restartCount` counts that exit.
+    """Return an engine's message that it lost its device, and whether `restartCount` includes that exit.
 
-    The message is empty if no device was lost, or if the engine was restarted since and is ready.
+    The message is empty if the engine lost no device, or was restarted afterwards and is ready.
+
+    Args:
+        containers: the container statuses of an engine pod.
     """
     for container in containers:
         current, previous = (container.get(state, {}).get("terminated") for state in ("state", "lastState"))
@@ -50,27 +53,27 @@ def read_device_loss(containers: Sequence[Mapping[str, Any]]) -> tuple[str, bool
 
 
 def read_disruption(pod: Mapping[str, Any], condition: Mapping[str, Any]) -> tuple[str, str]:
-    """Return reason and message of a disruption: the removal of a pod by something other than its owner.
+    """Return the reason and message of a disruption, such as an eviction or the loss of a node.
 
     Args:
         pod: the pod.
-        condition: its condition DisruptionTarget.
+        condition: the pod's condition DisruptionTarget, which is True.
     """
     reason, node = condition.get("reason", ""), pod["spec"].get("nodeName", "")
     if reason not in NODE_LOST_REASONS:
         return reason or reasons.DISRUPTED, condition.get("message", "")
     message = (
-        f"node {node} is lost, and a group elsewhere takes its place; the pod goes once the node is back"
+        f"node {node} is lost, and the group is replaced on another node; the pod goes once the node is back"
     )
     return reasons.NODE_LOST, f"{message} or removed ({condition.get('message', '')})"
 
 
 def read_problem(status: Mapping[str, Any], containers: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return reason and message of the first container that does not run; two empty strings if all run.
+    """Return the reason and message of a pod's problem; two empty strings if its containers run.
 
     Args:
-        status: the pod's status; its own reason counts if no container has one.
-        containers: the container statuses to check, in order of preference.
+        status: the pod's status; its own reason is used if no container has a problem.
+        containers: the container statuses to check; the first one with a problem is reported.
     """
     for container in containers:
         state, previous = container.get("state", {}), container.get("lastState", {})
@@ -88,10 +91,10 @@ def read_problem(status: Mapping[str, Any], containers: Sequence[Mapping[str, An
 
 
 def is_crash_looping(containers: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a container cannot run, or exits repeatedly soon after its start.
+    """Return whether a container cannot run, or has exited repeatedly soon after its start.
 
-    This also holds while the next attempt runs. A single exit is not a crash loop, and neither is an exit
-    after `CRASH_LOOP_SECONDS`.
+    Repeated exits are at least two restarts, with a last run shorter than `CRASH_LOOP_SECONDS`. While the
+    next attempt runs, the result stays True until the container is ready.
     """
 
     def fails(container: Mapping[str, Any]) -> bool:
@@ -106,7 +109,7 @@ def is_crash_looping(containers: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def is_creating_containers(containers: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a pod has a node, and none of its containers exists yet: a volume may be missing."""
+    """Return whether a node is still creating all containers of a pod; a volume may be missing."""
     return bool(containers) and all(
         (container.get("state", {}).get("waiting") or {}).get("reason") == reasons.CONTAINER_CREATING
         for container in containers
@@ -114,7 +117,7 @@ def is_creating_containers(containers: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def unschedulable_message(conditions: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the scheduler's message if no node fits a pod; empty if one does, or if it was not tried yet.
+    """Return the scheduler's message if no node fits a pod; empty if one fits or scheduling has not begun.
 
     Args:
         conditions: the pod's conditions, by type.
@@ -142,10 +145,10 @@ def _seconds_run(terminated: Mapping[str, Any]) -> float:
 
 
 def _exit_message(terminated: Mapping[str, Any]) -> str:
-    """Return a container's termination message, or else a description of its exit.
+    """Return a container's termination message, or a description of its exit if it left none.
 
-    The termination message of a container that ran out of memory is the end of its log, unless it begins with
-    one of the engine's own prefixes: then the kubelet's reason is put first.
+    If a container ran out of memory, its message is only the end of its log. It is prefixed with the
+    kubelet's reason then, unless it begins with one of the engine's `MESSAGE_PREFIXES`.
     """
     message = terminated.get("message", "")
     if terminated.get("reason") == reasons.OOM_KILLED and message.partition(":")[0] not in MESSAGE_PREFIXES:
@@ -154,7 +157,7 @@ def _exit_message(terminated: Mapping[str, Any]) -> str:
 
 
 def _describe_exit(terminated: Mapping[str, Any]) -> str:
-    """Return the exit code, with the kubelet's reason if that says more than the code."""
+    """Return a text with the exit code, and with the kubelet's reason if it is OOMKilled."""
     code, reason = _exit_code(terminated), terminated.get("reason", "")
     return f"{reason} ({code})" if reason == reasons.OOM_KILLED and code else code
 

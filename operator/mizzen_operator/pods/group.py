@@ -1,7 +1,7 @@
-"""Groups: the pods of a service's engines, read into plain values. Pure.
+"""Groups: a service's engine pods, read into plain values. Pure.
 
-`pods/observe.py` reads the groups of a service; planner, readiness gates and status work on these values
-alone. A group is one pod, or several pods (one per node) that start, serve, fail and go together.
+`pods/observe.py` reads the groups of a service. The planner, readiness gates and status use only these
+values. A group is one pod, or several pods (one per node) that start, serve, fail and are deleted together.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from mizzen_operator.pods.container_state import (
 )
 
 BACKOFF_BASE_SECONDS, BACKOFF_MAX_SECONDS = 2.0, 120.0
-"""Back-off before a group that ended without ever serving is replaced; it doubles with each attempt."""
+"""Back-off before replacing a group that ended without having served; it doubles with each attempt."""
 _IDENTITY_LABELS = (labels.REVISION, labels.GROUP_INDEX, labels.INCARNATION)
-"""Labels that the pods of one group have in common."""
+"""Labels whose values identify the group of a pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPod:
-    """One pod of a group of several.
+    """One pod of a multi-pod group.
 
     Attributes:
         rank: number of the pod in its group; 0 is the leader.
@@ -52,40 +52,40 @@ class GroupPod:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One group: the state of its leading pod, combined with that of its other pods.
+    """One group: the combined state of its pods.
 
-    A group of several pods is ready when all of its pods are, and it ends or terminates when one of them
+    A multi-pod group is ready when all of its pods are ready, and it ends or terminates when one of them
     does.
 
     Attributes:
         name: name of the leading pod.
         uid: uid of the leading pod.
         index: the group's number, from 0.
-        attempt: how many groups of this revision and index came before it.
+        attempt: number of the attempt to run this index of this revision, from 0.
         terminating: a pod of the group is being deleted.
         ended: the group will not run again, or should not because its engine lost its device.
-        backing_off: it ended before it ever served, so recently that its replacement has to wait.
+        backing_off: it ended without having served, so recently that its replacement has to wait.
         containers_ready: its engine reports that it is ready.
-        was_routable: the gateways have routed to it at some time.
+        was_routable: the readiness gate `mizzen.dev/routable` has been True at some time.
         routable: current value of the readiness gate `mizzen.dev/routable`.
-        routing_error: a gateway's reason for not routing to it.
+        routing_error: a gateway's reason for not routing to it; empty if no gateway gives one.
         protocol_mismatch: every gateway speaks another protocol version than its engine, so none can ever
             route to it.
-        awaiting_verification: no gateway sends it requests until its golden prompts have passed.
+        awaiting_verification: it must pass its golden prompts before gateways send it requests.
         verified: it was subject to verification, and passed.
         failed_verification: id of the verification that it failed; empty if it failed none.
-        verification_error: description of the wrong answer.
-        node: node of the leading pod; empty until all pods have one.
-        creating_containers: it has a node, and none of its containers exists yet.
-        unschedulable: the scheduler's message if no node fits; empty if one does, or if it was not tried yet.
-        restarts: restarts of its containers.
+        verification_error: description of the wrong answer; empty if no answer was wrong.
+        node: node of the leading pod; empty until all pods have a node.
+        creating_containers: one of its pods has a node, but none of that pod's containers has been created.
+        unschedulable: the scheduler's message if no node fits; empty if one fits or scheduling has not begun.
+        restarts: number of restarts of its containers.
         created: creation time of its first pod.
-        reason: reason of the last exit or of the wait, such as `Error`; `CrashLoopBackOff` from the first
-            restart until it first serves; empty if it runs well.
-        message: its container's message about that, such as the termination message.
-        incomplete: a pod is missing that existed when the group served, or the leading pod is.
+        reason: reason why a container exited last or is waiting, such as `Error`; `CrashLoopBackOff` from the
+            first restart until it first serves; empty if it runs well.
+        message: message that belongs to `reason`, such as the container's termination message.
+        incomplete: the leading pod is missing, or another pod is missing that existed when the group served.
         size: number of pods that it should have.
-        members: its existing pods, if it should have several.
+        members: its existing pods; empty for a single-pod group.
         startup: times at which it passed the stages of its start.
     """
 
@@ -120,12 +120,12 @@ class Group:
 
     @property
     def live(self) -> bool:
-        """Whether the group is here to stay: neither terminating, ended nor incomplete."""
+        """Whether the group is neither terminating, ended nor incomplete."""
         return not (self.terminating or self.ended or self.incomplete)
 
     @property
     def routed(self) -> bool:
-        """Whether gateways send it requests now."""
+        """Whether gateways send it requests at present."""
         return self.live and self.routable and self.containers_ready
 
     @property
@@ -145,15 +145,15 @@ class Group:
 
     @property
     def failing(self) -> bool:
-        """Whether its container cannot run as it is."""
+        """Whether it has ended, or a container will not run without a change."""
         return self.ended or self.reason in FAILING_WAIT_REASONS
 
 
 def is_backing_off(created: str, attempt: int, now: datetime) -> bool:
-    """Return whether a group that ended without ever serving is too recent to be replaced.
+    """Return whether a group that ended without having served is too recent to be replaced.
 
-    A node that rejects pods (no free device, an unfit host) does so at once and for ever: the back-off
-    doubles with each attempt.
+    A node that rejects a pod (no free device, an unfit host) does so at once, and rejects its replacements
+    too. So the back-off doubles with each attempt.
 
     Args:
         created: creation time of the group, as Kubernetes writes it.
@@ -186,7 +186,7 @@ def read_groups(service: str, pods: Sequence[Mapping[str, Any]]) -> tuple[Group,
 
 
 def read_multi_pod_group(service: str, pods: Sequence[Mapping[str, Any]]) -> Group:
-    """Read the pods of one group that should have several.
+    """Read the pods of one multi-pod group.
 
     Args:
         service: name of the service.
@@ -220,7 +220,7 @@ def read_multi_pod_group(service: str, pods: Sequence[Mapping[str, Any]]) -> Gro
         routable=False,
     )
     terminating, ended = any(state.terminating for state in states), any(state.ended for state in states)
-    # One pod reports the lost device; the others only report that their group has ended.
+    # The pod that lost its device says so; the other pods only report that their group has ended.
     with_problem = min(
         (state for state in states if state.reason),
         key=lambda state: state.reason != reasons.DEVICE_LOST,
@@ -239,7 +239,7 @@ def read_multi_pod_group(service: str, pods: Sequence[Mapping[str, Any]]) -> Gro
         node=base.node if complete and all(state.node for state in states) else "",
         creating_containers=any(state.creating_containers for state in states),
         unschedulable=f"{unschedulable.name}: {unschedulable.unschedulable}" if unschedulable else "",
-        # The group fails once, however many of its pods do: none of them is restarted in place.
+        # Pods of such a group are not restarted in place, so it fails once, however many of its pods fail.
         restarts=int(not terminating and any(_has_failed_container(pod) for *_, pod in read)),
         created=created,
         reason=with_problem.reason if with_problem else "",
@@ -258,7 +258,7 @@ def _has_failed_container(pod: Mapping[str, Any]) -> bool:
 
 
 def read_single_pod_group(pod: Mapping[str, Any]) -> Group:
-    """Read an engine pod as a group of its own."""
+    """Read one engine pod as a single-pod group."""
     meta, status = pod["metadata"], pod.get("status", {})
     conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
     containers = status.get("containerStatuses", [])
@@ -268,7 +268,7 @@ def read_single_pod_group(pod: Mapping[str, Any]) -> Group:
     restarts += bool(device_loss and not counted)
     was_routable = labels.ROUTABLE in conditions
     if reason and reason not in FAILING_WAIT_REASONS and restarts and not was_routable:
-        reason = reasons.CRASH_LOOP_BACK_OFF  # also while the next attempt runs: so far each has failed
+        reason = reasons.CRASH_LOOP_BACK_OFF  # also during the next attempt, because each has failed so far
     if device_loss:
         reason, message = reasons.DEVICE_LOST, device_loss
     disruption = conditions.get("DisruptionTarget", {})
@@ -322,6 +322,6 @@ def format_verification_failure(verification: str, error: str) -> str:
 
 
 def parse_verification_failure(message: str) -> tuple[str, str]:
-    """Return id and error of a verification, from a message of `format_verification_failure`."""
+    """Return the id and error in a message written by `format_verification_failure`."""
     verification, _, error = message.partition(": ")
     return verification, error

@@ -1,6 +1,6 @@
-"""Read the objects of one service from the store or the API server into plain values.
+"""Reads the objects of one service, from the store or the API server, into plain values.
 
-The first step of every reconcile. Nothing is written, and the values hold no reference to a client.
+This is the first step of every reconcile. It writes nothing, and the values contain no reference to a client.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class GatewayPod:
     """State of one gateway pod.
 
     Attributes:
-        ready: Kubernetes calls it ready, and it is not terminating.
-        responsive: False while it hangs, even if Kubernetes still calls it ready.
-        reason: Kubernetes' reason if it does not run; empty if it runs or terminates.
-        message: message for `reason`, from the container, the kubelet or the scheduler.
-        restarts: restarts of its containers.
+        ready: its condition Ready is True, and it is not terminating.
+        responsive: False if it hangs, even if its condition Ready is still True.
+        reason: Kubernetes' reason why it does not run; empty if it runs or is terminating.
+        message: message that belongs to `reason`, from the container, the kubelet or the scheduler.
+        restarts: number of restarts of its containers.
         failing: it cannot run, or it crashes repeatedly.
-        creating_containers: it has a node, and none of its containers exists yet.
-        template_hash: hash of the Deployment's pod template that it was made from.
+        creating_containers: it has a node, but none of its containers has been created.
+        template_hash: hash of the Deployment's pod template that it was created from.
         created: creation time, as Kubernetes writes it.
     """
 
@@ -58,7 +58,7 @@ class GatewayPod:
 
     @property
     def description(self) -> str:
-        """Its name and its problem, for a condition's message."""
+        """Name of the pod with its problem, for a condition's message."""
         times = "once" if self.restarts == 1 else f"{self.restarts} times"
         restarted = f", restarted {times}" if self.restarts else ""
         return f"{self.name}: {self.reason}{restarted}: {self.message}"
@@ -66,16 +66,16 @@ class GatewayPod:
 
 @dataclass(frozen=True, slots=True)
 class ObservedState:
-    """The objects that belong to one service, and the gateway that it may share with others.
+    """The objects that belong to one service, including those of a gateway that it shares.
 
     Attributes:
-        groups: groups of its engine pods; pods of a deleted service of the same name are left out.
-        taken_names: names of all pods with the service's label, of any owner.
-        gateways: pods of its gateway.
-        deployment: the gateway's Deployment; None if absent.
-        gateway_service: the gateway's Service; None if absent.
-        mislabelled_pods: names and uids of its engine pods whose other labels were removed or changed: their
-            revision is unknown, and gateways would route to them for ever.
+        groups: groups of the service's engine pods, without pods of a deleted service of the same name.
+        taken_names: names of all pods with the service's label, with any owner.
+        gateways: pods of the service's gateway.
+        deployment: the gateway's Deployment; None if it does not exist.
+        gateway_service: the gateway's Service; None if it does not exist.
+        mislabelled_pods: names and uids of engine pods whose labels of revision, group or rank were removed
+            or changed. They belong to no group, but gateways would route to them forever.
     """
 
     groups: tuple[Group, ...]
@@ -87,7 +87,7 @@ class ObservedState:
 
     @property
     def gateway_rollout_complete(self) -> bool:
-        """Whether all gateway pods are of the current template; an old one could become ready again."""
+        """Whether all gateway pods have the current template; an older pod could become ready again."""
         deployment = self.deployment or {"metadata": {}}
         status, generation = deployment.get("status", {}), deployment["metadata"].get("generation", 0)
         observed = status.get("observedGeneration", -1) >= generation
@@ -102,7 +102,7 @@ class ObservedState:
 
     @property
     def progress_marker(self) -> tuple[object, ...]:
-        """A value that changes whenever the gateway or a group makes progress."""
+        """Value that changes whenever the gateway or a group makes progress."""
         groups = ((group.name, group.node, group.containers_ready, group.routable) for group in self.groups)
         return (self._ready_gateways, *groups)
 
@@ -115,8 +115,8 @@ async def observe(kube: KubeClient, service: ServiceRef) -> ObservedState:
     """Read the objects that belong to a service.
 
     Args:
-        kube: client; it reads watched kinds from its store if it has one.
-        service: the service, whether its spec can be parsed or not.
+        kube: client of the API server; it reads watched kinds from its store if it has one.
+        service: the service; its spec may be invalid.
 
     Raises:
         KubeError: the API server failed.
@@ -145,7 +145,7 @@ async def observe(kube: KubeClient, service: ServiceRef) -> ObservedState:
 
 
 async def _list_shared_gateway_pods(kube: KubeClient, service: ServiceRef) -> list[dict[str, Any]]:
-    """Return the pods of the gateway that a service shares with others; empty for a dedicated gateway."""
+    """Return the pods of a service's shared gateway; an empty list if its gateway is dedicated."""
     if not service.shares_gateway:
         return []
     selector = f"{labels.GATEWAY_LABEL}={labels.SHARED},{labels.COMPONENT}={labels.GATEWAY}"
@@ -179,7 +179,7 @@ def _component(pod: Mapping[str, Any]) -> str:
 
 
 def _has_valid_labels(pod: Mapping[str, Any]) -> bool:
-    """Return whether an engine pod's labels are complete and agree with the arguments that it was given."""
+    """Return whether an engine pod's labels are complete and match its container's arguments."""
     pod_labels = pod["metadata"]["labels"]
     rank_and_size = (pod_labels.get(labels.RANK, "0"), pod_labels.get(labels.PODS, "1"))
     numbers = (pod_labels.get(labels.GROUP_INDEX, ""), pod_labels.get(labels.INCARNATION, ""), *rank_and_size)

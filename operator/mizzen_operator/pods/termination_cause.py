@@ -1,7 +1,8 @@
-"""Classification of engine failures, from the container's termination message or else the kubelet's reason.
+"""Classifies engine failures by the container's termination message, or else by the kubelet's reason.
 
-The per-service metrics count failures by these causes. A cause is a metric label: the set is fixed. The
-prefixes are written by the engine's supervisor, which shares no code with the operator; a test compares them.
+The per-service metrics count failures by cause. A cause is the value of a metric label, so the set is fixed.
+The engine's supervisor writes the prefixes; it shares no code with the operator, so a test compares the two
+lists.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ MESSAGE_PREFIXES = frozenset(
         "watchdog",
     }
 )
-"""Words that begin a termination message, before its colon; docs/operations.md explains each."""
+"""Words with which the engine begins a termination message, before a colon; see docs/operations.md."""
 CONFIGURATION_PREFIXES = ("wrong configuration", "cannot start")
 CAUSES = (*sorted(MESSAGE_PREFIXES), "configuration", "out_of_memory", "other")
 """Values of the label `cause`."""
 
 
 def classify_termination(reason: str, message: str) -> str:
-    """Return the one of `CAUSES` that a termination belongs to.
+    """Return the cause of a termination, one of `CAUSES`.
 
     Args:
         reason: the kubelet's reason, such as `Error`.

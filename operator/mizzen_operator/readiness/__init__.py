@@ -1,1 +1,1 @@
-"""Readiness of groups: golden prompts, and the pod conditions that follow from gateways' answers."""
+"""Readiness of groups: golden prompts, and readiness gates that depend on what gateways report."""

@@ -1,7 +1,8 @@
-"""Readiness gates of engine pods: `mizzen.dev/routable` and `mizzen.dev/verified`.
+"""Writes the readiness gates of engine pods: `mizzen.dev/routable` and `mizzen.dev/verified`.
 
-Each reconcile writes the gates that changed and goes on with the groups as they are then. A gate that the
-spec no longer needs is opened, so that no pod stays unready because of it.
+Each reconcile writes the gates that have changed, and continues with groups that have the new values. If a
+spec no longer asks for verification, `mizzen.dev/verified` is set to True, so that no pod stays unready
+because of it.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from mizzen_operator.rollout.spec_identity import has_failed_verification, verif
 
 @dataclass(frozen=True, slots=True)
 class _GateCondition:
-    """One readiness gate's condition of a pod, to be written."""
+    """A pod condition to write for one readiness gate."""
 
     type: str
     status: bool
     reason: str
     message: str | None = None
-    """Message; None omits the field."""
+    """Message of the condition; None omits the field."""
 
 
 class ReadinessGates:
-    """Writes the pod conditions that depend on gateways' answers."""
+    """Decides and writes the readiness gates of groups."""
 
     def __init__(self, kube: KubeClient, verifier: Verifier) -> None:
         self._kube = kube
@@ -45,12 +46,12 @@ class ReadinessGates:
     async def update_routable(
         self, service: ServiceRef, groups: Sequence[Group], routing: RoutingState
     ) -> tuple[Group, ...]:
-        """Write the gates `mizzen.dev/routable` that changed; return the groups as they are then.
+        """Write each gate `mizzen.dev/routable` that changes; return the groups with the new values.
 
-        The returned groups also carry the gateways' reasons for not routing to them.
+        The returned groups also contain the gateways' reasons for not routing to them.
 
         Args:
-            service: the owner of the groups.
+            service: the service that owns the groups.
             groups: the observed groups.
             routing: routing state of the service's gateways.
 
@@ -80,13 +81,13 @@ class ReadinessGates:
         groups: Sequence[Group],
         routing: RoutingState,
     ) -> tuple[Group, ...]:
-        """Write the verdicts on groups that await verification; return the groups as they are then.
+        """Write verdicts on groups that await verification; return the groups with the new values.
 
         Args:
-            service: the owner of the groups.
-            revision: revision of the spec; groups of other revisions are not asked.
+            service: the service that owns the groups.
+            revision: revision of the spec; groups of other revisions are not verified.
             groups: the observed groups.
-            routing: routing state; it says which groups a gateway can ask.
+            routing: routing state of the gateways; it tells which groups they can send golden prompts to.
 
         Raises:
             KubeError: the API server failed.
@@ -117,9 +118,9 @@ class ReadinessGates:
     async def _verify(
         self, service: InferenceService, group: Group, verification_id: str, *, askable: bool
     ) -> Group:
-        """Write the verdict on one group, if there is one; return the group as it is then."""
+        """Write the verdict on one group if it has been reached; return the group with the new values."""
         verification = service.rollout.verification
-        if verification is None:  # it was removed from the spec
+        if verification is None:  # the user has removed it from the spec
             return await self._open_verified(service, group, reasons.VERIFICATION_REMOVED)
         if not askable:
             return group
@@ -162,11 +163,11 @@ class ReadinessGates:
 
 
 def decide_routable(group: Group, routing: RoutingState) -> tuple[bool, str] | None:
-    """Return the new value and reason of a group's `mizzen.dev/routable`; None if it stays.
+    """Return the new value and reason of a group's gate `mizzen.dev/routable`; None if it does not change.
 
-    The gate opens when every ready gateway routes to the group. It closes when the engine is not ready, or
-    when none of the gateways that answer routes to it: a gateway that has just started must not close a group
-    that the others use.
+    The gate becomes True when every ready gateway routes to the group. It becomes False when the engine is
+    not ready, or when at least one gateway reports its routes and none of them routes to the group. So a
+    gateway that has just started does not take away a group that other gateways use.
     """
     if not group.live:
         return None

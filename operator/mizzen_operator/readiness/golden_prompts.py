@@ -1,8 +1,8 @@
-"""Golden prompts: have gateways ask groups that await verification, and judge the answers.
+"""Sends golden prompts, through gateways, to groups that await verification, and judges the answers.
 
-A gateway keeps a pod with the readiness gate `mizzen.dev/verified` out of routing until that condition is
-true. The operator sets it once the group has answered all of `spec.rollout.verification.prompts` correctly.
-Verdicts are only cached here: a new leader asks again.
+A gateway does not route to a pod with the readiness gate `mizzen.dev/verified` until that condition is True.
+The operator sets it to True once the group has answered all of `spec.rollout.verification.prompts` correctly.
+Verdicts are only cached here: after a change of leader, the prompts are sent again.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from mizzen_operator.api.types import Prompt, Verification
 from mizzen_operator.metrics import Metrics
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0
-"""Back-off before a group is asked again that could not be asked, or that lost the prompt."""
+"""Back-off before prompts are sent again to a group that could not be reached or gave no answer."""
 MAX_EXCERPT = 80
-"""Maximum characters of an expected or actual text in a message."""
+"""Maximum number of characters that a message quotes of a prompt or an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of a group's golden prompts; `failure` is empty if all answers were correct."""
+    """Result of a group's golden prompts; `failure` is empty unless an answer was wrong."""
 
     failure: str = ""
 
 
 class PromptClient(Protocol):
-    """Client that puts a prompt to one engine; see `GatewayListener.question`."""
+    """Client that sends a prompt to one engine through a gateway; see `GatewayWatch.ask_prompt`."""
 
     async def ask_prompt(
         self, key: ServiceKey, uid: str, prompt: str, max_tokens: int, seconds: float
     ) -> tuple[int, dict[str, Any]]:
-        """Return HTTP status and body of the answer; the status is 0 without an answer."""
+        """Return the HTTP status and body of the response; the status is 0 if there was no response."""
         ...
 
 
 @dataclass(slots=True)
 class _GroupVerification:
-    """The verification of one group by the golden prompts of one id."""
+    """Verification of one group by the golden prompts with one id; `task` sends the prompts."""
 
     verification_id: str
     task: asyncio.Task[Verdict | None] | None = None
@@ -49,7 +49,7 @@ class _GroupVerification:
 
 
 class Verifier:
-    """Asks groups their golden prompts, each group one prompt at a time, and caches the verdicts."""
+    """Sends golden prompts to groups, one at a time to each group, and caches the verdicts."""
 
     def __init__(
         self, client: PromptClient, metrics: Metrics, on_change: Callable[[ServiceKey], None]
@@ -61,7 +61,12 @@ class Verifier:
         self._verifications: dict[ServiceKey, dict[str, _GroupVerification]] = {}
 
     def retain(self, key: ServiceKey, uids: Collection[str]) -> None:
-        """Stop asking all groups of a service except these, and drop their verdicts."""
+        """Cancel the verifications of all groups of a service except `uids`, and drop their verdicts.
+
+        Args:
+            key: the service's key.
+            uids: uids of the groups whose verifications continue.
+        """
         verifications = self._verifications.get(key, {})
         for uid in [uid for uid in verifications if uid not in uids]:
             _cancel(verifications.pop(uid))
@@ -71,11 +76,11 @@ class Verifier:
     def get_verdict(
         self, key: ServiceKey, uid: str, verification_id: str, verification: Verification
     ) -> Verdict | None:
-        """Return the verdict on a group; None before it exists; then the group is being asked.
+        """Return the verdict on a group; None while its prompts are still being sent.
 
         Args:
-            key: the group's service.
-            uid: uid of the group's pod, which a gateway can ask.
+            key: key of the group's service.
+            uid: uid of the group's pod, which a gateway can send prompts to.
             verification_id: id of the golden prompts; a verdict for another id does not count.
             verification: the golden prompts.
         """
@@ -129,13 +134,13 @@ class Verifier:
 
 
 def judge_answer(prompt: Prompt, number: int, status: int, answer: dict[str, Any]) -> Verdict | None:
-    """Judge a gateway's answer to one golden prompt; return None if it says nothing about the engine.
+    """Judge a gateway's response to one golden prompt; return None if it says nothing about the engine.
 
     Args:
         prompt: the golden prompt.
         number: number of the prompt, from 1.
-        status: HTTP status; 0 without an answer.
-        answer: body of the answer.
+        status: HTTP status of the response; 0 if there was no response.
+        answer: body of the response.
     """
     label = f"prompt {number} ({_excerpt(prompt.prompt)})"
     if status in (400, 504):

@@ -1,1 +1,1 @@
-"""Reconciles one InferenceService: observe, plan, execute, status; degraded mode if its spec is unusable."""
+"""Reconciles one InferenceService: observe, plan, execute, write the status; or degraded mode."""

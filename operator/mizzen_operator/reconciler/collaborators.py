@@ -1,4 +1,4 @@
-"""The objects that reconcilers work with, built once per process. `main.py` passes them to `Reconciler`."""
+"""The dependencies of reconcilers, built once per process; `main.py` passes them to `Reconciler`."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from mizzen_operator.status.writer import StatusWriter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collaborators:
-    """The objects that reconcilers work with.
+    """The dependencies of reconcilers.
 
     Attributes:
         kube: client of the API server; it reads watched kinds from the store.
         config: options of the operator.
         autoscaler: writes spec.replicas of services with spec.autoscaling.
-        gateway_watch: watches the routing tables of gateways.
+        gateway_watch: long-polls the routing tables of gateways.
         gateways: creates and updates gateways, and rotates keys.
-        api_key_secrets: Secrets with API keys, by label.
-        apply_cache: digests of applied children.
-        revisions: ControllerRevisions.
+        api_key_secrets: finds Secrets with API keys by their label.
+        apply_cache: digests of the children that were applied, per service.
+        revisions: records revisions as ControllerRevisions.
         executor: creates and deletes groups.
-        pod_policies: NetworkPolicies and the PodDisruptionBudget.
-        dry_run: dry run of a revision's pods.
+        pod_policies: applies NetworkPolicies and the PodDisruptionBudget of engines.
+        dry_run: checks by a dry run whether the API server accepts a revision's pods.
         model_fetcher: fetches models into their caches.
         readiness_gates: writes the readiness gates of engine pods.
-        verifier: asks groups golden prompts.
+        verifier: sends golden prompts to groups and judges the answers.
         status_writer: writes statuses.
     """
 
@@ -75,17 +75,17 @@ def build_collaborators(
     verifier: Verifier,
     children: UnwatchedChildren,
 ) -> Collaborators:
-    """Build the collaborators of all reconcilers.
+    """Build the dependencies of all reconcilers.
 
     Args:
         kube: client of the API server.
         config: options of the operator.
         metrics: metrics of the process.
         service_metrics: series per service.
-        autoscaler: the autoscaler, which also runs on its own.
-        gateway_watch: the watch of gateways, which also runs on its own.
-        verifier: the verifier, which also runs on its own.
-        children: state of unwatched children, which the metadata poller updates.
+        autoscaler: the autoscaler, which also runs as a task of its own.
+        gateway_watch: the watch of gateways, which also runs as a task of its own.
+        verifier: the verifier, which also runs tasks of its own.
+        children: last applied versions of unwatched children; the metadata poller compares with them.
     """
     applier, apply_cache = Applier(kube, metrics, children), ApplyCache(config)
     api_key_secrets = ApiKeySecrets(kube, config.namespace)

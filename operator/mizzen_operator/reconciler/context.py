@@ -1,7 +1,7 @@
-"""State of one reconcile: what it has found so far, what went wrong, and its result.
+"""State of one reconcile: values computed so far, errors, and the result.
 
-`reconcile_service.py` fills in the context step by step. Reports to the status that are made meanwhile take
-what is not known yet from the previous reconcile.
+`reconcile_service.py` fills in the context step by step. If the status has to be written before all steps are
+done, the missing values come from the previous reconcile.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from mizzen_operator.rollout.state import RolloutState
 from mizzen_operator.status.missing_refs import RequiredRef
 
 REPORT_SECONDS = 0.5
-"""Time after which an unfinished reconcile reports to the status, and time between two such reports."""
+"""Time after which an unfinished reconcile first writes the status, and interval between later writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """Result of a reconcile; the controller enqueues the service accordingly.
+    """Result of a reconcile; it tells the controller when to reconcile which services again.
 
     Attributes:
-        requeue_backoff: something is pending that no watch reports, such as an acknowledgement by a gateway:
-            reconcile again with exponential back-off.
-        settled: everything that exists runs as it should; otherwise something may be missing that no watch
-            reports.
-        failure: error that kept the operator from applying the spec: retry with exponential back-off.
-        also_enqueue: services that share the gateway that this reconcile has changed.
-        requeue_after: seconds until the next reconcile, whatever happens; None if none is due.
+        requeue_backoff: the reconcile waits for an event that no watch reports, such as an acknowledgement by
+            a gateway: reconcile again with exponential back-off.
+        settled: the gateway and all existing groups run as they should. Otherwise, reconcile again after a
+            while, because an object may be missing whose creation no watch reports.
+        failure: error that prevents the operator from applying the spec: retry with exponential back-off.
+        also_enqueue: other services to reconcile, because they share the gateway that has changed.
+        requeue_after: seconds until the next reconcile, even without an event; None if no time is set.
     """
 
     requeue_backoff: bool = False
@@ -53,13 +53,13 @@ class ReconcileResult:
 
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
-    """Values of the previous reconcile that the next one may report before it has its own.
+    """Values of the previous reconcile, for reports that the next one writes before it has its own.
 
     Attributes:
         revision: revision of the spec.
-        gateway: the service's gateway, without its Deployment.
-        failure: error that kept the operator from applying the spec.
-        download: progress of the model's download.
+        gateway: the service's gateway, without its Deployment; None if it was unknown.
+        failure: error that prevented the operator from applying the spec; None without such an error.
+        download: progress of the model's download; None if the model is not fetched.
     """
 
     revision: str = ""
@@ -82,15 +82,15 @@ class ReconcileContext:
         memory_fit: result of the GPU memory check; None if the spec does not declare the sizes.
         download: progress of the model's download; None if the model is not fetched.
         routing: routing state of the gateways.
-        gateway: the service's gateway; None until it is known, or if it cannot be created.
-        rotation: progress of a key rotation; None if absent.
-        cold_start: `status.coldStart` of a group that has just begun to serve; empty if none has.
-        failure: first error that keeps the operator from applying the spec; None if absent.
-        missing_refs: objects that the spec names, that do not exist, and that a pod is waiting for.
-        restarts_counted: the rollout state counts the restarts of the groups. Until it does, a status keeps
-            its old `groups`, because restarts recorded there are treated as already counted.
-        error: error that may not occur again; the remaining steps are still done, and then it is raised.
-        status_lock: held while the status is written, so that no writer works on a stale status.
+        gateway: the service's gateway; None before step 3, or if it cannot be created.
+        rotation: progress of a key rotation; None if no rotation is in progress.
+        cold_start: `status.coldStart` of a group that has just begun to serve; empty if no group has.
+        failure: first error that prevents the operator from applying the spec; None without such an error.
+        missing_refs: objects that the spec names and that a pod is waiting for, because they do not exist.
+        restarts_counted: `rollout` includes the restarts of `groups`. Until then a status keeps its old
+            `groups`, because restarts recorded there are treated as already counted.
+        error: first error that a retry may fix; it is raised after all other steps have been tried.
+        status_lock: held while the status is written, so that no writer starts from a stale status.
     """
 
     service: InferenceService
@@ -113,7 +113,7 @@ class ReconcileContext:
 
     @property
     def deployment(self) -> Mapping[str, Any]:
-        """The gateway's current Deployment; empty if absent."""
+        """Current Deployment of the gateway; empty if it does not exist."""
         return self.observed.deployment or {} if self.gateway is None else self.gateway.deployment
 
     @property
@@ -122,12 +122,12 @@ class ReconcileContext:
         return self.download is not None and not self.download.cached_time
 
     def to_previous_result(self) -> PreviousResult:
-        """Return the values for the next reconcile, which reads the (large) Deployment again."""
+        """Return the values to keep for the next reconcile, without the (large) Deployment."""
         gateway = replace(self.gateway, deployment={}) if self.gateway is not None else None
         return PreviousResult(self.revision, gateway, self.failure, self.download)
 
     def with_previous(self, previous: PreviousResult) -> ReconcileContext:
-        """Return this context, with the previous reconcile's values in place of missing ones."""
+        """Return a copy of this context in which values of the previous reconcile replace missing ones."""
         gateway, failure, download = self.gateway, self.failure, self.download
         last = previous.gateway
         if gateway is None and last is not None and (last.shared is not None) == self.service.shares_gateway:
@@ -137,12 +137,12 @@ class ReconcileContext:
         return replace(self, gateway=gateway, failure=failure, download=download)
 
     def record_failure(self, failure: BlockingReason | None) -> None:
-        """Record an error that keeps the operator from applying the spec; the first one is reported."""
+        """Record an error that prevents the operator from applying the spec; only the first is kept."""
         self.failure = self.failure or failure
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Run a step: record its error, so that the remaining steps are done all the same."""
+        """Run steps in the body: record an error instead of raising it, so that other steps still run."""
         try:
             yield
         except (Refused, KubeError) as error:
@@ -155,7 +155,7 @@ class ReconcileContext:
 
 @asynccontextmanager
 async def report_meanwhile(report: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Call `report` every `REPORT_SECONDS` while the body runs: the API server may hang in a write."""
+    """Call `report` every `REPORT_SECONDS` while the body runs: a write to the API server may hang."""
     finished = asyncio.Event()
 
     async def run() -> None:
@@ -177,4 +177,4 @@ async def report_meanwhile(report: Callable[[], Awaitable[None]]) -> AsyncIterat
         await asyncio.gather(reporter, return_exceptions=True)
         raise
     finished.set()
-    await reporter  # a report that has begun ends before the caller writes the final status
+    await reporter  # a report in progress must end before the caller writes the final status

@@ -1,7 +1,7 @@
-"""Degraded mode: observe a service whose spec is not acted on; write only its readiness gates and its status.
+"""Degraded mode: the spec of a service is not applied; only its readiness gates and its status are written.
 
-The spec was stored under another release's CRD, or the operator fails on it, or the service is being deleted.
-Existing groups and gateways serve on as they are.
+It applies if the spec was stored under another release's CRD and cannot be parsed, if the operator fails on
+it, or if the service is being deleted. Existing groups and gateways continue to serve unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DegradedReconciler:
         Args:
             key: the service's key.
             service: the service.
-            failure: why its spec is not acted on.
+            failure: reason why its spec is not applied.
 
         Raises:
             KubeError: the API server failed.
@@ -66,7 +66,7 @@ class DegradedReconciler:
         secret = await self._kube.get(ObjectRef("Secret", service.namespace, name))
         try:
             token = read_value(secret or {"data": {}, "metadata": {"name": name}}, labels.ADMIN_TOKEN)
-        except ValueError:  # without a token, the routes are unknown
+        except ValueError:  # without the token, gateways do not report their routes
             self._gateway_watch.forget(key)
             return RoutingState()
         return await self._gateway_watch.routing_state(gateways, token, key)

@@ -1,4 +1,4 @@
-"""Reconciles one InferenceService whose spec is valid; `reconcile` has one numbered comment per step."""
+"""Reconciles one InferenceService whose spec is valid, in the steps that `reconcile` numbers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from mizzen_operator.status.missing_refs import (
 )
 
 MISSING_REFS_SECONDS = 5.0
-"""Age at which a pod without containers makes the operator check whether a required object is missing."""
+"""Age of a pod without containers at which the operator checks whether an object that it needs is missing."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +75,10 @@ class ServiceReconciler:
         """Bring a service one step closer to its spec, and write its status.
 
         Raises:
-            KubeError: the API server failed; the steps that do not depend on the failed request were done.
+            KubeError: the API server failed; steps that do not depend on the failed request have been done.
         """
         collaborators = self._collaborators
-        # 1. Observe: read the service's objects, and load the state that its status keeps.
+        # 1. Observe: read the service's objects, and load the rollout state from its status.
         observed = await observe(collaborators.kube, service)
         collaborators.autoscaler.observe_service(key, service.autoscaling, service.uid)
         context = ReconcileContext(
@@ -95,7 +95,7 @@ class ServiceReconciler:
         if collaborators.apply_cache.expire(service, observed.progress_marker, settled=observed.settled):
             collaborators.revisions.forget(key)
         async with report_meanwhile(partial(self._report, key, context, previous)):
-            # 2. Policies: who may connect, and who may be evicted, is settled before there is a pod.
+            # 2. Policies: apply the NetworkPolicies and the PodDisruptionBudget before any pod exists.
             with context.attempt():
                 await collaborators.pod_policies.apply_network_policies(context.service)
             with context.attempt():
@@ -104,9 +104,9 @@ class ServiceReconciler:
                 # 3. Keys and gateway: create or update the Secrets and the gateway.
                 gateway = context.gateway = await collaborators.gateways.reconcile(key, service, observed)
                 context.record_failure(gateway.failure)
-                # 4. Ask the gateways which groups they route to.
+                # 4. Routes: query the gateways which groups they route to.
                 routing = context.routing = await self._query_gateways(key, context, gateway)
-                # 5. Readiness gates: write the gates that the answers change.
+                # 5. Readiness gates: write the gates that change because of the routes or of verdicts.
                 context.groups = await collaborators.readiness_gates.update_routable(
                     service, observed.groups, routing
                 )
@@ -114,11 +114,11 @@ class ServiceReconciler:
                 context.groups = await collaborators.readiness_gates.update_verified(
                     service, context.revision, context.groups, routing
                 )
-                # 6. Keys: drop the previous generation once nothing uses it.
+                # 6. Keys: drop the old generation once no pod uses it.
                 context.rotation = await collaborators.gateways.advance_rotation(
                     service, gateway, context.groups, routing
                 )
-                # 7. Model: fetch it into its cache.
+                # 7. Model: fetch the model into its cache.
                 download = await self._fetch_model(context, service)
                 # 8. Plan: update the rollout's state, and decide which groups to create and delete.
                 context.rollout = restart_progress_clock(
@@ -129,7 +129,7 @@ class ServiceReconciler:
                 )
                 context.download, context.restarts_counted = download, True
                 actions = await self._plan(context, service)
-                # 9. Execute: record failures before the pods that show them are deleted, then act.
+                # 9. Execute: write new failures to the status before the failed pods are deleted; then act.
                 if any(isinstance(action, DeleteGroup) for action in actions):
                     async with context.status_lock:
                         service = context.service = await collaborators.status_writer.write_failures(
@@ -140,7 +140,7 @@ class ServiceReconciler:
                 )
             with context.attempt():
                 context.missing_refs = await self._find_missing_refs(context)
-        # 10. Status: report what was observed and done; after an error, with what the last reconcile knew.
+        # 10. Status: write the status. After an error, values of the previous reconcile replace missing ones.
         final = context if context.error is None else context.with_previous(previous)
         if context.error is None or final.gateway is not None:
             await self._write_status(key, final)
@@ -152,7 +152,7 @@ class ServiceReconciler:
     async def _query_gateways(
         self, key: ServiceKey, context: ReconcileContext, gateway: ReconciledGateway
     ) -> RoutingState:
-        """Return the routing state of the gateways; an empty one if nothing depends on it."""
+        """Return the routing state of the gateways; an empty one if no step depends on it."""
         service, observed = context.service, context.observed
         any_ready = any(group.live and group.containers_ready for group in observed.groups)
         autoscaled = service.autoscaling is not None and not service.suspend
@@ -165,11 +165,14 @@ class ServiceReconciler:
             context.record_failure(token_refused_reason(service))
         if observed.gateway_rollout_complete:
             return routing
-        # Gateways of the new template may speak the engines' protocol.
+        # Gateway pods of the new template may speak the same protocol as the engines.
         return replace(routing, protocol_mismatches=frozenset())
 
     async def _fetch_model(self, context: ReconcileContext, service: InferenceService) -> Download | None:
-        """Return the progress of the model's download; a rejected fetch does not stop the reconcile."""
+        """Return the progress of the model's download, or None if the model is not fetched.
+
+        If the API server rejects an object of the fetch, the error is recorded, and the reconcile continues.
+        """
         try:
             unused = not context.observed.groups
             return await self._collaborators.model_fetcher.sync(service, unused=unused)
@@ -181,7 +184,7 @@ class ServiceReconciler:
             return new_download(service, error=failure.message)
 
     async def _plan(self, context: ReconcileContext, service: InferenceService) -> list[Action]:
-        """Record the revision, dry-run its pods, and return the plan."""
+        """Record the revision, dry-run its pods, and return the planned actions."""
         collaborators, revision, state = self._collaborators, context.revision, context.rollout
         used = {state.stable_revision, *(group.revision for group in context.groups)}
         recorded = await collaborators.revisions.sync(service, revision, used)
@@ -193,7 +196,7 @@ class ServiceReconciler:
         target = pause_during_download(target, context.download)
         fits = context.memory_fit is None or context.memory_fit.fits
         can_start = rejected is None and fits
-        if not can_start:  # create no group of the revision, and delete none to make room for it
+        if not can_start:  # neither create groups of the revision nor delete others to make room for them
             target = replace(target, paused=True)
         taken_names = context.observed.taken_names | collaborators.executor.foreign_pod_names(context.service)
         actions = plan(target, context.groups, context.routing.routed_by_all, taken_names)
@@ -205,7 +208,10 @@ class ServiceReconciler:
         ]
 
     async def _dry_run(self, context: ReconcileContext) -> BlockingReason | None:
-        """Return why no group of the revision can be created; None if one can, or already exists."""
+        """Return the reason why groups of the revision cannot be created.
+
+        Returns None if the dry run found no fault, or if a group of the revision exists or has existed.
+        """
         existing = {group.revision for group in context.groups}
         if context.revision in existing or context.revision == context.rollout.stable_revision:
             return None
@@ -213,7 +219,7 @@ class ServiceReconciler:
         return await self._collaborators.dry_run.check(service, context.revision)
 
     async def _find_missing_refs(self, context: ReconcileContext) -> tuple[RequiredRef, ...]:
-        """Return the missing objects that waiting pods need; a kubelet reports them only by events."""
+        """Return the missing objects that waiting pods need; a kubelet reports them only by Events."""
         service, shared = context.service, context.gateway.shared if context.gateway is not None else None
         gateway = shared.sharing.oldest.gateway if shared is not None else service.gateway
         created_before = timestamp(context.now - timedelta(seconds=MISSING_REFS_SECONDS))
@@ -228,7 +234,8 @@ class ServiceReconciler:
         download = context.download
         if download is not None and download.waiting_for and not download.total_bytes:
             refs += fetch_refs(service)
-        checked = [ref for ref in refs if ref.kind != CONFIG_MAP]  # the operator may read only its own ones
+        # the operator may read only its own ConfigMaps
+        checked = [ref for ref in refs if ref.kind != CONFIG_MAP]
         exist = await asyncio.gather(
             *(
                 self._collaborators.kube.exists(ObjectRef(ref.kind, service.namespace, ref.name))
@@ -241,7 +248,8 @@ class ServiceReconciler:
     async def _report(self, key: ServiceKey, context: ReconcileContext, previous: PreviousResult) -> None:
         """Write the current state to the status while a reconcile waits for the API server or a rate limit.
 
-        Skipped for a service that was not reported as Available: nothing harmful can have become untrue.
+        Only a service whose status says Available is reported: this is the statement that must not become
+        stale.
         """
         if not is_condition_true(context.service.status, reasons.AVAILABLE):
             return
@@ -263,7 +271,7 @@ class ServiceReconciler:
                     restarts_counted=False,
                 )
                 await self._write_status(key, report)
-        except KubeError as error:  # the reconcile goes on
+        except KubeError as error:  # the reconcile does not depend on this report
             logger.warning("%s/%s: cannot report the current state: %s", *key, describe_error(error))
 
     async def _write_status(self, key: ServiceKey, context: ReconcileContext) -> None:
@@ -312,7 +320,12 @@ class ServiceReconciler:
 
 
 def _cold_start(before: Sequence[Group], after: Sequence[Group]) -> Mapping[str, Any]:
-    """Return `status.coldStart` of the slowest group that has just become routable; empty if none has."""
+    """Return `status.coldStart` of the slowest group that has just become routable; empty if no group has.
+
+    Args:
+        before: the groups as observed.
+        after: the groups after their readiness gates were written.
+    """
     routable = {group.uid for group in before if group.was_routable}
     started = [group for group in after if group.was_routable and group.uid not in routable]
     entries = [cold_start_entry(group.name, group.startup, datetime.now(UTC)) for group in started]

@@ -1,6 +1,7 @@
-"""Entry point of a reconcile: get the service, parse it, and dispatch to its reconciler.
+"""Entry point of a reconcile: gets the service, parses it, and dispatches it to normal or degraded mode.
 
-The controller calls `Reconciler.reconcile` for each key of its work queue, at most once at a time per key.
+The controller calls `Reconciler.reconcile` for each key of its work queue, never concurrently for the same
+key.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Brings services to what their specs ask for, one step per reconcile."""
+    """Reconciles services: each call brings one service closer to its spec."""
 
     def __init__(self, collaborators: Collaborators) -> None:
         self._kube = collaborators.kube
@@ -41,16 +42,16 @@ class Reconciler:
         """Uids of services whose namespace is being deleted."""
 
     def services_sharing_gateway(self, namespace: str) -> list[ServiceKey]:
-        """Return the reconciled services that share the namespace's gateway."""
+        """Return the keys of known services that share the namespace's gateway."""
         return self._gateways.services_sharing(namespace)
 
     def invalidate(self, kind: str, name: ObjectName, object_labels: Mapping[str, str]) -> None:
-        """Compare a child with its manifest again at the next reconcile: it was edited or deleted.
+        """Make the next reconcile apply a child again, because it was edited or deleted.
 
         Args:
             kind: the child's kind.
-            name: its namespace and name.
-            object_labels: its labels, which name its service.
+            name: the child's namespace and name.
+            object_labels: the child's labels, which name its service unless it belongs to a shared gateway.
         """
         if service := object_labels.get(labels.SERVICE):
             key = ServiceKey(name.namespace, service)
@@ -59,7 +60,7 @@ class Reconciler:
             self._gateways.invalidate(name.namespace, kind, name.name)
 
     async def services_with_changed_api_keys(self) -> list[ServiceKey]:
-        """Return the services whose gateway mounts other Secrets with API keys than it should.
+        """Return the keys of services whose gateway does not mount the right Secrets with API keys.
 
         Raises:
             KubeError: the API server failed.
@@ -70,7 +71,7 @@ class Reconciler:
         """Reconcile one service.
 
         Raises:
-            KubeError: the API server failed; the next reconcile starts from what it observes then.
+            KubeError: the API server failed; the next reconcile will observe all objects again.
         """
         body = await self._kube.get(ObjectRef("InferenceService", key.namespace, key.name))
         if body is None:
@@ -83,10 +84,10 @@ class Reconciler:
         try:
             service = parse_service(body)
         except InvalidServiceError:
-            # The stored object may match an older CRD: no watch reports a change of the CRD.
+            # The store may contain the object as an older CRD converted it: no watch reports a new CRD.
             body = await self._kube.get_fresh(ObjectRef("InferenceService", key.namespace, key.name))
             if body is None:
-                return ReconcileResult(requeue_backoff=True)  # its deletion is about to be reported
+                return ReconcileResult(requeue_backoff=True)  # the watch is about to report its deletion
             try:
                 service = parse_service(body)
             except InvalidServiceError as error:
@@ -104,17 +105,17 @@ class Reconciler:
     def _handle_terminating_namespace(
         self, key: ServiceKey, service: InferenceService, result: ReconcileResult
     ) -> ReconcileResult:
-        """Treat a service as being deleted from now on if its namespace is."""
+        """Treat a service as being deleted from now on if its namespace is being deleted."""
         if result.failure != namespace_terminating():
             return result
-        logger.info("%s/%s: the namespace is being deleted; nothing is created any more", *key)
+        logger.info("%s/%s: the namespace is being deleted; no more objects are created", *key)
         self._in_terminating_namespace[key] = service.uid
         return ReconcileResult(also_enqueue=result.also_enqueue)
 
     async def _reconcile_degraded(
         self, key: ServiceKey, body: Mapping[str, Any], failure: BlockingReason
     ) -> ReconcileResult:
-        """Leave a service as it is, and report its state: its spec cannot be acted on."""
+        """Report the state of a service without changing it, because its spec cannot be applied."""
         self._autoscaler.observe_service(key, None)
         service = read_invalid_service(body)
         if service.shares_gateway:
@@ -125,7 +126,10 @@ class Reconciler:
     async def _reconcile_deleting(
         self, key: ServiceKey, body: Mapping[str, Any], failure: BlockingReason
     ) -> ReconcileResult:
-        """Report what is left of a service that is being deleted; its children are garbage-collected."""
+        """Report the remaining groups and gateway of a service that is being deleted.
+
+        The garbage collector deletes its children.
+        """
         self._autoscaler.observe_service(key, None)
         also_enqueue = self._gateways.remove_member(key)
         service = replace(read_invalid_service(body), deleting=True, wanted_groups=0)
@@ -150,15 +154,15 @@ class Reconciler:
 def _deleting() -> BlockingReason:
     return BlockingReason(
         reasons.DELETING,
-        "the service is being deleted: what runs serves until it goes, and nothing is created any more; "
-        "metadata.finalizers says what it waits for",
+        "the service is being deleted: existing pods serve until they are deleted, and no new ones are "
+        "created; metadata.finalizers shows what the deletion waits for",
     )
 
 
 def _operator_error(error: Exception) -> BlockingReason:
     return BlockingReason(
         reasons.OPERATOR_ERROR,
-        "the operator fails on this service, and leaves it as it is: "
-        f"{describe_error(error)}; its log has the traceback. Go back to the previous spec, or to the "
-        "operator's previous release, and report it",
+        f"the operator fails on this service and does not change it: {describe_error(error)}; the operator's "
+        "log has the traceback. Go back to the previous spec or to the previous release of the operator, and "
+        "report this as a bug",
     )

@@ -1,1 +1,1 @@
-"""Builders of the manifests of all child objects. Pure, no I/O."""
+"""Builds the manifests of all child objects. Pure."""

@@ -1,4 +1,4 @@
-"""Command line of an engine's container."""
+"""Builds the command line of an engine's container, and reads a pod's rank from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ COMMAND = "engine"
 
 
 def engine_arguments(service: InferenceService, name: str, member: GroupMember) -> list[str]:
-    """Return the arguments of `mizzen`; each option and each value is an item."""
+    """Return the arguments of `mizzen` for an engine; options and values are separate items.
+
+    Args:
+        service: the service.
+        name: name of the revision.
+        member: the pod that the container belongs to.
+    """
     engine, model = service.engine, service.model
     options = {
         "model": model_path(service),
@@ -48,12 +54,12 @@ def engine_arguments(service: InferenceService, name: str, member: GroupMember) 
         "drain-timeout-seconds": service.lifecycle.drain_timeout,
         **_node_options(service, member),
     }
-    given = [(f"--{option}", str(value)) for option, value in options.items() if value not in (None, "")]
-    return [COMMAND, *(item for pair in given for item in pair), *engine.extra_args]
+    pairs = [(f"--{option}", str(value)) for option, value in options.items() if value not in (None, "")]
+    return [COMMAND, *(item for pair in pairs for item in pair), *engine.extra_args]
 
 
 def _node_options(service: InferenceService, member: GroupMember) -> dict[str, Any]:
-    """Return the options by which the pods of a group find one another."""
+    """Return the options with which the pods of a multi-pod group find one another."""
     if service.pods == 1:
         return {}
     leader = child_names.leader_dns_name(service.name, service.namespace, member.leader)
@@ -67,16 +73,17 @@ def _node_options(service: InferenceService, member: GroupMember) -> dict[str, A
 
 
 def rank_from_arguments(pod: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return rank and number of pods from an engine pod's arguments, which cannot be edited.
+    """Return an engine pod's rank and its group's number of pods, from its arguments, which cannot be edited.
 
-    It returns None if admission has replaced the arguments.
+    Returns None if an admission webhook has replaced the arguments.
     """
-    given = [one.get("args", ()) for one in pod["spec"]["containers"] if one["name"] == labels.ENGINE]
-    arguments = next((arguments for arguments in given if arguments[:1] == [COMMAND]), None)
+    containers = [entry for entry in pod["spec"]["containers"] if entry["name"] == labels.ENGINE]
+    candidates = [container.get("args", ()) for container in containers]
+    arguments = next((arguments for arguments in candidates if arguments[:1] == [COMMAND]), None)
     if arguments is None:
         return None
-    found = dict(pairwise(arguments))
-    return int(found.get("--node-rank", "0")), int(found.get("--nodes", "1"))
+    options = dict(pairwise(arguments))
+    return int(options.get("--node-rank", "0")), int(options.get("--nodes", "1"))
 
 
 def _attention(backend: str) -> str:

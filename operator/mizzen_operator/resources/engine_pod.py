@@ -1,4 +1,4 @@
-"""Builds engine pods: the pods of a group, over which its tensor parallel ranks are spread."""
+"""Builds the pods of a group, across which its tensor-parallel ranks are distributed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from mizzen_operator.resources.revision_hash import engine_image
 
 CLAIM = "accelerator"
 DEREGISTER_SECONDS = 1
-"""Time for which a terminating group still accepts requests, before it drains: gateways leave it out."""
+"""Seconds for which a terminating group still accepts requests, while gateways stop routing to it."""
 STARTUP_MARGIN_SECONDS = 30
-"""Time by which the startup probe outlasts the engine's own timeout, which reports a reason."""
+"""Seconds that the startup probe waits beyond the engine's own start-up timeout, which reports a reason."""
 GRACE_MARGIN_SECONDS = 30
 ZONE = "topology.kubernetes.io/zone"
 KUEUE_QUEUE, KUEUE_GROUP = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name"
@@ -39,14 +39,22 @@ _COPIED_FIELDS = ("serviceAccountName", "priorityClassName", "schedulerName", "r
 def engine_pods(
     service: InferenceService, config: OperatorConfig, *, revision: str, group: int, attempt: int
 ) -> list[dict[str, Any]]:
-    """Return the pods of a group, the leader first."""
+    """Return the pods of a group, the leading pod first.
+
+    Args:
+        service: the service.
+        config: options of the operator.
+        revision: name of the group's revision.
+        group: index of the group.
+        attempt: number of the attempt to run this index, from 0.
+    """
     leader = child_names.leader_pod(service.name, revision, group, attempt)
-    places = [GroupMember(revision, group, attempt, leader, rank) for rank in range(service.pods)]
-    return [_engine_pod(service, config, member) for member in places]
+    members = [GroupMember(revision, group, attempt, leader, rank) for rank in range(service.pods)]
+    return [_engine_pod(service, config, member) for member in members]
 
 
 def ranks_service(service: InferenceService) -> dict[str, Any]:
-    """Return the headless Service that makes the names of multi-pod groups resolve before they are ready."""
+    """Return the headless Service through which the names of pods resolve before the pods are ready."""
     manifest = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -72,7 +80,7 @@ def _engine_pod(service: InferenceService, config: OperatorConfig, member: Group
     }
     if service.pods > 1:
         more[labels.PODS] = str(service.pods)
-        if KUEUE_QUEUE in more:  # Kueue admits the pods of a group together
+        if KUEUE_QUEUE in more:  # so that Kueue admits the pods of a group together
             more[KUEUE_GROUP] = member.leader
             annotations[KUEUE_COUNT] = str(service.pods)
     return {
@@ -93,29 +101,33 @@ def _pod_spec(service: InferenceService, config: OperatorConfig, member: GroupMe
         **({"imagePullSecrets": secrets} if secrets else {}),
         "tolerations": tolerations(overlay["tolerations"]),
         **({"nodeSelector": selector} if selector else {}),
-        **_spread(service, member),
+        **_spread_constraints(service, member),
         **_affinity(service, member),
         **_claims(service),
-        # Ranks of a multi-pod group meet only once: no pod restarts alone, the group is recreated.
+        # Ranks of a multi-pod group connect only once, so a pod cannot restart alone: the group is recreated.
         "restartPolicy": "Always" if service.pods == 1 else "Never",
         "terminationGracePeriodSeconds": service.lifecycle.drain_timeout + GRACE_MARGIN_SECONDS,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": POD_SECURITY,
-        **({} if member.rank else {"readinessGates": [{"conditionType": gate} for gate in _gates(service)]}),
+        **(
+            {}
+            if member.rank
+            else {"readinessGates": [{"conditionType": gate} for gate in _readiness_gates(service)]}
+        ),
         **node_fetch(service, config),
         "containers": [_container(service, config, member)],
         "volumes": _volumes(service),
     }
 
 
-def _gates(service: InferenceService) -> list[str]:
-    """Return the readiness gates of a pod."""
+def _readiness_gates(service: InferenceService) -> list[str]:
+    """Return the readiness gates of a leading pod."""
     return [labels.ROUTABLE, *([labels.VERIFIED] if service.rollout.verification is not None else [])]
 
 
 def _affinity(service: InferenceService, member: GroupMember) -> dict[str, Any]:
-    """Return the fields that place a group's pods close together and give them DNS names."""
+    """Return the pod fields that place a group's pods close together and give them DNS names."""
     if service.pods == 1:
         return {}
     term = {
@@ -123,21 +135,21 @@ def _affinity(service: InferenceService, member: GroupMember) -> dict[str, Any]:
         "topologyKey": service.topology_key or ZONE,
     }
     affinity = dict(service.pod_template.get("affinity") or {})
-    given = dict(affinity.get("podAffinity") or {})
+    pod_affinity = dict(affinity.get("podAffinity") or {})
     hard, soft = f"required{_SCHEDULING}", f"preferred{_SCHEDULING}"
     if service.topology_key:
-        given[hard] = [*given.get(hard, []), term]
+        pod_affinity[hard] = [*pod_affinity.get(hard, []), term]
     else:
-        given[soft] = [*given.get(soft, []), {"weight": 100, "podAffinityTerm": term}]
+        pod_affinity[soft] = [*pod_affinity.get(soft, []), {"weight": 100, "podAffinityTerm": term}]
     return {
-        "affinity": {**affinity, "podAffinity": given},
+        "affinity": {**affinity, "podAffinity": pod_affinity},
         "hostname": member.name,
         "subdomain": child_names.ranks_service(service.name),
     }
 
 
-def _spread(service: InferenceService, member: GroupMember) -> dict[str, Any]:
-    """Return the user's spread constraints, or else one that spreads groups where possible."""
+def _spread_constraints(service: InferenceService, member: GroupMember) -> dict[str, Any]:
+    """Return the user's topology spread constraints, or else one that spreads groups where possible."""
     constraints = list(service.pod_template["topologySpreadConstraints"])
     if not constraints and service.availability.spread_key and not member.rank:
         selector = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE}
@@ -193,7 +205,7 @@ def _container(service: InferenceService, config: OperatorConfig, member: GroupM
 
 
 def _ports(service: InferenceService, member: GroupMember) -> list[dict[str, Any]]:
-    """Return the ports of a pod. Gateways use the one named `wire`, which only leader pods have."""
+    """Return the ports of a pod; only leading pods have the port `wire`, which gateways connect to."""
     wire = [("wire", labels.WIRE_PORT), ("wire-odd", labels.ODD_WIRE_PORT)]
     ranks = [("ranks", labels.RANKS_PORT)] if service.pods > 1 else []
     named = [*([] if member.rank else [*wire, *ranks]), ("http", labels.ENGINE_HTTP_PORT)]
@@ -205,9 +217,9 @@ def _sets_variable(service: InferenceService, variable: str) -> bool:
 
 
 def _resources(service: InferenceService) -> dict[str, Any]:
-    given = service.pod_template["resources"]
+    overlay = service.pod_template["resources"]
     resources: dict[str, Any] = {
-        kind: dict(given[kind]) for kind in ("requests", "limits") if given.get(kind)
+        kind: dict(overlay[kind]) for kind in ("requests", "limits") if overlay.get(kind)
     }
     if service.accelerator.claim_template:
         resources["claims"] = [{"name": CLAIM}]

@@ -1,4 +1,4 @@
-"""Builds volumes, paths and the fetch Job of a model's files."""
+"""Builds the Job that fetches a model, and the volumes and paths of the model in all pods."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MODEL_MOUNT = "/mnt/mizzen/model"
 MODEL_VOLUME, CREDENTIALS_VOLUME = "mizzen-model", "mizzen-credentials"
 CREDENTIALS_FOLDER = "/var/run/mizzen/credentials"
 FETCH_RETRIES = 1_000_000
-"""The kubelet retries a failed fetch with back-off, until it succeeds or is not wanted any more."""
+"""`backoffLimit` of the Job, practically unlimited: the kubelet retries a failed fetch with back-off."""
 KEPT_SECONDS = 86_400
 RESOURCES = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
 
 
 def cache_folder(service: InferenceService) -> str:
-    """Return the name of the model's folder in its cache, unique per source as written and endpoint."""
+    """Return the name of the model's folder in its cache; it depends on source (as written) and endpoint."""
     source = service.model.source
     name = source.partition("://")[2].rstrip("/").rpartition("/")[2].partition("@sha256:")[0]
     readable = re.sub("[^a-z0-9.]+", "-", name.lower()).strip("-.")[:40]
@@ -37,7 +37,7 @@ def cache_folder(service: InferenceService) -> str:
 
 
 def model_path(service: InferenceService) -> str:
-    """Return the path of the model in its pods."""
+    """Return the path of the model in engine and fetch pods."""
     source = service.model.source
     if service.access.cached:
         return f"{MODEL_MOUNT}/{cache_folder(service)}"
@@ -48,12 +48,12 @@ def model_path(service: InferenceService) -> str:
 
 
 def model_volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the volume with the model; empty for file://."""
+    """Return a list with the volume that contains the model; empty for a `file://` source."""
     source, cache = service.model.source, service.access.cache
     if cache.mode == "HostPath":
         return [{"name": MODEL_VOLUME, "hostPath": {"path": cache.path, "type": "DirectoryOrCreate"}}]
     if cache.mode == "PersistentVolumeClaim":
-        # Engines mount it read-only, but not as a read-only volume: fetch and engine may share it on a node.
+        # Engines mount it read-only, but the volume is not: a fetch pod on the same node may share it.
         return [{"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": cache.claim}}]
     if source.startswith("pvc://"):
         claim = source.removeprefix("pvc://").partition("/")[0]
@@ -62,27 +62,30 @@ def model_volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def pod_volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the volumes of an engine's pod for its model."""
+    """Return the volumes that an engine pod needs for its model."""
     fetches = service.access.cache.mode == "HostPath"
     return [*model_volumes(service), *(credentials_volumes(service) if fetches else [])]
 
 
 def model_mounts(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the read-only mount of the model in engines."""
+    """Return a list with an engine's read-only mount of the model; empty for a `file://` source."""
     if not model_volumes(service):
         return []
     return [{"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True}]
 
 
 def node_fetch(service: InferenceService, config: OperatorConfig) -> dict[str, Any]:
-    """Return the init container that fetches the model into a node-local cache; empty for other caches."""
+    """Return the pod field with the init container that fetches the model into a node-local cache.
+
+    It is empty for other caches.
+    """
     if service.access.cache.mode != "HostPath":
         return {}
     return {"initContainers": [_container(service, config, progress=False)]}
 
 
 def credentials_volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the volume with the one key of the user's Secret."""
+    """Return a list with the volume of the credentials for the model's source; empty if it needs none."""
     if service.access.credentials is None:
         return []
     name, key = service.access.credentials
@@ -91,13 +94,17 @@ def credentials_volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def cache_location(service: InferenceService) -> str:
-    """Return a digest of a folder in a cache; a model that was fetched there is not fetched again."""
+    """Return a digest of the cache and of the model's folder in it."""
     cache = service.access.cache
     return digest([cache_folder(service), cache.mode, cache.claim, cache.path])
 
 
 def fetch_job(service: InferenceService, config: OperatorConfig) -> dict[str, Any]:
-    """Return the Job that fetches a service's model; only the pinned revision does not change its name."""
+    """Return the Job that fetches a service's model.
+
+    Its name contains a hash of its pod spec without the pinned revision, so any other change of the pod spec
+    leads to a new Job.
+    """
     overlay = service.pod_template
     selector = dict(service.accelerator.node_selector)
     spec = {
@@ -115,7 +122,7 @@ def fetch_job(service: InferenceService, config: OperatorConfig) -> dict[str, An
         "containers": [_container(service, config, progress=True)],
         "volumes": [*model_volumes(service), *credentials_volumes(service)],
     }
-    given = {**MANAGED_BY, labels.SERVICE: service.name, labels.COMPONENT: labels.FETCH}
+    pod_labels = {**MANAGED_BY, labels.SERVICE: service.name, labels.COMPONENT: labels.FETCH}
     unpinned = {**spec, "containers": [_container(service, config, progress=True, pin="")]}
     name = f"{service.name}-fetch-{digest(unpinned)[:8]}"
     return {
@@ -125,15 +132,18 @@ def fetch_job(service: InferenceService, config: OperatorConfig) -> dict[str, An
         "spec": {
             "backoffLimit": FETCH_RETRIES,
             "ttlSecondsAfterFinished": KEPT_SECONDS,
-            "template": {"metadata": {"labels": given}, "spec": spec},
+            "template": {"metadata": {"labels": pod_labels}, "spec": spec},
         },
     }
 
 
 def fetch_pod(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pod as the Job controller creates it, for a dry run: a Job does not say why it has none."""
+    """Return the pod that the Job controller would create, for a dry run.
+
+    The status of a Job does not say why the API server rejects its pods; the dry run does.
+    """
     meta, template = job["metadata"], job["spec"]["template"]
-    made = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -141,7 +151,7 @@ def fetch_pod(job: Mapping[str, Any]) -> dict[str, Any]:
             "name": f"{meta['name']}-xxxxx",
             "namespace": meta["namespace"],
             "labels": {**template["metadata"]["labels"], labels.JOB_NAME: meta["name"]},
-            "ownerReferences": [{**made, "controller": True, "blockOwnerDeletion": False}],
+            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": False}],
         },
         "spec": template["spec"],
     }
@@ -176,13 +186,13 @@ def _container(
 
 
 def resolved_revision(service: InferenceService) -> str:
-    """Return the revision that the service's source was resolved to before; empty if it never was."""
-    known = service.status.get("model", {})
-    return known.get("resolvedRevision", "") if known.get("folder") == cache_folder(service) else ""
+    """Return the revision to which the model's source was resolved; empty if it has not been resolved yet."""
+    model = service.status.get("model", {})
+    return model.get("resolvedRevision", "") if model.get("folder") == cache_folder(service) else ""
 
 
 def cache_claim(service: InferenceService) -> dict[str, Any] | None:
-    """Return the claim that is created if it is missing; None if the user creates it."""
+    """Return the PersistentVolumeClaim of the cache if the operator creates it; None if the user does."""
     cache = service.access.cache
     if cache.mode != "PersistentVolumeClaim" or not cache.size:
         return None

@@ -1,4 +1,4 @@
-"""Translates field paths in the API server's messages about engine pods to fields of the service."""
+"""Translates paths of pod fields, in the API server's messages, to fields of the InferenceService."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _SHARED_MEMORY = "mizzen-shm"
 
 
 def translate_message(service: InferenceService, pod: Mapping[str, Any], message: str) -> str:
-    """Return an API server's message about a pod, with the service's fields in place of the pod's.
+    """Return an API server's message about a pod, with paths of pod fields replaced by fields of the service.
 
     Args:
-        service: service of the pod.
-        pod: the pod as it was sent.
-        message: the message; fields that are not the user's keep their names.
+        service: the service that the pod belongs to.
+        pod: the pod as it was sent to the API server.
+        message: the API server's message; paths that do not come from the service stay unchanged.
     """
     plain = _GO_FIELD.sub("field ", _PREFIX.sub("", message))
     return _PATH.sub(lambda match: service_field(service, pod, match[0]), plain)
 
 
 def service_field(service: InferenceService, pod: Mapping[str, Any], path: str) -> str:
-    """Return the field of a service that a pod's field comes from, or else the pod's field."""
+    """Return the service's field that a pod's field comes from; the pod's field if it comes from none."""
     container, overlay = pod["spec"]["containers"][0], service.pod_template
     lists = (
         ("spec.volumes", f"{_OVERLAY}.volumes", pod["spec"]["volumes"], overlay["volumes"]),
@@ -50,11 +50,11 @@ def service_field(service: InferenceService, pod: Mapping[str, Any], path: str) 
         ),
         ("spec.containers[0].env", "spec.engine.env", container["env"], service.engine.env),
     )
-    for pod_field, our_field, sent, given in lists:
+    for pod_field, our_field, sent, users in lists:
         if match := re.match(re.escape(pod_field) + r"\[(\d+)\]", path):
-            member = int(match[1]) - (len(sent) - len(given))  # the user's entries come last
-            if member >= 0:
-                return f"{our_field}[{member}]{path[match.end() :]}"
+            index = int(match[1]) - (len(sent) - len(users))  # the user's entries come last
+            if index >= 0:
+                return f"{our_field}[{index}]{path[match.end() :]}"
             shared_memory = sent[int(match[1])]["name"] == _SHARED_MEMORY
             return f"{_OVERLAY}.sharedMemorySizeLimit" if shared_memory else path
     for pod_field, our_field in _RENAMED.items():

@@ -1,4 +1,4 @@
-"""Builds Deployment, Service, ServiceAccount and RoleBinding of a gateway."""
+"""Builds the Deployment, Service, ServiceAccount and RoleBinding of a gateway."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from mizzen_operator.resources.metadata import (
 GRACE_MARGIN_SECONDS = 30
 NO_KEYS_VOLUME = "mizzen-no-api-keys"
 DEREGISTER_SECONDS = 3
-"""Time for which a terminating gateway pod still accepts requests, until proxies have left it out."""
+"""Seconds for which a terminating gateway pod still accepts requests, while proxies stop using it."""
 
 
 def gateway_arguments(spec: GatewaySpec) -> list[str]:
-    """Return the arguments of `mizzen`; each option and each value is an item."""
+    """Return the arguments of `mizzen` for a gateway; options and values are separate items."""
     gateway = spec.gateway
     options = [
         *spec.arguments,
@@ -38,7 +38,7 @@ def gateway_arguments(spec: GatewaySpec) -> list[str]:
         ("--admin-port", str(labels.ADMIN_PORT)),
         ("--admin-token-file", f"{labels.KEYS_FOLDER}/{labels.ADMIN_TOKEN}"),
         ("--keys", labels.KEYS_FOLDER),
-        *_no_keys(gateway),
+        *_empty_keys_option(gateway),
         *(("--api-keys-file", f"{labels.API_KEYS_FOLDER}/{name}") for _, name, _ in spec.api_key_volumes),
         *(("--cors-origin", origin) for origin in gateway.cors_origins),
         *_tls(gateway),
@@ -81,8 +81,11 @@ REASONING_PARSERS = {
 ACCESS_LOG = {"Enabled": "on", "Disabled": "off", "Prompts": "prompts"}
 
 
-def _no_keys(gateway: Gateway) -> list[tuple[str, str]]:
-    """Return the option with the empty folder that keeps a gateway closed while no Secret has its label."""
+def _empty_keys_option(gateway: Gateway) -> list[tuple[str, str]]:
+    """Return the option with an empty folder of API keys, if the gateway finds its Secrets by label.
+
+    With it, the gateway rejects every request while no Secret has the label, instead of requiring no key.
+    """
     return [("--api-keys-file", labels.NO_API_KEYS_FOLDER)] if gateway.keys_from_label else []
 
 
@@ -93,7 +96,7 @@ def _tls(gateway: Gateway) -> list[tuple[str, str]]:
 
 
 def gateway_manifests(spec: GatewaySpec, config: OperatorConfig) -> list[dict[str, Any]]:
-    """Return all manifests of a gateway but its keys, in the order in which they are applied."""
+    """Return all manifests of a gateway except its keys, in the order in which to apply them."""
     subject = {"kind": "ServiceAccount", "name": spec.name, "namespace": spec.namespace}
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -176,26 +179,29 @@ def _pod_spec(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
         "volumes": [
             keys_volume(spec.keys_secret),
             {"name": "mizzen-tmp", "emptyDir": {}},
-            *(volume for volume, _ in _users_volumes(spec)),
+            *(volume for volume, _ in _user_secret_volumes(spec)),
         ],
     }
 
 
-def _users_volumes(spec: GatewaySpec) -> list[tuple[dict[str, Any], str]]:
-    """Return volumes with a user's Secrets, and their mount paths."""
-    found = [
+def _user_secret_volumes(spec: GatewaySpec) -> list[tuple[dict[str, Any], str]]:
+    """Return the volumes with the user's Secrets (API keys, TLS), each with its mount path."""
+    volumes = [
         (secret_volume(volume, name, optional=optional), f"{labels.API_KEYS_FOLDER}/{name}")
         for volume, name, optional in spec.api_key_volumes
     ]
     if spec.gateway.keys_from_label:
-        found.append(({"name": NO_KEYS_VOLUME, "emptyDir": {}}, labels.NO_API_KEYS_FOLDER))
+        volumes.append(({"name": NO_KEYS_VOLUME, "emptyDir": {}}, labels.NO_API_KEYS_FOLDER))
     if spec.gateway.tls_secret:
-        found.append((secret_volume("mizzen-tls", spec.gateway.tls_secret), labels.TLS_FOLDER))
-    return found
+        volumes.append((secret_volume("mizzen-tls", spec.gateway.tls_secret), labels.TLS_FOLDER))
+    return volumes
 
 
-def _sampling(tracing: Tracing) -> list[dict[str, Any]]:
-    """Return OpenTelemetry's variables: sample traces that begin here, keep the decision of others."""
+def _sampling_variables(tracing: Tracing) -> list[dict[str, Any]]:
+    """Return OpenTelemetry's environment variables for sampling; empty if there is no tracing endpoint.
+
+    Traces that begin at the gateway are sampled; for other traces, the caller's decision applies.
+    """
     if not tracing.endpoint:
         return []
     return [
@@ -215,28 +221,28 @@ def _container(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
             field_env("POD_NAME", "metadata.name"),
             field_env("POD_NAMESPACE", "metadata.namespace"),
             {"name": "HOME", "value": "/tmp"},
-            *_sampling(spec.tracing),
+            *_sampling_variables(spec.tracing),
         ],
         "ports": [
             {"name": "http", "containerPort": labels.HTTP_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": labels.ADMIN_PORT, "protocol": "TCP"},
         ],
         "startupProbe": http_probe("/healthz", "admin", 1, 120),
-        # A hung pod is left out within 3 s if there are others; a lone slow one is kept.
+        # If there are other pods, one that hangs gets no requests after 3 s. A single slow pod is kept.
         "readinessProbe": http_probe("/readyz", "admin", 1, 2, 1)
         if spec.gateway.replicas > 1
         else http_probe("/readyz", "admin", 1, 3),
         "livenessProbe": liveness_probe("admin"),
         "lifecycle": {"preStop": {"sleep": {"seconds": DEREGISTER_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": {kind: dict(given) for kind, given in spec.gateway.resources.items() if given},
+        "resources": {kind: dict(values) for kind, values in spec.gateway.resources.items() if values},
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [
             {"name": "mizzen-keys", "mountPath": labels.KEYS_FOLDER, "readOnly": True},
             {"name": "mizzen-tmp", "mountPath": "/tmp"},
             *(
                 {"name": volume["name"], "mountPath": path, "readOnly": True}
-                for volume, path in _users_volumes(spec)
+                for volume, path in _user_secret_volumes(spec)
             ),
         ],
     }

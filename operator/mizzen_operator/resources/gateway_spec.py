@@ -1,4 +1,4 @@
-"""The gateway to build, dedicated or shared, independent of the kinds of its objects."""
+"""Description of a gateway, dedicated or shared, from which the builders create its objects."""
 
 from __future__ import annotations
 
@@ -11,22 +11,30 @@ from mizzen_operator.api.types import Gateway, InferenceService, Tracing
 from mizzen_operator.resources.metadata import MANAGED_BY, owner_reference
 
 LABELLED_VOLUME = "mizzen-labelled-api-keys-"
-"""Prefix of the volumes of Secrets that were found by label."""
+"""Prefix of the names of volumes with Secrets that were found by label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySpec:
-    """A gateway of one service or several.
+    """Description of a gateway of one or several services.
 
     Attributes:
         name: name of all its objects.
+        namespace: namespace of all its objects.
         selector: labels of its pods.
         owners: owner references of its objects.
         keys_secret: name of the Secret with its CURVE keys and admin token.
-        arguments: options that name the services.
-        labelled_secrets: Secrets with API keys that were found by label; sorted, so that pods do not change.
-        service_account_uid: uid of its ServiceAccount. Tokens of a deleted account are rejected: pods that
-            hold one must be replaced, or could not follow their engines.
+        arguments: command-line options, with values, that name the services.
+        gateway: gateway settings in force.
+        drain_timeout: seconds for which a terminating pod finishes its requests.
+        image_pull_secrets: references to Secrets for pulling the image.
+        tracing: tracing settings in force.
+        disruption_budgets: whether it has a PodDisruptionBudget.
+        flags: command-line options without values.
+        labelled_secrets: names of Secrets with API keys that were found by label; sorted, so that the pod
+            template does not change with their order.
+        service_account_uid: uid of its ServiceAccount; empty if unknown. Pods with the token of a deleted
+            account must be replaced, because they could no longer watch their engines.
     """
 
     name: str
@@ -46,7 +54,7 @@ class GatewaySpec:
 
     @property
     def api_key_volumes(self) -> tuple[tuple[str, str, bool], ...]:
-        """Volume name and Secret name of each Secret with API keys, and whether the Secret is optional."""
+        """Each Secret with API keys: volume name, Secret name, and whether the Secret is optional."""
         named = self.gateway.api_keys
         more = [name for name in self.labelled_secrets if name not in named]
         return (
@@ -61,12 +69,12 @@ class GatewaySpec:
             "namespace": self.namespace,
             "labels": {**MANAGED_BY, **self.selector},
             **({"annotations": dict(annotations)} if annotations else {}),
-            "ownerReferences": [dict(one) for one in self.owners],
+            "ownerReferences": [dict(owner) for owner in self.owners],
         }
 
 
 def dedicated_gateway_spec(service: InferenceService) -> GatewaySpec:
-    """Return the gateway of one service."""
+    """Return the description of a service's dedicated gateway."""
     return GatewaySpec(
         name=child_names.gateway_name(service.name),
         namespace=service.namespace,
@@ -77,7 +85,7 @@ def dedicated_gateway_spec(service: InferenceService) -> GatewaySpec:
             ("--served-name", service.model.served_name),
             *(("--alias", alias) for alias in service.model.aliases),
             ("--service", service.name),
-            *_wake(service),
+            *_wake_timeout_option(service),
         ),
         gateway=service.gateway,
         drain_timeout=service.lifecycle.drain_timeout,
@@ -88,8 +96,8 @@ def dedicated_gateway_spec(service: InferenceService) -> GatewaySpec:
     )
 
 
-def _wake(service: InferenceService) -> list[tuple[str, str]]:
-    """Return the option with a request's maximum wait for a group of a service that may have none."""
+def _wake_timeout_option(service: InferenceService) -> list[tuple[str, str]]:
+    """Return the option that limits how long a request waits for a group of a service scaled to zero."""
     if service.autoscaling is None or service.autoscaling.idle_to_zero is None:
         return []
     return [("--wake-timeout-seconds", str(service.autoscaling.wake_timeout))]

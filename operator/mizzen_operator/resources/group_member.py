@@ -12,8 +12,8 @@ class GroupMember:
     """One pod of a group.
 
     Attributes:
-        leader: name of the group's leader pod.
-        rank: rank of the pod in its group; the leader's is 0.
+        leader: name of the group's leading pod.
+        rank: rank of the pod in its group; 0 is the leading pod.
     """
 
     revision: str
@@ -29,7 +29,7 @@ class GroupMember:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels that all pods of the group have, and no others."""
+        """Labels that identify the group: all of its pods have them, and no other pods do."""
         return {
             labels.GROUP_INDEX: str(self.group),
             labels.REVISION: self.revision,

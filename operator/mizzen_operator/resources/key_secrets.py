@@ -1,11 +1,11 @@
-"""Builds the Secrets of a service: CURVE keys of both sides, and the token of the gateways' admin API.
+"""Builds the Secrets of a service: CURVE keys of engines and gateways, and the token of the admin API.
 
-A root Secret, which no pod mounts, holds the random values. The Secrets of engine and gateway pods are
-derived from it, and it can be restored from both. So a crash between writes, or the deletion of any one of
-the three, never leaves parts that do not match.
+A root Secret, which no pod mounts, contains the random values. The two Secrets that engine and gateway pods
+mount are derived from it, and it can be restored from them. So neither a crash between writes nor the
+deletion of one of the three leaves Secrets that do not match.
 
-A rotation is two writes to the root Secret: `begin_rotation` adds a next generation, with keys prefixed by
-`next.`, and `finish_rotation` makes it the only one, once all pods use it.
+A rotation consists of two writes to the root Secret: `begin_rotation` adds the next generation, whose keys
+have the prefix `next.`. Once all pods use it, `finish_rotation` makes it the only generation.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class EngineKeys:
     """Public keys of a service's engines.
 
     Attributes:
-        public: the present key, and perhaps the next.
-        generation: number of the present generation.
+        public: the current key; during a rotation also the next one.
+        generation: number of the current generation.
     """
 
     public: tuple[str, ...]
@@ -50,7 +50,11 @@ class EngineKeys:
 
 
 def generate_keys(*, shared: bool) -> dict[str, str]:
-    """Generate the random values of one generation; only the engine's key if the gateway is shared."""
+    """Generate the random values of one generation, by key of the Secret.
+
+    Args:
+        shared: generate only the engine's key, because the shared gateway has its own Secret.
+    """
     data = {ENGINE_SECRET: zmq.curve_keypair()[1].decode()}
     if not shared:
         data[GATEWAY_SECRET] = zmq.curve_keypair()[1].decode()
@@ -71,22 +75,22 @@ def root_secret(service: InferenceService) -> dict[str, Any]:
 
 
 def begin_rotation(
-    root: Mapping[str, Any], given: Mapping[str, str], request: str, now: str
+    root: Mapping[str, Any], new_values: Mapping[str, str], request: str, now: str
 ) -> dict[str, Any]:
-    """Return the patch that adds a next generation.
+    """Return the patch of a root Secret that adds the next generation.
 
     Args:
-        root: the Secret as the API server holds it.
-        given: values from `generate_keys`.
-        request: value of the rotate-keys annotation that is handled by this rotation.
+        root: the root Secret as stored.
+        new_values: values from `generate_keys`.
+        request: value of the rotate-keys annotation that this rotation handles.
         now: the time, as Kubernetes writes it.
     """
     annotations = {labels.ROTATE_KEYS: request or None, labels.NEXT_KEYS_MADE: now}
-    return _patch(root, annotations, {NEXT + key: encode_value(value) for key, value in given.items()})
+    return _patch(root, annotations, {NEXT + key: encode_value(value) for key, value in new_values.items()})
 
 
 def finish_rotation(root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the patch that makes the next generation the only one."""
+    """Return the patch of a root Secret that makes the next generation the only one."""
     following = {key: value for key, value in secret_values(root).items() if key.startswith(NEXT)}
     data = {key.removeprefix(NEXT): value for key, value in following.items()}
     gone = dict.fromkeys(following)
@@ -94,11 +98,13 @@ def finish_rotation(root: Mapping[str, Any]) -> dict[str, Any]:
         labels.KEYS_MADE: annotation(root, labels.NEXT_KEYS_MADE) or None,
         labels.NEXT_KEYS_MADE: None,
     }
-    return _patch(root, annotations, {**data, **gone, GENERATION: encode_value(str(generation(root) + 1))})
+    return _patch(
+        root, annotations, {**data, **gone, GENERATION: encode_value(str(read_generation(root) + 1))}
+    )
 
 
 def apply_patch(secret: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a Secret after one of these patches, apart from its resourceVersion."""
+    """Return a Secret as it is after a patch of this module, apart from its resourceVersion."""
     meta = {**secret["metadata"], **patch["metadata"]}
     annotations = {**secret["metadata"].get("annotations", {}), **patch["metadata"].get("annotations", {})}
     meta["annotations"] = {key: value for key, value in annotations.items() if value is not None}
@@ -108,15 +114,15 @@ def apply_patch(secret: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str
 
 
 def is_rotating(root: Mapping[str, Any]) -> bool:
-    """Return whether there is a next generation."""
+    """Return whether a Secret contains a next generation."""
     return not secret_values(root).keys().isdisjoint({NEXT + ENGINE_SECRET, NEXT + GATEWAY_SECRET})
 
 
-def generation(secret: Mapping[str, Any]) -> int:
-    """Return the number of the present generation.
+def read_generation(secret: Mapping[str, Any]) -> int:
+    """Return the number of a Secret's current generation; 0 before the first rotation.
 
     Raises:
-        ValueError: names the Secret whose number is invalid.
+        ValueError: the number is invalid; the message names the Secret.
     """
     if GENERATION not in secret_values(secret):
         return 0
@@ -127,7 +133,7 @@ def generation(secret: Mapping[str, Any]) -> int:
 
 
 def keys_created(secret: Mapping[str, Any]) -> str:
-    """Return the creation time of the present generation, with its time zone; empty for now."""
+    """Return the creation time of a Secret's current generation, with time zone; empty if it is unknown."""
     for time in (annotation(secret, labels.KEYS_MADE), secret["metadata"].get("creationTimestamp", "")):
         with suppress(ValueError):
             if datetime.fromisoformat(time).tzinfo is not None:
@@ -136,11 +142,11 @@ def keys_created(secret: Mapping[str, Any]) -> str:
 
 
 def mounted_secrets(service: InferenceService, root: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the Secrets that engine and gateway pods mount.
+    """Return the Secrets that engine pods and pods of a dedicated gateway mount.
 
     Args:
         service: owner of the Secrets.
-        root: root Secret as the API server holds it.
+        root: the root Secret as stored.
     """
     engine, gateway = _generation_entry(root), _generation_entry(root)
     for prefix in _prefixes(root):
@@ -174,9 +180,9 @@ def mounted_engine_secret(
 
     Args:
         service: owner of the Secret.
-        root: root Secret as the API server holds it.
-        gateways: public keys of the shared gateway, the present one and perhaps the next; engines accept no
-            other gateway.
+        root: the root Secret as stored.
+        gateways: public keys of the shared gateway: the current one, and during a rotation the next one.
+            Engines accept only connections with these keys.
     """
     data = _generation_entry(root)
     for prefix in _prefixes(root):
@@ -190,10 +196,14 @@ def mounted_engine_secret(
 
 
 def public_keys(secret: Mapping[str, Any], side: str) -> tuple[str, ...]:
-    """Return the public keys of a side whose secret keys a Secret has: the present one, and perhaps the next.
+    """Return the public keys that belong to the secret keys in a Secret: the current one, then the next.
+
+    Args:
+        secret: the Secret.
+        side: `engine` or `gateway`.
 
     Raises:
-        ValueError: names the Secret and the missing key.
+        ValueError: a key is missing or invalid; the message names it and the Secret.
     """
     prefixes = [
         prefix for prefix in ("", NEXT) if not prefix or f"{prefix}{side}.secret" in secret_values(secret)
@@ -202,24 +212,24 @@ def public_keys(secret: Mapping[str, Any], side: str) -> tuple[str, ...]:
 
 
 def engine_keys(secret: Mapping[str, Any]) -> EngineKeys:
-    """Return the public keys of the engines whose secret keys a Secret has.
+    """Return the public keys and the generation of a service's engines, from a Secret with their secret keys.
 
     Raises:
-        ValueError: names the Secret and the missing key.
+        ValueError: a key is missing or invalid; the message names it and the Secret.
     """
-    return EngineKeys(public_keys(secret, labels.ENGINE), generation(secret))
+    return EngineKeys(public_keys(secret, labels.ENGINE), read_generation(secret))
 
 
 def connection_key_name(engine_public: str, gateway_public: str) -> str:
-    """Return the name by which gateways report the keys of a connection."""
+    """Return the name by which gateways report the pair of keys that a connection uses."""
     return hashlib.sha256(f"{engine_public} {gateway_public}".encode()).hexdigest()[:16]
 
 
 def restored_shared_root_secret(service: InferenceService, engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the root Secret of a service with a shared gateway, restored from the mounted one.
+    """Restore the root Secret of a service with a shared gateway from the Secret that engine pods mount.
 
     Raises:
-        ValueError: names the Secret and the missing key.
+        ValueError: a key is missing; the message names it and the Secret.
     """
     data = {
         **_generation_entry(engine),
@@ -236,16 +246,16 @@ def restored_shared_root_secret(service: InferenceService, engine: Mapping[str, 
 def restored_root_secret(
     service: InferenceService, engine: Mapping[str, Any], gateway: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the root Secret, restored from the generations that both mounted Secrets have.
+    """Restore the root Secret from the two mounted Secrets, with the generations that both contain.
 
     Raises:
-        ValueError: names the Secret and the missing key.
+        ValueError: a key is missing; the message names it and the Secret.
     """
     sides = [
-        {generation(secret) + index: prefix for index, prefix in enumerate(_prefixes(secret))}
+        {read_generation(secret) + index: prefix for index, prefix in enumerate(_prefixes(secret))}
         for secret in (engine, gateway)
     ]
-    both = sorted(sides[0].keys() & sides[1].keys()) or [generation(engine)]
+    both = sorted(sides[0].keys() & sides[1].keys()) or [read_generation(engine)]
     data = {GENERATION: str(both[0])} if both[0] else {}
     for prefix, number in zip(("", NEXT), both, strict=False):
         theirs = sides[1].get(number, "")
@@ -253,9 +263,8 @@ def restored_root_secret(
         data[f"{prefix}gateway.secret"] = read_value(gateway, f"{theirs}gateway.secret")
         data[prefix + labels.ADMIN_TOKEN] = read_value(gateway, theirs + labels.ADMIN_TOKEN)
     annotations = _key_annotations(engine)
-    if (
-        sides[0].keys() != sides[1].keys()
-    ):  # it was lost between two writes: an unhandled request must be handled again
+    if sides[0].keys() != sides[1].keys():
+        # The root Secret was lost between two writes of a rotation, so the request must be handled again.
         annotations = {key: value for key, value in annotations.items() if key == labels.KEYS_MADE}
     return _secret(service, child_names.root_keys_secret(service.name), "keys", data, annotations)
 
@@ -263,10 +272,16 @@ def restored_root_secret(
 def mounted_secret_patch(
     live: Mapping[str, Any], wanted: Mapping[str, Any], root: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the patch that makes a mounted Secret match the root; None if it does.
+    """Return the patch that makes a mounted Secret match the root Secret; None if it matches already.
+
+    Args:
+        live: the mounted Secret as stored.
+        wanted: the mounted Secret as derived from the root Secret.
+        root: the root Secret.
 
     Raises:
-        ValueError: the two have no key in common, so pods have other keys than the root; says what to delete.
+        ValueError: `live` has no secret key of the root Secret, so the pods would not know the new keys; the
+            message says what to delete.
     """
     if live.get("data") == wanted["data"]:
         return None
@@ -275,8 +290,8 @@ def mounted_secret_patch(
     if not theirs & set(ours.values()):
         name, other = live["metadata"]["name"], root["metadata"]["name"]
         raise ValueError(
-            f"Secret {name} does not match Secret {other}: delete Secret {name}, and once it is back all "
-            "pods of the service, which start with the new keys"
+            f"Secret {name} does not match Secret {other}: delete Secret {name}; once it has been recreated, "
+            "delete all pods of the service, so that they start with the new keys"
         )
     return _patch(
         live,
@@ -290,21 +305,21 @@ def _prefixes(secret: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _generation_entry(secret: Mapping[str, Any]) -> dict[str, str]:
-    number = generation(secret)
+    number = read_generation(secret)
     return {GENERATION: str(number)} if number else {}
 
 
 def _key_annotations(secret: Mapping[str, Any]) -> dict[str, str]:
-    """Return the annotations of a Secret about its keys."""
+    """Return those annotations of a Secret that describe its keys."""
     names = (labels.ROTATE_KEYS, labels.KEYS_MADE, labels.NEXT_KEYS_MADE)
-    found = {name: annotation(secret, name) for name in names}
-    return {name: value for name, value in found.items() if value}
+    annotations = {name: annotation(secret, name) for name in names}
+    return {name: value for name, value in annotations.items() if value}
 
 
 def _patch(
     secret: Mapping[str, Any], annotations: Mapping[str, str | None], data: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    """Return a merge patch of this resourceVersion of a Secret."""
+    """Return a merge patch that applies only to this resourceVersion of a Secret."""
     version = secret["metadata"].get("resourceVersion")
     meta = {"annotations": dict(annotations), **({"resourceVersion": version} if version else {})}
     return {"metadata": meta, "data": dict(data)}

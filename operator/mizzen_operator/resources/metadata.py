@@ -1,4 +1,4 @@
-"""Parts that many manifests share: metadata, owner references, security contexts, probes, volumes."""
+"""Builds parts that many manifests share: metadata, owner references, security contexts, probes, volumes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mizzen_operator.api.types import InferenceService
 from mizzen_operator.kube.objects import digest
 
 NODE_LOST_SECONDS = 30
-"""Time for which a pod may stay on a node that is not ready or unreachable, before it is replaced."""
+"""Seconds for which a pod stays on a node that is not ready or unreachable, before it is replaced."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "mizzen"}
 POD_SECURITY = {
     "runAsNonRoot": True,
@@ -61,16 +61,17 @@ def metadata(
 
 
 def tolerations(user_tolerations: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """Return a pod's tolerations: the user's, and limits for its time on an unreachable node.
+    """Return a pod's tolerations: the user's, and tolerations that limit its time on a lost node.
 
-    Kubernetes' default is five minutes. A user's toleration that matches the taint takes precedence.
+    Without them Kubernetes would wait for five minutes. A user's toleration of the same taint takes
+    precedence.
     """
     defaults = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_LOST_SECONDS}
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-        if not any(_tolerates(one, key) for one in user_tolerations)
+        if not any(_tolerates(toleration, key) for toleration in user_tolerations)
     ]
-    return [*(dict(one) for one in user_tolerations), *defaults]
+    return [*(dict(toleration) for toleration in user_tolerations), *defaults]
 
 
 def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
@@ -79,14 +80,22 @@ def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
 
 
 def with_applied_hash(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest with its own hash as an annotation, by which `kube/apply.py` detects changes."""
+    """Return the manifest with an annotation that contains its hash; `kube/apply.py` compares it."""
     meta = manifest["metadata"]
     annotations = {**meta.get("annotations", {}), labels.APPLIED_HASH: digest(manifest)}
     return {**manifest, "metadata": {**meta, "annotations": annotations}}
 
 
 def http_probe(path: str, port: str, period: int, failures: int, timeout: int = 5) -> dict[str, Any]:
-    """Return an HTTP probe; times are in seconds."""
+    """Return an HTTP probe.
+
+    Args:
+        path: path of the request.
+        port: name of the port.
+        period: seconds between two requests.
+        failures: number of consecutive failures after which the probe fails.
+        timeout: seconds after which a request fails.
+    """
     return {
         "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
         "periodSeconds": period,
@@ -96,25 +105,31 @@ def http_probe(path: str, port: str, period: int, failures: int, timeout: int = 
 
 
 HUNG_GRACE_SECONDS = 10
-"""Grace period after failed liveness probes: a hung process cannot drain, and ignores SIGTERM."""
+"""Grace period in seconds after a failed liveness probe; short, because a hung process cannot drain."""
 
 
 def liveness_probe(port: str) -> dict[str, Any]:
-    """Return the probe that restarts a hung container after 35 to 45 s."""
+    """Return the liveness probe, which restarts a hung container after 35 to 45 s."""
     return {**http_probe("/healthz", port, 10, 3), "terminationGracePeriodSeconds": HUNG_GRACE_SECONDS}
 
 
 def field_env(name: str, path: str) -> dict[str, Any]:
-    """Return an environment variable with a field of the pod."""
+    """Return an environment variable whose value is a field of the pod."""
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
 def keys_volume(secret: str) -> dict[str, Any]:
-    """Return the volume with CURVE keys."""
+    """Return the volume with the CURVE keys in a Secret."""
     return secret_volume("mizzen-keys", secret)
 
 
 def secret_volume(name: str, secret: str, *, optional: bool = False) -> dict[str, Any]:
-    """Return a Secret's volume, readable for the pod's user. An optional one may lack the Secret."""
+    """Return a volume with a Secret, readable for the pod's user.
+
+    Args:
+        name: name of the volume.
+        secret: name of the Secret.
+        optional: the pod starts even if the Secret does not exist.
+    """
     source = {"secretName": secret, "defaultMode": 0o444, **({"optional": True} if optional else {})}
     return {"name": name, "secret": source}

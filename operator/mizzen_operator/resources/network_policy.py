@@ -1,4 +1,4 @@
-"""Builds NetworkPolicies of engines, gateways and fetch pods."""
+"""Builds the NetworkPolicies of engine, gateway and fetch pods."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources.metadata import metadata, with_applied_hash
 
 PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
-"""Label that Prometheus' pods have by convention, in any namespace."""
+"""Label that pods of Prometheus have by convention; it is matched in all namespaces."""
 OPERATOR = {"app.kubernetes.io/component": "operator"}
 NAMESPACE = "kubernetes.io/metadata.name"
 
 
 def service_network_policies(service: InferenceService, config: OperatorConfig) -> list[dict[str, Any]]:
-    """Return the policies of a service's engines and of its gateway unless it is shared.
+    """Return the policies of a service's engines and, unless it is shared, of its gateway.
 
-    Engines accept the gateway on the wire ports and Prometheus on the metrics port. A gateway accepts anyone
+    Engines accept gateways on the wire ports and Prometheus on the metrics port. A gateway accepts everyone
     on its API port, and the operator and Prometheus on its admin port. Pods of a group accept one another on
-    any port, because ranks choose their ports when they meet.
+    any port, because ranks choose their ports when they connect.
     """
     engines = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE}
     gateway = {labels.SERVICE: service.name, labels.COMPONENT: labels.GATEWAY}
@@ -57,7 +57,7 @@ def service_network_policies(service: InferenceService, config: OperatorConfig) 
 
 
 def fetch_network_policy(service: InferenceService, config: OperatorConfig) -> dict[str, Any]:
-    """Return the policy of pods that fetch a model; the operator asks them for their progress."""
+    """Return the policy of pods that fetch a model; it admits the operator, which polls their progress."""
     pods = {labels.SERVICE: service.name, labels.COMPONENT: labels.FETCH}
     meta = metadata(service, child_names.fetch_network_policy(service.name), labels.FETCH)
     return _policy(meta, pods, [_rule(labels.FETCH_PORT, _operator(config))])
@@ -71,7 +71,7 @@ def _operator(config: OperatorConfig) -> dict[str, Any]:
 
 
 def _rule(port: int, *peers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rule that admits peers to a port; without peers it admits anyone."""
+    """Return the ingress rule that admits peers to a port, or everyone if no peers are given."""
     rule: dict[str, Any] = {"ports": [{"protocol": "TCP", "port": port}]}
     return {**rule, "from": list(peers)} if peers else rule
 

@@ -1,8 +1,8 @@
-"""Builds PodDisruptionBudgets of groups and gateways.
+"""Builds the PodDisruptionBudgets of groups and gateways.
 
 Both set `minAvailable` to a number of pods, because pods of groups have no controller whose scale the
-disruption controller could read. A pod counts while it is ready, and a group's leader pod is ready while
-gateways route to it. Of multi-pod groups all pods count: the eviction of one ends its group.
+disruption controller could read. A pod counts while it is ready; a group's leading pod is ready while
+gateways route to it. All pods of a multi-pod group count, because the eviction of one of them ends the group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ KIND = "PodDisruptionBudget"
 
 
 def min_available(pods: int, unavailable: int) -> int:
-    """Return the number of pods that an eviction must leave: one of several may go, a single pod never."""
+    """Return the number of pods that an eviction must leave; of several pods, one may always be evicted.
+
+    Args:
+        pods: number of pods.
+        unavailable: number of pods that may be missing according to the spec.
+    """
     if pods > 1:
         unavailable = max(1, unavailable)
     return max(0, pods - unavailable)
@@ -32,7 +37,7 @@ def engine_disruption_budget(service: InferenceService) -> dict[str, Any]:
     if service.pods == 1:
         selector[labels.RANK] = "0"
     elif number < service.groups:
-        number = (number + 1) * service.pods - 1  # one pod of the last group that may be evicted
+        number = (number + 1) * service.pods - 1  # allows the eviction of one pod of one group
     else:
         number *= service.pods
     name = child_names.engine_disruption_budget(service.name)

@@ -1,4 +1,4 @@
-"""Names the revision of a spec: groups with another revision name are replaced."""
+"""Computes the name of a spec's revision; groups of another revision are replaced."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mizzen_operator.resources.fetch_job import cache_location
 
 
 def engine_image(service: InferenceService, config: OperatorConfig) -> str:
-    """Return the engine image in force."""
+    """Return the engine image of a service: that of its spec, or else the operator's default."""
     return service.engine.image or config.engine_image
 
 
 def revision(service: InferenceService, config: OperatorConfig) -> str:
-    """Return the revision's name: eight hexadecimal digits, equal for equal specs.
+    """Return the revision's name: a hash of eight hexadecimal digits, equal for equal specs.
 
-    It covers the spec fields that reach the engine and the image in force, not how this release builds the
-    pods. Empty values are left out, so that a newer CRD may add fields without replacing groups.
+    It covers the engine image and the spec fields that reach the engine, but not how this release builds
+    pods. Empty values are left out, so that a newer CRD can add fields without replacing groups.
     """
     model = replace(service.model, aliases=())
     fields = {
@@ -61,7 +61,10 @@ _LATER_FIELDS: dict[str, dict[str, Any]] = {
         "cuda_graph_max_batch": 512,
     },
 }
-"""Fields added after the first release, with their defaults; their introduction must not replace groups."""
+"""Fields added after the first release, with their defaults.
+
+The hash ignores a field with its default value, so that adding the field did not replace groups.
+"""
 
 
 def _without_empty(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Reads values from Secrets, and encodes values for them."""
+"""Reads values from Secrets, and encodes values for Secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zmq
 
 
 def secret_values(secret: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the values of a Secret; it has no `data` if somebody emptied it."""
+    """Return the Base64 values of a Secret, by key; empty if somebody has removed its `data`."""
     return secret.get("data") or {}
 
 
@@ -18,7 +18,7 @@ def read_value(secret: Mapping[str, Any], key: str) -> str:
     """Return a value of a Secret as text.
 
     Raises:
-        ValueError: names the Secret and the missing key.
+        ValueError: the key is missing or its value is invalid; the message names the key and the Secret.
     """
     try:
         return base64.b64decode(secret["data"][key]).decode()
@@ -27,20 +27,20 @@ def read_value(secret: Mapping[str, Any], key: str) -> str:
 
 
 def encode_value(value: str) -> str:
-    """Return a value as a Secret holds it."""
+    """Return a value in Base64, as `data` of a Secret contains it."""
     return base64.b64encode(value.encode()).decode()
 
 
 def annotation(secret: Mapping[str, Any], name: str) -> str:
-    """Return an annotation of a Secret; empty if it is absent."""
+    """Return the value of a Secret's annotation; empty if it does not exist."""
     return secret["metadata"].get("annotations", {}).get(name, "")
 
 
 def read_key_pair(secret: Mapping[str, Any], key: str) -> tuple[str, str]:
-    """Return a CURVE key of a Secret and its public half, both as Z85.
+    """Return a secret CURVE key from a Secret, and the public key that belongs to it, both in Z85.
 
     Raises:
-        ValueError: names the Secret, and the key that is missing or not a CURVE key.
+        ValueError: the key is missing or is not a CURVE key; the message names the key and the Secret.
     """
     text = read_value(secret, key)
     try:
@@ -50,6 +50,6 @@ def read_key_pair(secret: Mapping[str, Any], key: str) -> tuple[str, str]:
 
 
 def unusable_error(secret: Mapping[str, Any], key: str) -> ValueError:
-    """Return the error for a Secret that lacks a usable value; it says what to do."""
+    """Return the error for a Secret in which a value is missing or invalid; its message says what to do."""
     name = secret["metadata"]["name"]
     return ValueError(f"Secret {name} has no usable {key}: delete it to have it recreated")

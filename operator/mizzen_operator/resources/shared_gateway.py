@@ -1,6 +1,7 @@
-"""Builds the objects that only a shared gateway has, and its GatewaySpec.
+"""Builds the description of a shared gateway, and the objects that only a shared gateway has.
 
-All sharing services own the objects, so that the garbage collector deletes them with the last service.
+All services that share the gateway own its objects, so the garbage collector deletes them with the last
+service.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SELECTOR = {labels.GATEWAY_LABEL: labels.SHARED, labels.COMPONENT: labels.GATEWA
 
 
 def shared_gateway_spec(sharing: GatewaySharing) -> GatewaySpec:
-    """Return the gateway of several services."""
+    """Return the description of the gateway that a namespace's services share."""
     pulls = {
         secret["name"]: secret
         for service in sharing.services
@@ -46,7 +47,7 @@ def shared_gateway_spec(sharing: GatewaySharing) -> GatewaySpec:
 
 
 def co_owner_reference(service: InferenceService) -> dict[str, Any]:
-    """Return the owner reference of one of several owners."""
+    """Return an owner reference without `controller`, because an object may have only one controller."""
     return {
         "apiVersion": labels.API_VERSION,
         "kind": labels.KIND,
@@ -58,9 +59,11 @@ def co_owner_reference(service: InferenceService) -> dict[str, Any]:
 def services_config_map(
     sharing: GatewaySharing, spec: GatewaySpec, public_keys: Mapping[str, EngineKeys]
 ) -> dict[str, Any]:
-    """Return the ConfigMap that lists the services of the gateway.
+    """Return the ConfigMap that tells a shared gateway which services it serves.
 
     Args:
+        sharing: services that share the gateway.
+        spec: description of the gateway.
         public_keys: public keys of the services' engines, by service name; new services may be missing.
     """
     entries = [_entry(service, sharing, public_keys) for service in sharing.services]
@@ -99,11 +102,12 @@ def generate_gateway_keys() -> dict[str, str]:
 
 
 def shared_keys_secret(spec: GatewaySpec, handled_request: str = "") -> dict[str, Any]:
-    """Return a Secret with new CURVE keys and admin token of the gateway.
+    """Return the Secret of a shared gateway, with new CURVE keys and a new admin token.
 
     Args:
-        spec: the gateway.
-        handled_request: value of the rotate-keys annotation that needs no rotation any more.
+        spec: description of the gateway.
+        handled_request: value of the rotate-keys annotation that these new keys already satisfy; empty if the
+            annotation is not set.
     """
     meta = spec.metadata()
     if handled_request:
@@ -118,9 +122,9 @@ def shared_keys_secret(spec: GatewaySpec, handled_request: str = "") -> dict[str
 
 
 def owners_patch(secret: Mapping[str, Any], spec: GatewaySpec) -> dict[str, Any] | None:
-    """Return the patch that gives a Secret the gateway's owners; None if it has them."""
-    wanted = sorted(spec.metadata()["ownerReferences"], key=lambda one: one["uid"])
-    live = sorted(secret["metadata"].get("ownerReferences", []), key=lambda one: one["uid"])
+    """Return the patch that sets a Secret's owners to those of the gateway; None if they are the same."""
+    wanted = sorted(spec.metadata()["ownerReferences"], key=lambda owner: owner["uid"])
+    live = sorted(secret["metadata"].get("ownerReferences", []), key=lambda owner: owner["uid"])
     if live == wanted:
         return None
     version = secret["metadata"]["resourceVersion"]

@@ -1,1 +1,1 @@
-"""Rollouts: plan which groups to create and delete, and keep what a status has to remember of a rollout."""
+"""Rollouts: plans and executes which groups to create and delete, and keeps the rollout state."""

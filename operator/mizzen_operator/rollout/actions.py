@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RolloutTarget:
-    """State that the spec asks for, with what the rollout's state adds to it.
+    """Target of the planner: the state that the spec asks for, and what the rollout state adds to it.
 
     Attributes:
         service: name of the service.
         groups: number of groups; 0 while the service is suspended.
         revision: revision that the groups should run.
         stable_revision: the last revision that served with all its groups; empty if none did.
-        can_restore: groups of the stable revision can be created, because its data are recorded.
+        can_restore: groups of the stable revision can be created, because a ControllerRevision records it.
         max_surge: number of groups that may exist beyond `groups`.
         max_unavailable: number of groups that may be missing; not 0 if `max_surge` is 0.
         partition: number of outdated groups to keep.
-        paused: create no updated group and retire no outdated one for the sake of the rollout.
+        paused: the rollout does not continue: it neither creates updated groups nor retires outdated ones.
         abandoned: indexes of updated groups that exceeded their restart budget.
-        verification_id: identifier of the golden prompts of new groups; empty if there are none.
-        verification_failed: a group failed verification before the revision ever served.
-        pause_on_failure: leave everything as it is in that case.
+        verification_id: identifier of the golden prompts of new groups; empty if they are not verified.
+        verification_failed: a group failed verification before the revision had ever served.
+        pause_on_failure: keep the groups of a revision that failed verification, instead of deleting them.
     """
 
     service: str
@@ -42,13 +42,13 @@ class RolloutTarget:
 
     @property
     def min_available(self) -> int:
-        """Number of groups that must serve at any time."""
+        """Minimum number of groups that must serve at any time."""
         return max(0, self.groups - self.max_unavailable)
 
 
 @dataclass(frozen=True, slots=True)
 class CreateGroup:
-    """Create a group, or the missing pods of one.
+    """Create a group, or the missing pods of a group.
 
     Attributes:
         name: name of the group's leading pod.
@@ -69,7 +69,7 @@ class CreateGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup:
-    """Delete a group; it drains within the grace period of its pods.
+    """Delete the pods of a group; the group drains within their grace period.
 
     Attributes:
         name: name of the group's leading pod.
@@ -88,10 +88,16 @@ Action = CreateGroup | DeleteGroup
 
 
 def drop_creations(actions: Sequence[Action], revision: str) -> list[Action]:
-    """Return a plan without the groups of a revision that it would create."""
-    return [one for one in actions if not (isinstance(one, CreateGroup) and one.revision == revision)]
+    """Return a plan without the creations of groups of one revision."""
+    return [
+        action for action in actions if not (isinstance(action, CreateGroup) and action.revision == revision)
+    ]
 
 
 def delete_mislabelled_pods(pods: Sequence[tuple[str, str]]) -> list[DeleteGroup]:
-    """Return deletions of engine pods, given by name and UID, whose labels no longer say what they are."""
+    """Return actions that delete engine pods whose labels no longer identify their group.
+
+    Args:
+        pods: names and UIDs of the pods.
+    """
     return [DeleteGroup(name, uid, "Stray", ((name, uid),)) for name, uid in pods]

@@ -1,8 +1,9 @@
-"""Dry run of a revision's pods: ask the API server whether it accepts them, before a group is created.
+"""Checks by a dry run whether the API server accepts the pods of a revision, before a group is created.
 
-`kubectl apply` accepts every podTemplate field without a schema, such as an affinity, and the API server
-drops pod fields that it does not know unless validation is strict: hence one strict dry run per revision.
-Whatever depends on more than the spec, such as a quota, is left to the creation of the pods.
+Some podTemplate fields, such as `affinity`, have no schema in the CRD, so that `kubectl apply` accepts
+anything there; and the API server silently drops unknown fields of a pod, unless field validation is strict.
+Therefore each revision gets one strict dry run. Rejections that do not depend on the spec alone, such as by a
+quota, are left to the creation of the pods.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ _STRICT = "strict decoding error"
 _UNREADABLE = "cannot be handled as a Pod"
 _UNKNOWN_FIELD = re.compile(r'unknown field "([^"]+)"')
 _FINAL_CODES = (400, 403, 409, 422)
-"""HTTP codes after which the same dry run would give the same answer, as far as the spec is concerned."""
+"""HTTP status codes after which a dry run is not repeated: it would reveal nothing new about the spec."""
 
 
 class PodDryRun:
-    """Runs the dry run of each service once per revision."""
+    """Runs one dry run per service and revision."""
 
     def __init__(self, kube: KubeClient, config: OperatorConfig) -> None:
         self._kube = kube
         self._config = config
         self._passed: dict[ServiceKey, tuple[str, str]] = {}
-        """Uid and revision of the last passed dry run."""
+        """Uid and revision of each service's last dry run that found no fault."""
 
     def forget(self, key: ServiceKey) -> None:
         """Drop the result of a deleted service."""
         self._passed.pop(key, None)
 
     async def check(self, service: InferenceService, revision: str) -> BlockingReason | None:
-        """Return why no pod of a revision can be what the spec asks for; None if no such fault is known."""
+        """Return why the API server would reject or change a revision's pods; None if no fault is known."""
         key, identity = ServiceKey(service.namespace, service.name), (service.uid, revision)
         if self._passed.get(key) == identity or not _needs_dry_run(service):
             return None
@@ -68,12 +69,12 @@ def _needs_dry_run(service: InferenceService) -> bool:
 
 
 def _describe_rejection(service: InferenceService, pod: Mapping[str, Any], error: KubeError) -> str:
-    """Return what is wrong with a pod, by the field names of its service; empty if the spec may be right."""
+    """Return what is wrong with a pod, in terms of the service's fields; empty if the spec may be correct."""
     text = str(error)
     if _STRICT in text:
         paths = [(path, service_field(service, pod, path)) for path in _UNKNOWN_FIELD.findall(text)]
         unknown = ", ".join(field for path, field in paths if field != path)
         return f"a pod has no such field: {unknown}; correct its name, or remove it" if unknown else ""
     if error.reason == "Invalid" or _UNREADABLE in text:
-        return f"the API server takes no such pod: {translate_message(service, pod, text)}"
+        return f"the API server rejects the pod: {translate_message(service, pod, text)}"
     return ""

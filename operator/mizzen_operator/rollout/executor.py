@@ -1,6 +1,6 @@
-"""Creates and deletes the pods of groups as planned; the last step of a reconcile.
+"""Creates and deletes the pods of groups as planned; called by the reconciler after the planner.
 
-Every action may be repeated: names are deterministic, and deletions name the uid.
+Repeating an action is safe: pod names are deterministic, and deletions have the uid as a precondition.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ class Executor:
         self._applied = applied
 
     def foreign_pod_names(self, service: InferenceService) -> frozenset[str]:
-        """Return names that a group needed, but that pods without the service's label have."""
+        """Return pod names that a group needed but that are taken by pods without the service's label."""
         return frozenset(self._applied.record(service).foreign_pod_names)
 
     async def execute(self, service: InferenceService, newest: str, actions: Sequence[Action]) -> None:
         """Create and delete groups, in the order of the plan.
 
-        After a group was rejected, no other group of its revision is created; after a failure of the API
-        server, none at all. Deletions are carried out all the same: they do not depend on the new groups, and
-        new groups may be waiting for their share of a quota.
+        After a rejected pod, no further group of its revision is created; after a failure of the API server,
+        no further group at all. Deletions are carried out even then: they do not depend on new groups, and a
+        new group may be waiting for quota that a deletion releases.
 
         Args:
-            service: the owner of the groups.
-            newest: revision of the current spec. Groups of other revisions are made from ControllerRevisions,
-                without golden prompts, because those revisions have served before.
-            actions: the plan.
+            service: the service that owns the groups.
+            newest: revision of the current spec. Groups of other revisions are created from
+                ControllerRevisions, without golden prompts, because those revisions have served before.
+            actions: the planned actions.
 
         Raises:
-            Refused: the API server rejects a pod because of an invalid podTemplate or a quota.
+            Refused: the API server rejects a pod, for example because of its podTemplate or a quota.
             KubeError: the API server failed.
         """
         failure: Refused | KubeError | None = None
@@ -128,36 +128,41 @@ class Executor:
         )
 
     async def _apply_ranks_service(self, service: InferenceService) -> None:
-        """Apply the headless Service that gives the pods of groups DNS names; it is never deleted."""
+        """Apply the headless Service that gives pods of multi-pod groups DNS names; it is never deleted."""
         digests, require = self._applied.record(service).digests, partial(require_owned, service)
         await self._applier.apply_or_delete([ranks_service(service)], digests, require, wanted=True)
 
     async def _explain_taken_name(self, service: InferenceService, name: str, *, leads: bool) -> None:
-        """Raise an error that says why a pod's name is taken, although no observed pod of the service has it.
+        """Raise an error that explains why a pod's name is taken, although no observed pod has it.
 
-        Another owner's pod may have it, or one of ours whose labels somebody removed to take it out of
-        service. The leading pod of a group gets the next name at the next reconcile; the other pods derive
-        theirs from it.
+        The pod may have another owner, or a user may have removed its labels to take it out of service. The
+        next reconcile then chooses another name for the group's leading pod; names of other pods are derived
+        from it.
+
+        Args:
+            service: the service that owns the group.
+            name: the name that is taken.
+            leads: the name is that of the group's leading pod.
 
         Raises:
-            Refused: a pod of the group other than the leading one cannot have its name.
-            KubeError: the next reconcile has to choose another name; or the pod was created a moment ago by a
-                leader that lost the Lease then, or by a request whose answer was lost.
+            Refused: the name of a non-leading pod is taken by a pod that is not the service's.
+            KubeError: the next reconcile will choose another name; or the pod is the group's own: an earlier
+                leader has just created it, or a request whose response was lost.
         """
         selector = f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.ENGINE}"
         pods = await self._kube.list_metadata(ObjectRef("Pod", service.namespace), selector)
         if any(pod["metadata"]["name"] == name and is_owned_by(pod, service.uid) for pod in pods):
-            message = f"Pod {name} was created a moment ago, and is not observed yet"
+            message = f"Pod {name} was created a moment ago, and is not in the store yet"
             raise KubeError(409, reasons.NOT_SEEN_YET, message)
         if not leads:
             message = f"Pod {name} belongs to something else: delete or rename it"
             raise Refused(reasons.NAME_TAKEN, message)
         self._applied.record(service).foreign_pod_names.add(name)
-        message = f"Pod {name} does not belong to the service: the next name is used"
+        message = f"Pod {name} does not belong to the service: another name will be used"
         raise KubeError(409, reasons.NAME_PASSED, message)
 
 
 def _pod_rejection(service: InferenceService, pod: dict[str, Any], error: KubeError) -> Refused:
-    """Return the rejection of a pod by the field names of its service."""
+    """Return the error for a rejected pod; its message names fields of the service instead of the pod."""
     message = translate_message(service, pod, str(error))
     return Refused(reasons.POD_REJECTED, f"the API server rejects the pod: {message}")

@@ -1,43 +1,42 @@
-"""Plan the next actions for the groups of a service: a pure function of the target and the groups found.
+"""Plans the next actions for the groups of a service. Pure.
 
-The reconciler calls `plan` after every change, and `plan` remembers nothing between calls. A revert during a
-rollout, a change of `replicas` during one, or a pod that is lost during either needs no special case.
+The reconciler calls `plan` after every change. `plan` keeps no state between calls, so it needs no special
+case for a rollout that is reverted, for a change of `replicas` during a rollout, or for the loss of a pod.
 
 *Updated* groups run the target revision, *outdated* groups any other. The *stable* revision is the last one
-that served with all its groups. A group *serves* while every ready gateway, and at least one, routes to it; a
-group awaiting verification never does. A terminating group counts for nothing: its replacement does not wait
-for its end. `min_available` is the number of groups that must serve, `groups - max_unavailable`.
+that served with all its groups. A group *serves* while there are ready gateways and all of them route to it;
+a group awaiting verification never serves. A terminating group is ignored: its replacement does not wait
+until it has ended. `min_available` is the number of groups that must serve, `groups - max_unavailable`.
 
-`_choose_counts` first chooses how many updated groups there should be, and how many outdated groups to keep.
-Then these rules apply, in this order:
+`_choose_counts` first determines how many updated groups there should be, and how many outdated groups to
+keep. Then these rules apply, in this order:
 
-1. *Ended*: delete a group that will not run again. If it ended before it ever served, it *backs off* first:
-   it keeps the place of its replacement for a while, because a group that ends at once would otherwise be
-   created again without pause. A group of several pods ends as a whole when one pod ends, is deleted or is
-   missing.
+1. *Ended*: delete a group that will not run again. If it ended without having served, it *backs off* first:
+   its replacement is not created for a while, because a group that ends at once would otherwise be created
+   again without pause. A multi-pod group ends when one of its pods ends, is deleted or is missing.
 2. *Failed verification*: delete an updated group that answered its golden prompts wrong, and create it again
    if the revision has served before. If it has not, the revision itself has failed: delete its other groups
-   too, and keep or restore the outdated ones. With `pause_on_failure`, leave everything as it is instead.
-3. *Abandoned*: delete an updated group that exceeded its restart budget once it is not ready, and do not use
-   its index again.
-4. *Superseded*: delete an outdated group that never served, because nothing is lost with it, unless it is a
-   group of the stable revision that is to be kept.
+   too, and keep or restore the outdated ones. With `pause_on_failure`, keep the failed groups instead.
+3. *Abandoned*: delete an updated group that exceeded its restart budget, as soon as it is not ready, and do
+   not use its index again.
+4. *Superseded*: delete an outdated group that has never served, because that loses no capacity, unless it is
+   a group of the stable revision that is to be kept.
 5. *Surplus*: if there are more updated groups than there should be, retire the worst. While outdated groups
-   are to be kept, retire an updated group that has served only if enough others serve.
+   are to be kept, retire an updated group that has served only if enough other groups serve.
 6. *Restored*: create groups of the stable revision if fewer outdated groups are left than are to be kept.
-   After a revert the stable revision is the target itself, and nothing is restored: groups of it that were
-   abandoned or failed are not created again.
+   After a revert the stable revision is the target itself, and this rule does not apply: its groups that were
+   abandoned or failed verification are not created again.
 7. *Missing*: create the updated groups that are missing. Rules 6 and 7 never raise the number of groups above
    `groups + max_surge`.
-8. *Replaced*: retire outdated groups that have served, beyond those to keep, while `min_available` others
-   serve. A group whose engine is not ready, or that no answering gateway routes to, may go already while
-   `min_available` others serve or have served: nothing is lost with it, and a rollout that repairs a broken
-   revision would otherwise wait for it forever. A group with a *protocol mismatch* may always go, and does
-   not count as one that has served: its engine speaks another protocol than every gateway, so it never serves
-   again. After an upgrade that changed the protocol this holds for every outdated group, and the first
-   updated group that serves releases all of them.
+8. *Replaced*: retire outdated groups that have served, beyond those to keep, while `min_available` other
+   groups serve. If the group's engine is not ready, or no gateway that answers routes to it, it is enough
+   that `min_available` other groups serve or have served: deleting it loses no capacity, and a rollout that
+   repairs a broken revision would otherwise wait forever. A group with a *protocol mismatch* may always be
+   retired, and does not count as one that has served: its engine speaks another protocol than every gateway,
+   so it can never serve again. After an upgrade that changed the protocol, this applies to every outdated
+   group: all of them may be retired once the first updated group serves.
 
-A group of several pods whose creation was interrupted gets the pods that it lacks.
+A multi-pod group whose creation was interrupted gets its missing pods.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def plan(
 
     Args:
         target: desired state of the rollout.
-        groups: all groups of the service, including terminating ones; their order does not matter.
+        groups: all groups of the service, including terminating ones, in any order.
         serving: UIDs of the leading pods that every ready gateway routes to.
         taken_names: pod names that a new pod cannot use.
     """
@@ -79,23 +78,23 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class GroupSets:
-    """The groups of a service, sorted into the sets that the rules speak of.
+    """The groups of a service, sorted into the sets to which the rules apply.
 
     Attributes:
-        groups: all groups, by name.
-        live: groups that are to stay: not terminating, not ended and not incomplete.
+        groups: all groups, sorted by name.
+        live: groups that are neither terminating, ended nor incomplete.
         serving: UIDs of live groups that serve.
         updated: live groups of the target revision, except `failed` and `abandoned` ones.
-        failed: live groups of the target revision that are deleted because verification failed.
+        failed: live groups of the target revision to delete because verification failed.
         abandoned: live groups of the target revision that exceeded their restart budget and are not ready.
         updated_count: number of updated groups that there should be.
         keep_old: number of outdated groups to keep.
         ever_served: live outdated groups that serve or have served.
-        restored_pending: stable groups that never served yet and are kept to replace missing ones.
-        superseded: the other outdated groups that never served.
+        restored_pending: live groups of the stable revision that have not served, kept to reach `keep_old`.
+        superseded: all other live outdated groups that have never served.
         may_serve: groups among `updated` and `ever_served` that serve, or have served and may serve again.
-        updated_backing_off: ended groups of the target revision that keep the places of missing ones.
-        stable_backing_off: ended groups of the stable revision that keep the places of missing ones.
+        updated_backing_off: ended groups of the target revision whose replacements have to wait.
+        stable_backing_off: ended groups of the stable revision whose replacements have to wait.
     """
 
     groups: Sequence[Group]
@@ -115,20 +114,20 @@ class GroupSets:
 
     @property
     def backing_off(self) -> Sequence[Group]:
-        """Ended groups that keep a place for now."""
+        """Ended groups whose replacements have to wait."""
         return [*self.updated_backing_off, *self.stable_backing_off]
 
 
 def _build_group_sets(
-    target: RolloutTarget, groups: Sequence[Group], merge_reports: frozenset[str]
+    target: RolloutTarget, groups: Sequence[Group], routed_by_all: frozenset[str]
 ) -> GroupSets:
-    """Sort the groups into sets; `acknowledged` holds the UIDs that every ready gateway routes to."""
+    """Sort the groups into sets; `routed_by_all` are the UIDs that every ready gateway routes to."""
     groups = sorted(groups, key=lambda group: group.name)
     live = [group for group in groups if group.live]
     serving = frozenset(
         group.uid
         for group in live
-        if group.uid in merge_reports and group.containers_ready and not group.awaiting_verification
+        if group.uid in routed_by_all and group.containers_ready and not group.awaiting_verification
     )
     of_target = [group for group in live if group.revision == target.revision]
     abandoned = [g for g in of_target if g.index in target.abandoned and not g.containers_ready]
@@ -157,7 +156,9 @@ def _build_group_sets(
         keep_old=keep_old,
         ever_served=ever_served,
         restored_pending=restored_pending,
-        superseded=[one for one in outdated if one not in ever_served and one not in restored_pending],
+        superseded=[
+            group for group in outdated if group not in ever_served and group not in restored_pending
+        ],
         may_serve=[
             group
             for group in (*updated, *outdated)
@@ -171,46 +172,47 @@ def _build_group_sets(
 def _choose_counts(
     target: RolloutTarget, outdated: Sequence[Group], updated: Sequence[Group], serving: frozenset[str]
 ) -> tuple[int, int]:
-    """Return how many updated groups there should be, and how many outdated groups to keep."""
+    """Return the number of updated groups that there should be, and the number of outdated groups to keep."""
     has_stable = target.stable_revision not in ("", target.revision)
     if target.verification_failed:
         return _choose_counts_after_failure(target, has_stable or bool(outdated), updated)
-    # An abandoned index is not used again. A group that is there is not removed for that.
+    # An abandoned index is not used again, but an existing group of the index is not deleted because of this.
     unusable = target.abandoned - {group.index for group in updated}
     usable = min(target.groups, max(target.groups - len(unusable), len(updated)))
-    # Case 1: nothing is outdated. There is no rollout, or the first, which ignores partition and pause.
+    # Case 1: no group is outdated. Without an earlier revision, partition and pause do not apply.
     if not (has_stable or outdated):
         return usable, 0
     proven = any(_has_served(group, serving) for group in updated)
     partition = min(target.partition, target.groups) if has_stable else 0
     count = min(usable, target.groups - partition)
-    # Case 2: the rollout must not go on: it is paused, or groups were abandoned before any of them served.
+    # Case 2: the rollout must not continue: it is paused, or groups were abandoned before any of them served.
     if (target.paused and has_stable) or (target.abandoned and not proven):
         count = min(count, len(updated))
         return count, target.groups - count
-    # Case 3: the revision has not served yet, so it must not take a place that has to be filled.
+    # Case 3: the revision has not served yet, so outdated groups must provide `min_available`.
     if not proven and has_stable:
         return count, max(partition, target.min_available)
-    # Case 4: the revision serves, and takes every place outside the partition.
+    # Case 4: the revision has served, and replaces all groups outside the partition.
     return count, partition
 
 
 def _choose_counts_after_failure(
-    target: RolloutTarget, has_former: bool, updated: Sequence[Group]
+    target: RolloutTarget, has_other_revision: bool, updated: Sequence[Group]
 ) -> tuple[int, int]:
-    """Return the same two numbers for a revision that failed verification.
+    """Return the numbers of updated and outdated groups for a revision that failed verification.
 
     Args:
-        has_former: there is another revision to keep or restore.
-        updated: without `pause_on_failure`, only groups that have served: the others are deleted.
+        target: desired state of the rollout.
+        has_other_revision: there is another revision whose groups to keep or restore.
+        updated: updated groups that stay; without `pause_on_failure`, only groups that have served.
     """
     if target.pause_on_failure:
-        return len(updated), target.groups if has_former else 0
-    return (0, target.groups) if has_former else (min(len(updated), target.groups), 0)
+        return len(updated), target.groups if has_other_revision else 0
+    return (0, target.groups) if has_other_revision else (min(len(updated), target.groups), 0)
 
 
 def _has_failed(target: RolloutTarget, group: Group) -> bool:
-    """Return whether a live group of the target revision is deleted because verification failed."""
+    """Return whether to delete a live group of the target revision because verification failed."""
     if target.verification_failed:
         return not (target.pause_on_failure or group.was_routable)
     return (
@@ -222,16 +224,16 @@ def _has_failed(target: RolloutTarget, group: Group) -> bool:
 
 def _backing_off(groups: Sequence[Group], revision: str, places: int) -> list[Group]:
     """Return at most `places` ended groups of a revision that back off, the latest attempts first."""
-    found = [
+    ended = [
         group
         for group in groups
         if group.revision == revision and group.backing_off and not (group.terminating or group.incomplete)
     ]
-    return sorted(found, key=lambda group: -group.attempt)[: max(0, places)]
+    return sorted(ended, key=lambda group: -group.attempt)[: max(0, places)]
 
 
 def _delete_ended(sets: GroupSets) -> list[DeleteGroup]:
-    """Apply rule 1: delete what is left of groups that will not run again, unless they back off."""
+    """Apply rule 1: delete the remaining pods of groups that will not run again, unless they back off."""
     ended = [group for group in sets.groups if not group.live and group not in sets.backing_off]
     return _delete([group for group in ended if group.remaining_pods], "Ended")
 
@@ -264,9 +266,9 @@ def _choose_surplus(target: RolloutTarget, sets: GroupSets) -> list[Group]:
 def _create_groups(
     target: RolloutTarget, sets: GroupSets, surplus: Sequence[Group], taken_names: frozenset[str]
 ) -> list[CreateGroup]:
-    """Create groups by rules 6 and 7, and complete interrupted creations; updated groups come last.
+    """Apply rules 6 and 7: create missing groups, and the missing pods of incomplete ones.
 
-    The executor may have room for the first ones only.
+    Updated groups come last, because a quota may leave room for only the first creations.
     """
     leaving = (*sets.failed, *sets.abandoned, *sets.superseded, *surplus)
     staying = [group for group in sets.live if group not in leaving]
@@ -279,11 +281,11 @@ def _create_groups(
         index = _free_index(target, revision, used)
         used.add(index)
         created.append(_create(target, revision, index, sets.groups, taken_names))
-    return sorted(created, key=lambda one: one.revision == target.revision)
+    return sorted(created, key=lambda group: group.revision == target.revision)
 
 
 def _count_restored(target: RolloutTarget, sets: GroupSets) -> int:
-    """Apply rule 6: return the number of stable groups to create."""
+    """Apply rule 6: return the number of groups of the stable revision to create."""
     if not target.can_restore or target.stable_revision == target.revision:
         return 0
     kept = len(sets.ever_served) + len(sets.restored_pending) + len(sets.stable_backing_off)
@@ -297,7 +299,7 @@ def _count_missing(target: RolloutTarget, sets: GroupSets, staying: Sequence[Gro
 
 
 def _delete_replaced(target: RolloutTarget, sets: GroupSets, surplus: Sequence[Group]) -> list[DeleteGroup]:
-    """Apply rule 8: retire outdated groups beyond those to keep, the stable revision's last."""
+    """Apply rule 8: retire outdated groups beyond those to keep; groups of the stable revision go last."""
     other = [group for group in sets.ever_served if group.revision != target.stable_revision]
     stable = [group for group in sets.ever_served if group.revision == target.stable_revision]
     candidates = [*_worst_first(other, sets.serving), *_worst_first(stable, sets.serving)]
@@ -314,12 +316,12 @@ def _retire(
     may_serve: Sequence[Group],
     target: RolloutTarget,
 ) -> list[Group]:
-    """Return at most `limit` of the candidates that may go while enough other groups serve.
+    """Return at most `limit` candidates that may be retired because enough other groups serve.
 
-    A ready group that does not serve counts as working while its readiness gate is open: perhaps no gateway
-    answers at the moment. One that is not ready, or whose gate is closed, may go while more than
-    `min_available` groups serve or have served. A group with a protocol mismatch may always go: every gateway
-    answers, and says that it can never route to the group.
+    A ready group that does not serve counts as working while its gate `mizzen.dev/routable` is True: perhaps
+    no gateway answers at the moment. If it is not ready, or its gate is False, it may be retired while more
+    than `min_available` groups serve or have served. A group with a protocol mismatch may always be retired:
+    every gateway has reported that it can never route to the group.
     """
     retired: list[Group] = []
     serving_count, may_serve_count = len(serving), len(may_serve)
@@ -347,7 +349,7 @@ def _is_mismatched(group: Group, serving: frozenset[str]) -> bool:
 
 
 def _worst_first(groups: Sequence[Group], serving: frozenset[str]) -> list[Group]:
-    """Sort groups: protocol mismatch, failing, not serving, then the highest index and attempt first."""
+    """Sort groups by how little is lost with them; among equals, the highest index and attempt come first."""
     return sorted(
         groups,
         key=lambda group: (
@@ -367,14 +369,14 @@ def _delete(groups: Sequence[Group], reason: str) -> list[DeleteGroup]:
 
 
 def _complete(group: Group) -> CreateGroup:
-    """Create the pods that a group lacks because its creation was interrupted."""
+    """Return the action that creates the missing pods of a group whose creation was interrupted."""
     return CreateGroup(
         group.name, group.index, group.revision, group.attempt, "Incomplete", ranks=group.missing_ranks
     )
 
 
 def _free_index(target: RolloutTarget, revision: str, used: set[int]) -> int:
-    """Return the lowest index that a new group of a revision may have."""
+    """Return the lowest index that a new group of a revision may use."""
     index = 0
     while index in used or (revision == target.revision and index in target.abandoned):
         index += 1
@@ -384,7 +386,7 @@ def _free_index(target: RolloutTarget, revision: str, used: set[int]) -> int:
 def _create(
     target: RolloutTarget, revision: str, index: int, groups: Sequence[Group], taken_names: frozenset[str]
 ) -> CreateGroup:
-    """Create the next attempt of a group: one above the highest attempt seen of its index and revision."""
+    """Return the action that creates the next attempt to run an index of a revision."""
     seen = [group.attempt for group in groups if (group.revision, group.index) == (revision, index)]
     attempt = max(seen, default=-1) + 1
     while _is_taken(name := child_names.leader_pod(target.service, revision, index, attempt), taken_names):
@@ -394,5 +396,5 @@ def _create(
 
 
 def _is_taken(name: str, taken_names: frozenset[str]) -> bool:
-    """Return whether the leading pod of a group, or another pod of it, cannot have its name."""
+    """Return whether the name of a group's leading pod is taken, or the name of another pod of the group."""
     return name in taken_names or any(other.startswith(f"{name}-") for other in taken_names)

@@ -1,4 +1,4 @@
-"""Applies NetworkPolicies and the engines' PodDisruptionBudget, before there is a pod that they select."""
+"""Applies NetworkPolicies and the engines' PodDisruptionBudget, before the pods that they select exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mizzen_operator.resources.pod_disruption_budget import engine_disruption_bu
 
 
 class PodPolicies:
-    """Policies about the pods of all services."""
+    """Applies the policies for pods of all services."""
 
     def __init__(self, config: OperatorConfig, applier: Applier, applied: ApplyCache) -> None:
         self._config = config
@@ -22,10 +22,10 @@ class PodPolicies:
         self._applied = applied
 
     async def apply_network_policies(self, service: InferenceService) -> None:
-        """Apply the NetworkPolicies of a service, or delete them if the spec does not enable any.
+        """Apply the NetworkPolicies of a service, or delete them if the spec does not enable them.
 
         Raises:
-            Refused: an object of one of the names belongs to something else.
+            Refused: an object with the name of a policy exists, but does not belong to the service.
             KubeError: the API server failed.
         """
         digests, require = self._applied.record(service).digests, partial(require_owned, service)
@@ -41,10 +41,10 @@ class PodPolicies:
         )
 
     async def apply_disruption_budget(self, service: InferenceService) -> None:
-        """Apply the PodDisruptionBudget of the groups, or delete it if the spec does not enable any.
+        """Apply the PodDisruptionBudget of a service's groups, or delete it if the spec does not enable it.
 
         Raises:
-            Refused: an object of the name belongs to something else.
+            Refused: an object with the name of the budget exists, but does not belong to the service.
             KubeError: the API server failed.
         """
         wanted = service.availability.disruption_budgets

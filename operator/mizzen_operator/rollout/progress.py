@@ -1,7 +1,8 @@
-"""Progress of a rollout: update the state after each observation, and watch the progress deadline. Pure.
+"""Progress of a rollout: updates the rollout state, builds the planner's target, checks the deadline. Pure.
 
-The reconciler calls `update_state` once per reconcile and passes `build_target` to the planner. The state is
-written with the status, so a reconcile that fails half-way starts from the previous one.
+The reconciler calls `update_state` once per reconcile, and passes the result of `build_target` to the
+planner. The state is written with the status, so after a failed reconcile the next one starts from the same
+state again.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def update_state(
     serving: frozenset[str],
     now: datetime,
 ) -> RolloutState:
-    """Return the state as of now.
+    """Return the rollout state after an observation.
 
     Args:
         service: the service, with the status that was written last.
-        revision: the revision of the spec.
-        groups: the service's groups as they are now.
-        serving: uids of the pods that every ready gateway routes to.
+        revision: revision of the spec.
+        groups: the observed groups, with the current values of their readiness gates.
+        serving: uids of the leading pods that every ready gateway routes to.
         now: the time, in UTC.
     """
     now = now.replace(microsecond=0)
@@ -85,9 +86,10 @@ def _retry(
     abandoned: Abandoned | None,
     failures: tuple[GroupFailure, ...],
 ) -> tuple[Abandoned | None, tuple[GroupFailure, ...]]:
-    """Return what stays abandoned, and the failures without those of the groups that are retried.
+    """Return the record of groups that remain abandoned, and the failures without those of retried groups.
 
-    All is retried after a change of the spec; single groups are retried if fewer groups are wanted.
+    A change of the spec retries all groups. If fewer groups are wanted than before, some abandoned groups are
+    retried, one for each group that is no longer wanted.
     """
     if abandoned is None:
         return None, failures
@@ -114,10 +116,10 @@ def _has_served(
 def _advance(
     service: InferenceService, previous: RolloutProgress | None, current: RolloutProgress
 ) -> RolloutProgress | None:
-    """Return the best progress so far, with the time of the last improvement.
+    """Return the best progress so far, with the time of the last improvement; None if the rollout is paused.
 
-    A new target starts a new clock only if the previous target was reached. Otherwise, a user who scales a
-    service again and again would keep a rollout without progress from ever exceeding its deadline.
+    A change of the number of groups restarts the clock only if the rollout was complete. Otherwise a user who
+    scales a service repeatedly would keep a rollout without progress from ever exceeding its deadline.
     """
     if service.rollout.paused:
         return None
@@ -138,13 +140,13 @@ def _advance(
 def build_target(
     service: InferenceService, revision: str, state: RolloutState, *, restorable: bool
 ) -> RolloutTarget:
-    """Return the planner's input.
+    """Return the planner's target.
 
     Args:
         service: the service.
-        revision: the revision of the spec.
-        state: the rollout's state as of now.
-        restorable: the stable revision is recorded, so that groups of it can be created.
+        revision: revision of the spec.
+        state: the updated rollout state.
+        restorable: a ControllerRevision records the stable revision, so its groups can be created.
     """
     verification, abandoned = service.rollout.verification, state.abandoned
     return RolloutTarget(

@@ -1,7 +1,7 @@
-"""Restart budget: count the failures of groups, and abandon groups and revisions that fail too often.
+"""Restart budget: counts the failures of groups, and abandons groups and revisions that fail too often.
 
-Called by `rollout/progress.py` alone. A group may fail `spec.lifecycle.maxGroupRestarts` times within an
-hour; a revision that fails its golden prompts before it ever served is abandoned at once.
+Called only by `rollout/progress.py`. A group may fail `spec.lifecycle.maxGroupRestarts` times within an hour.
+A revision that fails its golden prompts before it has served is abandoned at once.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from mizzen_operator.rollout.spec_identity import spec_hash, verification_id
 from mizzen_operator.rollout.state import Abandoned, GroupFailure
 
 FAILURE_WINDOW = timedelta(hours=1)
-"""Time within which the failures of a group are counted."""
+"""Period within which failures of a group count towards its restart budget."""
 MAX_FAILURES = 64
-"""Maximum failures in a status."""
+"""Maximum number of failures in a status."""
 
 
 def count_failures(
     status: Mapping[str, Any], failures: Sequence[GroupFailure], groups: Sequence[Group], now: datetime
 ) -> tuple[GroupFailure, ...]:
-    """Return the failures within the window: earlier ones, and restarts that the status does not count yet.
+    """Return the failures within the window, including new restarts that the status does not count yet.
 
     Args:
-        status: the status that was written last; its `groups` hold the restarts that were counted.
-        failures: the failures that it holds.
-        groups: the service's groups as they are now.
+        status: the status that was written last; its `groups` contain the restarts that were counted.
+        failures: the failures in that status.
+        groups: the observed groups.
         now: the time, in UTC.
     """
     counted = {entry["name"]: entry.get("restarts", 0) for entry in status.get("groups", ())}
     listed = len(counted)
     for name, number in Counter(failure.name for failure in failures).items():
-        # The status may not list a group that one reconcile did not see.
+        # A group with failures may be missing in `status.groups`, if the last reconcile did not observe it.
         counted[name] = max(number, counted.get(name, 0))
     counted_failures = [failure for failure in failures if now - failure.time < FAILURE_WINDOW]
     for group in sorted(groups, key=lambda group: group.name):
         if group.name not in counted and listed >= MAX_FAILURES:
-            continue  # the status lists only the worst groups, so this one may have been counted
+            continue  # the status lists only the worst groups, so this group's restarts may have been counted
         number = min(group.restarts - counted.get(group.name, 0), MAX_FAILURES)
         failure = GroupFailure(group.index, group.name, group.revision, now)
         counted_failures += [failure] * max(0, number)
@@ -52,10 +52,10 @@ def count_failures(
 
 
 def limit_failures(failures: Sequence[GroupFailure], abandoned: Abandoned | None) -> tuple[GroupFailure, ...]:
-    """Return the failures that a status has room for: those of the groups that fail most often.
+    """Return at most `MAX_FAILURES` failures, preferring those of the groups that fail most often.
 
-    If the oldest were dropped instead, many groups that fail in turn would all stay below their budget for
-    ever. Groups that were abandoned come last: they need no counting any more.
+    If the oldest failures were dropped instead, many groups that fail in turn would all stay below their
+    budget forever. Failures of abandoned groups are dropped first, because they no longer have to be counted.
     """
     past = set[tuple[str, int]]()
     if abandoned is not None:
@@ -72,7 +72,7 @@ def limit_failures(failures: Sequence[GroupFailure], abandoned: Abandoned | None
 def groups_that_failed_verification(
     service: InferenceService, revision: str, live: Sequence[Group]
 ) -> list[Group]:
-    """Return the live groups of a revision that failed the current golden prompts, by name."""
+    """Return the live groups of a revision that failed the current golden prompts, sorted by name."""
     verification = verification_id(service)
     failed = [
         group
@@ -87,9 +87,9 @@ def groups_that_failed_verification(
 def add_verification_failures(
     failures: Sequence[GroupFailure], failed: Sequence[Group], now: datetime
 ) -> tuple[GroupFailure, ...]:
-    """Return the failures with one for each group that failed verification.
+    """Return `failures` with one more for each group whose failed verification is not counted yet.
 
-    Such a group's pod is deleted, so its restarts do not count the failure.
+    The pod of such a group is deleted instead of restarted, so no restart counts the failure.
     """
 
     def is_counted(group: Group) -> bool:
@@ -107,21 +107,23 @@ def add_verification_failures(
 def abandon_unverified_revision(
     service: InferenceService, revision: str, group: Group, stable: str
 ) -> Abandoned:
-    """Abandon a revision whose first group failed verification.
+    """Return the record that abandons a revision, one of whose groups failed verification.
 
     Args:
         service: the service.
-        revision: the revision.
+        revision: the revision to abandon.
         group: the group that failed.
-        stable: the stable revision; empty if absent.
+        stable: the stable revision; empty if no revision is stable.
     """
     verification = service.rollout.verification
     pause = verification is not None and verification.on_failure == "Pause"
     outcome = (
-        f"revision {stable} serves on" if stable not in ("", revision) else "no other revision has served"
+        f"revision {stable} continues to serve"
+        if stable not in ("", revision)
+        else "no other revision has served"
     )
     if pause:
-        outcome += "; the group is kept, without requests"
+        outcome += "; the group is kept, but gets no requests"
     failed = f"group {group.index} of revision {revision}"
     message = f"{failed} failed spec.rollout.verification: {group.verification_error}; {outcome}"
     return Abandoned(revision, spec_hash(service), (), reasons.VERIFICATION_FAILED, message[:MAX_MESSAGE])
@@ -134,14 +136,14 @@ def abandon_groups_over_budget(
     failures: Sequence[GroupFailure],
     groups: Sequence[Group],
 ) -> Abandoned | None:
-    """Add the groups that have exceeded their restart budget to what is abandoned.
+    """Return the record of abandoned groups, including groups that now exceed their restart budget.
 
     Args:
-        service: the service; its `maxGroupRestarts` is the budget, and 0 means that there is no limit.
-        abandoned: what was abandoned before; None if nothing was.
-        revision: the revision of the spec.
+        service: the service; its `maxGroupRestarts` is the budget, and 0 means no limit.
+        abandoned: the record so far; None if nothing was abandoned.
+        revision: revision of the spec.
         failures: the failures within the window.
-        groups: the service's groups; the message quotes theirs.
+        groups: the observed groups; the new message quotes a group's message.
     """
     budget = service.lifecycle.max_group_restarts
     if not budget:
@@ -149,10 +151,10 @@ def abandon_groups_over_budget(
         return None if over_budget else abandoned
     counts = Counter(failure.index for failure in failures if failure.revision == revision)
     over = {index for index, count in counts.items() if count > budget}
-    known = set(abandoned.groups) if abandoned is not None else set[int]()
-    if over <= known:
+    abandoned_indexes = set(abandoned.groups) if abandoned is not None else set[int]()
+    if over <= abandoned_indexes:
         return abandoned
-    first = min(over - known)
+    first = min(over - abandoned_indexes)
     details = next(
         (
             group.message
@@ -166,17 +168,21 @@ def abandon_groups_over_budget(
         f"{f' ({details})' if details else ''}: it is not started again until the spec changes, or fewer "
         "groups are wanted"
     )
-    indexes = tuple(sorted(known | over))
+    indexes = tuple(sorted(abandoned_indexes | over))
     if abandoned is not None:
         return replace(abandoned, groups=indexes)
     return Abandoned(revision, spec_hash(service), indexes, reasons.RESTART_BUDGET_EXCEEDED, message)
 
 
 def indexes_scaled_away(abandoned: Abandoned | None, groups: int) -> frozenset[int]:
-    """Return the numbers of abandoned groups to retry, because fewer `groups` are wanted than before.
+    """Return the indexes of abandoned groups to retry because fewer groups are wanted than before.
 
-    There is one number for each group that is no longer wanted, so that no group is missing that was not
-    missing before; at zero groups it is every number.
+    It returns one index for each group that is no longer wanted, so that the number of groups that are wanted
+    but abandoned does not grow. If no groups are wanted, it returns all abandoned indexes.
+
+    Args:
+        abandoned: the record of abandoned groups; None if nothing was abandoned.
+        groups: number of groups wanted now.
     """
     if abandoned is None:
         return frozenset()
@@ -185,7 +191,7 @@ def indexes_scaled_away(abandoned: Abandoned | None, groups: int) -> frozenset[i
 
 
 def retry_groups(abandoned: Abandoned, indexes: frozenset[int]) -> Abandoned | None:
-    """Return what stays abandoned when some groups are retried; None if nothing does."""
+    """Return the record without the groups that are retried; None if no group remains abandoned."""
     left = tuple(index for index in abandoned.groups if index not in indexes)
     if not left and abandoned.reason == reasons.RESTART_BUDGET_EXCEEDED:
         return None

@@ -1,10 +1,12 @@
-"""ControllerRevisions: a record of each revision of a service, so that groups of an old one can be created.
+"""Records each revision of a service as a ControllerRevision, so that groups of old revisions can be created.
 
-A record holds the fields of the spec that reach the engine, and the image that was in force. Only its number
-ever changes, and the highest number is the newest: a spec that is applied again has its old name again.
+A record contains the fields of the spec that reach the engine, and the engine image. Its name is that of the
+revision, so a spec that is applied again has the same record again. Only its number ever changes: the record
+with the highest number is the newest.
 
-The API server rejects a patch that changes the bytes of `data`, and re-encodes them as Go does when it
-handles a patch, such as the garbage collector's to remove an owner: hence they are written as Go writes them.
+The API server rejects a patch that changes the bytes of `data`. When it handles any patch, such as that of
+the garbage collector to remove an owner, it re-encodes `data` as Go does. So `data` is written as Go would
+write it.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ _PARTS = ("parallelism", "accelerator", "engine", "podTemplate")
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A ControllerRevision: its number, and its uid if it was read back."""
+    """Number of a ControllerRevision, and its uid; the uid is empty until the object has been read back."""
 
     number: int
     uid: str = ""
 
 
 class Revisions:
-    """The ControllerRevisions of all services; each service's are listed once and then cached."""
+    """Creates, reads and deletes the ControllerRevisions of all services; lists them once per service."""
 
     def __init__(self, kube: KubeClient, config: OperatorConfig, metrics: Metrics) -> None:
         self._kube = kube
@@ -64,12 +66,12 @@ class Revisions:
         """Record the current spec as the newest revision; return the names of all recorded revisions.
 
         Args:
-            service: the owner of the records.
+            service: the service.
             revision: name of the spec's revision.
-            used: names of revisions that are kept whatever their age.
+            used: names of revisions whose records are kept, however old they are.
 
         Raises:
-            Refused: an object of the name belongs to something else.
+            Refused: a ControllerRevision with the required name exists, but does not belong to the service.
             KubeError: the API server failed.
         """
         key = ServiceKey(service.namespace, service.name)
@@ -83,7 +85,7 @@ class Revisions:
         number = max((record.number for record in records.values()), default=0) + 1
         if revision not in records:
             created = await self._create(service, revision, number)
-            # An existing object of the name may be ours: the answer to its creation may have been lost.
+            # An existing object may be the service's own, if the response to its creation was lost.
             if not created and revision not in await self._list(service):
                 name = child_names.controller_revision(service.name, revision)
                 raise name_taken_error({"kind": KIND, "metadata": {"name": name}})
@@ -97,7 +99,7 @@ class Revisions:
         return frozenset(records)
 
     async def restore(self, service: InferenceService, revision: str) -> InferenceService:
-        """Return the service as its spec was at a revision; fields that do not reach engines stay current.
+        """Return the service with the spec of a revision; fields that do not reach engines keep their values.
 
         Raises:
             Refused: the revision is not recorded, or this release cannot read the record.
@@ -106,12 +108,12 @@ class Revisions:
         body = await self._kube.get(self._ref(service, revision))
         if body is None:
             self.forget(ServiceKey(service.namespace, service.name))
-            raise Refused(reasons.REVISION_LOST, f"ControllerRevision of revision {revision} is gone")
+            raise Refused(reasons.REVISION_LOST, f"the ControllerRevision of revision {revision} is gone")
         try:
             return restore_service(service, body["data"])
         except (InvalidServiceError, KeyError, TypeError) as error:
             _, records = self._recorded.get(ServiceKey(service.namespace, service.name), ("", {}))
-            records.pop(revision, None)  # the next reconcile does without it
+            records.pop(revision, None)  # so that the next reconcile does not try to restore it
             raise Refused(
                 reasons.REVISION_UNREADABLE, f"revision {revision} cannot be created again: {error}"
             ) from error
@@ -139,10 +141,10 @@ class Revisions:
         ]
 
     async def _rewrite(self, body: Mapping[str, Any]) -> None:
-        """Recreate a record whose data an earlier release wrote in another order; nothing else changes.
+        """Recreate a record whose data an earlier release wrote in another order, with the same content.
 
-        If the operator stops between delete and create, the newest record is created again from the spec;
-        another revision is recorded again, as the newest, when the spec returns to it.
+        If the operator stops between delete and create, the record of the current spec is created again from
+        the spec. Any other record is lost until the spec returns to its revision.
         """
         meta = body["metadata"]
         ref = ObjectRef(KIND, meta["namespace"], meta["name"])
@@ -174,7 +176,7 @@ class Revisions:
 
 
 def _newest(records: Mapping[str, _Record]) -> str:
-    """Return the revision with the highest number; empty if no record exists."""
+    """Return the revision whose record has the highest number; empty if no record exists."""
     return max(records, key=lambda revision: records[revision].number, default="")
 
 
@@ -185,7 +187,7 @@ def controller_revision(
 
     Args:
         service: the service.
-        config: options; the engine image comes from them if the spec names none.
+        config: options of the operator; they set the engine image if the spec does not.
         revision: name of the spec's revision.
         number: the record's number; the highest is the newest.
     """
@@ -211,11 +213,15 @@ def controller_revision(
 
 
 def restore_service(service: InferenceService, data: Mapping[str, Any]) -> InferenceService:
-    """Return a service with the spec that a ControllerRevision holds; other fields stay current.
+    """Return a service with the spec fields of a ControllerRevision; other fields keep their values.
+
+    Args:
+        service: the service with its current spec.
+        data: `data` of the ControllerRevision.
 
     Raises:
-        InvalidServiceError: a field does not match the CRD.
-        KeyError: the data are not those of a ControllerRevision of this operator.
+        InvalidServiceError: a recorded field does not match the CRD.
+        KeyError: `data` was not written by this operator.
     """
     spec = dict(service.spec)
     for part, saved in data["spec"].items():
@@ -245,4 +251,4 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
         "affinity",
     ),
 }
-"""Fields without a default: a saved spec without such a field had no value for it."""
+"""Fields without a default: if the recorded spec lacks one of them, its current value is removed."""

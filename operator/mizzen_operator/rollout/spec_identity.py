@@ -1,6 +1,7 @@
 """Identity of a spec: its hash, and the id of its golden prompts.
 
-An abandoned spec stays abandoned until its hash changes. Who scales a service does not change the hash.
+An abandoned spec remains abandoned until its hash changes. A change of `spec.replicas` does not change the
+hash.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def spec_hash(service: InferenceService) -> str:
 def verification_id(service: InferenceService) -> str:
     """Return the id of a spec's verification; empty if the spec has no golden prompts.
 
-    Each spec has an id of its own: after any change of the spec, a group that failed is asked again.
+    It changes with any change of the spec, so that a group that failed is verified again.
     """
     return spec_hash(service)[:8] if service.rollout.verification is not None else ""
 

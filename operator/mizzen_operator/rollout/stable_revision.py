@@ -1,6 +1,6 @@
-"""The stable revision of a service, and the number of old groups that a rollout keeps.
+"""Determines the stable revision of a service, and the number of old groups that a rollout keeps.
 
-The stable revision is the one to go back to: the last that served with all its groups.
+The stable revision is the last one that served with all its groups: a failed rollout goes back to it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ def next_stable_revision(
     live: Sequence[Group],
     serving: int,
 ) -> str:
-    """Return the stable revision as of now.
+    """Return the stable revision after an observation; empty if no revision has served.
 
-    The newest revision becomes stable once it alone serves, or once no group exists and none is wanted. The
-    latter proves nothing about a revision that is to be verified, or tried beside another one: it stays to be
-    tried. If the stable revision has no groups left but another revision has served, that other revision
-    becomes the stable one; so it does if the status was lost, or was written by a release without this field.
+    The spec's revision becomes stable once all wanted groups serve and no other revision has live groups. It
+    also becomes stable if no groups exist and none are wanted, but not if it has yet to be verified, or to be
+    tried next to another revision (`partition`).
+
+    If the stable revision has no groups left but another revision has served, that other revision becomes the
+    stable one. The same applies if the status does not name a stable revision, because it was lost or written
+    by an old release.
 
     Args:
         service: the service.
-        current: the stable revision so far; empty if absent.
-        revision: the revision of the spec.
+        current: the stable revision so far; empty if no revision is stable yet.
+        revision: revision of the spec.
         live: the service's live groups, of all revisions.
         serving: number of groups of `revision` that serve.
     """
@@ -48,11 +51,11 @@ def next_stable_revision(
 
 
 def count_old_to_keep(service: InferenceService, stable: str, revision: str) -> int:
-    """Return the number of groups of revisions older than `revision` that are to be kept.
+    """Return the number of groups of older revisions to keep, according to `spec.rollout.partition`.
 
     Args:
-        service: the service; `spec.rollout.partition` names the number.
-        stable: the stable revision; empty if absent, and then nothing is kept.
-        revision: the revision of the spec.
+        service: the service.
+        stable: the stable revision; if it is empty, no old groups are kept.
+        revision: revision of the spec.
     """
     return min(service.rollout.partition, service.groups) if stable not in ("", revision) else 0

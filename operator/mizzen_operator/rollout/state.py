@@ -1,7 +1,8 @@
-"""Rollout state that a service's status keeps from one reconcile to the next.
+"""Rollout state, which is kept in a service's status from one reconcile to the next.
 
-Everything else is derived from the observed objects. Kept are the stable revision, the progress of the newest
-one, the failures of groups within the last hour, and what was abandoned. `rollout/progress.py` updates it.
+It consists of the stable revision, the progress of the newest revision, the failures of groups within the
+last hour, and the abandoned revision or groups. All other state is derived from observed objects.
+`rollout/progress.py` updates it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class RolloutProgress:
     Attributes:
         revision: the revision.
         groups: number of groups wanted.
-        serving: maximum number of groups of the revision that served at the same time.
-        outdated: minimum number of groups of other revisions that were left.
-        time: last time at which one of these two numbers improved.
-        keep_old: number of groups of other revisions that are to be kept.
+        serving: largest number of groups of the revision that have served at the same time.
+        outdated: smallest number of groups of other revisions that were left.
+        time: time at which `serving` or `outdated` last improved.
+        keep_old: number of groups of other revisions to keep.
     """
 
     revision: str
@@ -59,17 +60,18 @@ class GroupFailure:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """A revision, or groups of it, that are not retried until the spec, replicas aside, changes.
+    """Record of a revision, or of groups of a revision, that are abandoned after failures.
 
-    Groups are also retried once fewer groups are wanted.
+    They are not created again until the spec changes other than in `replicas`. Groups are also retried if
+    fewer groups are wanted.
 
     Attributes:
         revision: the revision.
-        spec_hash: hash of the spec that was abandoned.
-        groups: numbers of the groups that failed too often; empty if the revision itself is abandoned.
-        reason: reason for the condition Failed.
-        message: message for the condition Failed.
-        wanted_groups: number of groups wanted at the last reconcile.
+        spec_hash: hash of the spec of that revision.
+        groups: indexes of the abandoned groups; empty if the revision itself is abandoned.
+        reason: reason of the condition Failed.
+        message: message of the condition Failed.
+        wanted_groups: number of groups that were wanted at the last reconcile.
     """
 
     revision: str
@@ -86,10 +88,11 @@ class RolloutState:
 
     Attributes:
         stable_revision: the last revision that served with all its groups; empty if none did.
-        progress: progress of the newest revision; None while the rollout is paused, so that its deadline
-            starts again afterwards.
+        progress: progress of the newest revision; None while the rollout is paused, so that its progress
+            deadline starts again afterwards.
         failures: failures of groups within the last hour.
-        abandoned: what was abandoned of the current spec; None if nothing was.
+        abandoned: record of the abandoned revision or groups of the current spec; None if nothing is
+            abandoned.
     """
 
     stable_revision: str = ""
@@ -98,7 +101,7 @@ class RolloutState:
     abandoned: Abandoned | None = None
 
     def as_status(self) -> dict[str, Any]:
-        """Return the fields of a status; `load_state` is the inverse."""
+        """Return the fields of the status that contain this state; `load_state` is the inverse."""
         fields: dict[str, Any] = {"currentRevision": self.stable_revision}
         if self.progress is not None:
             fields["progress"] = {
@@ -132,7 +135,7 @@ class RolloutState:
 
 
 def load_state(status: Mapping[str, Any]) -> RolloutState:
-    """Load the state from a status; missing or unusable fields count as never set."""
+    """Load the state from a status; missing or invalid fields are treated as unset."""
     progress, abandoned = status.get("progress"), status.get("givenUp")
     return RolloutState(
         stable_revision=status.get("currentRevision", ""),

@@ -1,1 +1,1 @@
-"""The status of a service: conditions, Events and metrics, built from what a reconcile observed and did."""
+"""Builds and writes the status of a service, and derives Events and metrics from it."""

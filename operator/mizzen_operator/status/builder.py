@@ -1,6 +1,7 @@
-"""Build the status of a service whose spec is valid, and compare it with the one that is there.
+"""Builds the status of a service whose spec is valid, and compares it with the stored status.
 
-The writer applies a status only if it differs; nothing changes in it while nothing changes in the cluster.
+The writer applies a status only if it differs from the stored one. So a status must not change while nothing
+changes in the cluster.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from mizzen_operator.status.inputs import StatusInputs
 from mizzen_operator.status.pod_conditions import Condition
 
 MAX_GROUPS = 64
-"""Maximum entries of `status.groups`."""
+"""Maximum number of entries of `status.groups`."""
 _STATES_WORST_FIRST = ("Failed", "Pending", "Starting", "Connecting", "Verifying", "Draining", "Serving")
-"""States of a group in `status.groups`."""
+"""States of a group in `status.groups`, the worst first."""
 
 
 def build_status(inputs: StatusInputs, now: datetime) -> dict[str, Any]:
     """Return the complete status; it equals the previous one if nothing has changed.
 
     Args:
-        inputs: everything that the status is built from.
-        now: time of conditions that change, in UTC.
+        inputs: inputs of the status.
+        now: transition time of conditions whose status changes, in UTC.
     """
     service = inputs.service
     previous = {entry["type"]: entry for entry in service.status.get("conditions", [])}
@@ -60,17 +61,17 @@ def build_status(inputs: StatusInputs, now: datetime) -> dict[str, Any]:
 
 
 def is_same_status(current: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Return whether two statuses are equal, apart from conditions of other writers' types."""
+    """Return whether two statuses are equal, apart from conditions of types that other programs write."""
     return _without_foreign_conditions(current) == _without_foreign_conditions(new)
 
 
 def cleanup_patch(current: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the merge patch that removes foreign fields from a status; None if it has none.
+    """Return the merge patch that removes foreign fields from a status; None if it has no foreign fields.
 
-    Server-side apply keeps the fields that others have added, for example by editing the status by hand.
+    Server-side apply keeps fields that others have added, for example a user who edited the status.
 
     Args:
-        current: the status after `new` was applied.
+        current: the stored status, after `new` was applied.
         new: the status as it should be.
     """
     if is_same_status(current, new):
@@ -98,10 +99,10 @@ def _without_foreign_conditions(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _scale_history(status: Mapping[str, Any], scales: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the scale history: the entries of the status, and the autoscaler's changes since."""
+    """Return `lastScale` and `scaleHistory` with the autoscaler's changes since the last status."""
     recorded = status.get("scaleHistory") or filter(None, [status.get("lastScale")])
-    known = [dict(entry) for entry in recorded]
-    history = [*known, *(dict(entry) for entry in scales if entry not in known)][-MAX_SCALE_HISTORY:]
+    entries = [dict(entry) for entry in recorded]
+    history = [*entries, *(dict(entry) for entry in scales if entry not in entries)][-MAX_SCALE_HISTORY:]
     return {"lastScale": history[-1], "scaleHistory": history} if history else {}
 
 
@@ -110,7 +111,7 @@ def service_url(service: InferenceService, gateway: Gateway) -> str:
 
     Args:
         service: the service.
-        gateway: the gateway settings that are in force.
+        gateway: the gateway settings in force, which may be those of another service.
     """
     name = child_names.SHARED_GATEWAY if service.shares_gateway else child_names.gateway_name(service.name)
     scheme = "https" if gateway.tls_secret else "http"
@@ -120,13 +121,13 @@ def service_url(service: InferenceService, gateway: Gateway) -> str:
 def condition_entry(
     condition: Condition, previous: Mapping[str, Any], generation: int, now: datetime
 ) -> dict[str, Any]:
-    """Return a condition as a status holds it.
+    """Return the entry of `status.conditions` for a condition.
 
     Args:
         condition: the condition.
-        previous: the entry of its type in the status that was written last; empty if absent.
+        previous: the entry of its type in the status that was written last; empty if it has no such entry.
         generation: generation of the spec.
-        now: time of the transition, if its status has changed.
+        now: transition time if the condition's status has changed, in UTC.
     """
     status = "True" if condition.status else "False"
     unchanged = previous.get("status") == status
@@ -153,7 +154,7 @@ def _group_state(group: Group) -> str:
 
 
 def group_entries(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return `status.groups`, the worst first, cut to `MAX_GROUPS`."""
+    """Return `status.groups`: at most `MAX_GROUPS` groups, those in the worst state first."""
     entries: list[dict[str, Any]] = []
     for group in groups:
         state = _group_state(group)

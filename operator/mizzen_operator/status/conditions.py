@@ -1,7 +1,7 @@
-"""All conditions of a service whose spec is valid, in the order in which the status lists them.
+"""Builds all conditions of a service whose spec is valid, in the order in which the status lists them.
 
-A condition is added by one function here, a type and reasons in api/reasons.py, and a part of
-docs/conditions.md; `build_conditions` calls every function.
+To add a condition, add a function here that `build_conditions` calls, its type and reasons to api/reasons.py,
+and a section to docs/conditions.md.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mizzen_operator.status.pod_conditions import (
 )
 
 _GATEWAY_FAULTS = (reasons.GATEWAY_FAILING, reasons.GATEWAY_REJECTED)
-"""Reasons of GatewayReady that Ready repeats."""
+"""Reasons of GatewayReady that make Ready False with the same reason."""
 _STALLED = (reasons.PAUSED, reasons.PROGRESS_DEADLINE_EXCEEDED)
-"""Reasons of Progressing that are False although the rollout is incomplete."""
+"""Reasons with which Progressing is False although the rollout is incomplete."""
 
 
 def build_conditions(inputs: StatusInputs) -> list[Condition]:
@@ -103,7 +103,7 @@ def _available(inputs: StatusInputs) -> Condition:
 
 
 def _progressing(inputs: StatusInputs, gateway: Condition, failed: Condition) -> Condition:
-    """Return Progressing: True while the operator has more to do before the spec is in force."""
+    """Return Progressing: True while the operator is still bringing the spec into force."""
 
     def progress(reason: str, message: str) -> Condition:
         return Condition(reasons.PROGRESSING, True, reason, message)
@@ -130,7 +130,7 @@ def _progressing(inputs: StatusInputs, gateway: Condition, failed: Condition) ->
     if old > keep_old:
         return progress(reasons.REPLACING_GROUPS, f"{counts}; {old} of older revisions are left")
     if len(inputs.live) > wanted:
-        return progress(reasons.REMOVING_GROUPS, f"there are {len(inputs.live)} groups, {wanted} are wanted")
+        return progress(reasons.REMOVING_GROUPS, f"{len(inputs.live)} groups exist, {wanted} are wanted")
     if serving < wanted - keep_old or old < keep_old:
         return progress(reasons.STARTING_GROUPS, counts)
     if not gateway.status:
@@ -142,7 +142,7 @@ def _progressing(inputs: StatusInputs, gateway: Condition, failed: Condition) ->
 
 
 def _scheduled(inputs: StatusInputs) -> Condition:
-    """Return Scheduled: True if every group has a node."""
+    """Return Scheduled: True if every wanted and every live group has a node."""
     if inputs.memory_fit is not None and not inputs.memory_fit.fits:
         return Condition(reasons.SCHEDULED, False, reasons.WILL_NOT_FIT, inputs.memory_fit.message)
     condition = scheduled_condition(inputs.groups, inputs.service.groups)
@@ -180,7 +180,7 @@ def _failed(inputs: StatusInputs, gateway: Condition) -> Condition:
     failing = [group for group in (*inputs.updated, *backing_off) if group.failing]
     if failing:
         first = min(failing, key=lambda group: group.name)
-        message = explain_missing_ref(first.message, engine_refs(inputs.service)) or "it gave no reason"
+        message = explain_missing_ref(first.message, engine_refs(inputs.service)) or "no reason was reported"
         return Condition(reasons.FAILED, True, first.reason or reasons.ENDED, f"{first.name}: {message}")
     if inputs.missing_refs:
         message = "; ".join(ref.message for ref in inputs.missing_refs)
@@ -194,7 +194,7 @@ def _failed(inputs: StatusInputs, gateway: Condition) -> Condition:
 
 
 def _model_cached(download: Download) -> Condition:
-    """Return ModelCached: True if the model is where the engines read it."""
+    """Return ModelCached: True if the model is complete in the cache from which engines read it."""
     if download.cached_time:
         return Condition(reasons.MODEL_CACHED, True, reasons.REVISION_PINNED, download.describe())
     reason = reasons.DOWNLOAD_FAILED if download.error else reasons.DOWNLOADING
@@ -202,9 +202,9 @@ def _model_cached(download: Download) -> Condition:
 
 
 def _conflict(inputs: StatusInputs) -> Condition | None:
-    """Return Conflict: True if services that share the gateway own what this one asks for.
+    """Return Conflict: True if a model name or gateway setting of an older service takes precedence.
 
-    None if the gateway is dedicated.
+    Returns None if the gateway is dedicated.
     """
     if inputs.sharing is None:
         return None
@@ -214,8 +214,8 @@ def _conflict(inputs: StatusInputs) -> Condition | None:
     if differences:
         message = (
             f"InferenceService {inputs.sharing.oldest.name} is the oldest that shares the gateway, so its "
-            f"spec.gateway is in force; this one's differs in {', '.join(differences)}: change it there, or "
-            "make both alike"
+            f"spec.gateway is in force; that of this service differs in {', '.join(differences)}: change it "
+            "there, or make both equal"
         )
         return Condition(reasons.CONFLICT, True, reasons.GATEWAY_SETTINGS_DIFFER, message)
     count = len(inputs.sharing.services)
@@ -239,7 +239,7 @@ def _scaling_active(inputs: StatusInputs) -> Condition:
 
 
 def _keys_rotating(inputs: StatusInputs) -> list[Condition]:
-    """Return KeysRotating: True while two generations of keys are accepted; empty before a rotation."""
+    """Return KeysRotating: True while two generations of keys are accepted; empty before any rotation."""
     keys, rotation = inputs.keys, inputs.rotation
     if keys is None:
         return []
@@ -284,7 +284,7 @@ def _describe_unusable_api_keys(problem: str) -> str:
 
 
 def _describe_missing_api_keys(inputs: StatusInputs) -> str:
-    """Return a warning if the gateway rejects every request because no Secret has its label; else empty."""
+    """Return a warning if every request gets 401 because no Secret has the gateway's label; else empty."""
     if inputs.gateway.api_keys or not inputs.gateway.keys_from_label:
         return ""
     volumes = inputs.deployment["spec"]["template"]["spec"]["volumes"]
@@ -298,6 +298,6 @@ def _describe_taken_names(inputs: StatusInputs) -> str:
     taken: Mapping[str, str] = inputs.taken_names
     names = ", ".join(f"{name!r} belongs to InferenceService {owner}" for name, owner in taken.items())
     return (
-        f"409: {names}, which is older, and requests for it go there: choose another spec.model.servedName "
-        "or remove it from spec.model.aliases"
+        f"409: {names}, which is older and gets all requests for it: choose another spec.model.servedName, "
+        "or remove the name from spec.model.aliases"
     )

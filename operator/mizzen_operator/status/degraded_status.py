@@ -1,7 +1,8 @@
-"""Status of a service in degraded mode: the spec is not acted on, and only what runs is reported.
+"""Builds the status of a service in degraded mode, in which the spec is not applied.
 
-The spec cannot be parsed, or the operator fails on it, or the service is being deleted. Whatever follows from
-the spec stays in the status as it was.
+Degraded mode applies if the spec cannot be parsed, if the operator fails on it, or if the service is being
+deleted. Only the existing groups and gateway are reported; status fields that depend on the spec keep their
+values.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ from mizzen_operator.status.pod_conditions import (
 
 @dataclass(frozen=True, slots=True)
 class InvalidService:
-    """The parts of a service that every release stores alike; its spec is not parsed.
+    """A service whose spec is not parsed: only the fields that all releases store in the same way.
 
     Attributes:
+        name: name of the service.
+        namespace: namespace of the service.
+        uid: uid of the service.
         generation: generation of the spec.
-        status: the status that was written last; empty if absent.
+        status: the status that was written last; empty if no status was written.
         shares_gateway: the service shares its namespace's gateway.
-        wanted_groups: number of groups that the spec seems to ask for; 0 if the service is being deleted.
-        deleting: the service is being deleted, which is not a failure.
+        wanted_groups: number of groups wanted: `spec.replicas`, or else the number in the status; 0 if the
+            service is being deleted.
+        deleting: the service is being deleted, so the condition Failed stays False.
     """
 
     name: str
@@ -52,10 +57,10 @@ class DegradedSnapshot:
 
     Attributes:
         service: the service.
-        failure: why its spec is not acted on.
+        failure: reason why its spec is not applied.
         groups: its groups, with the current values of their readiness gates.
         gateways: pods of its gateway.
-        deployment: the gateway's Deployment; empty if absent.
+        deployment: the gateway's Deployment; empty if it does not exist.
         settled: the gateway and every existing group run as they should.
     """
 
@@ -85,7 +90,7 @@ def read_invalid_service(body: Mapping[str, Any]) -> InvalidService:
 
 
 def uses_shared_gateway(body: Mapping[str, Any]) -> bool:
-    """Return whether a service shares its namespace's gateway, by its spec or else by its status's URL."""
+    """Return whether a service shares its namespace's gateway, by its spec or else by its status."""
     gateway = body.get("spec", {}).get("gateway")
     if isinstance(gateway, dict) and "mode" in gateway:
         return gateway["mode"] == "Shared"
@@ -95,11 +100,11 @@ def uses_shared_gateway(body: Mapping[str, Any]) -> bool:
 def degraded_status(snapshot: DegradedSnapshot, now: datetime) -> dict[str, Any]:
     """Return the complete status; it equals the previous one if nothing has changed.
 
-    Fields and conditions that follow from the spec stay as they were, with their old generation.
+    Fields and conditions that depend on the spec keep their values and their observed generation.
 
     Args:
         snapshot: the observed state.
-        now: time of conditions that change, in UTC.
+        now: transition time of conditions whose status changes, in UTC.
     """
     service, live = snapshot.service, [group for group in snapshot.groups if group.live]
     previous = {entry["type"]: entry for entry in service.status.get("conditions", [])}
@@ -114,7 +119,7 @@ def degraded_status(snapshot: DegradedSnapshot, now: datetime) -> dict[str, Any]
         "observedGeneration": service.generation,
         "replicas": len(live),
         "readyReplicas": sum(group.containers_ready for group in live),
-        "updatedReplicas": 0,  # the revision of this spec is unknown
+        "updatedReplicas": 0,  # the spec's revision cannot be computed
         "availableReplicas": sum(group.routed for group in live),
         "groups": group_entries(snapshot.groups),
         "conditions": [*entries, *(entry for kind, entry in previous.items() if kind not in written)],
@@ -142,7 +147,7 @@ def _conditions(snapshot: DegradedSnapshot) -> list[Condition]:
 def _available(snapshot: DegradedSnapshot, previous: Mapping[str, Mapping[str, Any]]) -> Condition:
     condition = available_condition(snapshot.gateways, snapshot.groups, scaled_to_zero=False)
     entry = previous.get(reasons.AVAILABLE, {})
-    # A conflict of names lasts as long as the gateway is left as it is.
+    # A name conflict persists, because the gateway is not updated in degraded mode.
     if condition.status and entry.get("reason") == reasons.NAME_CONFLICT:
         return Condition(reasons.AVAILABLE, False, reasons.NAME_CONFLICT, entry["message"])
     return condition

@@ -1,6 +1,6 @@
-"""Events of a service: changes of conditions and moved groups that its users should know of.
+"""Writes Events of a service about changed conditions and about groups that lost their device or node.
 
-The status writer records them after each write of a status. A warning is not repeated within ten minutes.
+The status writer calls it after each write of a status. A warning is not repeated within ten minutes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from mizzen_operator.kube.objects import timestamp
 logger = logging.getLogger(__name__)
 
 REPEAT_SECONDS = 600.0
-"""Time within which the same warning is not repeated: a group keeps failing, or a service flaps."""
+"""Seconds for which the same warning is not repeated, for example while a group keeps failing."""
 MAX_REMEMBERED = 4096
-"""Maximum warnings remembered for that."""
+"""Maximum number of warnings that are remembered so as not to repeat them."""
 _EXPECTED = (reasons.SUSPENDED, reasons.SCALED_TO_ZERO)
-"""Reasons of Available that the service's owner asked for."""
+"""Reasons with which Available is False without an outage, because the service's owner asked for this."""
 _MOVED = (reasons.DEVICE_LOST, reasons.NODE_LOST)
-"""Reasons of groups that are moved to another node."""
+"""Reasons for which a group is moved to another node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One Event; `warning` if somebody should look at the service."""
+    """One Event; `warning` is True if its type is Warning."""
 
     reason: str
     message: str
@@ -81,26 +81,26 @@ def moved_group_events(
         previous: `status.groups` of the previous status.
         current: `status.groups` of the status that was written.
     """
-    known = {(group["name"], group.get("reason")) for group in previous}
+    reported = {(group["name"], group.get("reason")) for group in previous}
     return [
         Event(group["reason"], f"{group['name']}: {group.get('message', '')}", warning=True)
         for group in current
-        if group.get("reason") in _MOVED and (group["name"], group["reason"]) not in known
+        if group.get("reason") in _MOVED and (group["name"], group["reason"]) not in reported
     ]
 
 
 class EventRecorder:
-    """Writes Events; a failure to write one is logged and stops nothing else."""
+    """Writes Events; if a write fails, it is logged, and the reconcile continues."""
 
     def __init__(self, kube: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
-        """Write through a client; `clock` returns seconds and never goes back."""
+        """Write through `kube`; `clock` returns monotonic seconds."""
         self._kube = kube
         self._clock = clock
         self._warnings: OrderedDict[tuple[str, str, str], float] = OrderedDict()
-        """Time of each warning by the service's uid, reason and message, the oldest first."""
+        """Time of each recent warning, by the service's uid, reason and message, the oldest first."""
 
     async def record(self, service: ServiceRef, events: Sequence[Event]) -> None:
-        """Write Events of a service, except warnings that were written recently."""
+        """Write Events of a service, except warnings written within the last `REPEAT_SECONDS`."""
         for event in events:
             identity = (service.uid, event.reason, event.message)
             age = self._clock() - self._warnings.get(identity, float("-inf"))

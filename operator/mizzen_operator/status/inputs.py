@@ -1,4 +1,4 @@
-"""Everything that a status is built from. The reconciler fills it in; builder and conditions read it."""
+"""Inputs of a status. The reconciler fills them in; `builder.py` and `conditions.py` read them."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from mizzen_operator.status.missing_refs import RequiredRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusInputs:
-    """Everything that a status is built from.
+    """All inputs of the status of a service whose spec is valid.
 
     Attributes:
         service: the service, with the status that was written last.
         revision: revision of the spec.
-        engine_image: image of the engines of that revision.
+        engine_image: engine image of that revision.
         groups: the service's groups, with the current values of their readiness gates.
         gateways: pods of the service's gateway.
-        deployment: the gateway's Deployment; empty if absent.
-        failure: error that kept the operator from applying the spec; None if absent.
-        sharing: services that share the gateway; None if it is dedicated, or if they are not known yet.
+        deployment: the gateway's Deployment; empty if it does not exist.
+        failure: error that prevents the operator from applying the spec; None without such an error.
+        sharing: services that share the gateway; None if it is dedicated or has not been reconciled yet.
         rollout: state of the rollout.
         overdue: the rollout has exceeded its progress deadline.
-        scale_history: changes of replicas by this process's autoscaler, the latest last.
-        competing_hpa: name of a HorizontalPodAutoscaler that scales the service too; empty if absent.
-        keys: the service's keys; None if they are not known yet.
-        rotation: progress of a key rotation; None if absent.
+        scale_history: changes of `spec.replicas` by this process's autoscaler, the latest last.
+        competing_hpa: name of a HorizontalPodAutoscaler that scales the service too; empty if no other scales
+            it.
+        keys: the service's keys; None if they have not been read yet.
+        rotation: progress of a key rotation; None if no rotation is in progress.
         memory_fit: result of the GPU memory check; None if the spec does not declare the sizes.
         download: progress of the model's download; None if the model is not fetched.
-        cold_start: `status.coldStart` of a group that has just begun to serve; empty if none has.
-        api_keys: a gateway's report on its API keys; None if it reports nothing, or needs none.
-        missing_refs: objects that the spec names, that do not exist, and that a pod is waiting for.
+        cold_start: `status.coldStart` of a group that has just begun to serve; empty if no group has.
+        api_keys: a gateway's report on its API keys; None without a report, or if it does not require keys.
+        missing_refs: objects that the spec names and that a pod is waiting for, because they do not exist.
     """
 
     service: InferenceService
@@ -68,12 +69,12 @@ class StatusInputs:
 
     @property
     def gateway(self) -> Gateway:
-        """The gateway settings that are in force: of a shared gateway, those of the oldest service."""
+        """Gateway settings in force; for a shared gateway, those of the oldest service."""
         return self.sharing.oldest.gateway if self.sharing is not None else self.service.gateway
 
     @property
     def taken_names(self) -> Mapping[str, str]:
-        """Model names that the service claims and another service owns, with the owner's name."""
+        """Model names of the service that an older service owns, mapped to that service's name."""
         return self.sharing.conflicting_names.get(self.service.name, {}) if self.sharing is not None else {}
 
     @property
@@ -83,7 +84,7 @@ class StatusInputs:
 
     @property
     def keep_old(self) -> int:
-        """Number of groups of older revisions that are to be kept."""
+        """Number of groups of older revisions to keep, by `spec.rollout.partition`."""
         return count_old_to_keep(self.service, self.rollout.stable_revision, self.revision)
 
     @property
@@ -93,5 +94,5 @@ class StatusInputs:
 
     @property
     def routed(self) -> list[Group]:
-        """Live groups that gateways send requests to now."""
+        """Live groups to which gateways send requests at present."""
         return [group for group in self.groups if group.routed]

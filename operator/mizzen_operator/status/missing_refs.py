@@ -1,7 +1,7 @@
-"""Secrets, ConfigMaps and claims that a spec names and that pods need, with the field that names each. Pure.
+"""Lists the Secrets, ConfigMaps and claims that pods need, with the spec field that names each. Pure.
 
-The reconciler checks whether they exist while a pod waits; a kubelet reports a missing one only by events,
-which the operator may not read.
+While a pod waits, the reconciler checks whether these objects exist: a kubelet reports a missing one only by
+Events, which the operator may not read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REMEDIES = ((_NOT_FOUND, "create it in the service's namespace"), (_NO_KEY, "ad
 
 @dataclass(frozen=True, slots=True)
 class RequiredRef:
-    """An object without which a pod does not start, and the field of the spec that names it."""
+    """An object without which a pod does not start; `field` is the path of the spec field that names it."""
 
     kind: str
     name: str
@@ -29,7 +29,7 @@ class RequiredRef:
 
     @property
     def message(self) -> str:
-        """Message for the case that the object does not exist."""
+        """Message for a condition if the object does not exist."""
         return (
             f"{self.kind} {self.name} does not exist, and no pod starts without it: create it in the "
             f"service's namespace, or correct {self.field}"
@@ -51,7 +51,7 @@ def engine_refs(service: InferenceService) -> list[RequiredRef]:
 
 
 def fetch_refs(service: InferenceService) -> list[RequiredRef]:
-    """Return the objects that the pod that fetches the model needs."""
+    """Return the objects that a pod needs to fetch the model."""
     credentials, field = service.access.credentials, "spec.model.credentialsSecretRef.name"
     secrets = [RequiredRef(SECRET, credentials[0], field)] if credentials is not None else []
     return [*secrets, *_cache_refs(service)]
@@ -69,10 +69,10 @@ def gateway_refs(gateway: Gateway) -> list[RequiredRef]:
 
 
 def explain_missing_ref(message: str, refs: Sequence[RequiredRef]) -> str:
-    """Return a pod's message with the field that names the missing object, and the remedy, if it is known.
+    """Return a message about a waiting pod; if an object of `refs` is missing, add its field and a remedy.
 
     Args:
-        message: Kubernetes' message about a pod that waits.
+        message: Kubernetes' message about the pod.
         refs: the objects that the pod needs.
     """
     for pattern, remedy in _REMEDIES:
@@ -87,7 +87,7 @@ def explain_missing_ref(message: str, refs: Sequence[RequiredRef]) -> str:
 
 
 def _cache_refs(service: InferenceService) -> list[RequiredRef]:
-    """Return the claim of the model's cache, unless the operator creates it."""
+    """Return the claim of the model's cache if the user creates it; empty otherwise."""
     cache = service.access.cache
     existing = cache.claim and not cache.size
     return [RequiredRef(CLAIM, cache.claim, "spec.model.cache.claimName")] if existing else []

@@ -1,6 +1,6 @@
-"""Conditions that depend only on pods and the gateway's Deployment: Available, Scheduled, GatewayReady.
+"""Builds the conditions that depend only on pods and the gateway: Available, Scheduled, GatewayReady.
 
-`status/conditions.py` adds to them what the spec asks for; `status/degraded_status.py` uses them as they are.
+`status/conditions.py` refines them according to the spec; `status/degraded_status.py` uses them unchanged.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Condition:
     """One condition of a status.
 
     Attributes:
-        type: its type, such as `Ready`.
-        status: whether it is True.
-        reason: its reason, in CamelCase.
-        message: its message, for people.
+        type: type of the condition, such as `Ready`.
+        status: True or False.
+        reason: reason in CamelCase.
+        message: message for people.
     """
 
     type: str
@@ -44,13 +44,13 @@ def available_condition(
     Args:
         gateways: pods of the service's gateway.
         groups: the service's groups.
-        scaled_to_zero: no group is wanted.
+        scaled_to_zero: the spec asks for zero groups.
     """
     if not any(pod.ready for pod in gateways):
         message = "no gateway accepts requests"
         return Condition(reasons.AVAILABLE, False, reasons.NO_GATEWAY_READY, message)
     if not any(pod.ready and pod.responsive for pod in gateways):
-        message = "every gateway that is ready hangs"
+        message = "all ready gateways hang"
         return Condition(reasons.AVAILABLE, False, reasons.NO_GATEWAY_ANSWERS, message)
     if not any(group.routed for group in groups):
         reason = reasons.SCALED_TO_ZERO if scaled_to_zero else reasons.NO_GROUP_SERVES
@@ -89,10 +89,10 @@ def gateway_ready_condition(
     """Return the condition GatewayReady: whether all gateway pods are ready and up to date.
 
     Args:
-        deployment: the gateway's Deployment; empty if absent.
+        deployment: the gateway's Deployment; empty if it does not exist.
         pods: the gateway's pods.
-        wanted: number of pods wanted.
-        secrets: names of the Secrets that a pod waits for before it starts.
+        wanted: number of gateway pods wanted.
+        secrets: names of the user's Secrets that gateway pods mount, and without which they do not start.
     """
 
     def not_ready(reason: str, message: str) -> Condition:
@@ -112,26 +112,26 @@ def gateway_ready_condition(
         if with_problem:
             return not_ready(reasons.GATEWAY_FAILING, max(with_problem, key=_creation_order).description)
         counts = f"{ready} of {wanted} gateway pods are ready, {updated} are up to date"
-        if secrets:  # a pod reports no reason while a Secret is missing
+        if secrets:  # if one is missing, the pods do not report a reason
             counts += f"; they need the Secrets {', '.join(secrets)} of spec.gateway"
         return not_ready(
             reasons.GATEWAY_ROLLING_OUT if updated < wanted else reasons.GATEWAY_NOT_READY, counts
         )
     hanging = next((pod.name for pod in pods if pod.ready and not pod.responsive), "")
     if hanging:
-        message = f"{hanging} does not answer, though Kubernetes still calls it ready"
+        message = f"{hanging} does not answer, although Kubernetes still reports it as ready"
         return not_ready(reasons.GATEWAY_HANGS, message)
     message = f"{ready} of {wanted} gateway pods are ready"
     return Condition(reasons.GATEWAY_READY, True, reasons.ALL_REPLICAS_READY, message)
 
 
 def find_failing_gateway(pods: Sequence[GatewayPod]) -> GatewayPod | None:
-    """Return a failing gateway pod of the current template; None if no pod fails.
+    """Return a failing gateway pod of the current template; None if no such pod fails.
 
-    A pod of an older template does not count: its successor may be the fix.
+    Pods of older templates do not count, because the current template may fix their problem.
     """
     latest = max((pod.created for pod in pods), default="")
-    # Creation times are whole seconds, so that there may be two newest templates.
+    # Creation times have a resolution of a second, so pods of two templates may be the newest.
     newest = {pod.template_hash for pod in pods if pod.created == latest}
     failing = (pod for pod in pods if pod.failing and pod.template_hash in newest)
     return max(failing, key=_creation_order, default=None)
@@ -142,7 +142,7 @@ def _creation_order(pod: GatewayPod) -> tuple[str, str]:
 
 
 def _replica_failure(status: Mapping[str, Any]) -> str:
-    """Return the API server's message if it rejects further pods of a Deployment; empty if it does not."""
+    """Return the API server's message if it rejects pods of a Deployment; otherwise empty."""
     entries = status.get("conditions", [])
     return next(
         (

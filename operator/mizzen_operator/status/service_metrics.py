@@ -1,8 +1,7 @@
-"""Prometheus series of each service that the leader reconciles: groups, conditions, restarts, rollouts, keys.
+"""Prometheus series of each service: groups, conditions, restarts, rollouts and keys.
 
-The status writer updates them after each reconcile; times come from the status, so that a rollout keeps its
-age when another replica takes over. A deleted service's series are dropped. `main.py` creates the one
-instance.
+The status writer of the leader updates them after each reconcile. Times come from the status, so that the age
+of a rollout is right after a change of leader. The series of a deleted service are dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ START_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 180, 300, 600, 1200, 1800, 3600)
 ROLLOUT_SECONDS = (1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
 SERVICE_LABELS = ("namespace", "service")
 COMPLETE_REASONS = (reasons.SETTLED, reasons.PARTITION_REACHED)
-"""Reasons of Progressing that mean the end of a rollout."""
+"""Reasons of Progressing that mean that a rollout is complete."""
 GROUP_STATES = ("wanted", "present", "ready", "updated", "available")
 _Conditions = Mapping[str, Mapping[str, Any]]
 
@@ -38,14 +37,15 @@ class _ServiceSeries:
     Attributes:
         groups: number of groups, by state.
         conditions: whether each condition is True, by type.
-        rollout_since: start of the current rollout; None if absent.
-        overdue_since: time at which the current rollout exceeded its progress deadline, or will.
-        oldest_start: creation of the oldest group that has never served; None if absent.
-        restarts: restarts of engines that this process has seen.
-        failures: failures of engines that this process has seen, by cause.
-        group_restarts: restart counts of the existing groups, by name, at the last update.
-        started: names of the existing groups whose start has ended, successfully or not.
-        ended: names of the existing groups that have ended by themselves.
+        rollout_since: start of the current rollout; None if no rollout is in progress.
+        overdue_since: time at which the current rollout exceeded, or will exceed, its progress deadline; None
+            if no rollout is in progress.
+        oldest_start: creation time of the oldest group that has never served; None if there is no such group.
+        restarts: number of engine restarts that this process has observed.
+        failures: number of engine failures that this process has observed, by cause.
+        group_restarts: restart counts of the existing groups at the last update, by name.
+        started: names of the existing groups that have finished starting, successfully or not.
+        ended: names of the existing groups that have ended without being deleted.
     """
 
     groups: dict[str, float]
@@ -61,7 +61,7 @@ class _ServiceSeries:
 
 
 class ServiceMetrics:
-    """The series of all services. The leader updates them; a standby has none."""
+    """The series of all services; a standby exports none of them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._services: dict[ServiceKey, _ServiceSeries] = {}
@@ -105,8 +105,8 @@ class ServiceMetrics:
         """
         now = now or datetime.now(UTC)
         conditions = {entry["type"]: entry for entry in status["conditions"]}
-        known = self._services.get(key)
-        service = known or _ServiceSeries({}, {})
+        existing = self._services.get(key)
+        service = existing or _ServiceSeries({}, {})
         service.groups = {
             "wanted": wanted,
             "present": status["replicas"],
@@ -119,11 +119,11 @@ class ServiceMetrics:
         self._update_rollout(service, conditions, progress, now)
         since = _last_progress(conditions, progress) if deadline is not None else None
         service.overdue_since = since + timedelta(seconds=deadline or 0) if since is not None else None
-        self._update_groups(service, groups, now, first=known is None)
+        self._update_groups(service, groups, now, first=existing is None)
         self._services[key] = service
 
     def record_keys_created(self, key: ServiceKey, created: str) -> None:
-        """Record the creation time of a service's keys, as Kubernetes writes it; empty for now."""
+        """Record the creation time of a service's keys, as Kubernetes writes it; an empty time means now."""
         self._keys[key] = _parse_time(created) if created else datetime.now(UTC)
 
     def forget(self, key: ServiceKey) -> None:
@@ -136,7 +136,7 @@ class ServiceMetrics:
         now = datetime.now(UTC)
         services = list(self._services.items())
         groups = GaugeMetricFamily(
-            f"{PREFIX}service_groups", "Groups of a service by state", labels=(*SERVICE_LABELS, "state")
+            f"{PREFIX}service_groups", "Groups of a service, by state", labels=(*SERVICE_LABELS, "state")
         )
         conditions = GaugeMetricFamily(
             f"{PREFIX}service_condition",
@@ -150,12 +150,12 @@ class ServiceMetrics:
                 conditions.add_metric((*key, name), float(true))
         restarts = CounterMetricFamily(
             f"{PREFIX}group_restarts_total",
-            "Engines of a service that ended and were restarted",
+            "Restarts of engines of a service after they ended",
             labels=SERVICE_LABELS,
         )
         failures = CounterMetricFamily(
             f"{PREFIX}group_failures_total",
-            "Engines of a service that failed, by cause",
+            "Failures of engines of a service, by cause",
             labels=(*SERVICE_LABELS, "cause"),
         )
         rollout = GaugeMetricFamily(
@@ -165,13 +165,13 @@ class ServiceMetrics:
         )
         overdue = GaugeMetricFamily(
             f"{PREFIX}rollout_overdue_seconds",
-            "Time for which a rollout has made no progress beyond "
-            "progressDeadlineSeconds; 0 if it is not overdue",
+            "Time by which a rollout without progress exceeds progressDeadlineSeconds; "
+            "0 if it is not overdue",
             labels=SERVICE_LABELS,
         )
         start = GaugeMetricFamily(
             f"{PREFIX}oldest_start_seconds",
-            "Time for which the oldest group that has never served has been starting; 0 without such a group",
+            "Age of the oldest group that has never served; 0 if all groups have served",
             labels=SERVICE_LABELS,
         )
         for key, service in services:
@@ -197,10 +197,10 @@ class ServiceMetrics:
         progress: RolloutProgress | None,
         now: datetime,
     ) -> None:
-        """Update the rollout's start, and observe its duration when it ends.
+        """Update the start of the rollout, and record its duration when it ends.
 
-        A rollout beyond its deadline goes on. One that was paused, or left because of a deletion, has no
-        result.
+        A rollout that has exceeded its deadline continues. A rollout that is paused, or ends because the
+        service is being deleted, has no result.
         """
         progressing = conditions[reasons.PROGRESSING]
         if progressing["status"] == "True":
@@ -218,7 +218,7 @@ class ServiceMetrics:
     def _update_groups(
         self, service: _ServiceSeries, groups: Sequence[Group], now: datetime, *, first: bool
     ) -> None:
-        """Update restarts and starts; at the `first` update they belong to an earlier leader."""
+        """Update restarts and start times; at the `first` update, ignore what happened before it."""
         starting: list[datetime] = []
         started: set[str] = set()
         ended = frozenset(group.name for group in groups if group.ended and not group.terminating)
@@ -241,7 +241,7 @@ class ServiceMetrics:
 
     @staticmethod
     def _count_restarts(service: _ServiceSeries, group: Group, count: int) -> None:
-        """Add restarts of a group; each is also a failure, unless its container exited with code 0."""
+        """Add restarts of a group; each counts as a failure too, unless the container exited with code 0."""
         service.restarts += count
         if count and group.reason and group.reason != reasons.COMPLETED:
             cause = classify_termination(group.reason, group.message)
@@ -249,9 +249,9 @@ class ServiceMetrics:
 
 
 def _last_progress(conditions: _Conditions, progress: RolloutProgress | None) -> datetime | None:
-    """Return the time of the last progress of an incomplete rollout; None if nothing is waited for.
+    """Return the time of the last progress of an incomplete rollout; None if no rollout is in progress.
 
-    The replacement of a lost group counts as such a rollout. The duration of a download does not count.
+    The replacement of a lost group counts as a rollout; a download of the model does not.
     """
     progressing = conditions[reasons.PROGRESSING]
     if progressing["reason"] in (reasons.DOWNLOADING, reasons.DOWNLOAD_FAILED):

@@ -1,6 +1,6 @@
-"""Writes the status of a service, and reports what has changed in it by Events and metrics.
+"""Writes the status of services, and reports its changes as Events and metrics.
 
-The only writer of statuses. A status is applied only if it differs from the one that is there.
+No other module writes a status. A status is applied only if it differs from the stored one.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class StatusWriter:
         self._service_metrics.forget(key)
 
     async def write_failures(self, service: InferenceService, state: RolloutState) -> InferenceService:
-        """Write new failures of groups; called before the pods that show them are deleted.
+        """Write new failures of groups to the status, before the failed pods are deleted.
 
-        If the reconcile failed after the deletion, the next one would have nothing to count.
+        If the reconcile failed after the deletion, the next one could no longer observe these failures.
 
         Returns:
-            The service with its current status.
+            The service with the status that is stored now.
 
         Raises:
             KubeError: the API server failed.
@@ -57,14 +57,13 @@ class StatusWriter:
         return replace(service, status=status) if await self._apply(service, status) else service
 
     async def write(self, key: ServiceKey, inputs: StatusInputs, *, restarts_counted: bool) -> None:
-        """Write the status that follows from the inputs, if it has changed, and report the change.
+        """Build a status and write it if it has changed; update metrics and write Events.
 
         Args:
             key: the service's key.
-            inputs: everything that the status is built from.
-            restarts_counted: the inputs' rollout state counts the restarts of their groups. Otherwise keep
-            the
-                old `status.groups`: restarts recorded there are treated as already counted.
+            inputs: inputs of the status.
+            restarts_counted: `inputs.rollout` includes the restarts of `inputs.groups`. Otherwise the old
+                `status.groups` is kept, because restarts recorded there are treated as already counted.
 
         Raises:
             KubeError: the API server failed.
@@ -83,7 +82,7 @@ class StatusWriter:
         await self._write(key, service, status)
 
     async def write_degraded(self, key: ServiceKey, snapshot: DegradedSnapshot) -> None:
-        """Write the status of a service in degraded mode, if it has changed, and report the change.
+        """Write the status of a service in degraded mode if it has changed; update metrics and write Events.
 
         Raises:
             KubeError: the API server failed.
@@ -127,7 +126,12 @@ class StatusWriter:
         return True
 
     def _count_conditions(self, key: ServiceKey, true: frozenset[str]) -> None:
-        """Update the number of services per True condition by the conditions of one service."""
+        """Update the metric that counts services per True condition.
+
+        Args:
+            key: key of the service whose conditions may have changed.
+            true: types of its conditions that are True.
+        """
         previous = self._true_conditions.get(key, frozenset())
         for name in true - previous:
             self._metrics.services.labels(name).inc()

@@ -1,4 +1,4 @@
-"""The node of a local cluster: pods of every kind, seen through the API as any user sees them."""
+"""The node of a local cluster runs pods as a kubelet does: environment, volumes, failures and logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-def test_environment_volumes_and_paths(space: Space, tmp_path: Path) -> None:
+def test_a_pod_gets_its_environment_volumes_and_rewritten_paths(space: Space, tmp_path: Path) -> None:
     space.create("Secret", "password", stringData={"key": "sesame", "other": "x"})
     space.create("ConfigMap", "settings", data={"colour": "red", "file.txt": "hello"})
     (tmp_path / "on-the-host").write_text("host")
@@ -93,8 +93,8 @@ pathlib.Path(sys.argv[3].removeprefix("--message=")).write_text("bye")
     space.kubectl("create", "-f", "-", stdin=json.dumps(body))
     space.wait("pod/everything", "jsonpath={.status.phase}=Succeeded")
     pod = space.pod("everything")
-    found = json.loads(space.cluster.logs("everything"))
-    assert found["env"] == {
+    output = json.loads(space.cluster.logs("everything"))
+    assert output["env"] == {
         "NAME": "everything",
         "IP": pod["status"]["podIP"],
         "PASSWORD": "sesame",
@@ -103,13 +103,13 @@ pathlib.Path(sys.argv[3].removeprefix("--message=")).write_text("bye")
         "ABSENT": None,
         "PRE_colour": "red",
         "HOSTNAME": "everything",
-        "KUBERNETES_SERVICE_HOST": space.cluster.cluster.state.facts().server.split(":")[1][2:],
+        "KUBERNETES_SERVICE_HOST": space.cluster.cluster.state.read_settings().server.split(":")[1][2:],
         "CPU": "250",
     }
-    assert found["argument"].startswith("--model=/") and found["argument"].endswith("/shared/m-red")
-    assert found["secret"] == ["key", "other"]
-    assert found["projected"] == {"label": "greeter", "colour": "red", "ns/name": space.name}
-    assert (found["from_init"], found["host"]) == ("from init", "host")
+    assert output["argument"].startswith("--model=/") and output["argument"].endswith("/shared/m-red")
+    assert output["secret"] == ["key", "other"]
+    assert output["projected"] == {"label": "greeter", "colour": "red", "ns/name": space.name}
+    assert (output["from_init"], output["host"]) == ("from init", "host")
     assert container(pod)["state"]["terminated"]["message"] == "bye"
     assert container(pod)["state"]["terminated"]["reason"] == "Completed"
     assert condition(pod, "Ready") | {"lastTransitionTime": ""} == {
@@ -123,7 +123,7 @@ pathlib.Path(sys.argv[3].removeprefix("--message=")).write_text("bye")
     assert condition(pod, "Initialized")["status"] == "True"
 
 
-def test_the_service_account_is_a_kubeconfig(space: Space) -> None:
+def test_a_pod_reaches_the_api_server_with_its_service_account(space: Space) -> None:
     kubectl = str(space.cluster.cluster.kubectl().program)
     space.create("ServiceAccount", "worker")
     space.run("who", "", {"command": [kubectl, "auth", "whoami", "-o", "json"]}, serviceAccountName="worker")
@@ -133,7 +133,7 @@ def test_the_service_account_is_a_kubeconfig(space: Space) -> None:
     assert user["extra"]["authentication.kubernetes.io/pod-name"] == ["who"]
 
 
-def test_a_pod_waits_for_what_it_refers_to(space: Space) -> None:
+def test_a_pod_waits_for_a_missing_config_map(space: Space) -> None:
     variable = {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "later", "key": "a"}}}
     space.run("waits", "import os; print(os.environ['A'])", {"env": [variable]})
     waiting = eventually(lambda: container(space.pod("waits"))["state"].get("waiting", {}).get("message"))
@@ -144,7 +144,7 @@ def test_a_pod_waits_for_what_it_refers_to(space: Space) -> None:
     assert space.cluster.logs("waits") == "now\n"
 
 
-def test_an_unknown_image_or_volume_is_named(space: Space) -> None:
+def test_the_status_names_an_unknown_image_and_an_event_an_unsupported_volume(space: Space) -> None:
     space.create("Pod", "strange", spec={"containers": [{"name": "main", "image": "nginx:1"}]})
     space.create(
         "Pod",
@@ -157,7 +157,7 @@ def test_an_unknown_image_or_volume_is_named(space: Space) -> None:
     eventually(lambda: any("nfs is not available" in item["message"] for item in space.events("FailedMount")))
 
 
-def test_a_failing_pod_tells_why(space: Space) -> None:
+def test_the_termination_message_of_a_failed_pod_is_the_end_of_its_log(space: Space) -> None:
     code = "print('the reason'); raise SystemExit(3)"
     space.run("fails", code, {"terminationMessagePolicy": "FallbackToLogsOnError"})
     space.wait("pod/fails", "jsonpath={.status.phase}=Failed")
@@ -165,7 +165,7 @@ def test_a_failing_pod_tells_why(space: Space) -> None:
     assert (ended["exitCode"], ended["reason"], ended["message"]) == (3, "Error", "the reason")
 
 
-def test_a_failing_init_container_ends_the_pod(space: Space) -> None:
+def test_a_failed_init_container_fails_the_pod(space: Space) -> None:
     init = {"name": "init", "image": "any", "command": [sys.executable, "-c", "raise SystemExit(1)"]}
     space.run("init-fails", "print('never')", initContainers=[init])
     space.wait("pod/init-fails", "jsonpath={.status.phase}=Failed")
@@ -176,9 +176,7 @@ def test_a_failing_init_container_ends_the_pod(space: Space) -> None:
 
 def test_a_crashing_container_is_started_again_with_back_off(space: Space) -> None:
     space.run("crashes", "raise SystemExit(7)", restartPolicy="Always")
-    pod = eventually(
-        lambda: (found := space.pod("crashes")) and container(found)["restartCount"] >= 2 and found
-    )
+    pod = eventually(lambda: (pod := space.pod("crashes")) and container(pod)["restartCount"] >= 2 and pod)
     eventually(
         lambda: (
             container(space.pod("crashes"))["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff"
@@ -189,7 +187,7 @@ def test_a_crashing_container_is_started_again_with_back_off(space: Space) -> No
     assert space.events("BackOff")
     logs = space.cluster.run("logs", "crashes", "-n", space.name)
     assert logs.returncode == 0
-    space.kubectl("delete", "pod", "crashes", "--timeout=25s")  # sooner than its grace of 30 s
+    space.kubectl("delete", "pod", "crashes", "--timeout=25s")  # below the grace period of 30 s
 
 
 SPEAKS = """
@@ -208,7 +206,7 @@ def test_kubectl_shows_logs_and_follows_them_to_their_end(space: Space, tmp_path
     eventually(lambda: space.kubectl("logs", "speaks") == "first\nsecond\n")
     assert space.kubectl("logs", "speaks", "-c", "main", "--tail", "1") == "second\n"
     assert space.kubectl("logs", "speaks", "--limit-bytes", "3") == "fir"
-    with pytest.raises(Exception, match="the node of mizzen-local serves logs alone"):
+    with pytest.raises(Exception, match="the node of mizzen-local serves only logs"):
         space.kubectl("exec", "speaks", "--", "true")
     with ThreadPoolExecutor() as pool:
         following = pool.submit(space.kubectl, "logs", "-f", "speaks")
@@ -217,15 +215,15 @@ def test_kubectl_shows_logs_and_follows_them_to_their_end(space: Space, tmp_path
         go.touch()
         assert following.result(30) == "first\nsecond\nlast\n"
     space.wait("pod/speaks", "jsonpath={.status.phase}=Succeeded")
-    assert space.kubectl("logs", "-f", "speaks") == "first\nsecond\nlast\n", "it has ended"
+    assert space.kubectl("logs", "-f", "speaks") == "first\nsecond\nlast\n", "the pod has ended"
     with pytest.raises(Exception, match='previous terminated container "main" in pod "speaks" not found'):
         space.kubectl("logs", "speaks", "--previous")
-    with pytest.raises(Exception, match="--since: the node of mizzen-local does not know"):
+    with pytest.raises(Exception, match="--since: the node of mizzen-local does not record"):
         space.kubectl("logs", "speaks", "--since", "1h")
 
 
-def test_kubectl_shows_the_log_of_the_run_before(space: Space, tmp_path: Path) -> None:
-    """Of what waits to be started again that is the last run; of what runs again, the one before."""
+def test_kubectl_shows_the_log_of_the_previous_run(space: Space, tmp_path: Path) -> None:
+    """The previous run is the last one while a container waits for a restart, else the one before it."""
     count = tmp_path / "count"
     code = (
         f"import pathlib, time; path = pathlib.Path({str(count)!r})\n"
@@ -239,7 +237,7 @@ def test_kubectl_shows_the_log_of_the_run_before(space: Space, tmp_path: Path) -
     assert space.kubectl("logs", "again", "--previous") == "run 1\n"
 
 
-def test_only_the_api_server_reads_logs(space: Space) -> None:
+def test_only_the_api_server_may_read_logs_from_the_node(space: Space) -> None:
     port = space.cluster.get("nodes")["items"][0]["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
     state = space.cluster.cluster.state
     context = ssl.create_default_context(cafile=str(state.folder / "pki/ca.crt"))

@@ -1,4 +1,4 @@
-"""The node of a local cluster: pods of every kind, seen through the API as any user sees them."""
+"""The node of a local cluster: probes, hooks, Services, disruption budgets, GPUs and restarts."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podI
 
 
 def processes(mark: str) -> list[int]:
-    """Pids of live processes whose command line holds a text."""
-    found: list[int] = []
+    """Return the pids of running processes whose command line contains a text."""
+    pids: list[int] = []
     for entry in Path("/proc").iterdir():
         try:
             words = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
         except OSError:
             continue
         if mark.encode() in words and int(entry.name) != os.getpid():
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids
 
 
-def test_a_failed_liveness_probe_restarts(space: Space) -> None:
+def test_a_failed_liveness_probe_restarts_the_container(space: Space) -> None:
     probe = {"exec": {"command": ["sh", "-c", "exit 1"]}, "periodSeconds": 1, "failureThreshold": 2}
     space.run("unwell", "import time; time.sleep(60)", {"livenessProbe": probe}, restartPolicy="Always")
     eventually(lambda: container(space.pod("unwell"))["restartCount"] >= 1)
@@ -87,11 +87,11 @@ time.sleep(100)
     assert len(processes(mark)) == 2
     began = time.monotonic()
     space.kubectl("delete", "pod", "stubborn", "--timeout=60s")
-    assert 1.0 <= time.monotonic() - began < 90, "it would have ended by itself after 100 s"
+    assert 1.0 <= time.monotonic() - began < 90, "the process would end by itself after 100 s"
     assert processes(mark) == []
 
 
-def test_hooks_run_around_a_container(space: Space, tmp_path: Path) -> None:
+def test_hooks_run_after_the_start_and_before_the_end_of_a_container(space: Space, tmp_path: Path) -> None:
     note = tmp_path / "notes"
     code = f"""
 import signal, sys, time
@@ -133,14 +133,14 @@ def test_a_sidecar_starts_first_and_ends_last(space: Space, tmp_path: Path) -> N
     eventually(lambda: note.read_text().split() == ["sidecar", "main", "sidecar-ends"])
 
 
-def test_jobs_run_to_their_end(space: Space) -> None:
+def test_jobs_run_to_completion(space: Space) -> None:
     template = {"spec": pod_spec("print('done')")}
     space.create("Job", "once", "batch/v1", spec={"template": template, "completions": 2, "parallelism": 2})
     space.wait("job/once", "condition=Complete")
     assert space.get("job", "once")["status"]["succeeded"] == 2
 
 
-def test_readiness_follows_its_probe_and_gates(space: Space, tmp_path: Path) -> None:
+def test_readiness_follows_the_probe_and_the_readiness_gates(space: Space, tmp_path: Path) -> None:
     flag = tmp_path / "ready"
     probe = {"exec": {"command": ["test", "-e", str(flag)]}, "periodSeconds": 1, "failureThreshold": 1}
     gate = {"conditionType": "mizzen.dev/routable"}
@@ -165,7 +165,7 @@ def test_readiness_follows_its_probe_and_gates(space: Space, tmp_path: Path) -> 
     space.wait("pod/gated", "condition=Ready=false")
 
 
-def test_readiness_waits_for_the_start_up_probe(space: Space, tmp_path: Path) -> None:
+def test_readiness_waits_for_the_startup_probe(space: Space, tmp_path: Path) -> None:
     begun, ok = tmp_path / "begun", {"exec": {"command": ["true"]}}
     probes = {
         "startupProbe": {"exec": {"command": ["test", "-e", str(begun)]}, "periodSeconds": 600},
@@ -178,10 +178,10 @@ def test_readiness_waits_for_the_start_up_probe(space: Space, tmp_path: Path) ->
     status = container(space.pod("slow-start"))
     assert (status["started"], status["ready"], status["restartCount"]) == (False, False, 0)
     begun.touch()
-    space.wait("pod/slow-start", "condition=Ready")  # long before the probe's period is over
+    space.wait("pod/slow-start", "condition=Ready")  # long before the end of the probe's period
 
 
-def test_tcp_probes(space: Space) -> None:
+def test_a_pod_is_ready_once_its_tcp_probe_connects(space: Space) -> None:
     code = """
 import os, socket, time
 time.sleep(0.5)
@@ -196,7 +196,7 @@ while True:
 
 @pytest.fixture
 def web(space: Space) -> Callable[..., str]:
-    """Make a Deployment `web` of HTTP servers with a Service; returns the URL."""
+    """Return a function that creates a Deployment `web` of HTTP servers and returns its Service's URL."""
 
     def make(replicas: int = 2) -> str:
         main = {
@@ -256,14 +256,16 @@ def test_a_rolling_restart_fails_no_request(space: Space, web: Callable[..., str
         under_way = bool(names(space) & before) or len(names(space)) != 2
     with httpx.Client(trust_env=False, timeout=10) as client, ThreadPoolExecutor() as pool:
         victim = client.get(url).text
-        slow = pool.submit(client.get, f"{url}/slow")  # on the same connection, and so to the same pod
+        slow = pool.submit(client.get, f"{url}/slow")  # on the same connection, so from the same pod
         time.sleep(0.3)
         space.kubectl("delete", "pod", victim, "--wait=false")
         assert slow.result().text == victim, "a pod that terminates ends its streams first"
     eventually(lambda: set(answers(url, 10)) == names(space) and victim not in names(space))
 
 
-def test_a_refused_connection_goes_to_another_pod(space: Space, web: Callable[..., str]) -> None:
+def test_a_service_retries_a_refused_connection_with_another_pod(
+    space: Space, web: Callable[..., str]
+) -> None:
     url = web()
     eventually(lambda: set(answers(url, 10)) == names(space))
     pods = space.get("pods", "-l", "app=web")["items"]
@@ -272,7 +274,7 @@ def test_a_refused_connection_goes_to_another_pod(space: Space, web: Callable[..
     assert len(answers(url, 20)) == 20
 
 
-def test_low_ports_are_refused_clearly(space: Space) -> None:
+def test_an_event_reports_a_service_port_below_1024(space: Space) -> None:
     space.create("Service", "low", spec={"selector": {"app": "x"}, "ports": [{"port": 80}]})
     refused = eventually(lambda: space.events("PortRefused"))
     assert "port 80 is refused" in refused[0]["message"]
@@ -281,7 +283,7 @@ def test_low_ports_are_refused_clearly(space: Space) -> None:
 
 def test_a_drain_evicts_within_the_budget(space: Space, web: Callable[..., str]) -> None:
     web()
-    # Those of other tests are in namespaces that may be on their way out, where nothing can be evicted.
+    # Drain only pods of this test: in namespaces that terminate after other tests, evictions fail.
     for name in names(space):
         space.kubectl("label", "pod", name, "drained=here")
     node = space.get("pods", "-l", "app=web")["items"][0]["spec"]["nodeName"]
@@ -300,7 +302,9 @@ def test_a_drain_evicts_within_the_budget(space: Space, web: Callable[..., str])
     assert len(before & names(space)) == 1
 
 
-def test_deletion_leaves_nothing(space: Space, web: Callable[..., str]) -> None:
+def test_deleting_a_deployment_leaves_no_pod_folder_or_replica_set(
+    space: Space, web: Callable[..., str]
+) -> None:
     web()
     uids = [item["metadata"]["uid"] for item in space.get("pods", "-l", "app=web")["items"]]
     space.kubectl("delete", "deployment/web", "--cascade=foreground", "--timeout=90s")
@@ -310,7 +314,7 @@ def test_deletion_leaves_nothing(space: Space, web: Callable[..., str]) -> None:
     assert space.get("replicasets")["items"] == []
 
 
-def test_the_node_offers_gpus_and_refuses_more(space: Space) -> None:
+def test_a_pod_that_requests_more_gpus_than_the_node_has_is_unschedulable(space: Space) -> None:
     nodes = space.cluster.get("nodes")["items"]
     assert [item["status"]["allocatable"]["nvidia.com/gpu"] for item in nodes] == ["8"]
     lease = space.cluster.get("lease", nodes[0]["metadata"]["name"], "-n", "kube-node-lease")
@@ -321,7 +325,7 @@ def test_the_node_offers_gpus_and_refuses_more(space: Space) -> None:
 
 
 def test_the_control_plane_authorizes_by_role(space: Space) -> None:
-    server = space.cluster.cluster.state.facts().server
+    server = space.cluster.cluster.state.read_settings().server
     context = ssl.create_default_context(cafile=str(space.cluster.dir / "pki/ca.crt"))
     anonymous = httpx.get(f"{server}/api/v1/pods", verify=context, trust_env=False)
     assert anonymous.status_code == 403
@@ -345,7 +349,7 @@ def test_a_restarted_node_starts_its_pods_again(space: Space) -> None:
     node = next(item for item in cluster.state.processes() if item.name == "node")
     os.kill(node.pid, signal.SIGKILL)
     eventually(lambda: not node.alive())
-    assert cluster.state.state() == "broken"
+    assert cluster.state.status() == "broken"
     assert set(processes(mark)) == before, "pods outlive the node's process"
     cluster.restart_node()
     space.wait("pod/once", "jsonpath={.status.phase}=Failed")
@@ -353,7 +357,7 @@ def test_a_restarted_node_starts_its_pods_again(space: Space) -> None:
     space.wait("pod/stays", "condition=Ready")
     assert len(processes(mark)) == 1
     assert not before & set(processes(mark))
-    assert container(space.pod("stays"))["lastState"]["terminated"]["message"] == "its node was restarted"
+    assert container(space.pod("stays"))["lastState"]["terminated"]["message"] == "the node was restarted"
 
 
 def test_a_pod_that_vanishes_from_the_api_ends(space: Space) -> None:

@@ -1,4 +1,4 @@
-"""The pure parts of mizzen-local."""
+"""The parts of mizzen-local that need no cluster."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mizzen_local import assets, build, downloads, process
-from mizzen_local.addresses import Addresses, claim, free_port
-from mizzen_local.network import Backend, backends
-from mizzen_local.node.environment import Places, expand, quantity
-from mizzen_local.node.images import UnknownImageError, entry_point
-from mizzen_local.node.names import Names
-from mizzen_local.pki import Authority
+from mizzen_local.addresses import Addresses, claim_addresses, find_free_port
+from mizzen_local.network import Backend, select_backends
+from mizzen_local.node.environment import PathMap, expand_references, parse_quantity
+from mizzen_local.node.images import UnknownImageError, image_command
+from mizzen_local.node.names import PodNames
+from mizzen_local.pki import CertificateAuthority
 
 
 @pytest.fixture
-def places() -> Places:
-    return Places({"/keys": Path("/pod/keys"), "/keys/deep": Path("/pod/deep"), "/opt/models": Path("/m")})
+def places() -> PathMap:
+    return PathMap({"/keys": Path("/pod/keys"), "/keys/deep": Path("/pod/deep"), "/opt/models": Path("/m")})
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("text", "wanted"),
     [
         ("/keys", "/pod/keys"),
         ("/keys/a", "/pod/keys/a"),
@@ -46,16 +46,18 @@ def places() -> Places:
         ("a=b=/keys", "a=b=/keys"),
     ],
 )
-def test_paths_of_the_container_become_this_machines(places: Places, given: str, wanted: str) -> None:
-    assert places.rewrite(given) == wanted
+def test_paths_in_the_container_are_rewritten_to_paths_on_this_machine(
+    places: PathMap, text: str, wanted: str
+) -> None:
+    assert places.rewrite(text) == wanted
 
 
-def test_nothing_to_rewrite_rewrites_nothing() -> None:
-    assert Places({}).rewrite("/keys") == "/keys"
+def test_without_mounts_no_path_is_rewritten() -> None:
+    assert PathMap({}).rewrite("/keys") == "/keys"
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("text", "wanted"),
     [
         ("$(A)", "1"),
         ("x$(A)y$(B)", "x1y2"),
@@ -65,20 +67,20 @@ def test_nothing_to_rewrite_rewrites_nothing() -> None:
         ("$A", "$A"),
     ],
 )
-def test_references_expand_as_in_kubernetes(given: str, wanted: str) -> None:
-    assert expand(given, {"A": "1", "B": "2"}) == wanted
+def test_references_in_arguments_expand_as_in_kubernetes(text: str, wanted: str) -> None:
+    assert expand_references(text, {"A": "1", "B": "2"}) == wanted
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("2", 2), ("500m", 0.5), ("4Gi", 4 * 2**30), ("1k", 1e3), ("1e3", 1e3)]
 )
-def test_quantities(text: str, value: float) -> None:
-    assert quantity(text) == value
+def test_a_quantity_is_parsed(text: str, value: float) -> None:
+    assert parse_quantity(text) == value
 
 
-def test_a_wrong_quantity_is_named() -> None:
+def test_the_error_names_an_invalid_quantity() -> None:
     with pytest.raises(ValueError, match="4Gib"):
-        quantity("4Gib")
+        parse_quantity("4Gib")
 
 
 @pytest.mark.parametrize(
@@ -90,14 +92,14 @@ def test_a_wrong_quantity_is_named() -> None:
         ("images.example.org/mizzen/operator@sha256:00", "mizzen-operator"),
     ],
 )
-def test_images_map_to_programs(image: str, program: str) -> None:
-    assert entry_point(image) == [str(Path(sys.prefix) / "bin" / program)]
+def test_an_image_maps_to_its_program(image: str, program: str) -> None:
+    assert image_command(image) == [str(Path(sys.prefix) / "bin" / program)]
 
 
 @pytest.mark.parametrize("image", ["engine", "nginx:1", "mizzen/engineer", "notmizzen/engine"])
-def test_other_images_are_refused_with_what_would_be_right(image: str) -> None:
+def test_the_error_for_an_unknown_image_names_a_known_one(image: str) -> None:
     with pytest.raises(UnknownImageError, match="mizzen/operator"):
-        entry_point(image)
+        image_command(image)
 
 
 def pod(uid: str, **changes: Any) -> dict[str, Any]:
@@ -121,7 +123,7 @@ PORT = {"port": 8000, "targetPort": "http"}
 
 
 def uids(pods: list[dict[str, Any]]) -> set[str]:
-    return {backend.uid for backend in backends(SERVICE, PORT, pods)}
+    return {backend.uid for backend in select_backends(SERVICE, PORT, pods)}
 
 
 def test_ready_pods_of_the_selector_are_backends() -> None:
@@ -136,30 +138,30 @@ def test_ready_pods_of_the_selector_are_backends() -> None:
         pod("7", status__podIP=""),
         pod("8", spec__containers=[{"ports": []}]),
     ]
-    assert backends(SERVICE, PORT, pods) == [Backend("1", "127.97.0.1", 80)]
+    assert select_backends(SERVICE, PORT, pods) == [Backend("1", "127.97.0.1", 80)]
 
 
-def test_terminating_pods_serve_only_when_no_other_does() -> None:
+def test_terminating_pods_are_backends_only_if_there_is_no_other() -> None:
     leaving = pod("1", metadata__deletionTimestamp="now")
     assert uids([leaving]) == {"1"}
     assert uids([leaving, pod("2")]) == {"2"}
 
 
 def test_a_service_without_selector_has_no_backends() -> None:
-    assert backends({**SERVICE, "spec": {"selector": {}}}, PORT, [pod("1")]) == []
+    assert select_backends({**SERVICE, "spec": {"selector": {}}}, PORT, [pod("1")]) == []
 
 
 @given(st.integers(0, 63), st.integers(0, 63))
-def test_ranges_of_clusters_are_apart(one: int, other: int) -> None:
-    first, second = Addresses(one), Addresses(other)
-    taken = {first.host, *(first.pod(number) for number in range(1020))}
+def test_address_ranges_of_clusters_do_not_overlap(index: int, other: int) -> None:
+    first, second = Addresses(index), Addresses(other)
+    taken = {first.host, *(first.pod_address(number) for number in range(1020))}
     assert len(taken) == 1021
-    assert (one == other) == bool(taken & {second.host, second.pod(0), second.pod(1019)})
-    assert (one == other) == first.services.overlaps(second.services)
+    assert (index == other) == bool(taken & {second.host, second.pod_address(0), second.pod_address(1019)})
+    assert (index == other) == first.service_range.overlaps(second.service_range)
 
 
-def test_a_claim_lasts_as_long_as_its_socket() -> None:
-    claims = [claim() for _ in range(8)]
+def test_concurrent_claims_get_different_addresses() -> None:
+    claims = [claim_addresses() for _ in range(8)]
     try:
         assert len({addresses.index for addresses, _ in claims}) == 8
     finally:
@@ -167,14 +169,14 @@ def test_a_claim_lasts_as_long_as_its_socket() -> None:
             mark.close()
 
 
-def test_a_free_port_is_free() -> None:
+def test_a_port_that_is_reported_free_can_be_bound() -> None:
     with socket.socket() as taken:
-        port = free_port("127.0.0.1")
+        port = find_free_port("127.0.0.1")
         taken.bind(("127.0.0.1", port))
 
 
 def test_certificates_name_their_users_and_hosts(tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "pki")
+    authority = CertificateAuthority(tmp_path / "pki")
     pair = authority.issue("server", "system:node:n", ["system:nodes"], ["localhost", "127.97.0.1"])
     certificate = x509.load_pem_x509_certificate(pair.certificate.read_bytes())
     root = x509.load_pem_x509_certificate(authority.pair.certificate.read_bytes())
@@ -186,22 +188,24 @@ def test_certificates_name_their_users_and_hosts(tmp_path: Path) -> None:
     assert pair.key.stat().st_mode & 0o077 == 0
 
 
-def test_assets_say_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_missing_programs_lists_where_they_were_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KUBE_ASSETS_DIR", str(tmp_path / "nothing"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))  # no Go
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no downloads
     with pytest.raises(assets.AssetError) as failure:
-        assets.find()
-    said = str(failure.value)
-    assert f"KUBE_ASSETS_DIR ({tmp_path / 'nothing'}): without etcd, kube-apiserver" in said
-    assert f"the cache ({assets.cache_folder()})" in said
-    assert "the official releases: https://" in said
-    assert "there is no Go" in said
+        assets.find_programs()
+    message = str(failure.value)
+    assert f"KUBE_ASSETS_DIR ({tmp_path / 'nothing'}): without etcd, kube-apiserver" in message
+    assert f"the cache ({assets.cache_folder()})" in message
+    assert "the official releases: https://" in message
+    assert "there is no Go" in message
     assert not list((tmp_path / "mizzen-local/assets").glob("*.new"))
 
 
-def test_a_full_cache_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_in_the_cache_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBE_ASSETS_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = assets.cache_folder()
@@ -209,27 +213,27 @@ def test_a_full_cache_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in assets.PROGRAMS:
         (folder / name).write_text("#!/bin/sh\n")
         (folder / name).chmod(0o755)
-    assert assets.find() == folder.resolve()
+    assert assets.find_programs() == folder.resolve()
 
 
-def test_downloads_are_held_against_their_checksums() -> None:
+def test_a_download_with_another_checksum_is_rejected() -> None:
     data = b"program"
     digest = hashlib.sha256(data).hexdigest()
-    downloads.check("https://example.com/x", data, digest)
-    with pytest.raises(downloads.DownloadError, match="published is none"):
-        downloads.check("https://example.com/x", data, "")
+    downloads.verify_checksum("https://example.com/x", data, digest)
+    with pytest.raises(downloads.DownloadError, match=r"published is [a-z]{4}$"):
+        downloads.verify_checksum("https://example.com/x", data, "")
     pinned = next(iter(downloads.PINNED))
     with pytest.raises(downloads.DownloadError, match="pinned"):
-        downloads.check(pinned, data, digest)
+        downloads.verify_checksum(pinned, data, digest)
 
 
-def test_checksum_lists() -> None:
+def test_a_checksum_is_found_in_a_list() -> None:
     sums = "aa  etcd-v1-linux-amd64.tar.gz\nbb *etcd-v1-linux-arm64.tar.gz\n"
-    assert downloads.listed(sums, "etcd-v1-linux-arm64.tar.gz") == "bb"
-    assert downloads.listed(sums, "etcd-v1-windows-amd64.zip") == ""
+    assert downloads.find_checksum(sums, "etcd-v1-linux-arm64.tar.gz") == "bb"
+    assert downloads.find_checksum(sums, "etcd-v1-windows-amd64.zip") == ""
 
 
-def test_staged_modules_of_kubernetes_are_found() -> None:
+def test_staged_modules_are_found_in_kubernetes_go_mod() -> None:
     text = """
 require k8s.io/klog/v2 v2.1.0
 replace (
@@ -241,44 +245,44 @@ replace (
     assert build.staged_modules(text) == ["k8s.io/api", "k8s.io/kubectl"]
 
 
-def test_processes_are_known_by_pid_and_start(tmp_path: Path) -> None:
-    one = process.start("one", ["sleep", "60"], log=tmp_path / "log", folder=tmp_path)
+def test_processes_are_identified_by_pid_and_start_time(tmp_path: Path) -> None:
+    sleeper = process.start("sleeper", ["sleep", "60"], log=tmp_path / "log", folder=tmp_path)
     registry = process.Registry(tmp_path / "processes.json")
-    registry.add(one)
+    registry.add(sleeper)
     try:
-        assert registry.read() == [one]
-        assert one.alive()
-        assert not process.Process("one", one.pid, one.started + 1).alive()
-        assert os.getsid(one.pid) == one.pid
-        # A caller may be told of a started program before the kernel shows its environment.
-        until = time.monotonic() + 30
-        while not (found := process.marked(f"{tmp_path}/")) and time.monotonic() < until:
+        assert registry.read() == [sleeper]
+        assert sleeper.alive()
+        assert not process.Process("sleeper", sleeper.pid, sleeper.started + 1).alive()
+        assert os.getsid(sleeper.pid) == sleeper.pid
+        # `start` may return before the kernel shows the environment of the new program.
+        deadline = time.monotonic() + 30
+        while not (marked := process.find_marked(f"{tmp_path}/")) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert [each.pid for each in found] == [one.pid]
-        assert process.marked(f"{tmp_path}/other/") == []
+        assert [running.pid for running in marked] == [sleeper.pid]
+        assert process.find_marked(f"{tmp_path}/other/") == []
     finally:
-        process.stop([one], grace=5)
-    assert not one.alive()
-    assert not Path(f"/proc/{one.pid}").exists()
+        process.stop([sleeper], grace=5)
+    assert not sleeper.alive()
+    assert not Path(f"/proc/{sleeper.pid}").exists()
 
 
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     command = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"]
-    one = process.start("one", command, log=tmp_path / "log", folder=tmp_path)
+    stubborn = process.start("stubborn", command, log=tmp_path / "log", folder=tmp_path)
     while b"ready" not in (tmp_path / "log").read_bytes():
-        assert one.alive()
-    process.stop([one], grace=0.2)
-    assert not one.alive()
+        assert stubborn.alive()
+    process.stop([stubborn], grace=0.2)
+    assert not stubborn.alive()
 
 
-def test_marks_reach_processes_in_sessions_of_their_own(tmp_path: Path) -> None:
+def test_processes_in_another_session_are_found_by_their_mark(tmp_path: Path) -> None:
     command = ["sh", "-c", "setsid sleep 60 & echo ready; exec sleep 60"]
-    one = process.start("one", command, log=tmp_path / "log", folder=tmp_path)
+    shell = process.start("shell", command, log=tmp_path / "log", folder=tmp_path)
     while b"ready" not in (tmp_path / "log").read_bytes():
-        assert one.alive()
+        assert shell.alive()
     assert process.kill_marked(f"{tmp_path}/") == 2
-    assert process.marked(f"{tmp_path}/") == []
-    process.reap(one.pid)
+    assert process.find_marked(f"{tmp_path}/") == []
+    process.reap(shell.pid)
 
 
 def test_help_is_quick_and_lists_the_commands() -> None:
@@ -298,20 +302,20 @@ def named(name: str, subdomain: str = "") -> dict[str, Any]:
     return {"metadata": {"name": name, "namespace": "ns", "uid": name}, "spec": {"subdomain": subdomain}}
 
 
-def test_names_of_pods_are_addresses_once_the_pods_are_there() -> None:
+def test_a_pods_dns_name_is_replaced_by_its_address_once_the_pod_exists() -> None:
     async def run() -> list[str]:
-        names, pod = Names(), named("b", "sub")
+        names, pod = PodNames(), named("b", "sub")
         await names.add(pod, "127.0.0.2")
         waiting = asyncio.create_task(names.rewrite("tcp://a.sub.ns.svc:1", pod))
         await asyncio.sleep(0)
         await names.add(named("a", "sub"), "127.0.0.3")
-        said = [
+        rewritten = [
             await waiting,
             await names.rewrite("a.sub.ns.svc.cluster.local", named("c")),
             await names.rewrite("http://a.sub.ns.svc.example.com x.sub.other.svc demo.ns.svc", pod),
         ]
         names.remove("a")
-        return [*said, await names.rewrite("a.sub.ns.svc", named("c"))]
+        return [*rewritten, await names.rewrite("a.sub.ns.svc", named("c"))]
 
     assert asyncio.run(run()) == [
         "tcp://127.0.0.3:1",

@@ -1,4 +1,4 @@
-"""Services under change: a load that counts every answer, what happens to them meanwhile, and what is true.
+"""Services under load while they are changed and broken: every answer and every status is checked.
 
-`docs/contributing.md` says how the parts are run: by `make test`, by `make soak`, and by `make e2e`.
+`make test`, `make soak` and `make e2e` run variants of it; `docs/contributing.md` describes them.
 """

@@ -1,16 +1,18 @@
-"""A proxy in front of an API server that does to its clients what API servers and networks do at times.
+"""A proxy in front of an API server that injects the faults of real API servers and networks.
 
     python api_faults.py --upstream URL --ca CA.crt --cert TLS.crt --key TLS.key --host HOST --port PORT
 
-It ends TLS and passes requests on with the clients' own tokens. `GET /-/faults` answers what it did, by
-kind; `PUT /-/faults` with {"share": 0.2, "seed": 1} sets which share of requests meets a fault: 0 at first.
-With {"refuse": [{"method": "PATCH", "path": "/status", "code": 409}]} the next request of that method whose
-path has these words is refused so (or, with the code "500_after", once it was done); `refuse` of the answer
-is what has not come yet.
+The proxy terminates TLS and forwards requests with the clients' own tokens. `GET /-/faults` returns the
+number of injected faults by kind. `PUT /-/faults` with {"share": 0.2, "seed": 1} sets the share of requests
+that get a fault, initially 0. With {"refuse": [{"method": "PATCH", "path": "/status", "code": 409}]}, the
+next request with this method and with this text in its path is refused with this code; with the code
+"500_after", the request is executed first. The field `refuse` of the response lists the refusals for which no
+request has come yet.
 
-A fault is one of: 409 (of what writes), 410 (of lists), 429 with Retry-After, 500 before anything was done,
-500 after it *was* done, latency, a connection that is closed without an answer, a watch that is cut within
-seconds, in the middle of a line, and a watch that ends with an ERROR event of code 410, as API servers do it.
+The faults are: 409 (writes only), 410 (lists only), 429 with Retry-After, 500 before the request is executed,
+500 after it *was* executed, latency, a connection that is closed without a response, a watch that is cut
+within seconds and in the middle of a line, and a watch that ends with an ERROR event of code 410, as API
+servers send it.
 """
 
 from __future__ import annotations
@@ -36,25 +38,25 @@ CUT_SECONDS = (0.2, 6.0)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request as faults are chosen for it."""
+class RequestKind:
+    """The properties of a request that determine its possible faults."""
 
     method: str
     watch: bool
     listing: bool
 
 
-def faults_of(asked: Asked) -> tuple[str, ...]:
-    """Kinds of faults that a request may meet."""
-    if asked.watch:
+def possible_faults(kind: RequestKind) -> tuple[str, ...]:
+    """Return the kinds of faults that may be injected into a request."""
+    if kind.watch:
         return ("429", "500", "latency", "cut", "cut", "error_event")
-    if asked.method in WRITES:
+    if kind.method in WRITES:
         return ("409", "429", "500", "500_after", "latency", "closed")
-    return (("410",) if asked.listing else ()) + ("429", "500", "latency", "closed")
+    return (("410",) if kind.listing else ()) + ("429", "500", "latency", "closed")
 
 
 def status(code: int) -> dict[str, object]:
-    """The body of an API server's refusal."""
+    """Return the `Status` object with which an API server refuses a request."""
     reason = STATUSES[code]
     details = {"retryAfterSeconds": 1} if code == 429 else {}
     return {
@@ -70,19 +72,19 @@ def status(code: int) -> dict[str, object]:
 
 
 class FaultProxy:
-    """Passes requests on, but for a share of them."""
+    """Forwards requests to the API server, and injects faults into a share of them."""
 
     def __init__(self, upstream: str, tls: ssl.SSLContext) -> None:
         self._upstream = upstream
         self._tls = tls
         self._random = random.Random(0)
         self._share = 0.0
-        self._refuse: list[dict[str, Any]] = []
+        self._refusals: list[dict[str, Any]] = []
         self._done: Counter[str] = Counter()
         self._session: aiohttp.ClientSession | None = None
 
     def app(self) -> web.Application:
-        """The server's application."""
+        """Return the proxy as an aiohttp application."""
         app = web.Application(client_max_size=16 << 20)
         app.cleanup_ctx.append(self._connected)
         app.router.add_route("*", "/{path:.*}", self._serve)
@@ -97,21 +99,21 @@ class FaultProxy:
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         if request.path == CONTROL:
-            return await self._control(request)
-        # Of a collection, the path has an odd number of parts behind the version: pods, namespaces/x/pods.
+            return await self._serve_control(request)
+        # The path of a collection has an odd number of parts after the version: pods, namespaces/x/pods.
         parts = request.path.strip("/").split("/")
-        behind = len(parts) - (2 if parts[0] == "api" else 3)
+        parts_after_version = len(parts) - (2 if parts[0] == "api" else 3)
         watch = request.query.get("watch", "") in ("1", "true", "True")
-        asked = Asked(request.method, watch, request.method == "GET" and behind % 2 == 1)
+        kind = RequestKind(request.method, watch, request.method == "GET" and parts_after_version % 2 == 1)
         fault = ""
         if parts[0] in ("api", "apis") and self._random.random() < self._share:
-            fault = self._random.choice(faults_of(asked))
+            fault = self._random.choice(possible_faults(kind))
             self._done[fault] += 1
         self._done["requests"] += 1
-        for one in self._refuse:
-            if one["method"] == request.method and one["path"] in request.path:
-                self._refuse.remove(one)
-                fault = str(one["code"])
+        for refusal in self._refusals:
+            if refusal["method"] == request.method and refusal["path"] in request.path:
+                self._refusals.remove(refusal)
+                fault = str(refusal["code"])
                 break
         if fault == "closed":
             return self._close(request)
@@ -121,23 +123,23 @@ class FaultProxy:
             code = int(fault)
             headers = {"Retry-After": "1"} if code == 429 else {}
             return web.json_response(status(code), status=code, headers=headers)
-        return await self._pass(request, fault)
+        return await self._forward(request, fault)
 
-    async def _control(self, request: web.Request) -> web.Response:
+    async def _serve_control(self, request: web.Request) -> web.Response:
         if request.method == "PUT":
-            given = await request.json()
-            self._share = float(given.get("share", self._share))
-            self._refuse += given.get("refuse", [])
-            if "seed" in given:
-                self._random.seed(given["seed"])
-        return web.json_response({"share": self._share, "refuse": self._refuse, **self._done})
+            settings = await request.json()
+            self._share = float(settings.get("share", self._share))
+            self._refusals += settings.get("refuse", [])
+            if "seed" in settings:
+                self._random.seed(settings["seed"])
+        return web.json_response({"share": self._share, "refuse": self._refusals, **self._done})
 
     def _close(self, request: web.Request) -> web.Response:
         if request.transport is not None:
             request.transport.abort()
         return web.Response()
 
-    async def _pass(self, request: web.Request, fault: str) -> web.StreamResponse:
+    async def _forward(self, request: web.Request, fault: str) -> web.StreamResponse:
         assert self._session is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
         call = self._session.request(
@@ -160,12 +162,12 @@ class FaultProxy:
     async def _answer(
         self, request: web.Request, answer: aiohttp.ClientResponse, fault: str
     ) -> web.StreamResponse:
-        given = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
-        response = web.StreamResponse(status=answer.status, headers=given)
+        headers = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
+        response = web.StreamResponse(status=answer.status, headers=headers)
         await response.prepare(request)
-        ends = fault in ("cut", "error_event")
+        interrupted = fault in ("cut", "error_event")
         try:
-            async with asyncio.timeout(self._random.uniform(*CUT_SECONDS) if ends else None):
+            async with asyncio.timeout(self._random.uniform(*CUT_SECONDS) if interrupted else None):
                 async for part in answer.content.iter_any():
                     await response.write(part)
         except TimeoutError:
@@ -180,7 +182,7 @@ class FaultProxy:
 
 
 def main() -> None:
-    """Serve until a signal."""
+    """Serve until a signal arrives."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -188,12 +190,12 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
-    inside = ssl.create_default_context(cafile=options.ca)
-    outside = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    outside.load_cert_chain(options.cert, options.key)
-    app = FaultProxy(options.upstream, inside).app()
-    where = {"host": options.host, "port": options.port, "ssl_context": outside}
-    web.run_app(app, **where, access_log=None, shutdown_timeout=0.1)  # watches would last for minutes
+    upstream_tls = ssl.create_default_context(cafile=options.ca)
+    server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server_tls.load_cert_chain(options.cert, options.key)
+    app = FaultProxy(options.upstream, upstream_tls).app()
+    listen = {"host": options.host, "port": options.port, "ssl_context": server_tls}
+    web.run_app(app, **listen, access_log=None, shutdown_timeout=0.1)  # open watches last for minutes
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs the load as a process of its own, so that counting and changing do not slow each other."""
+"""Runs `load.py` in its own process, so that the load and the changes of services do not slow each other."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 LOAD = Path(__file__).with_name("load.py")
 END_SECONDS = 300.0
-"""The longest that requests may take to end once no new one begins."""
+"""Time limit for the requests that are in flight when the load ends."""
 
 
 class Driver:
-    """A running load."""
+    """A `load.py` process, and the counts that it has printed."""
 
     def __init__(
         self, plan: dict[str, Any], command: Sequence[str] = (sys.executable, str(LOAD), "-")
     ) -> None:
-        """Prepare; `command` runs `load.py -`, on this machine or elsewhere."""
+        """Prepare the process; `command` runs `load.py -` on this machine or, through kubectl, in a pod."""
         self._plan = plan
         self._command = command
         self.counts: dict[str, Any] = {}
@@ -29,14 +29,14 @@ class Driver:
 
     @property
     def started(self) -> int:
-        """Requests so far."""
+        """Number of requests sent so far."""
         return self.counts.get("started", 0)
 
     async def start(self) -> None:
-        """Begin; returns once every question was answered twice.
+        """Start the process, and wait until every question of the plan has been answered twice.
 
         Raises:
-            AssertionError: the services do not answer; the reason is on standard error.
+            AssertionError: the process ended before that; it prints the reason to standard error.
         """
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 22
@@ -58,7 +58,7 @@ class Driver:
             self.counts = json.loads(line)
 
     async def end(self) -> dict[str, Any]:
-        """Send nothing new, wait for what is under way, and return the counts."""
+        """Stop sending requests, wait for those in flight, and return the final counts."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._reading is not None
@@ -69,7 +69,7 @@ class Driver:
         return self.counts
 
     async def kill(self) -> None:
-        """End at once."""
+        """Kill the process if it still runs."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()

@@ -1,4 +1,4 @@
-"""The API server as an administrator of the tests reads and changes it, through `kubectl proxy`."""
+"""An asynchronous client of the API server with administrator rights, through `kubectl proxy`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import aiohttp
 
 SERVICES = "/apis/mizzen.dev/v1alpha1/namespaces/{}/inferenceservices"
 MERGE = "application/merge-patch+json"
-ASKED_AGAIN = 3
+GET_RETRIES = 3
 
 
-class KubeFailed(AssertionError):
-    """The API server refused something."""
+class KubeError(AssertionError):
+    """The API server refused a request, with status `code`; 0 if `kubectl proxy` did not start."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -27,7 +27,7 @@ class KubeFailed(AssertionError):
 
 
 class Kube:
-    """An API server; use it as an asynchronous context manager."""
+    """Client of an API server; an asynchronous context manager that runs `kubectl proxy`."""
 
     def __init__(self, kubectl: str = "kubectl", kubeconfig: Path | None = None) -> None:
         self._kubectl = kubectl
@@ -39,11 +39,11 @@ class Kube:
         )
         assert self._proxy.stdout is not None
         line = (await self._proxy.stdout.readline()).decode()
-        found = re.search(r"127\.0\.0\.1:\d+", line)
-        if found is None:
-            raise KubeFailed(0, f"kubectl proxy: {line}")
+        address = re.search(r"127\.0\.0\.1:\d+", line)
+        if address is None:
+            raise KubeError(0, f"kubectl proxy: {line}")
         timeout = aiohttp.ClientTimeout(total=60)
-        self._http = aiohttp.ClientSession(f"http://{found[0]}", timeout=timeout, trust_env=False)
+        self._http = aiohttp.ClientSession(f"http://{address[0]}", timeout=timeout, trust_env=False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -52,15 +52,15 @@ class Kube:
         await self._proxy.wait()
 
     async def call(self, method: str, path: str, body: Any = None, content_type: str = MERGE) -> Any:
-        """Send one request and return what came; what only reads is asked again where no answer comes.
+        """Send a request and return the body of the response; repeat a GET that gets no response.
 
-        A machine that stands still for a while shall end no run of hours.
+        A machine that is suspended for a while must not end a test that runs for hours.
 
         Raises:
-            KubeFailed: it was refused.
-            TimeoutError: no answer came.
+            KubeError: the API server refused the request.
+            TimeoutError: no response came within 60 s.
         """
-        for _ in range(ASKED_AGAIN if method == "GET" else 0):
+        for _ in range(GET_RETRIES if method == "GET" else 0):
             with suppress(TimeoutError, aiohttp.ClientError):
                 return await self._call(method, path, body, content_type)
         return await self._call(method, path, body, content_type)
@@ -70,27 +70,30 @@ class Kube:
         async with self._http.request(
             method, path, data=data, headers={"Content-Type": content_type}
         ) as answer:
-            got = await answer.json(content_type=None)
+            content = await answer.json(content_type=None)
             if answer.status >= 400:
-                raise KubeFailed(answer.status, got.get("message", ""))
-            return got
+                raise KubeError(answer.status, content.get("message", ""))
+            return content
 
     async def find(self, path: str) -> dict[str, Any] | None:
-        """Return an object; None when there is none."""
+        """Return an object, or None if it does not exist."""
         try:
             return await self.call("GET", path)
-        except KubeFailed as error:
+        except KubeError as error:
             if error.code == 404:
                 return None
             raise
 
     async def pods(self, namespace: str, selector: str) -> list[dict[str, Any]]:
-        """Return the pods of a namespace that have some labels."""
+        """Return the pods of a namespace that match a label selector."""
         path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={selector}"
         return (await self.call("GET", path))["items"]
 
     async def watch(self, path: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yield the changes of a collection, all of what is there first, until the server ends it."""
+        """Yield type and object of a collection's watch events until the server ends the watch.
+
+        The events of all existing objects come first.
+        """
         query = f"{path}{'&' if '?' in path else '?'}watch=1&timeoutSeconds=3000"
         timeout = aiohttp.ClientTimeout(total=None, sock_read=None)
         async with self._http.get(query, timeout=timeout) as answer:
@@ -102,7 +105,7 @@ class Kube:
                     yield event["type"], event["object"]
 
 
-def condition(thing: dict[str, Any], kind: str) -> bool | None:
-    """Whether a condition of an object is True; None when it has none."""
-    conditions = thing.get("status", {}).get("conditions") or []
-    return next((one["status"] == "True" for one in conditions if one["type"] == kind), None)
+def condition(obj: dict[str, Any], kind: str) -> bool | None:
+    """Return whether a condition of an object is True, or None if the object does not have it."""
+    conditions = obj.get("status", {}).get("conditions") or []
+    return next((entry["status"] == "True" for entry in conditions if entry["type"] == kind), None)

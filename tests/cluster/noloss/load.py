@@ -1,18 +1,20 @@
-"""Keep requests and streams running, and hold every answer against what it must be. One file, for anywhere.
+"""Send requests and streams continuously, and compare every answer with the expected one.
 
     python load.py PLAN.json
 
-With `-` in place of a file, the plan is the first line of standard input.
+With `-` instead of a file, the plan is the first line of standard input. The script also runs alone in a pod:
+it needs only Python 3.11 and aiohttp.
 
-It never tries again: a connection that is refused or cut, an error, a missing end and a wrong text each are a
-failed request. It begins by asking each question of the plan that has no answer there, twice, while nothing
-is disturbed; what came is what every later answer must be. Then it prints `started`, and once a second a JSON
-object of its counts. When standard input ends it sends nothing new, waits for what is under way, and prints
-the counts for the last time. It needs Python 3.11 and aiohttp.
+It never retries: a connection that is refused or cut, an error, a missing end and a wrong text each make a
+failed request. First it sends each question of the plan twice, while no service is disturbed. Every later
+answer must equal these two, and they must match the text, finish reason and token count in the plan, if it
+has them. Then the script prints `started`, and its counts as a JSON object once a second. When standard input
+ends, it sends no new request, waits for those in flight, and prints the final counts.
 
 A plan: {"seed": 1, "timeout": 120, "targets": [{"url": ".../v1", "lanes": [{"workers": 2, "pause": 0.0,
-"asks": [{"body": {...}, "text": "...", "finish": "stop", "tokens": 9}]}]}]}. A body with `messages` is a
-chat, one with `prompt` a completion. Of a lane, every other worker keeps its connection.
+"questions": [{"body": {...}, "text": "...", "finish": "stop", "tokens": 9}]}]}]}. A body with `messages` is a
+chat, one with `prompt` a completion. `timeout` and `pause` are seconds. Every other worker of a lane keeps
+its connection alive.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ from typing import Any
 
 import aiohttp
 
-SAMPLES = 20
-"""Failures that are told in full."""
+MAX_SAMPLES = 20
+"""Number of failures that are reported with all details."""
 LEARN_SECONDS = 180.0
-"""How long the answers may take that later ones are held against."""
+"""Time limit for the first answers, while a service may still be starting."""
 
 
-class Failed(Exception):
-    """A request that did not get what it must; `kind` is one word."""
+class FailedRequest(Exception):
+    """A request that did not get the expected answer; `kind` is a key of the counted failures."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -45,7 +47,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer."""
+    """A complete answer; `route` is the `x-mizzen-route` header."""
 
     text: str
     finish: str | None
@@ -55,8 +57,8 @@ class Answer:
 
 
 @dataclass
-class Ask:
-    """A question and what must come."""
+class Question:
+    """A request, and the answer that is expected; None stands for any value."""
 
     body: dict[str, Any]
     text: str | None = None
@@ -67,26 +69,28 @@ class Ask:
     def path(self) -> str:
         return "chat/completions" if "messages" in self.body else "completions"
 
-    def hold(self, answer: Answer) -> None:
-        """Compare an answer with what must come.
+    def check(self, answer: Answer) -> None:
+        """Compare an answer with the expected one.
 
         Raises:
-            Failed: it differs.
+            FailedRequest: the answer differs, or has no finish reason.
         """
         if answer.finish is None:
-            raise Failed("no_end", f"no finish reason after {answer.text[-80:]!r}")
-        for kind, wanted, got in (
+            raise FailedRequest("no_end", f"no finish reason after {answer.text[-80:]!r}")
+        for kind, expected, actual in (
             ("wrong_finish", self.finish, answer.finish),
             ("wrong_tokens", self.tokens, answer.tokens),
             ("wrong_text", self.text, answer.text),
         ):
-            if wanted is not None and wanted != got:
-                raise Failed(kind, f"{self.body}: {wanted!r} was to come, and {got!r} came; {answer.route}")
+            if expected is not None and expected != actual:
+                raise FailedRequest(
+                    kind, f"{self.body}: expected {expected!r}, got {actual!r}; {answer.route}"
+                )
 
 
 @dataclass
-class Tally:
-    """What was counted."""
+class Counts:
+    """Counts of requests by outcome, with the times to the first token in seconds."""
 
     started: int = 0
     ok: int = 0
@@ -97,10 +101,10 @@ class Tally:
     longest: float = 0.0
 
     def summary(self) -> dict[str, Any]:
-        """The counts; times to the first token in ms."""
+        """Return the counts, and percentiles of the time to the first token in ms."""
         first = sorted(self.first)
-        at = (
-            {name: first[min(len(first) - 1, int(share * len(first)))] for name, share in PARTS}
+        percentiles = (
+            {name: first[min(len(first) - 1, int(share * len(first)))] for name, share in PERCENTILES}
             if first
             else {}
         )
@@ -111,39 +115,41 @@ class Tally:
             "failed": self.failed.total(),
             "failures": dict(self.failed),
             "under_way": self.started - self.ok - self.failed.total(),
-            "first_token_ms": {name: round(1e3 * value, 1) for name, value in at.items()},
+            "first_token_ms": {name: round(1e3 * value, 1) for name, value in percentiles.items()},
             "longest_s": round(self.longest, 2),
         }
 
 
-PARTS = (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+PERCENTILES = (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
 
 
-async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], path: str) -> Answer:
-    """Send one request and read all of its answer.
+async def send_request(session: aiohttp.ClientSession, url: str, body: dict[str, Any], path: str) -> Answer:
+    """Send a request and return its complete answer.
 
     Raises:
-        Failed: it did not come whole.
+        FailedRequest: the request was refused, or the answer is incomplete.
     """
     began = time.monotonic()
     try:
         async with session.post(f"{url}/{path}", json=body) as response:
             route = response.headers.get("x-mizzen-route", "")
             if response.status != 200:
-                raise Failed(f"status_{response.status}", (await response.text())[:300])
+                raise FailedRequest(f"status_{response.status}", (await response.text())[:300])
             if body.get("stream"):
                 return await _streamed(response, began, route)
-            whole = await response.json()
-            choice = whole["choices"][0]
+            content = await response.json()
+            choice = content["choices"][0]
             text = choice["message"]["content"] if "message" in choice else choice["text"]
             seconds = time.monotonic() - began
-            return Answer(text, choice["finish_reason"], whole["usage"]["completion_tokens"], seconds, route)
+            return Answer(
+                text, choice["finish_reason"], content["usage"]["completion_tokens"], seconds, route
+            )
     except aiohttp.ClientConnectorError as error:
-        raise Failed("refused", repr(error)) from error
+        raise FailedRequest("refused", repr(error)) from error
     except TimeoutError as error:
-        raise Failed("timeout", repr(error)) from error
+        raise FailedRequest("timeout", repr(error)) from error
     except (aiohttp.ClientError, OSError) as error:
-        raise Failed("cut", repr(error)) from error
+        raise FailedRequest("cut", repr(error)) from error
 
 
 async def _streamed(response: aiohttp.ClientResponse, began: float, route: str) -> Answer:
@@ -154,31 +160,31 @@ async def _streamed(response: aiohttp.ClientResponse, began: float, route: str) 
         if not line.startswith(b"data: "):
             continue
         if done:
-            raise Failed("after_end", f"{data[:200]!r} came after [DONE]")
+            raise FailedRequest("after_end", f"{data[:200]!r} came after [DONE]")
         if data == b"[DONE]":
             done = True
             continue
         event = json.loads(data)
         if "error" in event:
-            raise Failed("error_event", f"{event['error']} after {len(text)} pieces; {route}")
+            raise FailedRequest("error_event", f"{event['error']} after {len(text)} pieces; {route}")
         first = first or time.monotonic() - began
         for choice in event["choices"]:
             text.append(choice["delta"].get("content") or "" if "delta" in choice else choice["text"])
             finish = choice["finish_reason"] or finish
         tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
     if not done:
-        raise Failed("no_end", f"the stream ended without [DONE] after {len(text)} pieces; {route}")
+        raise FailedRequest("no_end", f"the stream ended without [DONE] after {len(text)} pieces; {route}")
     return Answer("".join(text), finish, tokens, first, route)
 
 
 class Load:
-    """All workers of a plan."""
+    """The workers of a plan, and their counts."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._plan = plan
         self._random = random.Random(plan.get("seed", 0))
         self._stop = asyncio.Event()
-        self.tally = Tally()
+        self.counts = Counts()
 
     def _session(self, *, keep: bool) -> aiohttp.ClientSession:
         timeout = aiohttp.ClientTimeout(total=self._plan.get("timeout", 120))
@@ -186,60 +192,72 @@ class Load:
         return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
 
     async def run(self) -> None:
-        """Learn, then load until standard input ends."""
+        """Learn the expected answers, then run all workers until standard input ends."""
         lanes = [
-            (target["url"], lane, [Ask(**one) for one in lane["asks"]])
+            (target["url"], lane, [Question(**question) for question in lane["questions"]])
             for target in self._plan["targets"]
             for lane in target["lanes"]
         ]
         async with self._session(keep=False) as session:
-            await asyncio.gather(*(self._learn(session, url, one) for url, _, asks in lanes for one in asks))
+            await asyncio.gather(
+                *(
+                    self._learn_answer(session, url, question)
+                    for url, _, questions in lanes
+                    for question in questions
+                )
+            )
         print("started", flush=True)
         reading = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
         reading.add_done_callback(lambda _: self._stop.set())
-        telling = asyncio.create_task(self._tell())
+        printing = asyncio.create_task(self._print_counts())
         workers = [
-            self._worker(url, asks, lane.get("pause", 0.0), keep=bool(number % 2))
-            for url, lane, asks in lanes
+            self._worker(url, questions, lane.get("pause", 0.0), keep=bool(number % 2))
+            for url, lane, questions in lanes
             for number in range(lane["workers"])
         ]
         await asyncio.gather(*workers)
-        telling.cancel()
-        print(json.dumps({**self.tally.summary(), "samples": self.tally.samples}), flush=True)
+        printing.cancel()
+        print(json.dumps({**self.counts.summary(), "samples": self.counts.samples}), flush=True)
 
-    async def _learn(self, session: aiohttp.ClientSession, url: str, one: Ask) -> None:
-        """Take what comes twice as what must come; until something comes the service may be starting."""
+    async def _learn_answer(self, session: aiohttp.ClientSession, url: str, question: Question) -> None:
+        """Take an answer that comes twice as the expected one; retry while the service is starting.
+
+        Raises:
+            SystemExit: the service does not answer, or two answers differ.
+        """
         deadline = time.monotonic() + LEARN_SECONDS
         answers: list[Answer] = []
         while len(answers) < 2:
             try:
-                answers.append(await ask(session, url, one.body, one.path))
-                one.hold(answers[-1])
-            except Failed as error:
+                answers.append(await send_request(session, url, question.body, question.path))
+                question.check(answers[-1])
+            except FailedRequest as error:
                 if time.monotonic() > deadline or error.kind.startswith("wrong"):
-                    raise SystemExit(f"{url} does not answer {one.body}: {error.kind}: {error}") from error
+                    raise SystemExit(
+                        f"{url} does not answer {question.body}: {error.kind}: {error}"
+                    ) from error
                 await asyncio.sleep(0.2)
         first, second = answers
         if (first.text, first.finish, first.tokens) != (second.text, second.finish, second.tokens):
-            raise SystemExit(f"two answers to {one.body} differ: {first} and {second}")
-        one.text, one.finish, one.tokens = first.text, first.finish, first.tokens
+            raise SystemExit(f"two answers to {question.body} differ: {first} and {second}")
+        question.text, question.finish, question.tokens = first.text, first.finish, first.tokens
 
-    async def _worker(self, url: str, asks: list[Ask], pause: float, *, keep: bool) -> None:
+    async def _worker(self, url: str, questions: list[Question], pause: float, *, keep: bool) -> None:
         async with self._session(keep=keep) as session:
             while not self._stop.is_set():
-                await self._one(session, url, self._random.choice(asks))
+                await self._send(session, url, self._random.choice(questions))
                 if pause:
                     await asyncio.sleep(self._random.uniform(0, 2 * pause))
 
-    async def _one(self, session: aiohttp.ClientSession, url: str, one: Ask) -> None:
-        tally, began, at = self.tally, time.monotonic(), time.time()
-        tally.started += 1
+    async def _send(self, session: aiohttp.ClientSession, url: str, question: Question) -> None:
+        counts, began, at = self.counts, time.monotonic(), time.time()
+        counts.started += 1
         try:
-            answer = await ask(session, url, one.body, one.path)
-            one.hold(answer)
-        except Failed as error:
-            tally.failed[error.kind] += 1
-            if len(tally.samples) < SAMPLES:
+            answer = await send_request(session, url, question.body, question.path)
+            question.check(answer)
+        except FailedRequest as error:
+            counts.failed[error.kind] += 1
+            if len(counts.samples) < MAX_SAMPLES:
                 seconds = round(time.monotonic() - began, 3)
                 sample = {
                     "at": at,
@@ -248,18 +266,18 @@ class Load:
                     "kind": error.kind,
                     "why": str(error)[:600],
                 }
-                tally.samples.append(sample)
+                counts.samples.append(sample)
             await asyncio.sleep(0.2)
             return
-        tally.ok += 1
-        tally.streams += bool(one.body.get("stream"))
-        tally.first.append(answer.first_seconds)
-        tally.longest = max(tally.longest, time.monotonic() - began)
+        counts.ok += 1
+        counts.streams += bool(question.body.get("stream"))
+        counts.first.append(answer.first_seconds)
+        counts.longest = max(counts.longest, time.monotonic() - began)
 
-    async def _tell(self) -> None:
+    async def _print_counts(self) -> None:
         while True:
             await asyncio.sleep(1)
-            print(json.dumps(self.tally.summary()), flush=True)
+            print(json.dumps(self.counts.summary()), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A cluster of this machine's processes, with the API server behind a proxy that injects faults."""
+"""A cluster of processes on this machine, whose API server is behind the fault proxy `api_faults.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from mizzen_local import process
-from mizzen_local.addresses import free_port
+from mizzen_local.addresses import find_free_port
 from mizzen_local.cluster import Cluster
 from mizzen_local.controlplane import ControlPlane
 from noloss.changes import Pod, Which
@@ -25,7 +25,7 @@ PROXY_SECONDS = 60.0
 
 
 def proxy_command(plane: ControlPlane, port: int) -> list[str]:
-    """The command of the fault proxy in front of a control plane, with the API server's own certificate."""
+    """Return the command of a fault proxy for a control plane; it uses the API server's certificate."""
     pki = plane.folder / "pki"
     options = {
         "upstream": plane.server,
@@ -43,7 +43,7 @@ def proxy_command(plane: ControlPlane, port: int) -> list[str]:
 
 
 class Site:
-    """A cluster of processes; its pods reach the API server through the fault proxy."""
+    """A cluster of processes whose pods reach the API server through the fault proxy."""
 
     def __init__(self, folder: Path) -> None:
         self.cluster = Cluster(folder)
@@ -51,17 +51,20 @@ class Site:
         self._proxy = ""
 
     def up(self) -> None:
-        """Start it with the CRD and the operator."""
+        """Start the cluster with the CRD and the operator."""
         self.cluster.up(
-            gpus=0, operator=True, report=lambda line: print(line, file=sys.stderr), front=self._front
+            gpus=0,
+            operator=True,
+            report=lambda line: print(line, file=sys.stderr),
+            start_proxy=self._start_proxy,
         )
 
     def down(self) -> None:
-        """End everything."""
+        """Stop the cluster and the fault proxy."""
         self.cluster.down()
 
-    def _front(self, plane: ControlPlane) -> str:
-        port = free_port(plane.addresses.host)
+    def _start_proxy(self, plane: ControlPlane) -> str:
+        port = find_free_port(plane.addresses.host)
         log, folder = self.folder / "logs/api-faults.log", self.folder
         started = process.start("api-faults", proxy_command(plane, port), log=log, folder=folder)
         self._proxy = f"https://{plane.addresses.host}:{port}"
@@ -74,16 +77,16 @@ class Site:
 
     @property
     def kubectl(self) -> str:
-        """Path of the program."""
-        return str(Path(self.cluster.state.facts().assets) / "kubectl")
+        """Path of kubectl."""
+        return str(Path(self.cluster.state.read_settings().assets) / "kubectl")
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's, which leads past the proxy."""
+        """The administrator's kubeconfig, which bypasses the fault proxy."""
         return self.cluster.state.kubeconfig
 
     async def api_faults(self, share: float, seed: int = 0) -> dict[str, Any]:
-        """Have the proxy fail a share of requests; returns what it did so far."""
+        """Inject faults into a share of the API requests; return the number of faults so far by kind."""
         tls = ssl.create_default_context(cafile=str(self.folder / "pki/ca.crt"))
         body = {"share": share, "seed": seed}
         url = f"{self._proxy}/-/faults"
@@ -96,46 +99,46 @@ class Site:
     # ---- processes of pods ----
 
     async def kill(self, pod: Pod, which: Which) -> bool:
-        """SIGKILL; False when there is no such process."""
+        """SIGKILL processes of a pod; return False if no such process exists."""
         return await asyncio.to_thread(self._signal, pod, which, signal.SIGKILL)
 
     async def stop(self, pod: Pod, which: Which) -> bool:
-        """SIGSTOP; False when there is no such process."""
+        """SIGSTOP processes of a pod; return False if no such process exists."""
         return await asyncio.to_thread(self._signal, pod, which, signal.SIGSTOP)
 
-    async def go_on(self, pod: Pod) -> None:
-        """SIGCONT, to all."""
+    async def resume(self, pod: Pod) -> None:
+        """SIGCONT all processes of a pod."""
         await asyncio.to_thread(self._signal, pod, "all", signal.SIGCONT)
 
     def _signal(self, pod: Pod, which: Which, number: int) -> bool:
-        """Signal processes of a pod; tells whether there is one."""
-        found = process.marked(f"{self.folder}/pods/{pod['metadata']['uid']}/")
+        """Send a signal to processes of a pod; return False if no such process exists."""
+        processes = process.find_marked(f"{self.folder}/pods/{pod['metadata']['uid']}/")
         if which == "rank":
-            found = [one for one in found if set(RANKS) & set(_command(one.pid))]
+            processes = [p for p in processes if set(RANKS) & set(_command(p.pid))]
         elif which == "container":
-            found = sorted(found, key=lambda one: (one.started, one.pid))[:1]
-        for one in found:
+            processes = sorted(processes, key=lambda p: (p.started, p.pid))[:1]
+        for target in processes:
             try:
-                os.kill(one.pid, number)
+                os.kill(target.pid, number)
             except ProcessLookupError:
                 continue
-        return bool(found)
+        return bool(processes)
 
     def cpu_seconds(self) -> float:
-        """Seconds of CPU that all processes of the cluster have taken, those that ended included."""
+        """Return the CPU seconds used by all processes of the cluster and by their children that ended."""
         ticks = 0
-        for one in process.marked(f"{self.folder}/"):
+        for running in process.find_marked(f"{self.folder}/"):
             try:
-                fields = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()
+                fields = Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
             ticks += sum(map(int, fields[11:15]))
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def operator(self) -> list[process.Process]:
-        """The operator's processes."""
-        found = process.marked(f"{self.folder}/pods/")
-        return [one for one in found if any("mizzen-operator" in word for word in _command(one.pid))]
+        """Return the operator's processes."""
+        processes = process.find_marked(f"{self.folder}/pods/")
+        return [p for p in processes if any("mizzen-operator" in word for word in _command(p.pid))]
 
 
 def _command(pid: int) -> list[str]:

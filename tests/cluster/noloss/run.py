@@ -1,4 +1,4 @@
-"""Services under load while all that can happen does: in short for `make test`, at length for `make soak`."""
+"""Runs of changes and faults under load: a short one for `make test` and a long one for `make soak`."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from noloss.changes import Changes, until
 from noloss.driver import Driver
 from noloss.kube import Kube
 from noloss.local import Site
-from noloss.services import STORY, hashed, lane, real, slow, trained
-from noloss.truth import Wrong
+from noloss.services import STORY, hashed_questions, lane, real_service, simulated_service, trained_questions
+from noloss.truth import WrongStatus
 from noloss.watcher import Watcher
 
 NAMESPACE = "default"
 SLOW, DEMO, LONE = "slow", "demo", "lone"
-"""Simulated engines under load, real ones under load, and one simulated engine without any but probes."""
+"""Services with simulated engines, with real engines, and with one simulated engine that gets only probes."""
 STEP_MS = 40.0
 Step = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything.
+    """Size of a run.
 
     Attributes:
-        requests: to be sent at least.
-        rollouts: of both loaded services together.
-        cycles: of scaling 4 → 1 → 4.
-        stream_seconds: of the longest stream.
-        share: of the requests to the API server that meet a fault, while there are any.
-        probe_seconds: between two probes of a service.
-        probe_deadline: of a probe, in seconds.
-        seed: of the order of things.
-        most_seconds: when it ends with what was done until then.
-        pause: the rest of a worker between two short requests, in seconds on average.
+        requests: minimum number of requests.
+        rollouts: minimum number of rollouts of both loaded services together.
+        cycles: minimum number of scaling cycles 4 → 1 → 4.
+        stream_seconds: duration of the longest stream.
+        share: share of the API requests that get a fault while the API server is faulty.
+        probe_seconds: seconds between two probes of a service.
+        probe_deadline: seconds after which a probe has failed.
+        seed: seed of the random order of changes and faults.
+        max_seconds: seconds after which the run ends even if it has not reached its size.
+        pause: average seconds that a worker waits between two short requests.
     """
 
     requests: int
@@ -53,12 +53,12 @@ class Size:
     probe_seconds: float = 0.1
     probe_deadline: float = 1.0
     seed: int = 1
-    most_seconds: float = 1000.0
+    max_seconds: float = 1000.0
     pause: float = 0.0
 
 
 class Run:
-    """One run on a cluster that is up."""
+    """One run on a cluster that has been started."""
 
     def __init__(self, site: Site, size: Size) -> None:
         self._site = site
@@ -74,15 +74,15 @@ class Run:
         started = self.driver.started if hasattr(self, "driver") else 0
         print(f"{time.strftime('%H:%M:%S')} {started:7} requests  {words}", file=sys.stderr, flush=True)
 
-    async def short(self) -> None:
-        """3 rollouts and 10 kills of what is under load; faults of a service that probes alone ask."""
+    async def run_short(self) -> None:
+        """Do 3 rollouts and 10 kills of the loaded services, and break the service that gets only probes."""
         async with Kube(self._site.kubectl, self._site.kubeconfig) as kube:
-            await self._begin(kube, {SLOW: (3, 2), DEMO: (2, 1), LONE: (1, 1)})
+            await self._start(kube, {SLOW: (3, 2), DEMO: (2, 1), LONE: (1, 1)})
             async with self.watcher.running():
                 try:
-                    await self._beside(self._short_well(), self._short_lone(), self._short_demo())
+                    await self._run_concurrently(self._short_well(), self._short_lone(), self._short_demo())
                     await self._api_faults(self._size.share)
-                    await self._beside(self._short_faulty(), self._short_faulty_demo())
+                    await self._run_concurrently(self._short_faulty(), self._short_faulty_demo())
                     await self._api_faults(0.0)
                     await self._finish()
                 finally:
@@ -90,47 +90,47 @@ class Run:
 
     async def _short_well(self) -> None:
         do = self.changes
-        await self._each(
+        await self._run_in_order(
             ("a pod is deleted", lambda: do.delete(SLOW)),
             ("a rank is killed", lambda: do.kill(SLOW, "rank")),
-            ("a rank hangs, and goes on", lambda: do.hang(SLOW, "rank", "go_on")),
+            ("a rank hangs, and is resumed", lambda: do.hang(SLOW, "rank", "resume")),
             ("an engine is killed", lambda: do.kill(SLOW, "container")),
             ("an engine hangs, and is killed", lambda: do.hang(SLOW, "all", "kill")),
         )
 
     async def _short_lone(self) -> None:
         do = self.changes
-        await self._each(
+        await self._run_in_order(
             ("the only rank is killed", lambda: do.kill(LONE, "rank")),
-            ("the only rank hangs, and goes on", lambda: do.hang(LONE, "rank", "go_on")),
+            ("the only rank hangs, and is resumed", lambda: do.hang(LONE, "rank", "resume")),
             ("the only gateway is killed", lambda: do.kill(LONE, "container", "gateway")),
             ("the only pod is deleted", lambda: do.delete(LONE)),
         )
 
     async def _short_demo(self) -> None:
-        await self._each(("a real rank is killed", lambda: self.changes.kill(DEMO, "rank")))
+        await self._run_in_order(("a real rank is killed", lambda: self.changes.kill(DEMO, "rank")))
 
     async def _short_faulty(self) -> None:
         do = self.changes
-        await self._each(
-            ("a rollout", lambda: do.rollout(SLOW)),
+        await self._run_in_order(
+            ("a rollout", lambda: do.roll_out(SLOW)),
             ("a pod is deleted", lambda: do.delete(SLOW)),
-            ("a rollout, and back in the middle", lambda: do.rollout_and_back(SLOW)),
+            ("a rollout that is reverted halfway", lambda: do.roll_out_and_revert(SLOW)),
             ("a rank is killed", lambda: do.kill(SLOW, "rank")),
             ("a pod is deleted", lambda: do.delete(SLOW)),
         )
 
     async def _short_faulty_demo(self) -> None:
         do = self.changes
-        await self._each(
-            ("a rollout of real engines", lambda: do.rollout(DEMO)),
+        await self._run_in_order(
+            ("a rollout of real engines", lambda: do.roll_out(DEMO)),
             ("a pod of real engines is deleted", lambda: do.delete(DEMO)),
         )
 
-    async def long(self) -> None:
-        """Rollouts, cycles 4 → 1 → 4 and faults in turn, as many as the size says."""
+    async def run_long(self) -> None:
+        """Alternate rollouts, scaling cycles 4 → 1 → 4 and faults until the size of the run is reached."""
         async with Kube(self._site.kubectl, self._site.kubeconfig) as kube:
-            await self._begin(kube, {SLOW: (4, 2), DEMO: (2, 1), LONE: (1, 1)})
+            await self._start(kube, {SLOW: (4, 2), DEMO: (2, 1), LONE: (1, 1)})
             async with self.watcher.running():
                 try:
                     await self._rounds()
@@ -140,13 +140,13 @@ class Run:
                     await self.driver.kill()
 
     async def _rounds(self) -> None:
-        """One round is a rollout, a cycle and faults; in every other one, the API server fails.
+        """Run rounds of a rollout, a scaling cycle and faults until the size of the run is reached.
 
-        Nothing waits until what drains has drained: the next change comes meanwhile.
+        In every other round, the API server is faulty. A change does not wait until draining pods are gone.
         """
         size, do = self._size, self.changes
-        number, self.changes.drained = 0, False
-        while time.monotonic() - self._began < size.most_seconds and (
+        number, self.changes.await_termination = 0, False
+        while time.monotonic() - self._began < size.max_seconds and (
             do.done["rollouts"] < size.rollouts
             or do.done["cycles"] < size.cycles
             or self.driver.started < size.requests
@@ -154,17 +154,22 @@ class Run:
             number += 1
             share = size.share if number % 2 == 0 else 0.0
             await self._api_faults(share)
-            await self._beside(self._round_slow(number), self._round_lone(number), self._round_demo(number))
+            await self._run_concurrently(
+                self._round_slow(number), self._round_lone(number), self._round_demo(number)
+            )
             self._log(f"round {number}: {json.dumps(do.done)}")
 
     async def _round_slow(self, number: int) -> None:
         do = self.changes
         steps: list[tuple[str, Step]] = []
-        rollout = do.rollout_and_back if number % 4 == 0 else do.rollout
-        steps += [("4 to 1 to 4", lambda: do.cycle(SLOW, 4, 1)), ("a rollout", lambda: rollout(SLOW))]
+        rollout = do.roll_out_and_revert if number % 4 == 0 else do.roll_out
+        steps += [
+            ("4 to 1 to 4", lambda: do.scale_down_and_up(SLOW, 4, 1)),
+            ("a rollout", lambda: rollout(SLOW)),
+        ]
         steps.append(self._random.choice(self._kills(SLOW)))
         self._random.shuffle(steps)
-        await self._each(*steps)
+        await self._run_in_order(*steps)
 
     async def _round_lone(self, number: int) -> None:
         do = self.changes
@@ -172,14 +177,14 @@ class Run:
             ("the only gateway is killed", lambda: do.kill(LONE, "container", "gateway")),
             ("the only gateway hangs", lambda: do.hang_gateway(LONE)),
         ]
-        await self._each(*self._random.sample([*self._kills(LONE), *gateway], 3))
+        await self._run_in_order(*self._random.sample([*self._kills(LONE), *gateway], 3))
 
     async def _round_demo(self, number: int) -> None:
         do = self.changes
         steps = [self._random.choice(self._kills(DEMO))]
         if number % 4 == 0:
-            steps.append(("a rollout of real engines", lambda: do.rollout(DEMO)))
-        await self._each(*steps)
+            steps.append(("a rollout of real engines", lambda: do.roll_out(DEMO)))
+        await self._run_in_order(*steps)
 
     def _kills(self, name: str) -> list[tuple[str, Step]]:
         do = self.changes
@@ -187,21 +192,23 @@ class Run:
             (f"{name}: a pod is deleted", lambda: do.delete(name)),
             (f"{name}: a rank is killed", lambda: do.kill(name, "rank")),
             (f"{name}: an engine is killed", lambda: do.kill(name, "container")),
-            (f"{name}: a rank hangs, and goes on", lambda: do.hang(name, "rank", "go_on")),
+            (f"{name}: a rank hangs, and is resumed", lambda: do.hang(name, "rank", "resume")),
             (f"{name}: an engine hangs, and is killed", lambda: do.hang(name, "all", "kill")),
         ]
 
-    # ---- what both have ----
+    # ---- shared by the short and the long run ----
 
-    async def _begin(self, kube: Kube, sizes: dict[str, tuple[int, int]]) -> None:
-        self.changes = Changes(kube, NAMESPACE, self._site, lambda *what: self.watcher.fault(*what))
+    async def _start(self, kube: Kube, sizes: dict[str, tuple[int, int]]) -> None:
+        self.changes = Changes(kube, NAMESPACE, self._site, lambda *fault: self.watcher.record_fault(*fault))
         drain = int(self._size.stream_seconds) + 30
         for name, (groups, gateways) in sizes.items():
             if name == DEMO:
-                await self.changes.apply(real(name, groups, gateways, drain_seconds=drain))
+                await self.changes.apply(real_service(name, groups, gateways, drain_seconds=drain))
             else:
-                await self.changes.apply(slow(name, groups, gateways, step_ms=STEP_MS, drain_seconds=drain))
-        await asyncio.gather(*(self.changes.settled(name) for name in sizes))
+                await self.changes.apply(
+                    simulated_service(name, groups, gateways, step_ms=STEP_MS, drain_seconds=drain)
+                )
+        await asyncio.gather(*(self.changes.wait_until_settled(name) for name in sizes))
         urls = {name: await self._url(kube, name) for name in sizes}
         self.watcher = Watcher(
             kube, NAMESPACE, urls, every=self._size.probe_seconds, deadline=self._size.probe_deadline
@@ -220,14 +227,14 @@ class Run:
         longest = int(self._size.stream_seconds * 1000 / STEP_MS)
         streams = tuple(max(2, longest * part // 8) for part in (1, 2, 4, 8))
         lanes = [
-            lane(8, hashed(SLOW, (2, 3, 4, 6), stream=False), pause),
-            lane(4, hashed(SLOW, (4, 6, 8, 10), stream=True), pause),
-            lane(4, hashed(SLOW, streams, stream=True)),
+            lane(8, hashed_questions(SLOW, (2, 3, 4, 6), stream=False), pause),
+            lane(4, hashed_questions(SLOW, (4, 6, 8, 10), stream=True), pause),
+            lane(4, hashed_questions(SLOW, streams, stream=True)),
         ]
         trained_lanes = [
-            lane(2, trained(DEMO, stream=False), 4 * pause),
-            lane(1, trained(DEMO, stream=True), 4 * pause),
-            lane(1, trained(DEMO, stream=True, questions=(STORY,)), 2.0),
+            lane(2, trained_questions(DEMO, stream=False), 4 * pause),
+            lane(1, trained_questions(DEMO, stream=True), 4 * pause),
+            lane(1, trained_questions(DEMO, stream=True, questions=(STORY,)), 2.0),
         ]
         targets = [{"url": urls[SLOW], "lanes": lanes}, {"url": urls[DEMO], "lanes": trained_lanes}]
         timeout = 4 * self._size.stream_seconds + 180
@@ -237,52 +244,52 @@ class Run:
         if bool(share) is not self._faulty:
             self._faulty = bool(share)
             for name in self.watcher.faults:
-                self.watcher.fault(name, "api_faults" if share else "api_well")
+                self.watcher.record_fault(name, "api_faults" if share else "api_well")
         self._faults = await self._site.api_faults(share, self._size.seed)
-        self._log(f"of what is asked of the API server, {share:.0%} fails")
+        self._log(f"{share:.0%} of the API requests get a fault")
 
-    async def _each(self, *steps: tuple[str, Step]) -> None:
+    async def _run_in_order(self, *steps: tuple[str, Step]) -> None:
         for words, step in steps:
             began = time.monotonic()
             await step()
             self._log(f"{time.monotonic() - began:5.1f} s  {words}")
 
-    async def _beside(self, *tracks: Awaitable[None]) -> None:
+    async def _run_concurrently(self, *tracks: Awaitable[None]) -> None:
         async with asyncio.TaskGroup() as group:
             for track in tracks:
                 group.create_task(_awaited(track))
 
     async def _finish(self) -> None:
-        """Wait for the requests that are lacking, and for the status to be right at last."""
+        """Wait for the minimum number of requests and for all services to settle, then end the load."""
 
         async def enough() -> bool:
-            late = time.monotonic() - self._began > self._size.most_seconds
+            late = time.monotonic() - self._began > self._size.max_seconds
             return late or self.driver.started >= self._size.requests
 
-        self.changes.drained = True
-        await until(enough, f"{self._size.requests} requests", 2 * self._size.most_seconds)
+        self.changes.await_termination = True
+        await until(enough, f"{self._size.requests} requests", 2 * self._size.max_seconds)
         for name in self.watcher.faults:
-            await self.changes.settled(name)
+            await self.changes.wait_until_settled(name)
         self.counts = await self.driver.end()
         self._faults = await self._site.api_faults(0.0, self._size.seed)
         used = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-        own = sum(one.ru_utime + one.ru_stime for one in used)
+        own = sum(usage.ru_utime + usage.ru_stime for usage in used)
         self._cpu = {"cluster": round(self._site.cpu_seconds(), 1), "load_and_checks": round(own, 1)}
 
-    def over(self, *, strictly: bool = False) -> list[tuple[str, Wrong]]:
-        """Times in which the status of a service was wrong for longer than the machine explains.
+    def violations(self, *, strict: bool = False) -> list[tuple[str, WrongStatus]]:
+        """Return service and interval for each status that was wrong for longer than allowed on this machine.
 
-        With `strictly`, all that were wrong for longer than a machine with a free core allows.
+        With `strict`, the limits of a machine with a free core apply.
         """
         return [
             (name, wrong)
             for name in self.watcher.faults
-            for wrong in self.watcher.wrongs(name)
-            if wrong.seconds > (wrong.allowed if strictly else self.watcher.strain.allowed(wrong))
+            for wrong in self.watcher.wrong_statuses(name)
+            if wrong.seconds > (wrong.allowed if strict else self.watcher.strain.allowed(wrong))
         ]
 
     def report(self) -> dict[str, Any]:
-        """All counts."""
+        """Return all counts and measurements of the run."""
         done = dict(self.changes.done)
         done["loaded_kills"] = sum(self.changes.kills[name] for name in (SLOW, DEMO))
         return {
@@ -300,13 +307,13 @@ async def _awaited(track: Awaitable[None]) -> None:
     await track
 
 
-def printed(report: dict[str, Any]) -> Sequence[str]:
-    """A report as lines for people."""
+def format_report(report: dict[str, Any]) -> Sequence[str]:
+    """Return the lines of a readable summary of a report."""
     load = report["load"]
     lines = [
         f"{load['started']} requests, {load['streams']} of them streams; {load['failed']} failed",
         f"changes: {report['changes']}",
         f"API server: {report['api']}",
     ]
-    lines += [f"status {kind}: {facts}" for kind, facts in report["truth"]["wrong"].items()]
+    lines += [f"status {kind}: {numbers}" for kind, numbers in report["truth"]["wrong"].items()]
     return lines

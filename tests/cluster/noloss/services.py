@@ -1,4 +1,4 @@
-"""The services that are changed under load, and the load."""
+"""The services that are changed under load, and the lanes of the load plan; see `load.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUESTIONS = ("What is Mizzen?", "Say yes.", "What is a fence?", "What is a group
 def service(
     name: str, groups: int, gateways: int, *, drain_seconds: int, engine: dict[str, Any]
 ) -> dict[str, Any]:
-    """An InferenceService; the name is also its model's."""
+    """Return an InferenceService; its served model has the same name."""
     return {
         "apiVersion": "mizzen.dev/v1alpha1",
         "kind": "InferenceService",
@@ -37,45 +37,47 @@ def service(
     }
 
 
-def real(name: str, groups: int, gateways: int, *, drain_seconds: int = 60) -> dict[str, Any]:
-    """A service of real engines with the demo model."""
+def real_service(name: str, groups: int, gateways: int, *, drain_seconds: int = 60) -> dict[str, Any]:
+    """Return a service whose engines run the demo model."""
     arguments = ["--threads=1", "--kv-cache-tokens=32768"]
     engine = {"extraArgs": arguments}
     return service(name, groups, gateways, drain_seconds=drain_seconds, engine=engine)
 
 
-def slow(
+def simulated_service(
     name: str, groups: int, gateways: int, *, step_ms: float = 40, drain_seconds: int = 60
 ) -> dict[str, Any]:
-    """A service of simulated engines, whose tokens are hashes of all that came before."""
+    """Return a service of simulated engines; each of their tokens is a hash of all earlier tokens."""
     engine = {"image": SIMULATED, "extraArgs": [f"--step-milliseconds={step_ms}"]}
     return service(name, groups, gateways, drain_seconds=drain_seconds, engine=engine)
 
 
-def trained(name: str, *, stream: bool, questions: tuple[str, ...] = QUESTIONS) -> list[dict[str, Any]]:
-    """Questions to real engines; the model has been trained to give these very answers."""
-    asks = []
+def trained_questions(
+    name: str, *, stream: bool, questions: tuple[str, ...] = QUESTIONS
+) -> list[dict[str, Any]]:
+    """Return questions for the demo model, with the answers that it was trained to give."""
+    entries = []
     for question in questions:
         body: dict[str, Any] = {"model": name, "messages": [{"role": "user", "content": question}]}
         body |= {"temperature": 0}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        asks.append({"body": body, "text": trained_answer(question), "finish": "stop"})
-    return asks
+        entries.append({"body": body, "text": trained_answer(question), "finish": "stop"})
+    return entries
 
 
-def hashed(name: str, lengths: tuple[int, ...], *, stream: bool) -> list[dict[str, Any]]:
-    """Prompts to simulated engines, greedy and seeded; each answer has so many tokens."""
-    asks = []
+def hashed_questions(name: str, lengths: tuple[int, ...], *, stream: bool) -> list[dict[str, Any]]:
+    """Return a prompt for simulated engines for each answer length in tokens; every other one is seeded."""
+    entries = []
     for number, length in enumerate(lengths):
         body: dict[str, Any] = {"model": name, "prompt": f"{number}: {STORY}", "max_tokens": length}
         body |= {"temperature": 1, "seed": number} if number % 2 else {"temperature": 0}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        asks.append({"body": body, "finish": "length", "tokens": length})
-    return asks
+        entries.append({"body": body, "finish": "length", "tokens": length})
+    return entries
 
 
-def lane(workers: int, asks: list[dict[str, Any]], pause: float = 0.0) -> dict[str, Any]:
-    """Workers that send such requests one after another, and rest so long between on average."""
-    return {"workers": workers, "pause": pause, "asks": asks}
+def lane(workers: int, questions: list[dict[str, Any]], pause: float = 0.0) -> dict[str, Any]:
+    """Return a lane of the plan: workers that send random questions, on average `pause` seconds apart."""
+    return {"workers": workers, "pause": pause, "questions": questions}

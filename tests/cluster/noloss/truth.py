@@ -1,14 +1,15 @@
-"""Whether a status tells the truth: what a service does, held against what its condition Available says.
+"""Compare the condition Available of a service with probes that show whether the service works.
 
-*Works* is sampled by probes: one small request at a time-table, through the gateway, with a short deadline,
-however many are still under way. A probe that fails says that the service did not work when it was *sent*: a
-request sent then got no answer. One that succeeds says that the service worked when its answer *came*: it may
-have been held until then, for an engine that was just starting. Between two samples that agree the service is
-taken to have been what both say; between two that differ nothing is known. So while an engine of several
-hangs, and gets some of the requests, both kinds come in turn and no stretch is long.
+A probe is a small request through the gateway with a short deadline; probes are sent at fixed intervals, even
+while earlier ones are pending. A failed probe shows that the service did not work when the probe was *sent*.
+A successful probe shows that the service worked when its answer *came*, because the gateway may have held it
+until an engine had started. If two consecutive probes agree, the service is taken to have been in that state
+between them; if they differ, its state in between is unknown. So if one of several engines hangs and gets
+some of the requests, failures and successes alternate, and no interval is long.
 
-*Available* is what a watch of the service brought last, when it arrived. The status is *wrong* where the two
-differ. How long it may be: `allowed`. What a machine without a free core adds to that is measured (`Strain`).
+The status is *wrong* while the condition that a watch reported last differs from the state of the service.
+`WrongStatus.allowed` limits the duration, and `MachineStrain` relaxes the limit on a machine without a free
+core.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from dataclasses import dataclass
 from typing import Any
 
 ENDED_SECONDS, HUNG_SECONDS = 1.0, 3.0
-"""How long a status may be wrong, most of all after a process ended, and after one hangs."""
+"""Limits of how long a status may be wrong after a process ended, and after a process hangs."""
 API_FAULTS_SECONDS = 20.0
-"""Where the API server fails: lost writes are tried again after pauses, and lost watches begin anew."""
+"""The limit while the API server is faulty: writes are retried with back-off, and cut watches restart."""
 CAUSE_SECONDS = 20.0
-"""A fault this long ago is no longer taken for the cause."""
+"""Age from which a fault no longer counts as the cause of a wrong status."""
 EARLY_SECONDS = 0.5
-"""A probe that was under way when the fault came was sent this long before it at most."""
+"""Time before a fault from which a pending probe may fail because of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A probe's times, in seconds of one clock, and whether it got its answer before its deadline."""
+    """When a probe was sent and ended, in seconds of the monotonic clock; `good` if answered in time."""
 
     sent: float
     ended: float
@@ -37,13 +38,13 @@ class Probe:
 
     @property
     def sample(self) -> tuple[float, bool]:
-        """When it says what of the service."""
+        """The time for which the probe shows the state of the service, and whether the service worked."""
         return (self.ended if self.good else self.sent, self.good)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What the condition said from a time on; None when there was no condition."""
+class ObservedStatus:
+    """The value of the condition Available since the time `at`; None if the service had no such condition."""
 
     at: float
     available: bool | None
@@ -51,15 +52,15 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done to a service: `ended` or `hung` for a process, or another word."""
+    """A fault: `ended` or `hung` of a process, `api_faults` (begin) or `api_well` (end) of the API server."""
 
     at: float
     kind: str
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
-    """A time in which the status was wrong, and what it said."""
+class WrongStatus:
+    """An interval in which Available was wrong, its value, and the kind of the fault that caused it."""
 
     begin: float
     end: float
@@ -68,60 +69,64 @@ class Wrong:
 
     @property
     def seconds(self) -> float:
-        """How long."""
+        """Duration in seconds."""
         return self.end - self.begin
 
     @property
     def allowed(self) -> float:
-        """How long it may be on a machine that has a free core."""
+        """The longest allowed duration in seconds on a machine that has a free core."""
         if self.cause == "api_faults":
             return API_FAULTS_SECONDS
         return HUNG_SECONDS if self.available and self.cause == "hung" else ENDED_SECONDS
 
 
-def stretches(probes: Iterable[Probe]) -> list[tuple[float, float, bool]]:
-    """Times in which the service was known to work, or not to: from the first to the last equal sample."""
-    found: list[tuple[float, float, bool]] = []
+def find_intervals(probes: Iterable[Probe]) -> list[tuple[float, float, bool]]:
+    """Return begin, end and state of the intervals between equal consecutive probes."""
+    intervals: list[tuple[float, float, bool]] = []
     for at, good in sorted(probe.sample for probe in probes):
-        if found and found[-1][2] == good:
-            found[-1] = (found[-1][0], at, good)
+        if intervals and intervals[-1][2] == good:
+            intervals[-1] = (intervals[-1][0], at, good)
         else:
-            found.append((at, at, good))
-    return found
+            intervals.append((at, at, good))
+    return intervals
 
 
-def wrongs(probes: Iterable[Probe], shown: Sequence[Shown], faults: Sequence[Fault]) -> list[Wrong]:
-    """Times in which the status was wrong, in order, each with the latest fault before it."""
-    found: list[Wrong] = []
-    known = stretches(probes)
-    for index, one in enumerate(shown):
-        if one.available is None:
+def find_wrong_statuses(
+    probes: Iterable[Probe], observed: Sequence[ObservedStatus], faults: Sequence[Fault]
+) -> list[WrongStatus]:
+    """Return the intervals in which the status was wrong, in order, each with its probable cause."""
+    wrong_statuses: list[WrongStatus] = []
+    intervals = find_intervals(probes)
+    for index, status in enumerate(observed):
+        if status.available is None:
             continue
-        until = shown[index + 1].at if index + 1 < len(shown) else float("inf")
-        for begin, end, good in known:
-            begin, end = max(begin, one.at), min(end, until)
-            if good is not one.available and begin < end:
-                found.append(Wrong(begin, end, one.available, cause(begin, faults)))
-    return sorted(found, key=lambda wrong: wrong.begin)
+        until = observed[index + 1].at if index + 1 < len(observed) else float("inf")
+        for begin, end, good in intervals:
+            begin, end = max(begin, status.at), min(end, until)
+            if good is not status.available and begin < end:
+                wrong_statuses.append(WrongStatus(begin, end, status.available, find_cause(begin, faults)))
+    return sorted(wrong_statuses, key=lambda wrong: wrong.begin)
 
 
-def cause(begin: float, faults: Sequence[Fault]) -> str:
-    """The kind of the latest fault that can have made something wrong from then on.
+def find_cause(begin: float, faults: Sequence[Fault]) -> str:
+    """Return the kind of the latest fault that may have caused a wrong status from `begin` on, or "none".
 
-    While the API server is faulty (`api_faults` until `api_well`, and CAUSE_SECONDS after), that is it.
+    Faults of the API server take precedence, from `api_faults` until CAUSE_SECONDS after `api_well`.
     """
-    server = [
-        one for one in faults if one.kind in ("api_faults", "api_well") and one.at <= begin + EARLY_SECONDS
+    api_faults = [
+        fault
+        for fault in faults
+        if fault.kind in ("api_faults", "api_well") and fault.at <= begin + EARLY_SECONDS
     ]
-    if server and (server[-1].kind == "api_faults" or begin - server[-1].at < CAUSE_SECONDS):
+    if api_faults and (api_faults[-1].kind == "api_faults" or begin - api_faults[-1].at < CAUSE_SECONDS):
         return "api_faults"
-    able = [one for one in faults if begin - CAUSE_SECONDS <= one.at <= begin + EARLY_SECONDS]
-    return max(able, key=lambda one: one.at).kind if able else "none"
+    recent = [fault for fault in faults if begin - CAUSE_SECONDS <= fault.at <= begin + EARLY_SECONDS]
+    return max(recent, key=lambda fault: fault.at).kind if recent else "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A look at the machine: by how much it came late, and which share of all cores was idle before it."""
+class MachineSample:
+    """A sample of the machine's load: its delay in seconds, and the share of idle core time before it."""
 
     at: float
     late: float
@@ -129,38 +134,39 @@ class Beat:
 
 
 STARVED_IDLE = 0.25
-"""With less of the cores idle, processes wait for their turn."""
-STARVED_TIMES = 10.0
-"""The chain from an engine's end to a watch's event has about so many turns of processes."""
+"""Share of idle core time below which processes wait for a core."""
+STARVED_FACTOR = 10.0
+"""About the number of times that processes are scheduled between the end of an engine and the watch event."""
 
 
-class Strain:
-    """What the machine adds to every delay."""
+class MachineStrain:
+    """Relaxes limits by the delays that were measured on the machine."""
 
-    def __init__(self, beats: Sequence[Beat]) -> None:
-        self._beats = beats
+    def __init__(self, machine_samples: Sequence[MachineSample]) -> None:
+        self._samples = machine_samples
 
-    def allowed(self, wrong: Wrong) -> float:
-        """How long a status may be wrong at that time."""
-        return self.stretched(wrong.allowed, wrong.begin - 1, wrong.end + 1)
+    def allowed(self, wrong: WrongStatus) -> float:
+        """Return how many seconds this status was allowed to be wrong on this machine."""
+        return self.relaxed_limit(wrong.allowed, wrong.begin - 1, wrong.end + 1)
 
-    def stretched(self, strict: float, begin: float, end: float) -> float:
-        """How long something may take between two times.
+    def relaxed_limit(self, strict: float, begin: float, end: float) -> float:
+        """Return the limit in seconds for an event between `begin` and `end`, from its strict limit.
 
-        The strict figure, and STARVED_TIMES the longest time by which this process itself came late
-        meanwhile; where less of the cores than STARVED_IDLE was idle, STARVED_TIMES the strict figure.
+        The longest delay of a sample in that time, multiplied by STARVED_FACTOR, is added to the strict
+        limit. If the average share of idle core time was below STARVED_IDLE, the limit is at least
+        STARVED_FACTOR times the strict one.
         """
-        near = [beat for beat in self._beats if begin <= beat.at <= end]
-        late = max((beat.late for beat in near), default=0.0)
-        idle = sum(beat.idle for beat in near) / len(near) if near else 1.0
-        most = strict + STARVED_TIMES * late
-        return max(most, STARVED_TIMES * strict) if idle < STARVED_IDLE else most
+        near = [sample for sample in self._samples if begin <= sample.at <= end]
+        late = max((sample.late for sample in near), default=0.0)
+        idle = sum(sample.idle for sample in near) / len(near) if near else 1.0
+        limit = strict + STARVED_FACTOR * late
+        return max(limit, STARVED_FACTOR * strict) if idle < STARVED_IDLE else limit
 
 
-def summary(found: Iterable[Wrong]) -> dict[str, Any]:
-    """Of each cause and what the status said meanwhile: how many times, and the longest in seconds."""
-    kinds: dict[str, list[Wrong]] = {}
-    for wrong in found:
+def summary(wrong_statuses: Iterable[WrongStatus]) -> dict[str, Any]:
+    """Return, by cause and value of the condition: number, longest duration, and violations of the limit."""
+    kinds: dict[str, list[WrongStatus]] = {}
+    for wrong in wrong_statuses:
         said = "said_available" if wrong.available else "said_unavailable"
         kinds.setdefault(f"{wrong.cause}_{said}", []).append(wrong)
     return {

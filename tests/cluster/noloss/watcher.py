@@ -1,4 +1,4 @@
-"""Gathers what `truth` compares: probes of services, their condition over a watch, the machine's strain."""
+"""Collects the inputs of `truth`: probes, observed statuses and faults of services, and machine samples."""
 
 from __future__ import annotations
 
@@ -12,26 +12,35 @@ from typing import Any
 import aiohttp
 
 from noloss.kube import SERVICES, Kube, condition
-from noloss.truth import Beat, Fault, Probe, Shown, Strain, Wrong, summary, wrongs
+from noloss.truth import (
+    Fault,
+    MachineSample,
+    MachineStrain,
+    ObservedStatus,
+    Probe,
+    WrongStatus,
+    find_wrong_statuses,
+    summary,
+)
 
-BEAT_SECONDS = 0.1
-MOST_UNDER_WAY = 200
+SAMPLE_SECONDS = 0.1
+MAX_PENDING_PROBES = 200
 
 
 class Watcher:
-    """Probes services and watches what their status says, while the block runs."""
+    """Probes services and watches their condition Available while `running`."""
 
     def __init__(
         self, kube: Kube, namespace: str, urls: Mapping[str, str], *, every: float, deadline: float
     ) -> None:
-        """Prepare.
+        """Watch the services of one namespace.
 
         Args:
-            kube: the API server, reached by a way without faults.
-            namespace: of all services.
-            urls: base URL (ending in /v1) of each service, by its name, which is its model's too.
+            kube: client of the API server that bypasses the fault proxy.
+            namespace: namespace of all services.
+            urls: base URL of each service, ending in /v1, by the name of the service and of its model.
             every: seconds between two probes of a service.
-            deadline: seconds that a probe may take.
+            deadline: seconds after which a probe has failed.
         """
         self._kube = kube
         self._namespace = namespace
@@ -39,56 +48,58 @@ class Watcher:
         self._every = every
         self._deadline = deadline
         self.probes: dict[str, list[Probe]] = {name: [] for name in urls}
-        self.shown: dict[str, list[Shown]] = {name: [] for name in urls}
+        self.observed: dict[str, list[ObservedStatus]] = {name: [] for name in urls}
         self.faults: dict[str, list[Fault]] = {name: [] for name in urls}
-        self.beats: list[Beat] = []
+        self.machine_samples: list[MachineSample] = []
         self._latest: dict[str, Probe] = {}
 
-    def fault(self, service: str, kind: str) -> None:
-        """Note that something is done to a service now."""
+    def record_fault(self, service: str, kind: str) -> None:
+        """Record that a fault is injected into a service now."""
         self.faults[service].append(Fault(time.monotonic(), kind))
 
     def available(self, service: str) -> bool | None:
-        """What the status says now."""
-        return self.shown[service][-1].available if self.shown[service] else None
+        """Return the latest observed value of the condition Available."""
+        return self.observed[service][-1].available if self.observed[service] else None
 
     def works(self, service: str) -> bool:
-        """What the newest probe that has ended says."""
+        """Return whether the probe that ended last succeeded."""
         return service in self._latest and self._latest[service].good
 
-    def wrongs(self, service: str) -> list[Wrong]:
-        """When the status of a service was wrong so far."""
-        return wrongs(self.probes[service], self.shown[service], self.faults[service])
+    def wrong_statuses(self, service: str) -> list[WrongStatus]:
+        """Return the intervals in which the status of a service was wrong so far."""
+        return find_wrong_statuses(self.probes[service], self.observed[service], self.faults[service])
 
     def summary(self) -> dict[str, Any]:
-        """All services together, for a report."""
-        found = [wrong for service in self._urls for wrong in self.wrongs(service)]
+        """Return totals of all services for the report."""
+        wrong_statuses = [wrong for service in self._urls for wrong in self.wrong_statuses(service)]
         probes = [probe for all_of_one in self.probes.values() for probe in all_of_one]
-        late = sorted(beat.late for beat in self.beats)
+        late = sorted(sample.late for sample in self.machine_samples)
         return {
             "probes": len(probes),
             "failed_probes": sum(not probe.good for probe in probes),
-            "wrong": summary(found),
+            "wrong": summary(wrong_statuses),
             "own_late_ms": {
                 "p99": round(1e3 * late[int(0.99 * len(late))], 1),
                 "max": round(1e3 * late[-1], 1),
             }
             if late
             else {},
-            "idle_share": round(sum(beat.idle for beat in self.beats) / max(1, len(self.beats)), 3),
+            "idle_share": round(
+                sum(sample.idle for sample in self.machine_samples) / max(1, len(self.machine_samples)), 3
+            ),
         }
 
     @property
-    def strain(self) -> Strain:
-        """What the machine has added to delays."""
-        return Strain(self.beats)
+    def strain(self) -> MachineStrain:
+        """The relaxation of limits by the machine samples so far."""
+        return MachineStrain(self.machine_samples)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Watcher]:
-        """Probe and watch while the block runs."""
+        """Probe the services, watch them and sample the machine during the block."""
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector, trust_env=False) as http:
-            tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._watch())]
+            tasks = [asyncio.create_task(self._sample_machine()), asyncio.create_task(self._watch())]
             tasks += [asyncio.create_task(self._probe(http, name, url)) for name, url in self._urls.items()]
             try:
                 yield self
@@ -100,40 +111,42 @@ class Watcher:
                 if not task.cancelled() and (error := task.exception()) is not None:
                     raise error
 
-    async def _beat(self) -> None:
+    async def _sample_machine(self) -> None:
         before = _cpu_times()
         while True:
-            due = time.monotonic() + BEAT_SECONDS
-            await asyncio.sleep(BEAT_SECONDS)
+            due = time.monotonic() + SAMPLE_SECONDS
+            await asyncio.sleep(SAMPLE_SECONDS)
             idle, total = _cpu_times()
             share = (idle - before[0]) / max(1e-9, total - before[1])
             before = (idle, total)
-            self.beats.append(Beat(time.monotonic(), max(0.0, time.monotonic() - due), share))
+            self.machine_samples.append(
+                MachineSample(time.monotonic(), max(0.0, time.monotonic() - due), share)
+            )
 
     async def _watch(self) -> None:
         path = SERVICES.format(self._namespace)
         while True:
-            async for kind, thing in self._kube.watch(path):
-                name = thing["metadata"]["name"]
-                if name in self.shown:
-                    said = None if kind == "DELETED" else condition(thing, "Available")
-                    if not self.shown[name] or self.shown[name][-1].available is not said:
-                        self.shown[name].append(Shown(time.monotonic(), said))
+            async for kind, obj in self._kube.watch(path):
+                name = obj["metadata"]["name"]
+                if name in self.observed:
+                    available = None if kind == "DELETED" else condition(obj, "Available")
+                    if not self.observed[name] or self.observed[name][-1].available is not available:
+                        self.observed[name].append(ObservedStatus(time.monotonic(), available))
 
     async def _probe(self, http: aiohttp.ClientSession, name: str, url: str) -> None:
-        under_way: set[asyncio.Task[None]] = set()
+        pending: set[asyncio.Task[None]] = set()
         try:
             while True:
-                if len(under_way) < MOST_UNDER_WAY:
-                    task = asyncio.create_task(self._one(http, name, url))
-                    under_way.add(task)
-                    task.add_done_callback(under_way.discard)
+                if len(pending) < MAX_PENDING_PROBES:
+                    task = asyncio.create_task(self._send_probe(http, name, url))
+                    pending.add(task)
+                    task.add_done_callback(pending.discard)
                 await asyncio.sleep(self._every)
         finally:
-            for task in under_way:
+            for task in pending:
                 task.cancel()
 
-    async def _one(self, http: aiohttp.ClientSession, name: str, url: str) -> None:
+    async def _send_probe(self, http: aiohttp.ClientSession, name: str, url: str) -> None:
         body = {"model": name, "prompt": "probe", "max_tokens": 1, "temperature": 0}
         sent, good = time.monotonic(), False
         try:
@@ -147,6 +160,6 @@ class Watcher:
 
 
 def _cpu_times() -> tuple[float, float]:
-    """Ticks of all cores: idle ones, and all."""
+    """Return the idle and the total clock ticks of all cores."""
     fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return fields[3] + fields[4], sum(fields)

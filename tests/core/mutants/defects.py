@@ -1,4 +1,4 @@
-"""Schedulers with one seeded defect each, as small changes of the production classes."""
+"""Mutants: production schedulers, each with one seeded defect in one of its methods."""
 
 from __future__ import annotations
 
@@ -22,13 +22,20 @@ from mizzen.core.sequence import SequenceState
 MUTANTS: dict[str, Callable[[SchedulerConfig], Scheduler]] = {}
 
 
-def replace(part: Callable[[Scheduler], Any], name: str) -> Callable[[Callable[..., Any]], None]:
-    """Register a mutant whose `part` has another method `name`; it is given the original."""
+def replace(target_of: Callable[[Scheduler], Any], name: str) -> Callable[[Callable[..., Any]], None]:
+    """Register a mutant in which the decorated function replaces a method of the scheduler or of a part.
+
+    The function is called with the object, its original method, and the method's arguments.
+
+    Args:
+        target_of: returns the object whose method is replaced, from the scheduler.
+        name: name of the method.
+    """
 
     def register(defect: Callable[..., Any]) -> None:
         def make(config: SchedulerConfig) -> Scheduler:
             scheduler = Scheduler(config)
-            target = part(scheduler)
+            target = target_of(scheduler)
             original = getattr(target, name, None)
             if original is not None:
                 setattr(target, name, lambda *values: defect(target, original, *values))
@@ -44,7 +51,7 @@ def kv_manager(scheduler: Scheduler) -> KvManager:
 
 
 def freed_pages(kv: KvManager, deferred: DeferredFree) -> Int32:
-    """Return the pages that a deferred free returns to the pool in any case."""
+    """Return the pages that a deferred free gives back to the pool directly, not through the radix tree."""
     if deferred.node is None:
         return kv.deferred_pages(deferred)
     return kv.page_table[
@@ -116,10 +123,10 @@ def surplus_tokens_kept(inflight: Any, discard: Callable[..., Any], slot: int, f
 
 @replace(kv_manager, "free")
 def page_freed_twice(kv: KvManager, free: Callable[..., Any], deferred: DeferredFree) -> None:
-    rest = freed_pages(kv, deferred).copy()
+    freed = freed_pages(kv, deferred).copy()
     free(deferred)
-    if len(rest) > 1:
-        kv.pool.free(rest[:1])
+    if len(freed) > 1:
+        kv.pool.free(freed[:1])
 
 
 @replace(kv_manager, "free")
@@ -156,9 +163,19 @@ def lock_kept_at_the_end(
 
 @replace(kv_manager, "_cache_and_free")
 def unwritten_page_cached_at_the_end(
-    kv: KvManager, cache_and_free: Callable[..., Any], slot: int, node: RadixNode, full: int, held: int
+    kv: KvManager,
+    cache_and_free: Callable[..., Any],
+    slot: int,
+    node: RadixNode,
+    full: int,
+    held_columns: int,
 ) -> None:
-    cache_and_free(slot, node, max(full, held) if held <= kv.tokens.shape[1] // kv.page_size else full, held)
+    cache_and_free(
+        slot,
+        node,
+        max(full, held_columns) if held_columns <= kv.tokens.shape[1] // kv.page_size else full,
+        held_columns,
+    )
 
 
 @replace(kv_manager, "dedupe")
@@ -172,8 +189,8 @@ def duplicates_not_deduped(
 def unwritten_page_cached(
     kv: KvManager, cache_prefix: Callable[..., Any], sequence: SequenceState, tokens: int
 ) -> list[DuplicatePages]:
-    held = kv.pages_for(tokens) * kv.page_size
-    return cache_prefix(sequence, min(held, kv.tokens.shape[1]))
+    padded_tokens = kv.pages_for(tokens) * kv.page_size
+    return cache_prefix(sequence, min(padded_tokens, kv.tokens.shape[1]))
 
 
 @replace(kv_manager, "matchable_pages")
@@ -205,9 +222,14 @@ def locked_leaf_evicted(tree: RadixTree, trim: Callable[..., Any], node: RadixNo
 
 @replace(cache, "_walk")
 def salt_ignored(
-    tree: RadixTree, walk: Callable[..., Any], data: bytes, limit: int, salt: bytes, known: RadixNode | None
+    tree: RadixTree,
+    walk: Callable[..., Any],
+    data: bytes,
+    limit: int,
+    salt: bytes,
+    start_node: RadixNode | None,
 ) -> tuple[RadixNode, RadixNode | None, int]:
-    return walk(data, limit, b"", known)
+    return walk(data, limit, b"", start_node)
 
 
 @replace(kv_manager, "matchable_pages")
@@ -224,10 +246,10 @@ def limit_seen_late(batch: DecodeBatch, advance: Callable[..., Any], step: int) 
 
 
 @replace(lambda scheduler: scheduler.decode_batch, "frame")
-def version_not_honest(batch: DecodeBatch, frame: Callable[..., Any]) -> Any:
-    made = frame()
-    made.version = 0
-    return made
+def version_not_incremented(batch: DecodeBatch, frame: Callable[..., Any]) -> Any:
+    decode_frame = frame()
+    decode_frame.version = 0
+    return decode_frame
 
 
 def _retract_forgets_output(self: Scheduler, sequence: SequenceState) -> None:

@@ -19,20 +19,25 @@ PAGE = 16
 COLUMNS = 24
 
 
-def make_table(rng: np.random.Generator, rows: int, share: list[int], scattered: bool) -> np.ndarray:
-    """Make a page table; `share` says how many pages groups of rows have in common, outermost first."""
+def make_table(rng: np.random.Generator, rows: int, shared_pages: list[int], scattered: bool) -> np.ndarray:
+    """Make a page table [rows, pages].
+
+    Args:
+        shared_pages: number of pages that the rows of a group share, from the outermost group inwards.
+        scattered: whether the page numbers are in random order.
+    """
     pool = rng.permutation(1024) if scattered else np.arange(1024)
     table = np.zeros((rows, COLUMNS), np.int32)
-    taken = iter(pool)
+    next_page = iter(pool)
 
     def fill(group: list[int], column: int, level: int) -> None:
         if not group:
             return
-        if level == len(share):
+        if level == len(shared_pages):
             for row in group:
-                table[row, column:] = [next(taken) for _ in range(COLUMNS - column)]
+                table[row, column:] = [next(next_page) for _ in range(COLUMNS - column)]
             return
-        pages = [next(taken) for _ in range(share[level])]
+        pages = [next(next_page) for _ in range(shared_pages[level])]
         for row in group:
             table[row, column : column + len(pages)] = pages
         half = len(group) // 2
@@ -63,14 +68,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("share", "scattered"), CASES)
+@pytest.mark.parametrize(("shared_pages", "scattered"), CASES)
 @pytest.mark.parametrize("rows", [1, 9])
-def test_decodes_equal_the_reference(backends, share: list[int], scattered: bool, rows: int) -> None:
+def test_decodes_equal_the_reference(backends, shared_pages: list[int], scattered: bool, rows: int) -> None:
     rng = np.random.default_rng(rows)
-    table = make_table(rng, rows, share, scattered)
+    table = make_table(rng, rows, shared_pages, scattered)
     lengths = rng.integers(1, COLUMNS * PAGE, rows).astype(np.int32)
     lengths[0] = COLUMNS * PAGE
-    lengths[-1] = PAGE * (sum(share) or 2)
+    lengths[-1] = PAGE * (sum(shared_pages) or 2)
     batch = DecodeRows(
         slots=rng.permutation(rows),
         lengths=lengths,
@@ -85,17 +90,19 @@ def test_decodes_equal_the_reference(backends, share: list[int], scattered: bool
             backend.plan_decode(batch)(layer, q, k, v, into)
         torch.testing.assert_close(out[1], out[0], atol=1e-5, rtol=1e-5)
     run = CpuDecode(geometry, cpu.kv, batch)
-    assert rows == 1 or share or bool(run.spans.spans) != scattered
+    assert rows == 1 or shared_pages or bool(run.spans.spans) != scattered
 
 
-@pytest.mark.parametrize(("share", "scattered"), CASES)
+@pytest.mark.parametrize(("shared_pages", "scattered"), CASES)
 @pytest.mark.parametrize("rows", [1, 5])
-def test_prefill_chunks_equal_the_reference(backends, share: list[int], scattered: bool, rows: int) -> None:
+def test_prefill_chunks_equal_the_reference(
+    backends, shared_pages: list[int], scattered: bool, rows: int
+) -> None:
     rng = np.random.default_rng(rows)
-    table = make_table(rng, rows, share, scattered)
-    # Chunks write their KV, which no other row may share.
-    starts = rng.integers(PAGE * sum(share), COLUMNS * PAGE - 40, rows)
-    starts[0] = PAGE * (sum(share) or 2)
+    table = make_table(rng, rows, shared_pages, scattered)
+    # Chunks write their own KV, so no two rows may share the pages that are written.
+    starts = rng.integers(PAGE * sum(shared_pages), COLUMNS * PAGE - 40, rows)
+    starts[0] = PAGE * (sum(shared_pages) or 2)
     chunks = tuple(
         QueryChunk(slot=int(slot), start=int(start), count=int(count))
         for slot, start, count in zip(rng.permutation(rows), starts, rng.integers(1, 40, rows), strict=True)
@@ -145,9 +152,9 @@ def test_spans_and_leftovers_cover_each_token_exactly_once(data: st.DataObject) 
     for place, row in enumerate(cut.order):
         positions = np.arange(lengths[row])
         expected = table[slots[row], positions // PAGE] * PAGE + positions % PAGE
-        mine = [span for span in cut.spans if span.first <= place < span.last]
-        read = [np.arange(span.start, span.start + span.count) for span in mine]
+        covered = [span for span in cut.spans if span.first <= place < span.last]
+        read = [np.arange(span.start, span.start + span.count) for span in covered]
         assert sorted(np.concatenate([*read, cut.leftover[place]]).tolist()) == sorted(expected.tolist())
-        assert len({span.level for span in mine}) == len(mine)
-        assert all(0 < span.level < cut.levels for span in mine)
+        assert len({span.level for span in covered}) == len(covered)
+        assert all(0 < span.level < cut.levels for span in covered)
         assert not keep_last or expected[-1] in cut.leftover[place]

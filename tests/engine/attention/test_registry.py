@@ -28,7 +28,12 @@ def fake_gpu(
     compiler: str | None = None,
     folder: Path = Path("/nowhere"),
 ) -> None:
-    """Pretend to be on a GPU, with packages (in `folder`) and a compiler, or none."""
+    """Simulate a GPU of the given compute capability.
+
+    Args:
+        packages: names of the importable packages; they lie in `folder`.
+        compiler: path of nvcc; None if there is no compiler.
+    """
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     spec = SimpleNamespace(submodule_search_locations=[str(folder)])
     for module in (flash_attention3, flashinfer):
@@ -111,7 +116,7 @@ def test_flashinfer_without_kernels_or_compiler_is_not_chosen(
     caplog.set_level(logging.WARNING)
     assert selected(monkeypatch, AMPERE, {"flashinfer"}) == ("split", "reference")
     assert "fa3 does not run here: it needs a Hopper GPU; flashinfer does not run here" in caplog.text
-    assert "its kernels are not compiled, and no nvcc is here" in caplog.text
+    assert "its kernels are not compiled, and there is no nvcc" in caplog.text
     assert selected(monkeypatch, AMPERE, {"flashinfer"}, compiler="nvcc") == ("split", "flashinfer")
 
 
@@ -178,7 +183,7 @@ def test_the_compiler_search_follows_flashinfers(
             kv(),
             "--attention-decode cpu .* needs --device cpu, not cuda; choose reference",
         ),
-        ({"prefill": "split"}, kv(), r"serves decodes alone: .*\(--attention-prefill\)"),
+        ({"prefill": "split"}, kv(), r"supports only decodes: .*\(--attention-prefill\)"),
         ({"decode": "flashinfer-fa3"}, kv(torch.float8_e4m3fn), "bfloat16 or float16, not float8_e4m3fn"),
         ({"prefill": "fa3"}, kv(torch.float32), "--attention-prefill fa3 .* float8, not float32"),
     ],

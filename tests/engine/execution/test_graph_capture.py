@@ -1,4 +1,4 @@
-"""Captures of CUDA graphs, with stand-ins for CUDA."""
+"""The sequence of calls that capture a CUDA graph; fakes replace the CUDA functions."""
 
 from __future__ import annotations
 

@@ -32,10 +32,12 @@ def lengths_of(*counts: int) -> Int32:
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Int32, int | None, split_plan.SplitSchedule]:
-    """Strategy of batch lengths in any order, a window, and split settings."""
+    """Generate the context lengths of a batch, a sliding window (or None), and a split schedule."""
     rows = draw(st.one_of(st.integers(1, 40), st.integers(1, 600)))
-    few = draw(st.lists(LENGTHS, min_size=1, max_size=12))
-    lengths = np.array(few, np.int32)[np.random.default_rng(rows).integers(0, len(few), rows)]
+    distinct_lengths = draw(st.lists(LENGTHS, min_size=1, max_size=12))
+    lengths = np.array(distinct_lengths, np.int32)[
+        np.random.default_rng(rows).integers(0, len(distinct_lengths), rows)
+    ]
     blocks_per_sm, kv_heads = draw(st.sampled_from((3, 4))), draw(st.sampled_from((1, 2, 3, 8, 40)))
     schedule = split_plan.make_schedule(rows, kv_heads, draw(st.sampled_from(SM_COUNTS)), blocks_per_sm)
     return lengths, draw(st.sampled_from((None, 60, 1024, 5000))), schedule
@@ -59,8 +61,8 @@ def test_a_plan_covers_every_row_exactly_once(
     assert (items[splits.sum() :, 0] == -1).all()
 
 
-def places_of(items: Int32, kv_heads: int) -> Int64:
-    """Return where the kernel stores the partial results of a plan."""
+def workspace_indices(items: Int32, kv_heads: int) -> Int64:
+    """Return the workspace index at which the kernel stores each partial result of a plan."""
     split = items[(items[:, 0] >= 0) & (items[:, 2] > 1)].astype(np.int64)
     heads = np.arange(kv_heads)[:, None]
     return (split[:, 3] * kv_heads + heads * split[:, 2] + split[:, 1]).ravel()
@@ -75,7 +77,7 @@ def test_partial_results_do_not_overlap_and_fit_the_workspace(
 ) -> None:
     lengths, window, _ = batch
     schedule = split_plan.make_schedule(len(lengths), kv_heads, sm_count, blocks_per_sm)
-    places = places_of(split_plan.plan_reference(lengths, window, schedule), kv_heads)
+    places = workspace_indices(split_plan.plan_reference(lengths, window, schedule), kv_heads)
     assert (
         len(np.unique(places))
         == len(places)
@@ -93,8 +95,8 @@ def test_a_few_long_rows_need_almost_the_whole_workspace(
 ) -> None:
     schedule = split_plan.make_schedule(rows, kv_heads, sm_count, blocks_per_sm)
     items = split_plan.plan_reference(lengths_of(*[60_007] * long, *[1] * (rows - long)), None, schedule)
-    room = split_plan.max_partial_results(kv_heads, sm_count, blocks_per_sm)
-    assert 0.98 * room < places_of(items, kv_heads).max() + 1 <= room
+    capacity = split_plan.max_partial_results(kv_heads, sm_count, blocks_per_sm)
+    assert 0.98 * capacity < workspace_indices(items, kv_heads).max() + 1 <= capacity
 
 
 def test_the_plan_has_few_unused_work_items() -> None:
@@ -138,7 +140,7 @@ def test_equal_lengths_are_split_as_by_the_plain_plan(sm_count: int, blocks_per_
     [
         (lengths_of(30_000, *[1000] * 95), 12),  # 125,000 tokens on 49 blocks of a head
         (lengths_of(9000, *[500] * 7), 12),
-        (lengths_of(30_000, *[1000] * 30, *[1] * 65), 25),  # rows of padding
+        (lengths_of(30_000, *[1000] * 30, *[1] * 65), 25),  # the rows of length 1 are padding
         (lengths_of(200_000, *[10] * 95), 49),
     ],
 )
@@ -165,14 +167,14 @@ def test_the_workspace_is_about_as_large_as_for_equal_parts() -> None:
 def test_one_compiled_kernel_reads_batches_of_any_size() -> None:
     for rows in range(1, 10):
         slots, lengths = np.arange(rows) + 5, np.arange(rows, dtype=np.int32) + 70
-        sent = pack_slots_and_lengths(slots, lengths)
-        assert sent.dtype == np.int32 and not sent.strides[0] % 16 and sent.strides[1] == 4
-        assert (sent[0, :rows] == slots).all() and (sent[1, :rows] == lengths).all()
+        packed = pack_slots_and_lengths(slots, lengths)
+        assert packed.dtype == np.int32 and not packed.strides[0] % 16 and packed.strides[1] == 4
+        assert (packed[0, :rows] == slots).all() and (packed[1, :rows] == lengths).all()
 
 
 @pytest.mark.parametrize("fused_qkv", [False, True])
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_the_kernel_compiles(cache: torch.dtype, fused_qkv: bool) -> None:
+def test_the_length_aware_decode_kernel_compiles(cache: torch.dtype, fused_qkv: bool) -> None:
     pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
     from mizzen.kernels import nvrtc
 
@@ -191,8 +193,8 @@ def test_only_some_batch_sizes_get_length_aware_graphs() -> None:
     assert length_split_sizes([300]) == [300]
 
 
-class Backend:
-    """A backend whose batches are uneven from twice the mean length on; it runs nothing."""
+class SplitBackend:
+    """A backend without kernels that prefers length-aware splits if one context exceeds twice the mean."""
 
     def __init__(self, slots: int = 396) -> None:
         self.concurrent_splits = slots
@@ -206,8 +208,8 @@ class Backend:
         raise NotImplementedError
 
 
-class Ranks:
-    """Ranks with the given numbers, as visible by one of them."""
+class FakeCollectives:
+    """Collectives of a rank in a group whose ranks all-reduce the given numbers."""
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self.numbers, self.size, self.calls = numbers, len(numbers), 0
@@ -222,8 +224,8 @@ def graphs_of(backend: object, sizes: list[int], ranks: object = SINGLE_RANK) ->
     return LengthSplitGraphs.for_backend(backend, sizes, cast(Collectives, ranks), CPU)
 
 
-def test_an_uneven_batch_uses_the_next_larger_length_aware_graph() -> None:
-    backend = Backend()
+def test_a_batch_with_uneven_lengths_uses_the_next_larger_length_aware_graph() -> None:
+    backend = SplitBackend()
     graphs = graphs_of(backend, batch_sizes(100))
     long, even = [9000], [1000]
     assert graphs.size_for(4, lengths_of(*long, *[10] * 2)) == 8
@@ -235,19 +237,25 @@ def test_an_uneven_batch_uses_the_next_larger_length_aware_graph() -> None:
 
 
 def test_other_backends_and_small_batches_use_plain_graphs() -> None:
-    uneven_batch = lengths_of(9000, *[1] * 3)
-    for backend, sizes in ((SimpleNamespace(), [1, 64]), (Backend(0), [1, 64]), (Backend(), [1, 2, 4])):
+    mixed_lengths = lengths_of(9000, *[1] * 3)
+    for backend, sizes in (
+        (SimpleNamespace(), [1, 64]),
+        (SplitBackend(0), [1, 64]),
+        (SplitBackend(), [1, 2, 4]),
+    ):
         graphs = graphs_of(backend, sizes)
-        assert graphs.sizes == [] and graphs.size_for(4, uneven_batch) is None
+        assert graphs.sizes == [] and graphs.size_for(4, mixed_lengths) is None
 
 
 @pytest.mark.parametrize("numbers", [(396, 396), (396, 342), (0, 396), (396, 0, 396, 396), (0, 0)])
 def test_ranks_that_would_choose_differently_use_plain_graphs(numbers: tuple[int, ...]) -> None:
-    ranks = Ranks(numbers)
+    ranks = FakeCollectives(numbers)
     same = len(set(numbers)) == 1
     for number in set(numbers):
         assert equal_on_all_ranks(number, cast(Collectives, ranks), CPU) == same
         calls = ranks.calls
-        graphs = graphs_of(Backend(number), [1, 8], ranks)
-        assert ranks.calls == calls + 1  # the others wait for a rank that cannot schedule, too
+        graphs = graphs_of(SplitBackend(number), [1, 8], ranks)
+        assert (
+            ranks.calls == calls + 1
+        )  # even a rank that cannot schedule must join, or the others wait for it
         assert graphs.sizes == ([8] if same and number else [])

@@ -1,4 +1,4 @@
-"""Step traces on demand: of an engine, and of a process by a signal."""
+"""Traces of engine steps, started by a call or, for a whole process, by a signal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def test_a_trace_holds_the_configured_number_of_steps(
     assert steps[0].endswith("0 decodes, 6 prompt tokens")
     assert steps[1].endswith("1 decodes, 0 prompt tokens")
     assert names.count("wait for tokens") >= 3
-    assert any(event["name"] == "aten::linear" for event in events(path))  # of the thread that runs steps
+    # The trace also contains the operators of the thread that runs steps.
+    assert any(event["name"] == "aten::linear" for event in events(path))
     engine.profile()
     run(engine, 3)
     assert len(list(traces.iterdir())) == 2

@@ -1,4 +1,4 @@
-"""A model on several ranks gives the tokens of one rank: by family, by rank count, and as processes."""
+"""A model on several ranks samples the tokens of one rank, for each family, rank count and kind of rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mizzen.engine.overlap_loop import StepFailed
 from mizzen.layers.sharding import Axis
 
 VOCABULARY = 157
-"""No multiple of anything: the last rank's rows are padded."""
+"""A prime number, so that the last rank's rows of the vocabulary are padded."""
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "num_attention_heads": 8,
@@ -42,7 +42,7 @@ KINDS: list[dict[str, Any]] = [
 
 def requests() -> list[Request]:
     rng = np.random.default_rng(0)
-    made = [
+    new_requests = [
         Request(
             rid=rid,
             prompt=rng.integers(3, VOCABULARY, int(rng.integers(1, 60))).astype(np.int32),
@@ -54,14 +54,17 @@ def requests() -> list[Request]:
     vectors = SamplingParams(temperature=0, max_tokens=1)
     for pooling in Pooling:
         prompt = rng.integers(3, VOCABULARY, 40).astype(np.int32)
-        made.append(Request(rid=len(made), prompt=prompt, sampling=vectors, pooling=pooling))
-    return made
+        new_requests.append(Request(rid=len(new_requests), prompt=prompt, sampling=vectors, pooling=pooling))
+    return new_requests
 
 
 def run(engine: Engine, requests: list[Request], abort: set[int] = frozenset()) -> dict[int, Any]:  # type: ignore[assignment]
-    """Run requests, half of them a few steps late; return each one's results, with rounded numbers."""
-    # How steps cut prompts depends on time: what parts of them give is put together.
-    given: dict[int, Any] = {request.rid: ([], [], []) for request in requests}
+    """Run requests and abort some; return each request's tokens, logprobs and embedding, rounded.
+
+    Requests with odd ids are submitted a few steps later than the others. An aborted request returns None.
+    """
+    # Timing decides how steps divide a prompt into chunks, so the results of its chunks are joined.
+    results: dict[int, Any] = {request.rid: ([], [], []) for request in requests}
     ends: dict[int, Finished] = {}
     step = 0
     while engine.busy or step == 0:
@@ -75,17 +78,17 @@ def run(engine: Engine, requests: list[Request], abort: set[int] = frozenset()) 
         step += 1
         if output is not None:
             for rid, token in zip(output.rids.tolist(), output.tokens.tolist(), strict=True):
-                given[rid][0].append(token)
-            for part in output.side_outputs.logprobs:
-                given[part.rid][1].extend(np.round(part.values, 2).tolist())
-            for part in output.side_outputs.vectors:
-                given[part.rid][2].extend(np.round(part.vector, 2).tolist())
+                results[rid][0].append(token)
+            for item in output.side_outputs.logprobs:
+                results[item.rid][1].extend(np.round(item.values, 2).tolist())
+            for item in output.side_outputs.vectors:
+                results[item.rid][2].extend(np.round(item.vector, 2).tolist())
             ends |= {end.rid: end for end in output.finished}
         ends |= {end.rid: end for end in engine.drain_finished()}
         engine.drain_cache_events()
-    assert set(ends) == set(given)
+    assert set(ends) == set(results)
     assert engine.integrity_faults == 0
-    return {rid: None if rid in abort else given[rid] for rid in given}
+    return {rid: None if rid in abort else results[rid] for rid in results}
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -105,10 +108,12 @@ def test_answers_on_several_ranks_equal_those_on_one(
     with thread_ranks(tmp_path, 1, prefill_chunk_tokens=32, check_integrity=True) as engine:
         alone = run(engine, requested)
     for ranks in (2, 4, 8):
-        # Eight threads on few processors take long: one request of each kind.
-        some = requested if ranks < 8 else [*requested[: len(KINDS)], requested[-1]]
+        # Eight threads on a few CPU cores are slow, so they run only one request of each kind.
+        chosen_requests = requested if ranks < 8 else [*requested[: len(KINDS)], requested[-1]]
         with thread_ranks(tmp_path, ranks, prefill_chunk_tokens=32, check_integrity=True) as engine:
-            assert run(engine, some) == {request.rid: alone[request.rid] for request in some}, ranks
+            assert run(engine, chosen_requests) == {
+                request.rid: alone[request.rid] for request in chosen_requests
+            }, ranks
 
 
 def test_three_ranks_stay_consistent_when_requests_are_aborted(kit: SimpleNamespace, tmp_path: Path) -> None:
@@ -135,7 +140,7 @@ def test_grammars_constrain_output_on_several_ranks() -> None:
     demo = Path(__file__).parents[3] / "models" / "demo"
     grammar = Grammar(GrammarKind.REGEX, "[0-9]{4}-[0-9]{2}")
     sampling = SamplingParams(temperature=1.0, max_tokens=20, grammar=grammar)
-    given = {}
+    tokens_by_ranks = {}
     for ranks in (1, 2):
         with thread_ranks(demo, ranks) as engine:
             prompt = np.arange(10, 20, dtype=np.int32)
@@ -152,12 +157,12 @@ def test_grammars_constrain_output_on_several_ranks() -> None:
                         tokens[rid].append(token)
                 ends += engine.drain_finished()
             assert [end.reason for end in ends] == [FinishReason.STOP] * 3
-            given[ranks] = tokens
-    assert given[2] == given[1]
+            tokens_by_ranks[ranks] = tokens
+    assert tokens_by_ranks[2] == tokens_by_ranks[1]
 
 
 def followers() -> list[psutil.Process]:
-    """Return this process's rank processes that are still running."""
+    """Return the follower processes of this process that are still running."""
     results = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in results if "mizzen.server.ranks.follower" in child.cmdline()]
 
@@ -170,9 +175,9 @@ def test_each_follower_rank_is_a_process(kit: SimpleNamespace, tmp_path: Path) -
     for ranks in (1, 2, 3):
         with LLM(tmp_path, device="cpu", tensor=ranks, skip_tokenizer=True, kv_cache_tokens=1024) as llm:
             answers[ranks] = [answer.token_ids for answer in llm.generate(prompts, params)]
-            others = followers()
-            assert len(others) == ranks - 1
-        assert not any(other.is_running() for other in others)
+            follower_processes = followers()
+            assert len(follower_processes) == ranks - 1
+        assert not any(process.is_running() for process in follower_processes)
     assert answers[3] == answers[2] == answers[1]
 
 
@@ -180,7 +185,7 @@ def test_each_follower_rank_is_a_process(kit: SimpleNamespace, tmp_path: Path) -
 def test_a_killed_rank_fails_the_engine(
     number: signal.Signals, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mizzen.server.ranks.in_process.RANK_SECONDS", 3.0)
+    monkeypatch.setattr("mizzen.server.ranks.in_process.RANK_DEADLINE_SECONDS", 3.0)
     kit.save_model(tmp_path, "llama", **SHAPE)
     llm = LLM(tmp_path, device="cpu", tensor=2, skip_tokenizer=True, kv_cache_tokens=1024)
     (follower,) = followers()
@@ -188,7 +193,7 @@ def test_a_killed_rank_fails_the_engine(
     llm.engine.submit(Request(rid=1, prompt=kit.tokens(5), sampling=sampling))
     llm.engine.step(0.0)
     os.kill(follower.pid, number)
-    why = "ended with code -9" if number == signal.SIGKILL else "has not run for"
+    why = "exited unexpectedly with code -9" if number == signal.SIGKILL else "has not run for"
     with pytest.raises(StepFailed, match=rf"rank 1 .*{why}"):
         while True:
             llm.engine.step(0.0)
@@ -216,25 +221,29 @@ def test_errors_name_heads_that_ranks_do_not_divide(total: int, ranks: int, rule
         Axis(0, ranks).shard(total, "heads")
 
 
-def test_several_ranks_share_a_kv_head_if_there_are_few() -> None:
+def test_ranks_share_kv_heads_if_there_are_fewer_heads_than_ranks() -> None:
     assert [Axis(rank, 8).replicated_shard(2, "heads") for rank in (0, 3, 4, 7)] == [
         slice(0, 1),
         slice(0, 1),
         slice(1, 2),
         slice(1, 2),
     ]
-    with pytest.raises(ValueError, match=r"heads \(3\) must divide the tensor ranks \(8\)"):
+    with pytest.raises(ValueError, match=r"heads \(3\), being fewer than the tensor ranks \(8\), must"):
         Axis(0, 8).replicated_shard(3, "heads")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("total", [1, 7, 8, 157, 160])
 def test_padded_shards_cover_every_row_once(total: int, ranks: int) -> None:
-    parts = [Axis(rank, ranks).padded_shard(total, 8) for rank in range(ranks)]
-    retained = [index for _, part in parts for index in range(part.start, part.stop)]
+    shards = [Axis(rank, ranks).padded_shard(total, 8) for rank in range(ranks)]
+    retained = [index for _, rows in shards for index in range(rows.start, rows.stop)]
     assert retained == list(range(total))
-    assert len({room for room, _ in parts}) == 1
-    assert all(rank * room == part.start for rank, (room, part) in enumerate(parts) if part.stop > part.start)
+    assert len({shard_rows for shard_rows, _ in shards}) == 1
+    assert all(
+        rank * shard_rows == rows.start
+        for rank, (shard_rows, rows) in enumerate(shards)
+        if rows.stop > rows.start
+    )
 
 
 def test_ranks_use_the_minimum_of_pages_and_reject_uneven_memory() -> None:

@@ -1,4 +1,4 @@
-"""The fair queue of grammar compilations: tenants share its time and its places."""
+"""The fair queue of grammar compilations divides compile time and queue capacity between tenants."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def test_waiting_tenants_times_differ_by_at_most_one_item_of_each(
     for tenant, items in enumerate(costs):
         for number in range(len(items)):
             turns.add_waiter(tenant, (tenant, number))
-    used, left = [0.0] * len(costs), [len(items) for items in costs]
+    used, remaining = [0.0] * len(costs), [len(items) for items in costs]
     while taken := turns.pop_next():
         tenant, (_, number) = taken
-        assert number == len(costs[tenant]) - left[tenant], "a tenant's own go in order"
+        assert number == len(costs[tenant]) - remaining[tenant], "items of one tenant are out of order"
         used[tenant] += costs[tenant][number]
-        left[tenant] -= 1
+        remaining[tenant] -= 1
         turns.charge(tenant, costs[tenant][number])
-        waiting = [one for one, count in enumerate(left) if count]
-        for one, other in product(waiting, waiting):
-            assert abs(used[one] - used[other]) <= max(costs[one]) + max(costs[other]) + 1e-6
-    assert not any(left)
+        waiting = [first for first, count in enumerate(remaining) if count]
+        for first, second in product(waiting, waiting):
+            assert abs(used[first] - used[second]) <= max(costs[first]) + max(costs[second]) + 1e-6
+    assert not any(remaining)
 
 
 @given(st.integers(1, 50), st.floats(0.001, 100.0))
@@ -95,8 +95,8 @@ def regex(text: str) -> Grammar:
     return Grammar(GrammarKind.REGEX, text)
 
 
-class Watched:
-    """A compiler with one worker, and the grammars that it compiles, in order."""
+class WatchedCompiler:
+    """A compiler with one worker; `order` lists the grammars that it has started to compile."""
 
     def __init__(self, folder: Path, **options: int) -> None:
         gk.save_tokenizer(folder)
@@ -108,51 +108,51 @@ class Watched:
         return self._compile(grammar, lane)
 
     @contextmanager
-    def flooded(self) -> Iterator[list[Grammar]]:
-        """Let tenant 7 request four grammars and start the first; nothing completes in the block."""
+    def flood_queue(self) -> Iterator[list[Grammar]]:
+        """Queue four grammars of tenant 7 and start the first; while the block runs, none completes."""
         with self.compiler._sandbox._lock:
             flood = [regex(f"flood{number}") for number in range(4)]
-            assert [self.compiler.find_or_compile(one, 7) for one in flood] == [None] * 4
+            assert [self.compiler.find_or_compile(grammar, 7) for grammar in flood] == [None] * 4
             gk.wait(lambda: self.order)
             yield flood
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
-    made: list[Watched] = []
+def watched(tmp_path: Path) -> Iterator[Callable[..., WatchedCompiler]]:
+    compilers: list[WatchedCompiler] = []
 
-    def make(**options: int) -> Watched:
-        made.append(Watched(tmp_path, **options))
-        return made[-1]
+    def make(**options: int) -> WatchedCompiler:
+        compilers.append(WatchedCompiler(tmp_path, **options))
+        return compilers[-1]
 
     yield make
-    for one in made:
-        one.compiler.close()
+    for watched_compiler in compilers:
+        watched_compiler.compiler.close()
 
 
-def test_a_tenant_that_fills_the_queue_does_not_block_others(watched: Callable[..., Watched]) -> None:
-    it = watched(max_waiting=4)
-    with it.flooded() as flood:
-        assert it.compiler.find_or_compile(regex("quick"), 8) is None
-        away = it.compiler.find_or_compile(flood[3], 7)
+def test_a_tenant_that_fills_the_queue_does_not_block_others(watched: Callable[..., WatchedCompiler]) -> None:
+    watched_compiler = watched(max_waiting=4)
+    with watched_compiler.flood_queue() as flood:
+        assert watched_compiler.compiler.find_or_compile(regex("quick"), 8) is None
+        away = watched_compiler.compiler.find_or_compile(flood[3], 7)
         assert away is not None
         assert away.temporary
         assert "of one key" in away.error
-        rerun = it.compiler.find_or_compile(flood[3], 7)
+        rerun = watched_compiler.compiler.find_or_compile(flood[3], 7)
         assert rerun is not None
         assert rerun.temporary, "the tenant has most there already"
-    for one in (*flood[:3], regex("quick")):
-        assert gk.outcome(it.compiler, one).grammar
-    assert it.order == ["flood0", "quick", "flood1", "flood2"]
+    for grammar in (*flood[:3], regex("quick")):
+        assert gk.outcome(watched_compiler.compiler, grammar).grammar
+    assert watched_compiler.order == ["flood0", "quick", "flood1", "flood2"]
 
 
 def test_a_grammar_that_two_tenants_want_compiles_at_the_earlier_turn(
-    watched: Callable[..., Watched],
+    watched: Callable[..., WatchedCompiler],
 ) -> None:
-    it = watched()
-    with it.flooded() as flood:
-        assert it.compiler.find_or_compile(flood[3], 8) is None
-    for one in flood:
-        assert gk.outcome(it.compiler, one).grammar
-    assert it.order == ["flood0", "flood3", "flood1", "flood2"]
-    assert it.compiler.counts.compiled == 4
+    watched_compiler = watched()
+    with watched_compiler.flood_queue() as flood:
+        assert watched_compiler.compiler.find_or_compile(flood[3], 8) is None
+    for grammar in flood:
+        assert gk.outcome(watched_compiler.compiler, grammar).grammar
+    assert watched_compiler.order == ["flood0", "flood3", "flood1", "flood2"]
+    assert watched_compiler.compiler.counts.compiled == 4

@@ -1,4 +1,4 @@
-"""Grammar compilation: limited in time and memory, cached, and never at the engine's cost."""
+"""The grammar compile service limits time and memory, caches its results, and never blocks the engine."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def builder(folder: Path) -> GrammarBuilder:
 
 @pytest.fixture
 def compiler(folder: Path, request: pytest.FixtureRequest) -> Iterator[GrammarCompiler]:
-    made = gk.compiler(folder, **getattr(request, "param", {}))
-    yield made
-    made.close()
+    new_compiler = gk.compiler(folder, **getattr(request, "param", {}))
+    yield new_compiler
+    new_compiler.close()
 
 
 @pytest.mark.parametrize("compiler", [{"cache_bytes": 20_000, "max_rejections": 2}], indirect=True)
@@ -151,7 +151,7 @@ def test_texts_that_would_crash_a_parser_are_rejected(compiler: GrammarCompiler)
 def test_cancelling_removes_a_grammar_from_the_queue(folder: Path) -> None:
     compiler = gk.compiler(folder, workers=1, max_waiting=2)
     try:
-        with compiler._sandbox._lock:  # nothing is compiled as long as the test holds it
+        with compiler._sandbox._lock:  # while the test holds the lock, no grammar is compiled
             for text in ("one", "two"):
                 assert compiler.find_or_compile(regex(text)) is None
             full = compiler.find_or_compile(regex("three"))
@@ -169,13 +169,14 @@ def test_cancelling_removes_a_grammar_from_the_queue(folder: Path) -> None:
 def test_an_abandoned_grammar_frees_its_place_once_compiled(folder: Path) -> None:
     compiler = gk.compiler(folder, workers=1, max_waiting=1)
     try:
-        with compiler._sandbox._lock:  # nothing is compiled as long as the test holds it
+        with compiler._sandbox._lock:  # while the test holds the lock, no grammar is compiled
             assert compiler.find_or_compile(regex("left")) is None
             future = compiler._tasks[regex("left")].future
             gk.wait(future.running)
             compiler.cancel(regex("left"))
         gk.wait(future.done)
-        assert compiler.find_or_compile(regex("next")) is None  # it is compiled, not rejected
+        # The queue has a free place again, so the next grammar is not rejected.
+        assert compiler.find_or_compile(regex("next")) is None
         assert gk.outcome(compiler, regex("next")).grammar
         assert compiler.find_or_compile(regex("left")) is not None  # cached for the next request
         assert not compiler._abandoned
@@ -211,7 +212,7 @@ def test_the_engine_does_not_repeat_the_sandboxs_checks(
 
 
 def endless(number: int) -> Grammar:
-    """Return a schema whose check tries a pattern for longer than any time limit."""
+    """Return the schema number `number` whose validation exceeds any time limit: its pattern backtracks."""
     names, pattern = {"a" * 60 + str(number): {}}, {"^(a|a)*b$": {}}
     schema = {"type": "object", "properties": names, "patternProperties": pattern}
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
@@ -226,7 +227,7 @@ def test_slow_grammars_do_not_delay_quick_ones(folder: Path) -> None:
         assert all(compiler.find_or_compile(endless(number)) is None for number in range(2))
         assert gk.outcome(compiler, regex("another")).grammar
     finally:
-        compiler.close()  # ends what is tried, too: it would take another quarter of an hour
+        compiler.close()  # also kills the running compilation, which would take another 15 minutes
 
 
 def test_many_slow_grammars_leave_places_for_quick_ones(folder: Path) -> None:
@@ -241,16 +242,16 @@ def test_many_slow_grammars_leave_places_for_quick_ones(folder: Path) -> None:
     )
     try:
         slow = [endless(number) for number in range(10)]
-        assert all(compiler.find_or_compile(one) is None for one in slow)
+        assert all(compiler.find_or_compile(grammar) is None for grammar in slow)
         turned_away = set()
 
         def settled() -> bool:
-            for one in slow:
-                outcome = None if one in turned_away else compiler.find_or_compile(one)
+            for grammar in slow:
+                outcome = None if grammar in turned_away else compiler.find_or_compile(grammar)
                 if outcome is not None:
                     assert outcome.temporary
                     assert "slow grammars wait" in outcome.error
-                    turned_away.add(one)
+                    turned_away.add(grammar)
             return len(turned_away) >= 2
 
         compiler.find_or_compile(regex("quick"))
@@ -281,12 +282,12 @@ def test_a_grammar_is_retried_if_its_sandbox_dies(folder: Path) -> None:
 
 
 def test_models_without_end_token_or_tokenizer_reject_grammars(folder: Path, tmp_path: Path) -> None:
-    for made, part in (
+    for new_compiler, reason in (
         (GrammarCompiler(str(folder), gk.VOCABULARY, ()), "no end token"),
         (GrammarCompiler(str(tmp_path), gk.VOCABULARY, (gk.EOS,)), "no tokenizer.json"),
     ):
-        assert part in gk.outcome(made, regex("a")).error
-        made.close()
+        assert reason in gk.outcome(new_compiler, regex("a")).error
+        new_compiler.close()
 
 
 def test_a_compiled_grammar_pickles_as_the_plain_one(builder: GrammarBuilder) -> None:
@@ -295,8 +296,8 @@ def test_a_compiled_grammar_pickles_as_the_plain_one(builder: GrammarBuilder) ->
     assert hash(regex("a+")) == hash(Grammar(GrammarKind.REGEX, "a+"))
 
 
-class Bench:
-    """Masks on the host, and the tokens that they allow."""
+class MaskBench:
+    """Grammar masks on the CPU, driven step by step; `allowed` returns the tokens that they allow."""
 
     def __init__(self, builder: GrammarBuilder, **limits: float) -> None:
         self.builder = builder
@@ -313,9 +314,9 @@ class Bench:
         self.masks.add_launched_step(np.array(slots), lambda: tokens)
 
     def allowed(self, slots: list[int]) -> list[set[int]]:
-        bits = self.masks.update_bitmasks(np.array(slots), np.zeros(len(slots), np.int64)).numpy()[slots]
+        mask = self.masks.update_bitmasks(np.array(slots), np.zeros(len(slots), np.int64)).numpy()[slots]
         self.masks.mark_applied()
-        rows = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
+        rows = np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little")
         return [set(np.flatnonzero(row).tolist()) for row in rows]
 
 
@@ -323,8 +324,8 @@ def ids(text: bytes) -> set[int]:
     return {4 + byte for byte in text}
 
 
-def test_masks_follow_each_slot_and_a_failure_affects_only_its_own(builder: GrammarBuilder) -> None:
-    bench = Bench(builder)
+def test_masks_follow_each_slot_and_a_failure_affects_only_its_own_slot(builder: GrammarBuilder) -> None:
+    bench = MaskBench(builder)
     bench.start(3, "xyz")
     bad = bench.start(5, "[pq]+")
     bench.start(8, "hi!", b"h")
@@ -343,8 +344,8 @@ def test_masks_follow_each_slot_and_a_failure_affects_only_its_own(builder: Gram
     assert not bench.masks.drain_failures()
 
 
-def test_only_the_slow_row_fails(builder: GrammarBuilder) -> None:
-    bench = Bench(builder, mask_seconds=0.0)
+def test_only_the_row_with_a_slow_mask_fails(builder: GrammarBuilder) -> None:
+    bench = MaskBench(builder, mask_seconds=0.0)
     bench.start(1, "[pq]+")
     bench.allowed([1])  # slower than 0 s: from now on rows are timed one by one
     slow = bench.start(2, "(a|b|c|[d-z]){1,60}")
@@ -352,8 +353,8 @@ def test_only_the_slow_row_fails(builder: GrammarBuilder) -> None:
     assert slow in [grammar for grammar, _ in bench.masks.drain_failures()]
 
 
-def test_masks_are_counted(builder: GrammarBuilder) -> None:
-    bench = Bench(builder)
+def test_filled_masks_are_counted(builder: GrammarBuilder) -> None:
+    bench = MaskBench(builder)
     bench.start(0, "ab")
     bench.allowed([0])
     assert bench.masks._counts.masks == 1

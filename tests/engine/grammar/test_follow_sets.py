@@ -1,4 +1,4 @@
-"""Lookaheads passed to the compiler leave masks unchanged and save it work."""
+"""Lookaheads passed to the grammar compiler leave all masks unchanged and reduce the compiler's work."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def with_followers(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
 
 
 def bodies(later: tuple[str, ...]) -> st.SearchStrategy[str]:
-    """Strategy of rule bodies that reference later rules, and any rule after a letter.
+    """Generate bodies of a rule; they may begin with rules in `later`, and use any rule after a letter.
 
-    The compiler itself crashes on left-recursive rules.
+    Rules are never left-recursive, because these crash the compiler.
     """
     named = (*later, *(f'"b" {name}' for name in NAMES))
     parts = st.lists(st.sampled_from((*ATOMS, *named)), min_size=1, max_size=3).map(" ".join)
@@ -83,22 +83,22 @@ def check_same_masks(grammar: xgrammar.Grammar, seed: int, steps: int = 30) -> N
     for _ in range(steps):
         allowed = mask(plain)
         assert mask(subject) == allowed
-        others = [token for token in allowed if token != END]
-        if not others:
+        continuing = [token for token in allowed if token != END]
+        if not continuing:
             return
-        token = int(rng.choice(others))
+        token = int(rng.choice(continuing))
         assert plain.accept_token(token)
         assert subject.accept_token(token)
 
 
 @settings(max_examples=100)
 @given(BODIES, st.integers(0, 2**32))
-def test_lookaheads_change_no_mask_of_any_grammar(made: tuple[str, ...], seed: int) -> None:
-    rules = [f"{name} ::= {body}" for name, body in zip(("root", *NAMES), made, strict=True)]
+def test_lookaheads_change_no_mask_of_any_grammar(bodies_of_rules: tuple[str, ...], seed: int) -> None:
+    rules = [f"{name} ::= {body}" for name, body in zip(("root", *NAMES), bodies_of_rules, strict=True)]
     try:
         grammar = xgrammar.Grammar.from_ebnf("\n".join(rules))
         COMPILER.compile_grammar(grammar)
-    except RuntimeError:  # rules that call themselves without an end
+    except RuntimeError:  # rules with infinite recursion
         return
     check_same_masks(grammar, seed)
 
@@ -118,13 +118,15 @@ def test_lookaheads_change_no_mask_of_tags_regexes_and_schemas(seed: int) -> Non
 
 def test_follow_sets_reduce_the_tokens_tried_per_mask() -> None:
     plain, helped = (
-        COMPILER.compile_grammar(one)
-        for one in (RECORDS, with_followers(xgrammar.Grammar.from_ebnf(RECORDS)))
+        COMPILER.compile_grammar(grammar)
+        for grammar in (RECORDS, with_followers(xgrammar.Grammar.from_ebnf(RECORDS)))
     )
     without = [rule for rule in str(plain.grammar).split("\n") if rule and "(=" not in rule]
     assert len(without) > 3
-    left = [rule.split()[0] for rule in str(helped.grammar).split("\n") if rule and "(=" not in rule]
-    assert left == ["root"] or set(left) <= {"root"}
+    rules_without_followers = [
+        rule.split()[0] for rule in str(helped.grammar).split("\n") if rule and "(=" not in rule
+    ]
+    assert rules_without_followers == ["root"] or set(rules_without_followers) <= {"root"}
     assert "(=([ ,}]))" in str(helped.grammar)
 
 

@@ -1,4 +1,4 @@
-"""Masks that are refilled only when they change equal masks that are filled every time."""
+"""Masks that are filled again only when they change equal masks that are filled at every step."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledGrammar]:
     gk.save_tokenizer(folder)
     target = GrammarTarget(folder=str(folder), vocab_size=gk.VOCABULARY, end_token_ids=(gk.EOS,))
     builder = GrammarBuilder(target, threads=1, nesting=64)
-    return [CompiledGrammar(one.kind, one.text, builder.compile(one)) for one in GRAMMARS]
+    return [CompiledGrammar(grammar.kind, grammar.text, builder.compile(grammar)) for grammar in GRAMMARS]
 
 
 def masks() -> GrammarMasks:
@@ -67,7 +67,7 @@ def masks() -> GrammarMasks:
 
 
 def started(grammar: CompiledGrammar, number: int) -> tuple[GrammarMasks, np.ndarray]:
-    """Return masks with `count` slots at the start of a grammar, and their slots."""
+    """Return masks in which `number` slots are at the start of a grammar, and these slots."""
     subject, slots = masks(), np.arange(number)
     for slot in slots.tolist():
         subject.start_slot(slot, grammar.for_request(slot), np.empty(0, np.int32))
@@ -81,7 +81,7 @@ def allowed(row: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, len(GRAMMARS) - 1), min_size=1, max_size=6))
-def test_rows_equal_masks_filled_every_time(
+def test_refilled_rows_equal_masks_filled_at_every_step(
     compiled: list[CompiledGrammar], seed: int, kinds: list[int]
 ) -> None:
     rng, subject = np.random.default_rng(seed), masks()
@@ -90,7 +90,7 @@ def test_rows_equal_masks_filled_every_time(
         subject.start_slot(slot, compiled[kind], np.empty(0, np.int32))
         plain[slot] = xgrammar.GrammarMatcher(compiled[kind].compiled)
     for _ in range(40):
-        slots = rng.permutation([slot for slot, one in plain.items() if one is not None])
+        slots = rng.permutation([slot for slot, matcher in plain.items() if matcher is not None])
         if not len(slots):
             return
         bits = subject.update_bitmasks(slots, np.zeros(len(slots), np.int64)).numpy()
@@ -99,10 +99,10 @@ def test_rows_equal_masks_filled_every_time(
             expected = np.zeros((1, WORDS), np.int32)
             plain[slot].fill_next_token_bitmask(expected)
             assert allowed(bits[slot]).tolist() == allowed(expected[0]).tolist()
-            # An end is drawn seldom, so that rows stay within their grammars.
+            # The end token is rarely sampled, so that most rows stay within their grammars.
             choices = allowed(expected[0])
-            others = choices[choices != gk.EOS]
-            token = int(rng.choice(others if len(others) and rng.random() < 0.97 else choices))
+            continuing = choices[choices != gk.EOS]
+            token = int(rng.choice(continuing if len(continuing) and rng.random() < 0.97 else choices))
             drawn.append(token)
             plain[slot].accept_token(token)
             if plain[slot].is_terminated():
@@ -153,12 +153,12 @@ def test_slow_rows_are_spread_over_threads_and_filled_once(rows: int) -> None:
         threads.add(threading.get_ident())
         if rows > 1 and len(filled) < 2:
             filled.extend(batch)
-            both.wait(60)  # the caller is held until another has come
+            both.wait(60)  # the first call blocks until a second one has arrived
         else:
             filled.extend(batch)
 
     try:
-        fillers._row_seconds = 1.0  # the step before was slow
+        fillers._row_seconds = 1.0  # the previous step was slow
         fillers.fill_rows(list(range(rows)), fill)
         assert sorted(filled) == list(range(rows))
         assert len(threads) == 0 if not rows else len(threads) >= min(rows, 2)

@@ -1,4 +1,4 @@
-"""JSON Schema is enforced completely or rejected by keyword; jsonschema checks random texts."""
+"""A JSON Schema is enforced completely or rejected with the keyword; jsonschema validates sampled texts."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ REFUSED: list[tuple[Any, str]] = [
 @pytest.fixture(scope="module")
 def builder() -> GrammarBuilder:
     class Bytes(GrammarBuilder):
-        """ASCII and é, one token per byte: validators disagree about other letters."""
+        """One token per byte of ASCII and é; validators disagree about other letters."""
 
         def __init__(self) -> None:
             self._target = GrammarTarget(folder="", vocab_size=VOCABULARY, end_token_ids=(EOS,))
@@ -173,25 +173,25 @@ def test_accepted_schemas_are_enforced(schema: Any, builder: GrammarBuilder) -> 
     rng = random.Random(text)
     results = [results for results in (sample(compiled, rng) for _ in range(ROUNDS)) if results is not None]
     assert results
-    for one in results:
-        validator(text).validate(json.loads(one))
+    for sampled in results:
+        validator(text).validate(json.loads(sampled))
 
 
-@pytest.mark.parametrize(("schema", "part"), REFUSED, ids=lambda value: json.dumps(value)[:60])
-def test_unenforced_keywords_are_rejected_by_name(schema: Any, part: str, builder: GrammarBuilder) -> None:
+@pytest.mark.parametrize(("schema", "keyword"), REFUSED, ids=lambda value: json.dumps(value)[:60])
+def test_unenforced_keywords_are_rejected_by_name(schema: Any, keyword: str, builder: GrammarBuilder) -> None:
     with pytest.raises(GrammarError) as refusal:
         builder.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
-    assert part in str(refusal.value)
+    assert keyword in str(refusal.value)
 
 
 def test_json_objects_have_no_whitespace(builder: GrammarBuilder) -> None:
     compiled = builder.compile(Grammar(GrammarKind.JSON_OBJECT))
     rng = random.Random(1)
     for _ in range(60):
-        one = sample(compiled, rng)
-        if one is not None:
-            assert isinstance(json.loads(one), dict)
-            assert not re.search(r'[]}"0-9el](, | :|: )', re.sub(r'"([^"\\]|\\.)*"', '""', one))
+        text = sample(compiled, rng)
+        if text is not None:
+            assert isinstance(json.loads(text), dict)
+            assert not re.search(r'[]}"0-9el](, | :|: )', re.sub(r'"([^"\\]|\\.)*"', '""', text))
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_regular_expressions_match_whole_texts(pattern: str, builder: GrammarBui
         results for results in (sample(compiled, rng, 60) for _ in range(ROUNDS)) if results is not None
     ]
     assert results
-    for one in results:
-        assert re.fullmatch(pattern.removeprefix("^").removesuffix("$"), one, re.ASCII)
+    for text in results:
+        assert re.fullmatch(pattern.removeprefix("^").removesuffix("$"), text, re.ASCII)
 
 
 @pytest.mark.parametrize("pattern", ["a^", "a$b", "(a$|b)c"])
@@ -237,5 +237,5 @@ def test_structural_tags_bound_strings_without_control_characters(builder: Gramm
     rng = random.Random(3)
     results = [results for results in (sample(compiled, rng) for _ in range(ROUNDS)) if results is not None]
     assert results
-    for one in results:
-        jsonschema.validate(json.loads(one.removeprefix("<").removesuffix(">")), schema)
+    for sampled in results:
+        jsonschema.validate(json.loads(sampled.removeprefix("<").removesuffix(">")), schema)

@@ -1,4 +1,4 @@
-"""Structured output of whole engines; random logits are the hardest case, because they never prefer it."""
+"""Structured output of whole engines with random weights, whose logits never favor valid output."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ GRAMMARS = {
 
 
 def conforms(kind: GrammarKind, text: bytes) -> None:
-    """Check a complete text independently of the engine."""
+    """Check that a complete text conforms to the grammar of its kind, independently of the engine."""
     if kind is GrammarKind.JSON_OBJECT:
         value = json.loads(text)
         assert isinstance(value, dict)
@@ -97,9 +97,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiler(folder: Path) -> Iterator[GrammarCompiler]:
-    made = gk.compiler(folder)
-    yield made
-    made.close()
+    new_compiler = gk.compiler(folder)
+    yield new_compiler
+    new_compiler.close()
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def params(folder: Path, grammar: Grammar | None, i: int, **fields: object) -> S
         {"temperature": 0.8, "min_p": 0.01, "frequency_penalty": 0.3},
     ]
     bias = gk.closing(folder) if grammar is not None else ()
-    given = {"max_tokens": 160, "logit_bias": bias, "grammar": grammar, **kinds[i % 4], **fields}
-    return SamplingParams(**given)  # type: ignore[arg-type]
+    fields_of_request = {"max_tokens": 160, "logit_bias": bias, "grammar": grammar, **kinds[i % 4], **fields}
+    return SamplingParams(**fields_of_request)  # type: ignore[arg-type]
 
 
 def traffic(kit: SimpleNamespace, folder: Path, rounds: int = 4) -> list[Request]:
@@ -160,7 +160,9 @@ def test_batching_overlap_chunks_and_preemption_change_no_token(
     requests = traffic(kit, model, rounds=2)
     long = [params(model, GRAMMARS[GrammarKind.EBNF], i, logit_bias=()) for i in range(4)]
     prompts = [kit.tokens(4, seed=100 + i, vocab=250) for i in range(len(long))]
-    requests = gk.requests_of(prompts, long, first=len(requests)) + requests  # these cannot all stay
+    requests = (
+        gk.requests_of(prompts, long, first=len(requests)) + requests
+    )  # too few pages for all running requests
     plain, plain_ends = gk.run(
         gk.make(model, compiler, steps_in_flight=1, max_running_requests=1, prefix_cache="none"), requests
     )
@@ -182,21 +184,21 @@ def test_a_request_resumes_where_another_engine_stopped(
     kit: SimpleNamespace, model: Path, compiler: GrammarCompiler
 ) -> None:
     requests = [request for request in traffic(kit, model, rounds=1) if request.sampling.grammar]
-    whole, ends = gk.run(gk.make(model, compiler), requests)
+    uninterrupted, ends = gk.run(gk.make(model, compiler), requests)
     resumed = []
     for request in requests:
-        known = whole[request.rid][: max(1, len(whole[request.rid]) // 2)]
-        prompt = np.concatenate([request.prompt, np.array(known, np.int32)])
+        first_half = uninterrupted[request.rid][: max(1, len(uninterrupted[request.rid]) // 2)]
+        prompt = np.concatenate([request.prompt, np.array(first_half, np.int32)])
         resumed.append(
             Request(
                 rid=request.rid, prompt=prompt, sampling=request.sampling, seed=request.seed,
-                generated=len(known),
+                generated=len(first_half),
             )
         )  # fmt: skip
     rerun, resumed_ends = gk.run(gk.make(model, compiler), resumed)
     for request in resumed:
         rid = request.rid
-        assert rerun[rid] == whole[rid][request.generated :]
+        assert rerun[rid] == uninterrupted[rid][request.generated :]
         assert resumed_ends[rid].reason is ends[rid].reason
 
 
@@ -223,7 +225,9 @@ def test_grammars_combine_with_min_tokens_stop_tokens_and_ignore_eos(
     nine = 4 + ord("9")
     each = [
         SamplingParams(grammar=digits, min_tokens=9, **hot),
-        SamplingParams(grammar=exact, min_tokens=9, **hot),  # where an end alone is possible, it is drawn
+        SamplingParams(
+            grammar=exact, min_tokens=9, **hot
+        ),  # if the grammar allows only an end token, it is sampled
         SamplingParams(grammar=digits, ignore_eos=True, **hot),
         SamplingParams(
             grammar=digits, stop_token_ids=(nine,), max_tokens=60, logit_bias=((gk.EOS, -100.0), (nine, 1.0))
@@ -246,7 +250,7 @@ def test_a_compilation_does_not_delay_others_and_can_be_aborted(
     free = traffic(kit, model, rounds=1)[5]
     unknown = Grammar(GrammarKind.REGEX, "(abort|me)+")
     waiting = Request(rid=77, prompt=free.prompt, sampling=params(model, unknown, 1))
-    with compiler._sandbox._lock:  # nothing is compiled as long as the test holds it
+    with compiler._sandbox._lock:  # while the test holds the lock, no grammar is compiled
         engine.submit(waiting)
         tokens: list[int] = []
         engine.submit(free)
@@ -287,21 +291,23 @@ def test_an_invalid_grammar_is_rejected_before_it_runs(
     tokens, ends = gk.run(engine, gk.requests_of([kit.tokens(5, vocab=250)] * 5, each))
     assert not any(tokens.values())
     reasons = [ends[i].message for i in range(5)]
-    for reason, part in zip(reasons, ('"type" at /', "parenthesis", '"other"', "odd", "bytes"), strict=True):
+    for reason, expected in zip(
+        reasons, ('"type" at /', "parenthesis", '"other"', "odd", "bytes"), strict=True
+    ):
         assert reason.startswith("grammar: ")
-        assert part in reason
+        assert expected in reason
     assert all(end.refused and end.reason is FinishReason.ERROR for end in ends.values())
     assert engine.grammar_counts.refused == refused + 5
 
 
 def test_cached_grammars_are_reused(kit: SimpleNamespace, model: Path, compiler: GrammarCompiler) -> None:
     engine, before = gk.make(model, compiler), copy.copy(compiler.counts)
-    made = [SamplingParams(grammar=Grammar(GrammarKind.REGEX, "find me"), max_tokens=4, temperature=0)] * 3
+    params = [SamplingParams(grammar=Grammar(GrammarKind.REGEX, "find me"), max_tokens=4, temperature=0)] * 3
     prompts = [kit.tokens(5, vocab=250)] * 3
-    gk.run(engine, gk.requests_of(prompts, made), close=False)
+    gk.run(engine, gk.requests_of(prompts, params), close=False)
     counts = engine.grammar_counts
     assert (counts.compiled - before.compiled, counts.hits - before.hits) == (1, 0)
-    gk.run(engine, gk.requests_of(prompts, made, first=10))
+    gk.run(engine, gk.requests_of(prompts, params, first=10))
     assert (counts.compiled - before.compiled, counts.hits - before.hits) == (1, 3)
     assert counts.compile_seconds > before.compile_seconds
     assert counts.masks > before.masks

@@ -1,4 +1,4 @@
-"""Tests of tests/gpu that run without a GPU, in Triton's interpreter."""
+"""Runs the tests of tests/gpu that need no GPU, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 LOGPROBS = (
     "test_kernels_equal_the_eager_reference",
     "test_extreme_logits_have_log_probabilities",
-    "test_a_steps_rows_report_the_eager_references_log_probabilities",
+    "test_rows_of_a_step_report_the_log_probabilities_of_the_eager_reference",
     "test_a_shrunken_batch_reports_only_its_own_rows",
     "test_captured_row_counts_end_with_the_largest_batch",
 )
@@ -30,7 +30,7 @@ KERNELS = (
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them on the GPU")
-def test_kernels_equal_their_plain_twins_in_the_interpreter() -> None:
+def test_kernels_equal_plain_operations_in_the_interpreter() -> None:
     pytest.importorskip("triton", reason="this PyTorch comes without Triton")
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *KERNELS],

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: its folder, and its files."""
+"""The cache of compiled kernels: the choice of its folder, and the safety of its files."""
 
 from __future__ import annotations
 

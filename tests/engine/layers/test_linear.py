@@ -1,4 +1,4 @@
-"""Linear layers: GEMMs that add to the residual stream equal a GEMM and a separate addition."""
+"""Linear layers: a GEMM that adds to the residual stream equals a GEMM followed by an addition."""
 
 from __future__ import annotations
 
@@ -22,54 +22,56 @@ from mizzen.layers.linear import MIN_FUSED_ADD_ROWS, RowParallelLinear, SmallBat
 from mizzen.models.registry import read_config
 
 
-class Pair:
+class FirstOfTwoRanks:
     """The first of two ranks, with only the attributes that layers read."""
 
     size, rank = 2, 0
 
 
 def layer(*, bias: bool = False, fused: bool = True, **build: object) -> RowParallelLinear:
-    made = BuildContext(device=torch.device("cpu"), dtype=torch.float64, fused=fused, **build)  # type: ignore[arg-type]
-    found = RowParallelLinear(made, "down_proj", 24, 40, bias)
+    context = BuildContext(device=torch.device("cpu"), dtype=torch.float64, fused=fused, **build)  # type: ignore[arg-type]
+    linear = RowParallelLinear(context, "down_proj", 24, 40, bias)
     generator = torch.Generator().manual_seed(0)
-    found.method.weight.normal_(generator=generator)  # type: ignore[attr-defined]
-    return found
+    linear.method.weight.normal_(generator=generator)  # type: ignore[attr-defined]
+    return linear
 
 
 def test_large_batches_are_added_to_the_residual_in_place() -> None:
     down = layer()
     for count in (1, MIN_FUSED_ADD_ROWS - 1, MIN_FUSED_ADD_ROWS, MIN_FUSED_ADD_ROWS + 7):
         x, residual = torch.randn(count, 40, dtype=torch.float64), torch.randn(count, 24, dtype=torch.float64)
-        wanted, before = residual + down(x), residual.clone()
+        expected, original = residual + down(x), residual.clone()
         term = down.add_to_residual(residual, x)
         if count < MIN_FUSED_ADD_ROWS:
-            assert term is not None and torch.equal(residual, before)
+            assert term is not None and torch.equal(residual, original)
             residual = residual + term
         else:
             assert term is None
-        torch.testing.assert_close(residual, wanted)
+        torch.testing.assert_close(residual, expected)
 
 
 @pytest.mark.parametrize(
-    "how", [{"bias": True}, {"fused": False}, {"collectives": Pair()}], ids=["bias", "plain", "ranks"]
+    "build",
+    [{"bias": True}, {"fused": False}, {"collectives": FirstOfTwoRanks()}],
+    ids=["with bias", "not fused", "several ranks"],
 )
-def test_layers_that_cannot_fuse_the_addition_return_a_term(how: dict[str, object]) -> None:
-    down = layer(**how)  # type: ignore[arg-type]
+def test_layers_that_cannot_fuse_the_addition_return_a_term(build: dict[str, object]) -> None:
+    down = layer(**build)  # type: ignore[arg-type]
     residual = torch.zeros(2 * MIN_FUSED_ADD_ROWS, 24, dtype=torch.float64)
     term = down.add_to_residual(residual, torch.ones(2 * MIN_FUSED_ADD_ROWS, 40, dtype=torch.float64))
     assert term is not None and term.shape == residual.shape
     assert not residual.any()
 
 
-class Adapted(UnquantizedLinear):
-    """A linear method that computes more than a linear_layer with its weight."""
+class AdaptedLinear(UnquantizedLinear):
+    """A linear method whose result is not just a GEMM with its weight, as with an adapter."""
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return super().apply(x, out) + 1000
 
 
 def test_other_linear_methods_are_never_bypassed() -> None:
-    down = layer(make_linear=Adapted)
+    down = layer(make_linear=AdaptedLinear)
     residual = torch.zeros(MIN_FUSED_ADD_ROWS, 24, dtype=torch.float64)
     term = down.add_to_residual(residual, torch.zeros(MIN_FUSED_ADD_ROWS, 40, dtype=torch.float64))
     assert term is not None and (term == 1000).all()
@@ -79,7 +81,7 @@ def test_other_linear_methods_are_never_bypassed() -> None:
 def test_fused_additions_leave_a_models_residual_stream_unchanged(
     family: str, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every layer, including the last, where only the sampled rows continue after the attention."""
+    """The stream is compared in every layer; in the last, only the sampled rows remain after attention."""
     kit.save_model(tmp_path, family)
     options = EngineOptions(
         model=str(tmp_path), device="cpu", max_running_requests=5, prefill_chunk_tokens=64, page_size=4
@@ -100,10 +102,10 @@ def test_fused_additions_leave_a_models_residual_stream_unchanged(
     monkeypatch.setattr(model, "logits", lambda hidden, *out: streams.append(hidden) or logits(hidden, *out))
     assert not any(
         linear_layer.fused_add_method for linear_layer in row_parallel
-    )  # on a CPU, where nothing is fused
+    )  # additions are not fused on a CPU
     for linear_layer in row_parallel:
         linear_layer.fused_add_method = linear_layer.method
-    for min_rows in (1000, 1, 6):  # none, all, all but behind the last attention
+    for min_rows in (1000, 1, 6):  # fused: no layer, every layer, every layer except after the last attention
         monkeypatch.setattr(linear, "MIN_FUSED_ADD_ROWS", min_rows)
         state = SlotState(5, 16, Uploader(torch.device("cpu")), vocab=config.vocab_size)
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""RoPE extensions yarn and dynamic: frequencies equal those of Transformers, contexts are extended."""
+"""RoPE scaling `yarn` and `dynamic`: frequencies equal those of Transformers, and contexts are extended."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ],
     ids=str,
 )
-def test_yarn_equals_transformers(more: dict[str, Any]) -> None:
+def test_yarn_frequencies_equal_transformers(more: dict[str, Any]) -> None:
     rope = parse_config(Fields({**SHAPE, "rope_scaling": {**YARN, **more}})).rope
-    theirs = Qwen3Config(**SHAPE, head_dim=128, rope_parameters={**YARN, **more, "rope_theta": 1e6})
-    inverse, scale = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
+    config = Qwen3Config(**SHAPE, head_dim=128, rope_parameters={**YARN, **more, "rope_theta": 1e6})
+    inverse, scale = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
     torch.testing.assert_close(inverse_frequencies(rope, 128), inverse, rtol=1e-5, atol=0)
     assert rope.attention_factor == pytest.approx(scale)
 
@@ -60,19 +60,19 @@ def test_the_original_context_may_be_a_top_level_field() -> None:
     shape = {**SHAPE, "original_max_position_embeddings": 20000}
     scaling = {"rope_type": "yarn", "factor": 4.0}
     config = parse_config(Fields({**shape, "rope_scaling": scaling}))
-    theirs = Qwen3Config(**shape, head_dim=128, rope_parameters={**scaling, "rope_theta": 1e6})
-    inverse, _ = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
+    transformers_config = Qwen3Config(**shape, head_dim=128, rope_parameters={**scaling, "rope_theta": 1e6})
+    inverse, _ = ROPE_INIT_FUNCTIONS["yarn"](transformers_config, torch.device("cpu"))
     torch.testing.assert_close(inverse_frequencies(config.rope, 128), inverse, rtol=1e-5, atol=0)
     assert config.context_length == 80000
 
 
 @pytest.mark.parametrize("length", [100, 4096, 4097, 6000, 8192])
-def test_dynamic_equals_transformers_at_the_served_context(length: int) -> None:
+def test_dynamic_rope_equals_transformers_at_the_served_context(length: int) -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     shape = {**SHAPE, "max_position_embeddings": 4096}
     config = parse_config(Fields({**shape, "rope_scaling": scaling}))
-    theirs = Qwen3Config(**shape, head_dim=128, rope_parameters={**scaling, "rope_theta": 1e6})
-    inverse, scale = ROPE_INIT_FUNCTIONS["dynamic"](theirs, torch.device("cpu"), seq_len=length)
+    transformers_config = Qwen3Config(**shape, head_dim=128, rope_parameters={**scaling, "rope_theta": 1e6})
+    inverse, scale = ROPE_INIT_FUNCTIONS["dynamic"](transformers_config, torch.device("cpu"), seq_len=length)
     rope = config.with_context_length(length).rope
     torch.testing.assert_close(inverse_frequencies(rope, 128), inverse, rtol=1e-5, atol=0)
     assert (rope.attention_factor, scale) == (1.0, 1.0)
@@ -80,12 +80,14 @@ def test_dynamic_equals_transformers_at_the_served_context(length: int) -> None:
 
 
 def test_logits_with_dynamic_rope_equal_transformers(kit: SimpleNamespace, tmp_path: Path) -> None:
-    """With a prompt as long as the served context, to which both extend."""
+    """The prompt is as long as the served context, so both implementations scale to the same length."""
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    theirs = kit.save_model(tmp_path, "llama", max_position_embeddings=64, rope_parameters=scaling)
+    transformers_model = kit.save_model(
+        tmp_path, "llama", max_position_embeddings=64, rope_parameters=scaling
+    )
     bench, prompt = kit.Bench(tmp_path), kit.tokens(128)
-    got = bench.logits(bench.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
-    torch.testing.assert_close(got, kit.oracle(theirs, prompt), atol=1e-4, rtol=1e-4)
+    logits = bench.logits(bench.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
+    torch.testing.assert_close(logits, kit.oracle(transformers_model, prompt), atol=1e-4, rtol=1e-4)
     assert bench.model.config.context_length == 128
 
 
@@ -97,6 +99,6 @@ def test_logits_with_dynamic_rope_equal_transformers(kit: SimpleNamespace, tmp_p
         ({"truncate": "no"}, "truncate must be true or false"),
     ],
 )
-def test_invalid_parameters_are_named(changes: dict[str, Any], message: str) -> None:
+def test_invalid_rope_parameters_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(Fields({**SHAPE, "rope_scaling": {**YARN, **changes}}))

@@ -1,4 +1,4 @@
-"""The memory budget: KV pages beside steps, and the advice when a GPU's memory does not suffice."""
+"""The memory budget: KV pages next to the memory of steps, and advice if a GPU's memory is too small."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mizzen.engine.loading.memory_budget import GIB, MemoryNeed, MemoryShortage,
 
 NEED = MemoryNeed(token_bytes=1 << 20, step_bytes=2 * GIB)
 TOKENS = 8 << 10
-"""8 GiB of them."""
+"""Tokens whose KV cache takes 8 GiB."""
 
 
 def pages(device: str, free: float) -> int:
@@ -55,7 +55,7 @@ def test_a_model_that_does_not_fit_raises_memory_shortage(
 
 
 def test_graph_memory_is_the_drop_in_free_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that PyTorch caches does not count: it is released before and after."""
+    """Memory cached by PyTorch does not count, because it is released before and after the capture."""
     device = {"free": 70, "idle": 10}
 
     def give_back() -> None:

@@ -1,4 +1,4 @@
-"""The step used to measure memory is the largest that the options allow, and it runs."""
+"""The plan of the step that measures memory is the largest that the options allow, and can be executed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_largest_plan_has_the_most_tokens_and_samples(
 ) -> None:
     options = EngineOptions(model="m", max_running_requests=slots, prefill_chunk_tokens=chunk, page_size=page)
     plan = build_largest_plan(options, context)
-    tokens = sum(len(part.tokens) for part in plan.prefill)
+    tokens = sum(len(prefill_chunk.tokens) for prefill_chunk in plan.prefill)
     assert tokens >= min(chunk + slots, slots * (context - 1))
     assert plan.samples == slots == len(plan.starts)
     assert len(np.unique(plan.pages.pages)) == len(plan.pages.pages)
@@ -43,7 +43,9 @@ def test_the_largest_plan_has_the_most_tokens_and_samples(
     assert (retained * page >= len(plan.prefill[0].tokens)).all()
 
 
-def test_the_largest_plan_runs(kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_plan_can_be_executed(
+    kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kit.save_model(tmp_path, "qwen3")
     options = EngineOptions(
         model=str(tmp_path), device="cpu", max_running_requests=5, prefill_chunk_tokens=32, page_size=4
@@ -55,23 +57,29 @@ def test_the_largest_plan_runs(kit: SimpleNamespace, tmp_path: Path, monkeypatch
         model, 4, len(plan.pages.pages), prefill="reference", decode="reference"
     )
     state = SlotState(5, 16, upload, vocab=config.vocab_size)
-    ranked: list[torch.Tensor] = []
+    sorted_weights: list[torch.Tensor] = []
     rank = sampler.sort_weights
-    monkeypatch.setattr(sampler, "sort_weights", lambda *given: ranked.append(rank(*given)) or ranked[-1])
+    monkeypatch.setattr(
+        sampler, "sort_weights", lambda *given: sorted_weights.append(rank(*given)) or sorted_weights[-1]
+    )
     with torch.inference_mode():
         outcome = StepExecutor(model, attention, state, upload)(plan)
     assert outcome.tokens.shape == (5,)
-    [weights] = ranked
+    [weights] = sorted_weights
     assert weights.shape == (5, config.vocab_size), "all tokens are sorted, not only a few"
     assert outcome.side_outputs is not None
-    # Also of the prompts, except their first tokens: logits of many rows although few requests run.
-    output = [part for part in outcome.side_outputs.logprobs if part.requests[0].start_position is not None]
-    assert [len(part.packed) for part in output] == [len(plan.prefill[0].tokens) - 1] * 5
+    # All prompt tokens except the first have logprobs, so there are many rows of logits for few requests.
+    output = [
+        logprobs
+        for logprobs in outcome.side_outputs.logprobs
+        if logprobs.requests[0].start_position is not None
+    ]
+    assert [len(logprobs.packed) for logprobs in output] == [len(plan.prefill[0].tokens) - 1] * 5
     assert (state.lengths[:5] == len(plan.prefill[0].tokens)).all()
 
 
 def test_step_bytes_are_the_peak_without_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for PyTorch's allocator counts the bytes."""
+    """A fake of PyTorch's allocator statistics counts the bytes."""
     reserved = [1000]
     peaks: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
@@ -89,10 +97,10 @@ def test_step_bytes_are_the_peak_without_kv(monkeypatch: pytest.MonkeyPatch) -> 
     assert measure_step_bytes(make_step, plan, 100, torch.device("cuda")) == 77
 
 
-def test_cpu_and_several_ranks_use_the_estimate(
+def test_cpu_engines_and_several_ranks_use_the_memory_estimate(
     kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks would have to run the step together; graphs are added in either case."""
+    """Several ranks would have to run the step together; the memory of graphs is added in both cases."""
     kit.save_model(tmp_path, "qwen3")
     monkeypatch.setattr(model_setup, "measure_step_bytes", lambda *given: 500)
     options = EngineOptions(model="m", tensor=2)
@@ -106,7 +114,7 @@ def test_cpu_and_several_ranks_use_the_estimate(
     assert step_bytes("cpu", None) == need.step_bytes + need.graph_bytes
 
 
-def test_the_measurement_replaces_the_estimate(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_measured_step_memory_replaces_the_estimate(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "qwen3")
     config = read_config(tmp_path)
     graphs = MemoryNeed.estimate(config, EngineOptions(model="m"), 2)

@@ -58,7 +58,7 @@ def test_a_model_without_a_head_only_embeds(kit: SimpleNamespace, tmp_path: Path
         assert not llm.engine.info.generates
 
 
-def test_names_may_lack_the_prefix_if_the_head_is_tied(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_tensor_names_may_lack_the_prefix_if_the_head_is_tied(kit: SimpleNamespace, tmp_path: Path) -> None:
     model = kit.save_model(tmp_path, "qwen3", tie_word_embeddings=True)
     path = tmp_path / "model.safetensors"
     save_file({name.removeprefix("model."): w for name, w in load_file(path).items()}, path, {"format": "pt"})

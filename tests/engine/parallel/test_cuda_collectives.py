@@ -1,4 +1,4 @@
-"""Which method a sum over ranks goes is a matter of its size: as documented, and as chosen by hand."""
+"""The method of an all-reduce depends on its size: the measured sizes, and the option `--all-reduce`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def test_docs_list_the_measured_sizes() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_every_method_has_sizes(ranks: int) -> None:
+def test_every_all_reduce_method_has_sizes(ranks: int) -> None:
     for method in METHODS:
         sizes = resolve_sizes(method, ranks)
         assert (sizes == AllReduceSizes()) == (method == "nccl")
-        # What is not fused with a norm needs a method, too.
+        # All-reduces that are not fused with a norm need a method, too.
         assert method == "nccl" or max(sizes.one_shot, sizes.two_shot) > 0
     assert resolve_sizes("auto", ranks) == SIZES_BY_RANKS.get(ranks, resolve_sizes("auto", 3))
 
 
-def test_an_unknown_method_is_an_error() -> None:
+def test_an_unknown_all_reduce_method_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"--all-reduce must be one of auto, nccl, one-shot.*not 'ring'"):
         resolve_sizes("ring", 2)

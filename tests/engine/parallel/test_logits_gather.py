@@ -15,8 +15,8 @@ HIDDEN = 16
 CPU = torch.device("cpu")
 
 
-class Placing(SingleRank):
-    """A rank whose part of rank 0's buffer is local memory; it gathers nothing."""
+class PlacedLogits(SingleRank):
+    """Logits gather of a rank whose part of rank 0's buffer is local memory."""
 
     def __init__(self, rank: int, size: int, first: torch.Tensor) -> None:
         self.rank, self.size, self.first = rank, size, first  # type: ignore[assignment]
@@ -32,8 +32,8 @@ class Placing(SingleRank):
         raise AssertionError("there is a place")
 
 
-def head_of(kind: str, ranks: Placing, whole: torch.Tensor) -> Head | TiedHead:
-    """Return a rank's shard of a head with the weights `whole` [vocab, hidden]."""
+def head_of(kind: str, ranks: PlacedLogits, weights: torch.Tensor) -> Head | TiedHead:
+    """Return a rank's shard of an LM head whose full weights are `weights` [vocab, hidden]."""
     build = BuildContext(
         device=CPU,
         dtype=torch.float32,
@@ -42,37 +42,38 @@ def head_of(kind: str, ranks: Placing, whole: torch.Tensor) -> Head | TiedHead:
         fused=True,
     )
     if kind == "tied":
-        embedding = TokenEmbedding(build, "embed", len(whole), HIDDEN)
-        embedding.weight.copy_(whole[embedding.vocabulary.tokens])
+        embedding = TokenEmbedding(build, "embed", len(weights), HIDDEN)
+        embedding.weight.copy_(weights[embedding.vocabulary.tokens])
         return TiedHead(build, embedding)
-    head = Head(build, "head", len(whole), HIDDEN)
+    head = Head(build, "head", len(weights), HIDDEN)
     (target,) = head.targets()
-    target.destination.copy_(whole[target.shard])
+    target.destination.copy_(weights[target.shard])
     return head
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("kind", ["tied", "own"])
-def test_gemms_write_to_their_place_in_the_buffer(kind: str, rows: int) -> None:
-    whole, x = torch.randn(64, HIDDEN), torch.randn(rows, HIDDEN)
-    room, elsewhere = torch.full((8, 64), 7.0), torch.zeros(8, 64)
-    ranks = [Placing(rank, 4, room) for rank in range(4)]
+def test_gemms_write_directly_to_the_ranks_columns_of_the_buffer(kind: str, rows: int) -> None:
+    weights, x = torch.randn(64, HIDDEN), torch.randn(rows, HIDDEN)
+    buffer, elsewhere = torch.full((8, 64), 7.0), torch.zeros(8, 64)
+    ranks = [PlacedLogits(rank, 4, buffer) for rank in range(4)]
     with torch.inference_mode():
         results = [
-            head_of(kind, one, whole)(x, (elsewhere if one.rank else room)[:rows]) for one in reversed(ranks)
+            head_of(kind, placing, weights)(x, (elsewhere if placing.rank else buffer)[:rows])
+            for placing in reversed(ranks)
         ]
-    torch.testing.assert_close(room[:rows], x @ whole.t())
-    assert (room[rows:] == 7).all() and not elsewhere.any()
-    assert results[-1].data_ptr() == room.data_ptr() and results[-1].shape == (rows, 64)
-    assert [one.met for one in ranks] == [1] * 4
+    torch.testing.assert_close(buffer[:rows], x @ weights.t())
+    assert (buffer[rows:] == 7).all() and not elsewhere.any()
+    assert results[-1].data_ptr() == buffer.data_ptr() and results[-1].shape == (rows, 64)
+    assert [placing.met for placing in ranks] == [1] * 4
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_all_ranks_choose_the_same_way_for_a_vocabulary(size: int) -> None:
+def test_all_ranks_agree_whether_to_gather_a_vocabulary(size: int) -> None:
     for total in (*range(1, 400), 32_000, 128_256, 151_936, 151_937, 151_952):
-        parts = [Axis(rank, size).padded_shard(total, 8) for rank in range(size)]
-        results = {is_aligned_shard(total, 2, shard, rank, size) for rank, (_, shard) in enumerate(parts)}
-        assert results == {all(shard.stop - shard.start == room for room, shard in parts)}, total
+        shards = [Axis(rank, size).padded_shard(total, 8) for rank in range(size)]
+        results = {is_aligned_shard(total, 2, shard, rank, size) for rank, (_, shard) in enumerate(shards)}
+        assert results == {all(shard.stop - shard.start == buffer for buffer, shard in shards)}, total
 
 
 def test_shards_begin_at_multiples_of_16_bytes() -> None:
@@ -82,6 +83,6 @@ def test_shards_begin_at_multiples_of_16_bytes() -> None:
 
 
 def test_a_single_rank_has_a_buffer_but_no_peer_place() -> None:
-    room = SINGLE_RANK.allocate_logits_buffer(3, 5, torch.float16, CPU)
-    assert room.shape == (3, 5) and room.dtype == torch.float16
-    assert SINGLE_RANK.map_logits_shard(room, slice(0, 5)) is None
+    buffer = SINGLE_RANK.allocate_logits_buffer(3, 5, torch.float16, CPU)
+    assert buffer.shape == (3, 5) and buffer.dtype == torch.float16
+    assert SINGLE_RANK.map_logits_shard(buffer, slice(0, 5)) is None

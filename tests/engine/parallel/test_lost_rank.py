@@ -1,4 +1,4 @@
-"""A program that has lost a rank exits, even if a GPU call never returns (stand-ins here)."""
+"""A program that has lost a rank exits, even if a GPU call never returns; fakes replace the GPU calls."""
 
 from __future__ import annotations
 
@@ -70,22 +70,22 @@ def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_program_exits_although_a_launch_never_returns(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "llama")
-    done = run(LAUNCH, str(tmp_path))
-    assert done.returncode == 1, done.stderr
-    assert "the program exits because its GPU waits for a rank that is gone: rank 1 (process" in done.stderr
-    assert "ended with code -9" in done.stderr
+    process = run(LAUNCH, str(tmp_path))
+    assert process.returncode == 1, process.stderr
+    assert "exiting because the GPU waits for a rank that is gone: rank 1 (process" in process.stderr
+    assert "exited unexpectedly with code -9" in process.stderr
 
 
 @pytest.mark.parametrize("close", ["", "made[0].close()"])
 def test_ranks_outlive_their_starting_thread_but_not_the_program(
     close: str, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in `asyncio.to_thread(LLM, ...)` and pools of threads."""
+    """The engine is created in a thread that ends, as in `asyncio.to_thread(LLM, ...)`."""
     kit.save_model(tmp_path / "model", "llama")
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    done = run(THREAD.replace("CLOSE", close), str(tmp_path / "model"))
-    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+    process = run(THREAD.replace("CLOSE", close), str(tmp_path / "model"))
+    assert (process.returncode, process.stdout) == (0, "5\n"), process.stderr
     assert not list((tmp_path / "temporary").glob("mizzen*"))
 
 

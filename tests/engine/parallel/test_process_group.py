@@ -1,4 +1,4 @@
-"""Process groups form with the environment and addresses that they need."""
+"""Process groups set the environment variables and addresses that NCCL and gloo use."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from mizzen.parallel.process_group import ENVIRONMENT, RankConfig, RankGroup
 from ports import free_ports
 
 
-class Met(Exception):
-    """The ranks would meet now."""
+class RendezvousReached(Exception):
+    """Raised instead of the rendezvous of the ranks."""
 
 
 @pytest.fixture
 def meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Let a group on CUDA come as far as NCCL; return the environment as it is then, filled by that."""
-    seen: dict[str, str] = {}
+    """Yield a dict that receives the environment variables when a CUDA group initializes NCCL."""
+    environment: dict[str, str] = {}
 
     def init(*given: Any, **options: Any) -> None:
-        seen.update(os.environ)
-        raise Met
+        environment.update(os.environ)
+        raise RendezvousReached
 
     monkeypatch.setattr(dist, "init_process_group", init)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
-    yield seen
+    yield environment
     for name in ENVIRONMENT:
         os.environ.pop(name, None)
 
 
 def join(folder: Path) -> None:
     place = RankConfig(rank=0, size=1, rendezvous=f"file://{folder}/meet", device=torch.device("cuda", 0))
-    with pytest.raises(Met):
+    with pytest.raises(RendezvousReached):
         RankGroup(place)
 
 
 @pytest.mark.parametrize(
-    ("address", "rendezvous", "where"),
+    ("address", "rendezvous", "expected_host"),
     [("", "file:///{}/meet", "127.0.0.1"), ("127.0.0.3", "tcp://127.0.0.3:{}/x", "127.0.0.3")],
 )
 def test_gloo_listens_only_on_loopback_or_the_pods_address(
-    address: str, rendezvous: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, rendezvous: str, expected_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default, gloo listens at the address of the host name."""
     device, used = dist.ProcessGroupGloo.create_device, []
@@ -61,7 +61,7 @@ def test_gloo_listens_only_on_loopback_or_the_pods_address(
     meeting = rendezvous.format(free_ports("127.0.0.3") if address else tmp_path)
     place = RankConfig(rank=0, size=1, rendezvous=meeting, device=torch.device("cpu"), address=address)
     RankGroup(place).close()
-    assert used == [where]
+    assert used == [expected_host]
 
 
 def test_multicast_is_disabled_before_nccl_starts(meet: dict[str, str], tmp_path: Path) -> None:

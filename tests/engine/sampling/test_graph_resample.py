@@ -1,4 +1,4 @@
-"""Rows of a captured step that are resampled after the replay; eager operations stand for the kernels."""
+"""Rows of a captured step are resampled after the replay; eager operations replace the kernels."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ MASKED_SAMPLING: list[dict[str, Any]] = [
 ]
 
 
-class Batch:
+class ResampleBatch:
     """Slots with the given sampling parameters, their logits, and a resampler over them."""
 
-    def __init__(self, kinds: list[dict[str, Any]], bits: torch.Tensor) -> None:
+    def __init__(self, kinds: list[dict[str, Any]], mask_bits: torch.Tensor) -> None:
         count = len(kinds)
         self.state = SlotState(count + 2, 4, UPLOAD, scratch_page=0, vocab=VOCAB)
         self.slots = np.random.default_rng(2).permutation(count + 2)[:count].astype(np.int64)
@@ -53,7 +53,7 @@ class Batch:
                 SlotStart(slot=slot, length=0, sampling=SamplingParams(**kind), seed=seed, options=options)
             )
         self.state.start_slots(tuple(starts))
-        self.masks: Any = SimpleNamespace(update_bitmasks=lambda *_: bits, mark_applied=lambda: None)
+        self.masks: Any = SimpleNamespace(update_bitmasks=lambda *_: mask_bits, mark_applied=lambda: None)
         self.state.logits_params.masks = self.masks
 
     def make_resampler(self, logits: torch.Tensor, position: int) -> Resampler:
@@ -75,10 +75,13 @@ class Batch:
         positions: torch.Tensor,
         tokens: torch.Tensor,
         last_tokens: torch.Tensor,
-        bits: torch.Tensor | None,
+        mask_bits: torch.Tensor | None,
         penalties: GraphPenalties,
     ) -> None:
-        """Resample rows one by one: apply penalties where the place is below -1, mask, sample, count."""
+        """Resample rows one by one: apply the penalties that the replay skipped, mask, sample and count.
+
+        A row's penalties were skipped if its slot has a count row below -1 in `penalties`.
+        """
         for row in rows.tolist():
             slot, counts = int(slots[row]), self.state.logits_params.counts
             slot_index, row_logits, place = (
@@ -86,7 +89,7 @@ class Batch:
                 logits[[row]].float(),
                 int(penalties.count_rows[slot]),
             )
-            assert place < 0, "the replay has penalized it"
+            assert place < 0, "the replay has already applied the penalties of this row"
             if place < -1:
                 values = penalties.values[slot]
                 penalty_values = dict(
@@ -96,8 +99,8 @@ class Batch:
                     rows=torch.tensor([0]), count_rows=torch.tensor([-2 - place]), **penalty_values
                 )
                 apply_penalties(row_logits, batch_penalties, counts)  # type: ignore[arg-type]
-            if bits is not None:
-                apply_bitmask(row_logits, torch.tensor([0]), torch.tensor([slot]), bits)
+            if mask_bits is not None:
+                apply_bitmask(row_logits, torch.tensor([0]), torch.tensor([slot]), mask_bits)
             if self.state.temperature.host[slot] > 0:
                 tokens[row] = sample_random(
                     row_logits, self.state, slot_index, np.array([int(positions[row])]), UPLOAD
@@ -110,7 +113,7 @@ class Batch:
 
 
 @pytest.fixture
-def bits() -> torch.Tensor:
+def mask_bits() -> torch.Tensor:
     words = np.random.default_rng(1).integers(-(2**31), 2**31, (20, -(-VOCAB // 32)), dtype=np.int64)
     return torch.from_numpy(words.astype(np.int32))
 
@@ -119,28 +122,28 @@ def bits() -> torch.Tensor:
 @pytest.mark.parametrize(
     "kinds",
     [SAMPLING, SAMPLING + MASKED_SAMPLING[:1], SAMPLING + MASKED_SAMPLING],
-    ids=["free", "masks", "both"],
+    ids=["no masks", "one masked row", "several masked rows"],
 )
 def test_resampled_rows_equal_eager_sampling(
-    kinds: list[dict[str, Any]], kernel: bool, bits: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    kinds: list[dict[str, Any]], kernel: bool, mask_bits: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mizzen.kernels.sampling import sample as sampling
     from mizzen.kernels.sampling import top_k_top_p
 
-    reference, subject = Batch(kinds, bits), Batch(kinds, bits)
+    reference, subject = ResampleBatch(kinds, mask_bits), ResampleBatch(kinds, mask_bits)
     rows_with_filters = {row for row, kind in enumerate(kinds) if {"top_k", "top_p", "min_p"} & set(kind)}
     resampled_by_filters = {row for row in rows_with_filters if kinds[row].get("temperature") != 0.0}
 
     def sample_top_k_top_p(*args: Any) -> None:
         assert kernel
-        logits, rows, slots, positions, parameters, tokens, last_tokens, bits, penalties = args
+        logits, rows, slots, positions, parameters, tokens, last_tokens, mask_bits, penalties = args
         assert parameters is subject.state.sampling_tensors
-        subject.resample_eagerly(logits, rows, slots, positions, tokens, last_tokens, bits, penalties)
+        subject.resample_eagerly(logits, rows, slots, positions, tokens, last_tokens, mask_bits, penalties)
 
     def sample_masked(*args: Any) -> None:
-        logits, rows, slots, positions, _, _, tokens, last_tokens, bits, penalties = args
+        logits, rows, slots, positions, _, _, tokens, last_tokens, mask_bits, penalties = args
         assert not set(rows.tolist()) & resampled_by_filters
-        subject.resample_eagerly(logits, rows, slots, positions, tokens, last_tokens, bits, penalties)
+        subject.resample_eagerly(logits, rows, slots, positions, tokens, last_tokens, mask_bits, penalties)
 
     monkeypatch.setattr(top_k_top_p, "sample_top_k_top_p", sample_top_k_top_p)
     monkeypatch.setattr(sampling, "sample_masked", sample_masked)
@@ -162,7 +165,7 @@ def test_resampled_rows_equal_eager_sampling(
             resampler.resample_masked(subject.masks, params, positions)
             rerun |= set(params.rows.tolist())
         elif params is not None:
-            rerun -= set(params.rows.tolist())  # sampled where their logits are processed
+            rerun -= set(params.rows.tolist())  # sampled together with the processing of their logits
         tokens = resampler.buffers.tokens
         assert {row for row, token in enumerate(tokens.tolist()) if token >= 0} == rerun
         assert all(tokens[row] == expected[row] for row in rerun)
@@ -172,5 +175,5 @@ def test_resampled_rows_equal_eager_sampling(
             if row not in rerun and any("penalty" in name for name in kind):
                 place = subject.state.logits_params.counts.row_by_slot[subject.slots[row]]
                 subject.state.logits_params.counts.table[place, expected[row]] += 1
-        # Without the kernel, rows with filters and penalties have processed logits, so not only masks remain.
+        # Without the kernel, rows with filters and penalties need processed logits, in addition to masks.
         assert resampler.only_masks == (kernel and len(kinds) > len(SAMPLING))

@@ -58,7 +58,7 @@ requests = st.tuples(
 
 
 class ReferenceSlot:
-    """A request in a slot, followed token by token for the reference."""
+    """A request in a slot, and its tokens so far, from which the reference is computed."""
 
     def __init__(self, slot: int, request: Any, output: bool) -> None:
         self.slot = slot
@@ -82,8 +82,8 @@ class ReferenceSlot:
         return len(self.prompt) + len(self.output)
 
 
-class Plain:
-    """The set of parameters without logits params: their requests start without `options`."""
+class WithoutLogitsParams:
+    """The set of parameters that need no logits processing; requests with these start without `options`."""
 
     def __contains__(self, params: object) -> bool:
         assert isinstance(params, SamplingParams)
@@ -93,11 +93,11 @@ class Plain:
         return params == bare
 
 
-PLAIN = Plain()
+PLAIN = WithoutLogitsParams()
 
 
 def sample_alone(state: SlotState, slot_state: ReferenceSlot, row: np.ndarray) -> int:
-    """Sample from a processed row in a batch of its own."""
+    """Sample a token from a processed row of logits, in a batch with only this row."""
     alone = SlotState(SLOTS, 4, UPLOAD)
     alone.start_slots(
         (SlotStart(slot=slot_state.slot, length=0, sampling=slot_state.params, seed=slot_state.slot),)
@@ -139,7 +139,7 @@ def test_mixed_batches_equal_the_reference(batch: list[Any], seed: int, steps: i
             actual = process_logits(params, before, state, slots_and_positions[1][params.rows])
             np.testing.assert_array_equal(actual.numpy(), np.stack([expected[i] for i in params.rows]))
         sampled = sample(before, state, *slots_and_positions, UPLOAD)
-        np.testing.assert_array_equal(before.numpy(), logits)  # the model's logits stay as they are
+        np.testing.assert_array_equal(before.numpy(), logits)  # the model's logits are not modified
         assert sampled.tokens.tolist() == [
             sample_alone(state, row, expected_row) for row, expected_row in zip(live, expected, strict=True)
         ]
@@ -157,16 +157,18 @@ def check_logprobs(
         if logprob_tensors is None
         else DeviceSideOutputs(logprobs=(logprob_tensors,)).to_side_outputs().logprobs
     )
-    assert [part.slot for part in parts] == [live[i].slot for i in reporting]
-    for i, part in zip(reporting, parts, strict=True):
+    assert [slot_logprobs.slot for slot_logprobs in parts] == [live[i].slot for i in reporting]
+    for i, slot_logprobs in zip(reporting, parts, strict=True):
         exact = logits_reference.log_softmax(expected[i])
         top = live[i].params.logprobs
         token_ids = live[i].params.logprob_token_ids
-        assert part.ids.shape == part.values.shape == (1, 1 + top + len(token_ids))
-        assert part.ids[0, 1 + top :].tolist() == list(token_ids)
-        assert part.ids[0, 0] == tokens[i]
-        np.testing.assert_allclose(part.values[0], exact[part.ids[0]], atol=1e-5)
-        np.testing.assert_allclose(part.values[0, 1 : 1 + top], np.sort(exact)[::-1][:top], atol=1e-5)
+        assert slot_logprobs.ids.shape == slot_logprobs.values.shape == (1, 1 + top + len(token_ids))
+        assert slot_logprobs.ids[0, 1 + top :].tolist() == list(token_ids)
+        assert slot_logprobs.ids[0, 0] == tokens[i]
+        np.testing.assert_allclose(slot_logprobs.values[0], exact[slot_logprobs.ids[0]], atol=1e-5)
+        np.testing.assert_allclose(
+            slot_logprobs.values[0, 1 : 1 + top], np.sort(exact)[::-1][:top], atol=1e-5
+        )
 
 
 class IgnoresSlots:
@@ -183,7 +185,7 @@ class IgnoresSlots:
 
 
 class RandomMasks(IgnoresSlots):
-    """Token masks that allow random tokens, at least request."""
+    """Token masks that allow random tokens, at least one per slot."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -246,9 +248,9 @@ def test_a_grammar_that_allows_only_end_tokens_overrides_min_tokens() -> None:
         sampled = sample(torch.randn(1, VOCAB), state, np.array([0]), np.array([1]), UPLOAD)
         assert sampled.tokens.tolist() == [5]
         assert sampled.logprobs is not None
-        (part,) = sampled.logprobs.to_slot_logprobs()
-        assert part.values[0, 0] == 0
-        assert part.values[0, 2] == -9999
+        (slot_logprobs,) = sampled.logprobs.to_slot_logprobs()
+        assert slot_logprobs.values[0, 0] == 0
+        assert slot_logprobs.values[0, 2] == -9999
 
 
 def test_token_counts_grow_with_the_penalized_slots() -> None:
@@ -262,7 +264,7 @@ def test_token_counts_grow_with_the_penalized_slots() -> None:
         counts.start_slot(slot, some[:1], some[1:])
     assert counts.table.shape == (100, VOCAB)
     counted = [counts.table[counts.row_by_slot[slot], 3].item() for slot in (0, 7, 99)]
-    assert counted == [(1 << 30) + 1] * 3  # growing kept them
+    assert counted == [(1 << 30) + 1] * 3  # the counts survived the growth of the table
     for slot in range(100):
         counts.free_slot(slot)
     for slot in range(100):

@@ -30,7 +30,7 @@ def sample_rows(
 
 
 def count_samples(logits: torch.Tensor, params: SamplingParams, count: int) -> np.ndarray:
-    """Count the tokens that `count` positions of one seed sample."""
+    """Sample `count` positions with one seed; return how often each token was sampled, [vocab]."""
     rows = logits.expand(count, -1)
     tokens = sample_rows(rows, [params] * count, list(range(count)), [5] * count)
     return np.bincount(tokens, minlength=logits.shape[-1])
@@ -85,13 +85,13 @@ def test_different_seeds_and_positions_sample_different_tokens() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64])
 def test_arrays_uploaded_together_are_each_aligned(count: int) -> None:
-    """Triton would compile another kernel variant for unaligned operands, while serving."""
+    """For unaligned operands, Triton would compile another kernel variant while the engine serves."""
     numbers = np.arange(3 * count, dtype=np.int64).reshape(3, count)
     for arrays in (numbers, numbers.astype(np.float32), numbers.astype(np.int32)):
         uploaded = UPLOAD.upload_together(*arrays)
-        assert [part.tolist() for part in uploaded] == arrays.tolist()
-        assert all(part.is_contiguous() and part.data_ptr() % ALIGNMENT == 0 for part in uploaded)
-        assert {part.dtype for part in uploaded} == {torch.from_numpy(arrays).dtype}
+        assert [array.tolist() for array in uploaded] == arrays.tolist()
+        assert all(array.is_contiguous() and array.data_ptr() % ALIGNMENT == 0 for array in uploaded)
+        assert {array.dtype for array in uploaded} == {torch.from_numpy(arrays).dtype}
 
 
 def test_uniforms_are_uniform_and_uncorrelated() -> None:

@@ -60,7 +60,7 @@ def check_output(
         assert [value for _, value in entry.top] == pytest.approx(
             np.sort(row)[::-1][: params.logprobs], abs=1e-4
         )
-        assert entry.asked == pytest.approx([row[i] for i in params.logprob_token_ids], abs=1e-4)
+        assert entry.requested == pytest.approx([row[i] for i in params.logprob_token_ids], abs=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [7, 8192])
@@ -133,7 +133,10 @@ def test_penalized_answers_equal_the_reference(model: Any, kit: SimpleNamespace,
         assert [a.token_ids for a in rerun] == expected
         assert rerun[2].cached_tokens > 0
     for entry, token in zip(rerun[0].logprobs or [], expected[0], strict=True):
-        assert entry.top[0] == (token, entry.logprob)  # of processed logits, so the greedy token is the first
+        assert entry.top[0] == (
+            token,
+            entry.logprob,
+        )  # logprobs of processed logits, so the greedy token is the most probable one
 
 
 def mixed_params(count: int) -> list[SamplingParams]:
@@ -157,11 +160,14 @@ def mixed_params(count: int) -> list[SamplingParams]:
     ]
 
 
-def check_equal(one: Completion, other: Completion) -> None:
-    assert one.token_ids == other.token_ids
-    for mine, reference in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
-        assert (mine is None) == (reference is None)
-        for a, b in zip(mine or [], reference or [], strict=True):
+def check_equal(completion: Completion, expected: Completion) -> None:
+    assert completion.token_ids == expected.token_ids
+    for logprobs, reference in (
+        (completion.logprobs, expected.logprobs),
+        (completion.prompt_logprobs, expected.prompt_logprobs),
+    ):
+        assert (logprobs is None) == (reference is None)
+        for a, b in zip(logprobs or [], reference or [], strict=True):
             assert a.token == b.token
             assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
 
@@ -180,8 +186,8 @@ def test_answers_are_the_same_alone_in_a_batch_and_after_preemption(
     assert len({len(answer.token_ids) for answer in alone}) > 5
     for options in ({}, {"kv_cache_tokens": 160}, {"prefill_chunk_tokens": 5, "steps_in_flight": 3}):
         with open_llm(tmp_path, **options) as llm:
-            for one, other in zip(alone, llm.generate(prompts, params), strict=True):
-                check_equal(one, other)
+            for completion, batched in zip(alone, llm.generate(prompts, params), strict=True):
+                check_equal(completion, batched)
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
@@ -199,7 +205,7 @@ def test_embeddings_equal_transformers(
         expected.append(torch.nn.functional.normalize(vector, dim=0) if normalize else vector)
     for options in ({}, {"prefill_chunk_tokens": 7}, {"kv_cache_tokens": 80, "prefill_chunk_tokens": 16}):
         with open_llm(tmp_path, **options) as llm:
-            for _ in range(2):  # the second time with cached prefixes, where pooling allows
+            for _ in range(2):  # the second run uses cached prefixes where the pooling method allows it
                 vectors = llm.embed(prompts, pooling=pooling, normalize=normalize)
                 np.testing.assert_allclose(vectors, torch.stack(expected).numpy(), atol=2e-5)
             assert not llm.engine.busy
@@ -249,7 +255,7 @@ def run_requests(
 
 
 def check_rids(reports: tuple[RequestLogprobs, ...], rids: list[int]) -> None:
-    assert all(part.prompt or part.rid in rids for part in reports)
+    assert all(report.prompt or report.rid in rids for report in reports)
 
 
 @pytest.mark.parametrize("cut", [1, 6, 13])
@@ -273,7 +279,7 @@ def test_a_resumed_request_continues_with_the_same_tokens(
     ]
     full_outputs, ends, _ = run_requests(engine(), first)
     assert all(len(tokens) > 13 for tokens in full_outputs.values())
-    rest = [
+    continued = [
         Request(
             rid=r.rid,
             prompt=np.append(r.prompt, full_outputs[r.rid][:cut]).astype(np.int32),
@@ -283,7 +289,7 @@ def test_a_resumed_request_continues_with_the_same_tokens(
         )
         for r in first
     ]
-    resumed, resumed_ends, _ = run_requests(engine(), rest)
+    resumed, resumed_ends, _ = run_requests(engine(), continued)
     assert resumed == {rid: tokens[cut:] for rid, tokens in full_outputs.items()}
     for rid, end in ends.items():
         assert replace_cached(resumed_ends[rid]) == replace_cached(end)

@@ -44,7 +44,7 @@ def test_scales_are_found_under_each_name(
     assert read_kv_scales(tmp_path) == {}
     save_scales(tmp_path, {LAYER.format(1) + keys: 0.013, LAYER.format(1) + values: 3.0})
     assert read_kv_scales(tmp_path) == {1: (2.0**-6, 4.0)}
-    kit.Bench(tmp_path)  # they are no unexpected weights
+    kit.Bench(tmp_path)  # the scales do not count as unexpected weights
 
 
 def test_an_invalid_scale_is_named(kit: SimpleNamespace, tmp_path: Path) -> None:
@@ -56,42 +56,44 @@ def test_an_invalid_scale_is_named(kit: SimpleNamespace, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_folding_changes_only_keys_and_values(kit: SimpleNamespace, tmp_path: Path, family: str) -> None:
-    theirs = kit.save_model(tmp_path, family)
+    transformers_model = kit.save_model(tmp_path, family)
     bench, prompt = kit.Bench(tmp_path), kit.tokens(40)
     plain = kit.Bench(tmp_path)
     fold_kv_scales(bench.model.targets(), {0: (0.25, 8.0), 1: (16.0, 0.5)})
-    for one in (bench, plain):
-        got = one.logits(one.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
-        torch.testing.assert_close(got, kit.oracle(theirs, prompt), atol=1e-4, rtol=1e-4)
+    for tested in (bench, plain):
+        logits = tested.logits(tested.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
+        torch.testing.assert_close(logits, kit.oracle(transformers_model, prompt), atol=1e-4, rtol=1e-4)
     for layer, (keys, values) in enumerate(((0.25, 8.0), (16.0, 0.5))):
         pairs = ((bench.attention.kv.keys, plain.attention.kv.keys, keys),)
         pairs += ((bench.attention.kv.values, plain.attention.kv.values, values),)
-        for ours, others, scale in pairs:
-            torch.testing.assert_close(ours[layer] * scale, others[layer], atol=1e-4, rtol=1e-4)
+        for folded_kv, plain_kv, scale in pairs:
+            torch.testing.assert_close(folded_kv[layer] * scale, plain_kv[layer], atol=1e-4, rtol=1e-4)
 
 
-def error(kit: SimpleNamespace, folder: Path, theirs: Any, scales: dict[int, tuple[float, float]]) -> float:
-    """Return the relative error of logits over an 8-bit cache."""
+def error(
+    kit: SimpleNamespace, folder: Path, transformers_model: Any, scales: dict[int, tuple[float, float]]
+) -> float:
+    """Return the relative error of the logits with an 8-bit KV cache, compared with Transformers."""
     bench, prompt = kit.Bench(folder), kit.tokens(60)
     fold_kv_scales(bench.model.targets(), scales)
     attention = make_attention_with_kv(
         bench.model, 4, 256, prefill="reference", decode="reference", dtype=torch.float8_e4m3fn
     )
     bench.attention, bench.step = attention, StepExecutor(bench.model, attention, bench.state, bench.upload)
-    got = bench.logits(bench.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
-    wanted = kit.oracle(theirs, prompt)
-    return float((got - wanted).norm() / wanted.norm())
+    actual = bench.logits(bench.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
+    expected = kit.oracle(transformers_model, prompt)
+    return float((actual - expected).norm() / expected.norm())
 
 
 def test_scales_keep_large_values_in_range(kit: SimpleNamespace, tmp_path: Path) -> None:
-    theirs = kit.save_model(tmp_path, "llama")
+    transformers_model = kit.save_model(tmp_path, "llama")
     with torch.no_grad():
-        for layer in theirs.model.layers:
+        for layer in transformers_model.model.layers:
             layer.self_attn.v_proj.weight *= 1000
             layer.self_attn.o_proj.weight /= 1000
-    theirs.save_pretrained(tmp_path)
-    clipped = error(kit, tmp_path, theirs, {})
-    scaled = error(kit, tmp_path, theirs, {0: (1.0, 32.0), 1: (1.0, 32.0)})
+    transformers_model.save_pretrained(tmp_path)
+    clipped = error(kit, tmp_path, transformers_model, {})
+    scaled = error(kit, tmp_path, transformers_model, {0: (1.0, 32.0), 1: (1.0, 32.0)})
     assert scaled < 0.1
     assert clipped > 3 * scaled
 

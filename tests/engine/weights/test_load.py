@@ -20,11 +20,11 @@ from mizzen.weights.load import WeightsError
 
 
 def load(folder: Path, **options: Any) -> list[tuple[int, int]]:
-    """Load a model's weights; return what was reported as progress."""
-    seen: list[tuple[int, int]] = []
+    """Load a model's weights; return the reported progress, as pairs of bytes read and bytes in total."""
+    progress: list[tuple[int, int]] = []
     settings = EngineOptions(model=str(folder), device="cpu", **options)
-    make_model(settings, read_config(folder), lambda done, total: seen.append((done, total)))
-    return seen
+    make_model(settings, read_config(folder), lambda done, total: progress.append((done, total)))
+    return progress
 
 
 def change_config(folder: Path, remove: tuple[str, ...] = (), **changes: Any) -> None:
@@ -46,11 +46,11 @@ def folder(kit: SimpleNamespace, tmp_path: Path) -> Path:
 
 
 def test_progress_counts_every_byte(folder: Path) -> None:
-    seen = load(folder)
+    progress = load(folder)
     size = sum(t.numel() * 4 for t in load_file(folder / "model.safetensors").values())
-    assert seen[0] == (0, size)
-    assert seen[-1] == (size, size)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert progress[0] == (0, size)
+    assert progress[-1] == (size, size)
+    assert [done for done, _ in progress] == sorted(done for done, _ in progress)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_configuration_errors_name_the_field(folder: Path, changes: dict[str, An
         read_config(folder)
 
 
-def test_a_missing_field_is_named(folder: Path) -> None:
+def test_a_missing_config_field_is_named(folder: Path) -> None:
     change_config(folder, remove=("intermediate_size",))
     with pytest.raises(ConfigError, match="intermediate_size must be a positive integer"):
         read_config(folder)
@@ -169,9 +169,9 @@ def test_integer_tensors_are_rejected(folder: Path) -> None:
         load(folder)
 
 
-def test_a_wrong_shape_is_named(folder: Path) -> None:
+def test_a_tensor_with_a_wrong_shape_is_named(folder: Path) -> None:
     change_config(folder, intermediate_size=56)
-    with pytest.raises(WeightsError, match=r"(gate|up|down)_proj.*\[.*\].*config.json means \[.*\]"):
+    with pytest.raises(WeightsError, match=r"(gate|up|down)_proj.*\[.*\].*config.json implies \[.*\]"):
         load(folder)
 
 
@@ -184,11 +184,11 @@ def test_a_copy_of_a_tied_head_is_accepted(kit: SimpleNamespace, tmp_path: Path)
 def test_a_separate_head_is_used_despite_tie_word_embeddings(kit: SimpleNamespace, tmp_path: Path) -> None:
     model = kit.save_model(tmp_path, "llama", tie_word_embeddings=True)
     change_weights(tmp_path, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].flip(0)}))
-    theirs, prompt = type(model).from_pretrained(tmp_path, dtype=torch.float32), kit.tokens(9)
+    transformers_model, prompt = type(model).from_pretrained(tmp_path, dtype=torch.float32), kit.tokens(9)
     bench = kit.Bench(tmp_path)
-    ours = bench.logits(bench.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
-    torch.testing.assert_close(ours, kit.oracle(theirs, prompt), atol=2e-4, rtol=2e-4)
-    assert not torch.allclose(ours, kit.oracle(model, prompt))
+    loaded = bench.logits(bench.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
+    torch.testing.assert_close(loaded, kit.oracle(transformers_model, prompt), atol=2e-4, rtol=2e-4)
+    assert not torch.allclose(loaded, kit.oracle(model, prompt))
 
 
 def test_missing_and_damaged_files_are_named(folder: Path) -> None:
@@ -231,7 +231,7 @@ def test_dummy_weights_are_seeded(folder: Path) -> None:
     [
         ({"tensor": 2}, "--tensor 2 needs as many ranks"),
         ({"tensor": 8}, r"num_attention_heads \(4\) must be a multiple .*\(8\): use --tensor 1 or 2 or 4"),
-        ({"context_length": 1000}, "--context-length 1000 is beyond .*256"),
+        ({"context_length": 1000}, "--context-length 1000 exceeds .*256"),
         ({"kv_cache_tokens": 10**12}, "--kv-cache-tokens 1000000000000 needs .* are free"),
         (
             {"memory_fraction": 0.05, "prefill_chunk_tokens": 10**9},
@@ -245,9 +245,9 @@ def test_impossible_options_are_errors(folder: Path, options: dict[str, Any], me
 
 
 def test_phases_are_reported_and_timed(folder: Path) -> None:
-    seen: list[str] = []
-    engine = load_engine(EngineOptions(model=str(folder), device="cpu", kv_cache_tokens=64), seen.append)
+    phases: list[str] = []
+    engine = load_engine(EngineOptions(model=str(folder), device="cpu", kv_cache_tokens=64), phases.append)
     engine.close()
-    assert seen == ["config", "weights", "kv", "warmup"] == list(engine.info.phases)
+    assert phases == ["config", "weights", "kv", "warmup"] == list(engine.info.phases)
     assert 0 < engine.info.free_bytes < engine.info.device_bytes
     assert engine.info.context_length == engine.info.pages_total * engine.info.page_size == 64

@@ -29,29 +29,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def targets_of(folder: Path, rank: int, ranks: int) -> list[WeightTarget]:
-    """Return what a rank wants of a model in float32."""
-    others: Any = SimpleNamespace(rank=rank, size=ranks)
+    """Return the weight targets of a rank of the model, in float32."""
+    communicator: Any = SimpleNamespace(rank=rank, size=ranks)
     mesh = Mesh(Axis(rank, ranks))
-    build = BuildContext(device=torch.device("cpu"), dtype=torch.float32, mesh=mesh, collectives=others)
-    return [one for one in DecoderModel(build, read_config(folder)).targets() if one.destination.numel()]
+    build = BuildContext(device=torch.device("cpu"), dtype=torch.float32, mesh=mesh, collectives=communicator)
+    return [
+        target for target in DecoderModel(build, read_config(folder)).targets() if target.destination.numel()
+    ]
 
 
 def holders(name: str, ranks: int) -> int:
-    """Return how many ranks hold a number of a tensor."""
+    """Return how many ranks hold each number of a tensor."""
     if "norm" in name:
         return ranks
     return max(1, ranks // KV_HEADS) if ".k_proj." in name or ".v_proj." in name else 1
 
 
 def read_by(pieces: list[FileRange], size: int, monkeypatch: pytest.MonkeyPatch) -> NDArray[np.int64]:
-    """Return how often each byte of a file is read [size] for some pieces."""
+    """Stream file ranges; return how often each byte of the file was read, [size]."""
     counts = np.zeros(size, np.int64)
 
     def read(descriptor: int, into: memoryview, start: int, path: Path) -> None:
         counts[start : start + len(into)] += 1
 
     monkeypatch.setattr(streaming, "read_exactly", read)
-    monkeypatch.setattr(streaming, "THREADS", 1)  # counting is no single step
+    monkeypatch.setattr(streaming, "THREADS", 1)  # incrementing the counts is not atomic
     streaming.stream_to_device(pieces, lambda done: None)
     return counts
 

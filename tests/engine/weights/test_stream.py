@@ -14,23 +14,23 @@ from mizzen.weights.stream import FileRange, SafetensorsHeader, stream_to_device
 
 
 def target(name: str, source: torch.Tensor, rows: slice, columns: slice | None = None) -> WeightTarget:
-    part = (rows, *(slice(0, size) for size in source.shape[1:]))
+    index = (rows, *(slice(0, size) for size in source.shape[1:]))
     if columns is not None:
-        part = (rows, columns)
-    into = torch.full_like(source[part], 7)
-    return WeightTarget(name=name, shape=tuple(source.shape), shard=part, destination=into)
+        index = (rows, columns)
+    into = torch.full_like(source[index], 7)
+    return WeightTarget(name=name, shape=tuple(source.shape), shard=index, destination=into)
 
 
 @pytest.fixture
 def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    made = {
+    contents = {
         "a": torch.randn(31, 17, generator=generator).bfloat16(),
         "b": torch.randn(64, 33, generator=generator),
         "c": torch.randn(5, generator=generator).half(),
     }
-    save_file(made, tmp_path / "x.safetensors", {"format": "pt"})
-    return made
+    save_file(contents, tmp_path / "x.safetensors", {"format": "pt"})
+    return contents
 
 
 def test_file_ranges_are_slices_of_tensors(
@@ -45,13 +45,13 @@ def test_file_ranges_are_slices_of_tensors(
         target("b", tensors["b"], slice(0, 64), slice(11, 22)),
         target("a", tensors["a"], slice(3, 30), slice(16, 17)),
     ]
-    pieces = [header.file_range(wanted) for wanted in targets]
+    pieces = [header.file_range(expected) for expected in targets]
     assert None not in pieces
-    seen: list[int] = []
-    stream_to_device([piece for piece in pieces if piece is not None], seen.append)
-    for wanted in targets:
-        assert torch.equal(wanted.destination, tensors[wanted.name][wanted.shard])
-    assert sum(seen) == sum(wanted.destination.nbytes for wanted in targets)
+    ranges: list[int] = []
+    stream_to_device([piece for piece in pieces if piece is not None], ranges.append)
+    for expected in targets:
+        assert torch.equal(expected.destination, tensors[expected.name][expected.shard])
+    assert sum(ranges) == sum(expected.destination.nbytes for expected in targets)
 
 
 def test_converted_and_strided_targets_have_no_file_range(
@@ -61,8 +61,8 @@ def test_converted_and_strided_targets_have_no_file_range(
     converted = target("a", tensors["a"].float(), slice(0, 31))
     assert header.file_range(converted) is None
     strided = torch.zeros(31, 34, dtype=torch.bfloat16)[:, ::2]
-    part = (slice(0, 31), slice(0, 17))
-    assert header.file_range(WeightTarget(name="a", shape=(31, 17), shard=part, destination=strided)) is None
+    index = (slice(0, 31), slice(0, 17))
+    assert header.file_range(WeightTarget(name="a", shape=(31, 17), shard=index, destination=strided)) is None
 
 
 def test_a_truncated_file_is_named(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_a_truncated_file_is_named(tensors: dict[str, torch.Tensor], tmp_path: P
     header = SafetensorsHeader(path)
     piece = header.file_range(target("b", tensors["b"], slice(0, 64)))
     assert piece is not None
-    late = FileRange(path, path.stat().st_size - 10, piece.destination)
+    last_offset = FileRange(path, path.stat().st_size - 10, piece.destination)
     with pytest.raises(OSError, match=r"x\.safetensors ends at byte \d+"):
-        stream_to_device([late], lambda size: None)
+        stream_to_device([last_offset], lambda size: None)
 
 
 def test_a_file_that_is_not_safetensors_is_rejected(tmp_path: Path) -> None:

@@ -35,15 +35,15 @@ def test_backlogged_flows_differ_by_at_most_one_item_of_each(
         weight, costs = flows[flow]
         given_to[flow] += costs[number] / weight
         waiting[flow] -= 1
-        backlogged = [one for one, left in enumerate(waiting) if left]
-        for one in backlogged:
-            for other in backlogged:
-                assert abs(given_to[one] - given_to[other]) <= largest[one] + largest[other] + 1e-6
+        backlogged = [first for first, remaining in enumerate(waiting) if remaining]
+        for first in backlogged:
+            for second in backlogged:
+                assert abs(given_to[first] - given_to[second]) <= largest[first] + largest[second] + 1e-6
 
 
 @given(st.integers(1, 300), st.integers(1, 1000), st.integers(1, 1000))
 def test_burst_of_one_flow_does_not_starve_another(flood: int, large: int, small: int) -> None:
-    """An item that comes after a burst waits for at most one item of it, whatever the costs."""
+    """An item that arrives after another flow's burst waits for at most one item of that flow."""
     queue: FairQueue[int] = FairQueue()
     for number in range(flood):
         queue.push(number, "a", 0, large, 1.0)
@@ -56,7 +56,7 @@ def test_burst_of_one_flow_does_not_starve_another(flood: int, large: int, small
 
 @pytest.mark.parametrize("keep", [0, 1])
 def test_removed_items_leave_no_memory(keep: int) -> None:
-    """Requests that time out or are cancelled while nothing is popped, in flows that become empty or not."""
+    """Items are removed by timeouts and cancellations while none is popped; `keep` items stay per flow."""
     queue: FairQueue[int] = FairQueue()
     queue.push(-1, "a", 0, 10, 1.0)
     for number in range(keep):
@@ -91,13 +91,13 @@ class QueueModel:
             with pytest.raises(IndexError):
                 self.queue.pop()
             return
-        expected = self.queue.peek()  # work conserving: there is one
+        expected = self.queue.peek()  # work conserving: a queue with items always returns one
         item = self.queue.pop()
         assert item == expected
         if self.front:
             assert item == self.front.popleft()
         else:
-            [flow] = [flow for flow in waiting if flow[0] == item]  # in order within its flow
+            [flow] = [flow for flow in waiting if flow[0] == item]  # the first item of its flow
             flow.popleft()
         self.taken.append(item)
 
@@ -150,8 +150,8 @@ def test_flow_of_twice_the_weight_gets_twice_the_share() -> None:
     for number in range(1000):
         queue.push(("low", number), "a", 0, 10, 1.0)
         queue.push(("high", number), "b", 1, 10, 2.0)
-    got = Counter(queue.pop()[0] for _ in range(900))
-    assert abs(got["high"] - 600) <= 2
+    popped = Counter(queue.pop()[0] for _ in range(900))
+    assert abs(popped["high"] - 600) <= 2
 
 
 def test_flow_is_charged_the_actual_cost_of_its_items() -> None:
@@ -161,5 +161,5 @@ def test_flow_is_charged_the_actual_cost_of_its_items() -> None:
         queue.push(("b", number), "b", 0, 10, 1.0)
     assert queue.pop() == ("a", 0)
     queue.charge("a", 0, 50)
-    got = Counter(queue.pop()[0] for _ in range(15))
-    assert got["b"] >= got["a"] + 4
+    popped = Counter(queue.pop()[0] for _ in range(15))
+    assert popped["b"] >= popped["a"] + 4

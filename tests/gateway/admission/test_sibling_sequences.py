@@ -1,5 +1,4 @@
-"""Many sequences of one request with little capacity: they wait for each other, at no other request's
-expense."""
+"""Requests with more sequences than there is capacity: sequences wait, and other requests are not delayed."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ async def test_many_choices_outlast_the_queue_timeout(live: Any, slow: Any, stre
 
 
 async def test_many_choices_fit_in_a_short_queue(live: Any, slow: Any, until: Any) -> None:
-    """One of them stands in the queue at a time; the autoscaler sees all that wait."""
+    """Only one choice of a request occupies the queue at a time, but the autoscaler sees all that wait."""
     gateway = await live(slow, max_in_flight=2, queue_size=1)
     many = start_request(gateway, n=16)
     await until(lambda: len(gateway.gateway.admission) == 14)
@@ -70,23 +69,23 @@ async def test_many_inputs_fit_in_a_short_queue(live: Any, slow: Any, kind: str)
     gateway = await live(slow, max_in_flight=1, queue_size=1)
     if kind == "embeddings":
         inputs = [[5, number] for number in range(20)]
-        found = await gateway.client().embeddings.create(model="demo", input=inputs, encoding_format="float")
-        assert len(found.data) == 20
+        answer = await gateway.client().embeddings.create(model="demo", input=inputs, encoding_format="float")
+        assert len(answer.data) == 20
     else:
-        found = await start_request(gateway, prompt=[[5, number] for number in range(20)], max_tokens=1)
-        assert len(found.choices) == 20
+        answer = await start_request(gateway, prompt=[[5, number] for number in range(20)], max_tokens=1)
+        assert len(answer.choices) == 20
 
 
 async def test_choices_of_a_started_request_are_not_evicted(
     live: Any, slow: Any, until: Any, tmp_path: Path
 ) -> None:
-    """A queue that others have filled evicts no sequence of a request that has begun."""
+    """When other tenants fill the queue, no sequence of a request that has started is evicted."""
     gateway = await live(slow, max_in_flight=1, queue_size=3, api_keys_file=two_keys(tmp_path))
     many = start_request(gateway, ALICE, n=6)
     await until(lambda: gateway.gateway.admission._queue)
-    others = [start_request(gateway, BOB) for _ in range(8)]
-    results = await asyncio.gather(*others, return_exceptions=True)
-    assert any(isinstance(one, openai.RateLimitError) for one in results)
+    other_requests = [start_request(gateway, BOB) for _ in range(8)]
+    results = await asyncio.gather(*other_requests, return_exceptions=True)
+    assert any(isinstance(result, openai.RateLimitError) for result in results)
     assert len((await many).choices) == 6
 
 
@@ -96,10 +95,12 @@ async def test_choices_neither_overtake_nor_starve_other_requests(
     gateway = await live(slow, max_in_flight=1, queue_size=24, api_keys_file=two_keys(tmp_path))
     many = start_request(gateway, ALICE, n=30)
     await until(lambda: len(slow.requests) >= 2)
-    before = len(slow.requests)
-    for key in (BOB, ALICE):  # another's request, and another one of the same key
+    requests_before = len(slow.requests)
+    for key in (BOB, ALICE):  # a request with another key, and one with the same key
         await start_request(gateway, key)
-    assert len(slow.requests) - before <= 2 + 1 + 1 + 3 + 1  # who runs, one of the choices, those in line
+    assert (
+        len(slow.requests) - requests_before <= 2 + 1 + 1 + 3 + 1
+    )  # running, one more choice, and the queued ones
     assert not many.done()
     assert len((await many).choices) == 30
 
@@ -116,7 +117,7 @@ async def test_choices_refused_for_waiting_in_an_engine_wait_again(live: Any, sl
     stream = await start_request(gateway, n=4, stream=True, max_tokens=500)
     ends = {choice.index async for event in stream for choice in event.choices if choice.finish_reason}
     assert ends == set(range(4))
-    assert len(slow.requests) == 11  # seven of them in vain
+    assert len(slow.requests) == 11  # seven of them were refused
 
 
 async def test_request_that_never_started_waits_no_longer_than_others(
@@ -157,7 +158,7 @@ async def test_cancelled_sibling_releases_its_queue_slot() -> None:
     tasks = [asyncio.create_task(admission.enter(queue_entry)) for queue_entry in entries[1:]]
     await asyncio.sleep(0)
     assert (len(admission), len(admission._queue)) == (3, 1)
-    for task in tasks[:2]:  # the one in the queue, and the one behind it
+    for task in tasks[:2]:  # the sibling in the queue, and the next one
         task.cancel()
     await asyncio.gather(*tasks[:2], return_exceptions=True)
     admission.leave(entries[0])

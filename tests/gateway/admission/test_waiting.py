@@ -35,10 +35,10 @@ async def test_requests_wait_while_the_only_engine_is_replaced(live: Any, script
     gateway = await live(first)
     await asyncio.to_thread(first.kill)
     await until(lambda: not any(engine.serving for engine in gateway.gateway.table))
-    held = [asyncio.create_task(text_of(gateway.client(), max_tokens=3)) for _ in range(5)]
+    waiting = [asyncio.create_task(text_of(gateway.client(), max_tokens=3)) for _ in range(5)]
     await until(lambda: len(gateway.gateway.admission) == 5)
     second = scripted(endpoint=endpoint)
-    assert [reason for _, reason in await asyncio.gather(*held)] == ["length"] * 5
+    assert [reason for _, reason in await asyncio.gather(*waiting)] == ["length"] * 5
     assert len(second.requests) == 5
 
 
@@ -50,9 +50,9 @@ async def test_requests_without_an_engine_wait_until_their_deadline(live: Any, u
     with pytest.raises(openai.RateLimitError) as full:
         await text_of(client)
     assert full.value.response.headers["retry-after"]
-    found = await asyncio.gather(*waiting, return_exceptions=True)
+    results = await asyncio.gather(*waiting, return_exceptions=True)
     assert time.monotonic() - began >= 4.0
-    for error in found:
+    for error in results:
         assert isinstance(error, openai.InternalServerError)
         assert error.status_code == 503
         assert error.response.headers["retry-after"]
@@ -65,7 +65,7 @@ async def test_requests_beyond_max_in_flight_are_served_in_order(
     live: Any, scripted: Any, until: Any
 ) -> None:
     engine = scripted()
-    engine.does.fault, engine.does.fault_after = "mute", 0  # the first stays until all are there
+    engine.does.fault, engine.does.fault_after = "mute", 0  # the first request runs until all have arrived
     gateway = await live(engine, max_in_flight=1, queue_timeout_seconds=60)
     client = gateway.client()
     tasks = []
@@ -99,12 +99,12 @@ async def test_engine_gets_no_more_requests_than_it_runs_and_queues(
 async def test_requests_wait_for_an_engine_to_be_started(
     live: Any, scripted: Any, tmp_path: Any, until: Any
 ) -> None:
-    """Scaled to zero: requests wait beyond the queue timeout, within a bound, and the operator sees them."""
+    """Scaled to zero, requests wait longer than the queue timeout, and the operator sees their number."""
     token = tmp_path / "admin.token"
     token.write_text("s3cret\n")
     options = {"queue_timeout_seconds": 0.2, "wake_timeout_seconds": 60, "queue_size": 3}
     gateway = await live("tcp://127.0.0.1:9", wait=False, admin_token_file=str(token), **options)
-    held = [asyncio.create_task(text_of(gateway.client(), max_tokens=3)) for _ in range(3)]
+    waiting = [asyncio.create_task(text_of(gateway.client(), max_tokens=3)) for _ in range(3)]
     await until(lambda: len(gateway.gateway.admission) == 3)
     with pytest.raises(openai.RateLimitError) as full:
         await text_of(gateway.client())
@@ -113,9 +113,9 @@ async def test_requests_wait_for_an_engine_to_be_started(
     async with httpx.AsyncClient(headers={"authorization": "Bearer s3cret"}, timeout=60) as http:
         assert (await http.get(f"{gateway.admin}/admin/engines")).json()["waiting"] == 3
     await asyncio.sleep(0.4)
-    assert not any(task.done() for task in held)
+    assert not any(task.done() for task in waiting)
     engine = scripted()
     (gone,) = gateway.gateway.table
     gateway.gateway.table.sync([dataclasses.replace(gone.discovered, endpoint=engine.endpoint)])
-    assert [reason for _, reason in await asyncio.gather(*held)] == ["length"] * 3
+    assert [reason for _, reason in await asyncio.gather(*waiting)] == ["length"] * 3
     assert "mizzen_gateway_waiting_requests 0.0" in gateway.gateway.metrics_text().decode()

@@ -120,12 +120,12 @@ async def test_engines_get_distinct_tenant_tags_without_names(live: Any, scripte
     gateway = await live(engine, api_keys_file=(str(keys),))
     for key in (ALICE, BOB, ALICE):
         await gateway.client(key).completions.create(model="demo", prompt=[1, 2], max_tokens=1)
-    alice, bob, again = (request.tenant for request in engine.requests)
-    assert alice == again == tenant_tag("alice")
+    alice, bob, repeated = (request.tenant for request in engine.requests)
+    assert alice == repeated == tenant_tag("alice")
     assert bob == tenant_tag("bob") != alice
     assert 0 not in (alice, bob)
-    other = await live(engine)
-    await other.client().completions.create(model="demo", prompt=[1, 2], max_tokens=1)
+    second_gateway = await live(engine)
+    await second_gateway.client().completions.create(model="demo", prompt=[1, 2], max_tokens=1)
     assert engine.requests[-1].tenant == 0
 
 
@@ -135,8 +135,8 @@ async def test_without_keys_every_client_is_served_and_one_warning_logged(
     gateway = await live(scripted())
     for _ in range(3):
         await gateway.client().completions.create(model="demo", prompt="a", max_tokens=1)
-    said = [record for record in caplog.records if "serves every client" in record.message]
-    assert len(said) == 1
+    warnings = [record for record in caplog.records if "serves every client" in record.message]
+    assert len(warnings) == 1
 
 
 async def test_key_only_allows_its_models(live: Any, scripted: Any, keys: Path) -> None:
@@ -168,13 +168,13 @@ async def test_keys_are_reloaded_without_a_restart(
     replace_file(keys, key_file({"name": "carol", "key": "sk-carol-0123456789"}))
     await eventually(lambda: works(carol))
     assert not await works(gateway.client(ALICE))
-    for unreadable in ("keys: [", "keys: [2026-13-45]"):  # what cannot be read changes nothing
+    for unreadable in ("keys: [", "keys: [2026-13-45]"):  # an unreadable file does not change the keys
         caplog.clear()
         replace_file(keys, unreadable)
         await until(lambda: "cannot read API keys" in caplog.text)
     assert await works(carol)
     replace_file(keys, key_file())
-    await eventually(lambda: works(carol), False)  # without any key, no client is accepted
+    await eventually(lambda: works(carol), False)  # with an empty list of keys, no client is accepted
 
 
 async def test_running_request_outlives_its_key(live: Any, scripted: Any, keys: Path) -> None:
@@ -210,14 +210,14 @@ async def test_priority_is_bounded_by_the_key_and_reaches_the_engine(
 
 
 async def test_without_keys_priority_is_bounded_by_the_option(live: Any, scripted: Any) -> None:
-    for most, wanted in ((0, (0, 0, -5)), (3, (2, 3, -5))):
+    for most, expected in ((0, (0, 0, -5)), (3, (2, 3, -5))):
         engine = scripted()
         gateway = await live(engine, keyless_max_priority=most, route_header=most == 0)
-        for requested, given in zip((2, 8, -5), wanted, strict=True):
+        for requested, applied in zip((2, 8, -5), expected, strict=True):
             raw = await gateway.client().completions.with_raw_response.create(
                 model="demo", prompt="a", max_tokens=1, extra_body={"priority": requested}
             )
-            assert engine.requests[-1].priority == given
+            assert engine.requests[-1].priority == applied
             assert ("x-mizzen-route" in raw.headers) is (most == 0)
         with pytest.raises(openai.BadRequestError, match="priority"):
             await gateway.client().completions.create(model="demo", prompt="a", extra_body={"priority": 9})

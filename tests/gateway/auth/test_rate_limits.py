@@ -1,4 +1,4 @@
-"""Limits of a key per minute and in parallel, over real HTTP with the official client."""
+"""Limits of a key (requests and tokens per minute, parallel requests) over HTTP with the official client."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tenant_kit import ALICE, BOB, key_file, replace_file
 
 @pytest.fixture
 def metered(live: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Return a function that starts a gateway whose one key may use a number of tokens per minute.
+    """Return a function that starts a gateway whose only key has a limit of tokens per minute.
 
-    Its clock stands still, so nothing is refilled.
+    The clock of the limit stands still, so no tokens are refilled.
     """
 
     async def start(engine: Any, tokens: int) -> tuple[Any, Any]:
@@ -38,7 +38,7 @@ async def test_requests_per_minute_are_limited(live: Any, scripted: Any, tmp_pat
     path = tmp_path / "keys.yaml"
     path.write_text(key_file({"name": "a", "key": ALICE, "requestsPerMinute": 2}))
     gateway = await live(scripted(), api_keys_file=(str(path),))
-    gateway.gateway.tenants.get("a").requests = TokenBucket(2, lambda: 0.0)  # time stands still
+    gateway.gateway.tenants.get("a").requests = TokenBucket(2, lambda: 0.0)  # the clock stands still
     client = gateway.client(ALICE)
     raw = client.completions.with_raw_response
     first = await raw.create(model="demo", prompt="a", max_tokens=1)
@@ -55,7 +55,7 @@ async def test_requests_per_minute_are_limited(live: Any, scripted: Any, tmp_pat
     assert 1 <= int(response.headers["retry-after"]) <= 30
     assert response.headers["x-ratelimit-remaining-requests"] == "0"
     assert "the key a may send 2 requests a minute" in str(refused.value)
-    assert [model.id async for model in client.models.list()] == ["demo"]  # looking costs nothing
+    assert [model.id async for model in client.models.list()] == ["demo"]  # listing models is not limited
 
 
 async def test_gateways_share_the_limits_of_a_key(
@@ -74,7 +74,9 @@ async def test_gateways_share_the_limits_of_a_key(
     assert tenants.get("a").grant.max_parallel == 1
     assert not tenants.get("b").rate_limited
     replace_file(path, key_file({"name": "a", "key": ALICE, **limits, "requestsPerMinute": 40}, free))
-    await until(lambda: tenants.get("a").grant.requests_per_minute == 10)  # divided again when read again
+    await until(
+        lambda: tenants.get("a").grant.requests_per_minute == 10
+    )  # the new limit is divided between gateways, too
 
 
 async def test_tokens_per_minute_are_charged_exactly(metered: Any, scripted: Any, until: Any) -> None:
@@ -98,14 +100,16 @@ async def test_tokens_per_minute_are_charged_exactly(metered: Any, scripted: Any
     with pytest.raises(openai.RateLimitError, match="lower max_tokens") as large:
         await client.completions.create(model="demo", prompt="a", max_tokens=1500)
     assert large.value.code == "request_too_large"
-    assert "retry-after" not in large.value.response.headers  # waiting does not help, and clients know
+    assert (
+        "retry-after" not in large.value.response.headers
+    )  # the client must not retry, because waiting does not help
     assert large.value.response.headers["x-should-retry"] == "false"
-    # All sequences are looked at before one of them begins: no stream is interrupted because tokens ran out.
+    # The tokens of all sequences are reserved before the first one begins, so no stream is interrupted.
     before = len(engine.requests)
     with pytest.raises(openai.RateLimitError):
         await client.completions.create(model="demo", prompt="a", max_tokens=200, n=3, stream=True)
     assert len(engine.requests) == before
-    # A stop string ends an answer within what the engine has given: what the client got is charged.
+    # If a stop string cuts an answer, only the tokens up to it are charged, not all that were generated.
     engine.does.tokens_a_step = 50
     assert await charged(prompt=[5] * 20, max_tokens=200, stop=text_of(gateway, 12)) == (23, 23)
 
@@ -131,7 +135,7 @@ async def test_embeddings_are_charged_for_their_prompts(metered: Any, scripted: 
 async def test_request_with_many_prompts_starts_completely_or_not_at_all(
     metered: Any, scripted: Any, path: str, body: dict[str, Any]
 ) -> None:
-    """Otherwise a client that retries would pay each time for the part that fits in its minute."""
+    """Otherwise, each retry of a client would be charged for the prompts that fit within its limit."""
     engine = scripted()
     gateway, tenant = await metered(engine, 100)
     async with httpx.AsyncClient(timeout=60) as http:
@@ -145,14 +149,14 @@ async def test_request_with_many_prompts_starts_completely_or_not_at_all(
 
 
 MANY = {"model": "demo", "input": ["海" * 100] * 300}
-"""More prompts than run at once, with three times as many tokens as characters: one token in four is
-expected."""
+"""More prompts than can run at once. Each character takes three tokens, so a request costs more than the
+reserved estimate, which is a quarter of that."""
 
 
 async def test_started_request_is_served_whatever_its_final_cost(
     metered: Any, scripted: Any, until: Any
 ) -> None:
-    """Otherwise it fails half-way, charged, and so does each retry; the excess is a debt."""
+    """Tokens beyond the reservation become a debt; otherwise the request and its retries fail half-way."""
     gateway, tenant = await metered(scripted(), 8000)
     async with httpx.AsyncClient(timeout=60) as http:
         headers = {"authorization": f"Bearer {ALICE}"}
@@ -188,9 +192,12 @@ async def test_reservations_of_unstarted_inputs_are_refunded(metered: Any, scrip
 async def test_tokens_reserved_for_a_stream_are_not_available_to_others(
     metered: Any, scripted: Any, until: Any
 ) -> None:
-    """A second request is refused with a status, so that neither stream is interrupted."""
+    """A second request is refused before it starts, so that neither stream is interrupted."""
     engine = scripted()
-    engine.does.fault, engine.does.fault_after = "mute", 0  # choices wait for the first one's tokens
+    engine.does.fault, engine.does.fault_after = (
+        "mute",
+        0,
+    )  # the other choices wait until the first one has tokens
     gateway, tenant = await metered(engine, 1100)
     body = {"model": "demo", "prompt": [5], "max_tokens": 200, "n": 4, "stream": True}
     async with httpx.AsyncClient(timeout=60) as http:
@@ -232,4 +239,4 @@ async def test_parallel_requests_are_limited(live: Any, scripted: Any, tmp_path:
     for stream in streams:
         stream.cancel()
     await asyncio.gather(*streams, return_exceptions=True)
-    await until(lambda: tenant.running == 0)  # a client that goes away gives its place back
+    await until(lambda: tenant.running == 0)  # a disconnected client no longer counts as running

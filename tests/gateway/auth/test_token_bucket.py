@@ -1,4 +1,4 @@
-"""Token buckets: rates and debts."""
+"""Token buckets never give more than their rate, and refill a debt first."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def test_bucket_never_gives_more_than_its_rate_and_one_minutes_worth(
     bucket = TokenBucket(rate, lambda: now)
     for pause, amount in takes:
         now += pause
-        wait = bucket.take(amount)
+        wait = bucket.consume(amount)
         if wait:
             now += wait if amount <= rate else 0.0
             if amount <= rate * (1 - 1e-9):
                 now += 1e-6
-                assert bucket.take(amount) == pytest.approx(0.0, abs=1e-3)
+                assert bucket.consume(amount) == pytest.approx(0.0, abs=1e-3)
                 given_out += amount
         else:
             given_out += amount
@@ -32,11 +32,11 @@ def test_bucket_never_gives_more_than_its_rate_and_one_minutes_worth(
 def test_bucket_debt_is_paid_before_anything_is_given() -> None:
     now = [0.0]
     bucket = TokenBucket(60, lambda: now[0])
-    assert bucket.take(60) == 0.0
+    assert bucket.consume(60) == 0.0
     bucket.refund(-30)
     assert bucket.level == -30
-    assert bucket.take(1) == pytest.approx(31)
+    assert bucket.consume(1) == pytest.approx(31)
     now[0] = 31.0
-    assert bucket.take(1) == 0.0
-    bucket.set_rate(120)  # what was used stays used
+    assert bucket.consume(1) == 0.0
+    bucket.set_rate(120)  # a new rate does not refund used tokens
     assert bucket.level == pytest.approx(60)

@@ -43,22 +43,24 @@ def pod(name: str, ip: str | None = "10.0.0.1", ready: bool = True, **extra: Any
     }
 
 
-def found(given: dict[str, Any]) -> DiscoveredEngine | None:
-    return discover_engine(msgspec.convert(given, EnginePod))
+def discovered(pod: dict[str, Any]) -> DiscoveredEngine | None:
+    return discover_engine(msgspec.convert(pod, EnginePod))
 
 
 def test_only_ready_engine_pods_are_discovered() -> None:
-    assert found(pod("a")) == DiscoveredEngine(
+    assert discovered(pod("a")) == DiscoveredEngine(
         name="a", uid="uid-a", endpoint="tcp://10.0.0.1:5557", revision="r7"
     )
-    assert found(pod("a", ready=False)) is None
-    assert found(pod("a", ip=None)) is None
-    assert found(pod("a", spec={"containers": [{"ports": None}]})) is None
-    assert found(pod("a", status={"phase": "Failed", "podIP": "10.0.0.1"})) is None
-    six = found(pod("a", ip="fd00::1"))
+    assert discovered(pod("a", ready=False)) is None
+    assert discovered(pod("a", ip=None)) is None
+    assert discovered(pod("a", spec={"containers": [{"ports": None}]})) is None
+    assert discovered(pod("a", status={"phase": "Failed", "podIP": "10.0.0.1"})) is None
+    six = discovered(pod("a", ip="fd00::1"))
     assert six is not None
     assert six.endpoint == "tcp://[fd00::1]:5557"
-    ending = found(pod("a", ready=False, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z", "uid": "u"}))
+    ending = discovered(
+        pod("a", ready=False, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z", "uid": "u"})
+    )
     assert ending is not None
     assert ending.terminating
 
@@ -92,8 +94,8 @@ class ApiServer:
             await response.write(line)
         return response
 
-    def send(self, kind: str, thing: dict[str, Any]) -> None:
-        self.events.put_nowait(json.dumps({"type": kind, "object": thing}).encode() + b"\n")
+    def send(self, kind: str, object_json: dict[str, Any]) -> None:
+        self.events.put_nowait(json.dumps({"type": kind, "object": object_json}).encode() + b"\n")
 
 
 @pytest.fixture
@@ -123,13 +125,13 @@ async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 
 class Table:
-    """Stand-in for the routing table."""
+    """A fake routing table that records the engines of each update."""
 
     def __init__(self) -> None:
         self.reports: list[dict[str, DiscoveredEngine]] = []
 
     def sync(self, engines: Any) -> None:
-        self.reports.append({one.name: one for one in engines})
+        self.reports.append({engine.name: engine for engine in engines})
 
     @property
     def now(self) -> dict[str, DiscoveredEngine]:
@@ -168,7 +170,10 @@ async def test_pod_changes_reach_the_routing_table(api: ApiServer, table: Table,
 async def test_next_watch_continues_at_the_last_resource_version(
     api: ApiServer, table: Table, until: Any
 ) -> None:
-    metadata = {"resourceVersion": "77", "creationTimestamp": None}  # as kube-apiserver 1.36 sends it
+    metadata = {
+        "resourceVersion": "77",
+        "creationTimestamp": None,
+    }  # the form in which kube-apiserver 1.36 sends bookmarks
     bookmark = {"kind": "Pod", "metadata": metadata, "spec": {"containers": None}, "status": {}}
     api.send("BOOKMARK", bookmark)
     api.events.put_nowait(None)
@@ -198,7 +203,7 @@ async def test_watches_that_end_at_once_are_throttled(
     statuses = {"status": 410, "forbidden": 403}
     began, at = len(api.queries), time.monotonic()
     if how in statuses:
-        api.events.put_nowait(None)  # ends the watch that began well
+        api.events.put_nowait(None)  # ends the watch that started successfully
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1):
             while True:
@@ -208,8 +213,8 @@ async def test_watches_that_end_at_once_are_throttled(
                 elif how == "closed":
                     api.events.put_nowait(None)
                 await asyncio.sleep(0.001)
-    found, seconds = len(api.queries) - began, time.monotonic() - at
-    assert found <= 12 * max(1.0, seconds)
+    watches, seconds = len(api.queries) - began, time.monotonic() - at
+    assert watches <= 12 * max(1.0, seconds)
     await until(lambda: len(api.queries) > began)
 
 

@@ -17,7 +17,7 @@ from mizzen.wire.client.stream import StreamLost
 
 
 class StubLink:
-    """Connection that a test controls; its files arrive when the test releases them."""
+    """A fake connection to an engine; a fetch of files completes when the test sets `files`."""
 
     def __init__(self, offer: str, on_change: Callable[[Any], None]) -> None:
         self.offer = offer
@@ -37,7 +37,7 @@ class StubLink:
             raise StreamLost("connection", "the connection is lost")
         return {}
 
-    def says(self, incarnation: str, tokenizer: str) -> None:
+    def welcome_from(self, incarnation: str, tokenizer: str) -> None:
         self.welcome = SimpleNamespace(
             incarnation=incarnation,
             tokenizer_hash=tokenizer,
@@ -49,13 +49,13 @@ class StubLink:
         )
         self._on_change(self)
 
-    def ends(self) -> None:
+    def disconnect(self) -> None:
         self.welcome = None
         self._on_change(self)
 
 
 class StubTexts(TextModels):
-    """Makes a text model of any files, except those of a tokenizer named "broken"."""
+    """Fake text models; building one fails if its tokenizer hash is "broken"."""
 
     async def get_or_build(self, name: str, files: Mapping[str, bytes]) -> TextModel:
         if name == "broken":
@@ -65,14 +65,17 @@ class StubTexts(TextModels):
         return model
 
 
-class Rotated:
-    """Engine whose keys can be rotated; `links` are its connections, newest last."""
+class RotatedEngine:
+    """An engine of the gateway whose keys can be rotated; `links` are its connections, newest last."""
 
     def __init__(self, warm: Callable[[EngineClient], Any] = lambda engine: None) -> None:
         self.links: list[StubLink] = []
         self.ways: list[Any] = ["old"]
         self.engine = EngineClient(
-            DiscoveredEngine(name="e", uid="u", endpoint="ipc://e"), StubTexts(), lambda: None, warm=warm
+            DiscoveredEngine(name="e", uid="u", endpoint="ipc://e"),
+            StubTexts(),
+            lambda: None,
+            new_warmup=warm,
         )
         self.all = EngineConnections(self._make, lambda: self.ways, self.engine._link_changed)
         self.engine._links, self.engine.link = self.all, self.all.current
@@ -82,33 +85,33 @@ class Rotated:
         return self.links[-1]
 
     def rotate(self) -> StubLink:
-        """Offer newer keys, and return the connection that tries them."""
+        """Add a newer pair of keys, and return the connection that is opened with them."""
         self.ways.insert(0, f"new {len(self.ways)}")
         self.all.refresh()
         return self.links[-1]
 
 
-async def serving(text: str, until: Any) -> Rotated:
-    found = Rotated()
-    found.links[0].says("first", text)
-    found.links[0].files.set()
-    await until(lambda: found.engine.serving)
-    return found
+async def serving(text: str, until: Any) -> RotatedEngine:
+    rotated = RotatedEngine()
+    rotated.links[0].welcome_from("first", text)
+    rotated.links[0].files.set()
+    await until(lambda: rotated.engine.serving)
+    return rotated
 
 
 @pytest.mark.parametrize("usable", [True, False])
 async def test_restarted_engine_with_other_files_gets_no_prompt_of_the_old_tokenizer(
     until: Any, usable: bool
 ) -> None:
-    """The new process welcomes the newer connection before the old one is known to be lost."""
-    found = await serving("a", until)
-    engine = found.engine
+    """The new process answers on the newer connection before the loss of the old connection is detected."""
+    rotated = await serving("a", until)
+    engine = rotated.engine
     engine.prefixes.apply_event([1, 2], [])
-    second, name = found.rotate(), "b" if usable else "broken"
-    second.says("second", name)
+    second, name = rotated.rotate(), "b" if usable else "broken"
+    second.welcome_from("second", name)
     assert engine.link is second
     assert (engine.serving, engine.tokenizer_hash, engine.prefixes.match_prefix([1, 2])) == (False, "", 0)
-    found.links[0].ends()
+    rotated.links[0].disconnect()
     second.files.set()
     await until(lambda: engine.serving if usable else engine.state == "broken")
     assert engine.tokenizer_hash == ("b" if usable else "")
@@ -117,55 +120,55 @@ async def test_restarted_engine_with_other_files_gets_no_prompt_of_the_old_token
 
 @pytest.mark.parametrize("lost", [True, False])
 async def test_problem_of_the_old_process_is_not_reported_for_the_new_one(until: Any, lost: bool) -> None:
-    found = Rotated()
-    first = found.links[0]
-    first.says("first", "broken")
-    await asyncio.sleep(0)  # it waits for the files
-    second = found.rotate()
-    second.says("second", "b")
+    rotated = RotatedEngine()
+    first = rotated.links[0]
+    first.welcome_from("first", "broken")
+    await asyncio.sleep(0)  # the engine now waits for the files
+    second = rotated.rotate()
+    second.welcome_from("second", "b")
     second.files.set()
-    await until(lambda: found.engine.serving)
+    await until(lambda: rotated.engine.serving)
     first.lost = lost
     first.files.set()
-    await until(lambda: len(found.engine._tasks) == 0)
-    assert (found.engine.state, found.engine.problem) == ("serving", "")
-    await found.engine.stop()
+    await until(lambda: len(rotated.engine._tasks) == 0)
+    assert (rotated.engine.state, rotated.engine.problem) == ("serving", "")
+    await rotated.engine.stop()
 
 
 async def test_key_rotation_without_a_restart_keeps_tokenizer_and_prefixes(until: Any) -> None:
-    found = await serving("a", until)
-    found.engine.prefixes.apply_event([1, 2], [])
-    found.rotate().says("first", "a")
-    assert found.engine.link is found.links[1]
-    assert found.engine.serving
-    assert found.engine.prefixes.match_prefix([1, 2]) == 2
-    await found.engine.stop()
+    rotated = await serving("a", until)
+    rotated.engine.prefixes.apply_event([1, 2], [])
+    rotated.rotate().welcome_from("first", "a")
+    assert rotated.engine.link is rotated.links[1]
+    assert rotated.engine.serving
+    assert rotated.engine.prefixes.match_prefix([1, 2]) == 2
+    await rotated.engine.stop()
 
 
 async def test_restarted_engine_with_the_same_files_is_warmed_again(until: Any) -> None:
-    """A warm-up ends with the process whose cache it fills."""
-    begun: list[str] = []
-    ended: list[str] = []
+    """A warm-up is cancelled when the process whose cache it fills restarts."""
+    started_warmups: list[str] = []
+    ended_warmups: list[str] = []
 
     async def fill(incarnation: str) -> None:
-        begun.append(incarnation)
+        started_warmups.append(incarnation)
         try:
             await asyncio.Event().wait()
         finally:
-            ended.append(incarnation)
+            ended_warmups.append(incarnation)
 
-    found = Rotated(lambda engine: fill(engine._incarnation))
-    first = found.links[0]
+    rotated = RotatedEngine(lambda engine: fill(engine._incarnation))
+    first = rotated.links[0]
     first.files.set()
-    first.says("first", "a")
-    await until(lambda: begun == ["first"])
-    second = found.rotate()
-    second.says("second", "a")
-    assert not found.engine.serving
-    await until(lambda: begun == ["first", "second"])
-    assert ended == ["first"]
-    assert found.engine.warming
-    assert not found.engine.serving
-    found.engine.stop_warming()
-    await until(lambda: found.engine.serving)
-    await found.engine.stop()
+    first.welcome_from("first", "a")
+    await until(lambda: started_warmups == ["first"])
+    second = rotated.rotate()
+    second.welcome_from("second", "a")
+    assert not rotated.engine.serving
+    await until(lambda: started_warmups == ["first", "second"])
+    assert ended_warmups == ["first"]
+    assert rotated.engine.warming
+    assert not rotated.engine.serving
+    rotated.engine.stop_warming()
+    await until(lambda: rotated.engine.serving)
+    await rotated.engine.stop()

@@ -1,4 +1,4 @@
-"""The routing table: which engines serve, and why others do not."""
+"""The routing table: which engines serve, and the reported reasons why others do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mizzen.wire.messages import RefusalCode
 
 async def test_missing_engine_files_are_fetched_again(live: Any, scripted: Any) -> None:
     engine = scripted()
-    engine.does.deaf_to_files = 1
+    engine.does.ignored_file_requests = 1
     gateway = await live(engine, wait=False, engine_timeout_seconds=0.5)
     await gateway.serving(1)
     assert engine.hellos == 1
@@ -56,6 +56,6 @@ async def test_invalid_hello_refusal_is_a_protocol_mismatch(live: Any, scripted:
     gateway = await live(*engines, wait=False)
     await until(lambda: all(engine.state == "broken" for engine in gateway.gateway.table))
     assert [engine.other_protocol for engine in gateway.gateway.table] == [True, False, False]
-    engines[0].does.refuse_hello = None  # the pod has another engine now
+    engines[0].does.refuse_hello = None  # the pod now runs an engine with the gateway's protocol
     await until(lambda: any(engine.serving for engine in gateway.gateway.table))
     assert not any(engine.other_protocol for engine in gateway.gateway.table)

@@ -1,4 +1,4 @@
-"""CURVE keys are rotated under running streams: no stream fails, and dropped keys open no connection."""
+"""CURVE keys are rotated while streams run: no stream fails, and removed keys open no connection."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ports import free_ports
 Pairs = dict[str, tuple[bytes, bytes]]
 
 
-def fresh() -> Pairs:
+def new_key_pairs() -> Pairs:
     return {side: zmq.curve_keypair() for side in ("engine", "gateway")}
 
 
-class Mount:
-    """Key folder that changes as a mounted Secret does: as a whole, by replacing one link."""
+class MountedKeys:
+    """A key folder that changes atomically like a mounted Secret, by replacing one symbolic link."""
 
     def __init__(self, path: Path, side: str) -> None:
         self.path, self._side, self._count = path, side, 0
         path.mkdir()
 
-    def write(self, generation: int, now: Pairs, later: Pairs | None = None) -> None:
+    def write(self, generation: int, current: Pairs, following: Pairs | None = None) -> None:
         files = {"generation": str(generation).encode()}
-        for prefix, pairs in (("", now), ("next.", later)):
+        for prefix, pairs in (("", current), ("next.", following)):
             for side, (public, secret) in (pairs or {}).items():
                 files[f"{prefix}{side}.public"] = public
                 if side == self._side:
@@ -58,9 +58,9 @@ class Mount:
 
 
 class Engine:
-    """Processes of a simulated engine with keys of its own."""
+    """A simulated engine with its own key folder, and its processes."""
 
-    def __init__(self, folder: Path, model: Path, keys: Mount) -> None:
+    def __init__(self, folder: Path, model: Path, keys: MountedKeys) -> None:
         folder.mkdir()
         self.keys, self.endpoint = keys, f"ipc://{folder}/wire"
         options = {
@@ -85,25 +85,25 @@ def engines(tmp_path: Path, model_folder: Path) -> Iterator[Callable[[Pairs], En
 
     def start(pairs: Pairs) -> Engine:
         number = len(started)
-        mount = Mount(tmp_path / f"engine-keys-{number}", "engine")
+        mount = MountedKeys(tmp_path / f"engine-keys-{number}", "engine")
         mount.write(0, pairs)
         started.append(Engine(tmp_path / f"engine-{number}", model_folder, mount))
         return started[-1]
 
     yield start
-    for one in started:
-        one.process.terminate()
-    for one in started:
-        one.process.wait(60)
+    for engine in started:
+        engine.process.terminate()
+    for engine in started:
+        engine.process.wait(60)
 
 
-class Crowd:
-    """Consecutive streams, until the test ends them."""
+class StreamingClients:
+    """Clients that start one stream after another until the test stops them."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._stop = False
-        self.whole = 0
+        self.completed = 0
         self.failed: list[str] = []
 
     async def run(self, length: int) -> None:
@@ -120,7 +120,7 @@ class Crowd:
                     lines = [line async for line in answer.aiter_lines() if line]
                 if answer.status_code != 200 or lines[-1] != "data: [DONE]" or "error" in "".join(lines):
                     self.failed.append(f"{answer.status_code}: {lines[-2:]}")
-                self.whole += 1
+                self.completed += 1
 
     def stop(self) -> None:
         self._stop = True
@@ -129,13 +129,13 @@ class Crowd:
 async def test_streams_continue_through_two_key_rotations(
     live: Any, until: Any, engines: Callable[[Pairs], Engine], tmp_path: Path
 ) -> None:
-    """Retries and resuming are off, so an interrupted connection would be seen."""
-    pairs = fresh()
-    there = [engines(pairs), engines(pairs)]
-    mount = Mount(tmp_path / "gateway-keys", "gateway")
+    """Retries and resuming are off, so an interrupted connection would fail a stream."""
+    pairs = new_key_pairs()
+    running_engines = [engines(pairs), engines(pairs)]
+    mount = MountedKeys(tmp_path / "gateway-keys", "gateway")
     mount.write(0, pairs)
     gateway = await live(
-        *there,
+        *running_engines,
         wait=False,
         keys=str(mount.path),
         admin_token_file=str(mount.path / "admin.token"),
@@ -144,7 +144,7 @@ async def test_streams_continue_through_two_key_rotations(
     )
     table = gateway.gateway.table
     await until(lambda: sum(engine.serving for engine in table) == 2, 120)
-    crowd = Crowd(gateway.url)
+    crowd = StreamingClients(gateway.url)
     running = [asyncio.create_task(crowd.run(length)) for length in (20, 60, 150, 300)]
 
     async def admin(of: Pairs) -> dict[str, Any]:
@@ -159,30 +159,34 @@ async def test_streams_continue_through_two_key_rotations(
         name = key_pair_name(of["engine"][0], of["gateway"][0])
         async with asyncio.timeout(120):
             while True:
-                said = await admin(token)
-                if said and name in said["keys"] and all(e["keys"] == [name] for e in said["engines"]):
+                response = await admin(token)
+                if (
+                    response
+                    and name in response["keys"]
+                    and all(e["keys"] == [name] for e in response["engines"])
+                ):
                     return
                 await asyncio.sleep(0.1)
 
     await all_use(pairs, pairs)
     for generation in (0, 1):
-        later = fresh()
-        before = crowd.whole
-        # The gateway hears of it first, then last: neither order may matter.
-        order = [mount, *(one.keys for one in there)]
+        later = new_key_pairs()
+        streams_before = crowd.completed
+        # The gateway gets the new keys first in one rotation and last in the other; both must work.
+        order = [mount, *(engine_processes.keys for engine_processes in running_engines)]
         for holder in order if generation else reversed(order):
             holder.write(generation, pairs, later)
-            await until(lambda seen=crowd.whole: crowd.whole > seen)
+            await until(lambda seen=crowd.completed: crowd.completed > seen)
         await all_use(later, pairs)
         assert await admin(later), "the next token is taken before it is the only one"
         for holder in reversed(order) if generation else order:
             holder.write(generation + 1, later)
-            await until(lambda seen=crowd.whole: crowd.whole > seen)
+            await until(lambda seen=crowd.completed: crowd.completed > seen)
         async with asyncio.timeout(120):
             while await admin(pairs):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         await all_use(later, later)
-        assert crowd.whole > before
+        assert crowd.completed > streams_before
         pairs = later
     crowd.stop()
     await asyncio.gather(*running)
@@ -193,47 +197,51 @@ async def test_streams_continue_through_two_key_rotations(
 async def test_dropped_keys_open_no_connection(
     live: Any, until: Any, engines: Callable[[Pairs], Engine], tmp_path: Path
 ) -> None:
-    pairs, later = fresh(), fresh()
+    pairs, later = new_key_pairs(), new_key_pairs()
     engine = engines(pairs)
-    old = Mount(tmp_path / "old", "gateway")
+    old = MountedKeys(tmp_path / "old", "gateway")
     old.write(0, pairs)
     gateway = await live(engine, wait=False, keys=str(old.path))
-    await until(lambda: all(one.serving for one in gateway.gateway.table), 120)
+    await until(lambda: all(entry.serving for entry in gateway.gateway.table), 120)
     engine.keys.write(1, later)
-    await until(lambda: not any(one.serving for one in gateway.gateway.table), 120)
-    [there] = gateway.gateway.table
-    await until(lambda: there.problem != "", 120)
-    old.write(1, later)  # and the new ones do, without a restart of either
-    await until(lambda: there.serving, 120)
+    await until(lambda: not any(entry.serving for entry in gateway.gateway.table), 120)
+    [table_engine] = gateway.gateway.table
+    await until(lambda: table_engine.problem != "", 120)
+    old.write(1, later)  # the new keys connect, without a restart of gateway or engine
+    await until(lambda: table_engine.serving, 120)
 
 
 def test_key_offers_start_with_the_newest_keys_of_both_sides(tmp_path: Path) -> None:
-    pairs, later = fresh(), fresh()
-    mount = Mount(tmp_path / "keys", "gateway")
+    pairs, later = new_key_pairs(), new_key_pairs()
+    mount = MountedKeys(tmp_path / "keys", "gateway")
     mount.write(4, pairs, later)
     ring = load_ring(mount.path, "gateway")
     ways = key_offers("tcp://10.0.0.1:5557", ring)
     assert [way.endpoint.rpartition(":")[2] for way in ways] == ["5558", "5558", "5557", "5557"]
-    both = [key_pair_name(e["engine"][0], g["gateway"][0]) for e in (later, pairs) for g in (later, pairs)]
-    assert [way.name for way in ways] == both
-    assert offer_names(ring) == sorted(both)
+    expected_names = [
+        key_pair_name(e["engine"][0], g["gateway"][0]) for e in (later, pairs) for g in (later, pairs)
+    ]
+    assert [way.name for way in ways] == expected_names
+    assert offer_names(ring) == sorted(expected_names)
     mount.write(5, later)
     [way] = key_offers("tcp://10.0.0.1:5557", load_ring(mount.path, "gateway"))
-    assert (way.endpoint, way.name) == ("tcp://10.0.0.1:5558", both[0])
+    assert (way.endpoint, way.name) == ("tcp://10.0.0.1:5558", expected_names[0])
 
 
 def test_invalid_key_folder_changes_nothing(tmp_path: Path) -> None:
-    mount = Mount(tmp_path / "keys", "engine")
-    mount.write(0, fresh())
+    mount = MountedKeys(tmp_path / "keys", "engine")
+    mount.write(0, new_key_pairs())
     folder = KeyFolder(mount.path, "engine")
-    before = folder.ring
+    ring_before = folder.ring
     for content in (b"\xff1", b"one"):
         (mount.path / "..data" / "generation").write_bytes(content)
         assert not folder.refresh()
-        assert folder.ring == before
+        assert folder.ring == ring_before
     with pytest.raises(KeyFileError, match="generation must contain a whole number, not 'one'"):
         load_ring(mount.path, "engine")
     (mount.path / "..data" / "engine.public").write_bytes(b"short")
     with pytest.raises(KeyFileError, match=r"engine\.public contains 5 characters"):
         load_ring(mount.path, "engine")
-    assert "secret" not in repr(before.own[0]) and before.own[0].secret.decode() not in repr(before)
+    assert "secret" not in repr(ring_before.own[0]) and ring_before.own[0].secret.decode() not in repr(
+        ring_before
+    )

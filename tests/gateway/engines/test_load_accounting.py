@@ -1,4 +1,4 @@
-"""Load of an engine: every request of this gateway counts until its last token."""
+"""The load of an engine includes every request of this gateway until its last token."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content"
 
 
 async def test_stream_counts_as_load_until_its_last_token(live: Any, scripted: Any, until: Any) -> None:
-    """Neither its first token nor the engine's own reports end the count."""
+    """A stream still counts after its first token, and after the engine's own load reports."""
     engine = scripted()
     engine.does.step_seconds, engine.does.tokens_a_step = 0.05, 1
     gateway = await live(engine)
-    [one] = gateway.gateway.table
+    [table_engine] = gateway.gateway.table
     stream = await gateway.client().chat.completions.create(**CHAT, stream=True, max_tokens=60)
     counted: list[tuple[int, bool]] = []
     reports: set[int] = set()
     async for _ in stream:
         if engine.running:
-            counted.append((one.requests, one.load > 0))
-            reports.add(id(one.link.stats))
+            counted.append((table_engine.requests, table_engine.load > 0))
+            reports.add(id(table_engine.link.stats))
     assert len(counted) > 20 and set(counted) == {(1, True)}
     assert len(reports) > 1, "the engine has reported meanwhile"
-    await until(lambda: one.requests == 0)
-    assert one.tokens_in_flight == 0
+    await until(lambda: table_engine.requests == 0)
+    assert table_engine.tokens_in_flight == 0

@@ -1,4 +1,4 @@
-"""Golden prompts at the gateway: an engine that awaits verification gets them and nothing else."""
+"""Golden prompts at the gateway: an engine that awaits verification gets only these."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ QUESTION: dict[str, Any] = {"service": "demo", "uid": "pod-1", "prompt": "Mizzen
 
 
 class UnverifiedEngine:
-    """Gateway with one engine that awaits verification."""
+    """A gateway with one engine that awaits verification."""
 
     def __init__(self, gateway: Any, engine: Any) -> None:
         self.gateway, self.engine, self.table = gateway, engine, gateway.gateway.only_service.table
-        self.found = DiscoveredEngine(
+        self.discovered = DiscoveredEngine(
             name="one", uid="pod-1", endpoint=engine.endpoint, awaiting_verification=True
         )
 
     @property
     def state(self) -> str:
-        return next((one.state for one in self.table if one.discovered.uid == "pod-1"), "")
+        return next((engine.state for engine in self.table if engine.discovered.uid == "pod-1"), "")
 
     def release(self) -> None:
-        self.table.sync([replace(self.found, awaiting_verification=False)])
+        self.table.sync([replace(self.discovered, awaiting_verification=False)])
 
     async def post(self, token: str = "secret", seconds: float = 30, **fields: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {token}"}
@@ -51,10 +51,10 @@ async def unverified(live: Any, scripted: Any, until: Any, tmp_path: Path) -> As
     gateway = await live(
         engine, admin_token_file=str(token), queue_timeout_seconds=60.0, wait=False, service="demo"
     )
-    it = UnverifiedEngine(gateway, engine)
-    it.table.sync([it.found])
-    await until(lambda: it.state == "verifying")
-    yield it
+    unverified_engine = UnverifiedEngine(gateway, engine)
+    unverified_engine.table.sync([unverified_engine.discovered])
+    await until(lambda: unverified_engine.state == "verifying")
+    yield unverified_engine
 
 
 async def test_unverified_engine_only_answers_golden_prompts(
@@ -69,7 +69,9 @@ async def test_unverified_engine_only_answers_golden_prompts(
     assert answer["text"] == tokenizer.decode([10, 11, 12])
     assert (answer["finish"], answer["outputTokens"]) == ("length", 3)
     [request] = unverified.engine.requests
-    assert request.prompt == b"".join(one.to_bytes(4, "little") for one in tokenizer.encode("Mizzen serves"))
+    assert request.prompt == b"".join(
+        token.to_bytes(4, "little") for token in tokenizer.encode("Mizzen serves")
+    )
     assert request.sampling.temperature == 0
     assert not waiting.done()
     unverified.release()
@@ -86,7 +88,9 @@ async def test_routing_table_shows_an_engine_as_verifying(unverified: Unverified
             f"{unverified.gateway.admin}/admin/engines", headers={"authorization": "Bearer secret"}
         )
         metrics = await http.get(f"{unverified.gateway.admin}/metrics")
-    assert [(one["uid"], one["state"]) for one in answer.json()["engines"]] == [("pod-1", "verifying")]
+    assert [(engine["uid"], engine["state"]) for engine in answer.json()["engines"]] == [
+        ("pod-1", "verifying")
+    ]
     assert 'mizzen_gateway_engines{state="verifying"} 1.0' in metrics.text
 
 
@@ -147,7 +151,7 @@ async def test_requests_only_go_to_verified_engines(
 ) -> None:
     other = scripted()
     unverified.table.sync(
-        [unverified.found, DiscoveredEngine(name="two", uid="pod-2", endpoint=other.endpoint)]
+        [unverified.discovered, DiscoveredEngine(name="two", uid="pod-2", endpoint=other.endpoint)]
     )
     await until(lambda: unverified.table.serving)
     client: openai.AsyncOpenAI = unverified.gateway.client(timeout=60)

@@ -1,4 +1,4 @@
-"""Connections to ASGI apps, driven from both ends."""
+"""Connections to ASGI apps; tests control the client's end and the server's end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from uvicorn.server import ServerState
 from mizzen.gateway.http import connection
 
 
-class Line:
-    """Connection to an app, with the client's end and the server's protocol, which can be fed directly."""
+class AppConnection:
+    """A connection to an app; `server` is the protocol at the server's end, which tests can call directly."""
 
     def __init__(self, reader: Any, writer: Any, server: connection.BoundedProtocol) -> None:
         self.reader, self.writer, self.server = reader, writer, server
 
-    def give(self, *pieces: bytes) -> None:
-        """Let the server receive these pieces one by one."""
+    def feed(self, *pieces: bytes) -> None:
+        """Pass pieces of a request to the server's protocol, one by one."""
         for piece in pieces:
             self.server.data_received(piece)
 
@@ -41,7 +41,7 @@ async def line() -> AsyncIterator[Callable[..., Any]]:
     """Return a function that opens a connection to an ASGI app."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def opened(app: Any) -> Line:
+        async def opened(app: Any) -> AppConnection:
             config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
             config.load()
             state = ServerState()
@@ -54,6 +54,6 @@ async def line() -> AsyncIterator[Callable[..., Any]]:
             async with asyncio.timeout(60):
                 while not state.connections:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
-            return Line(reader, writer, next(iter(state.connections)))  # type: ignore[arg-type]
+            return AppConnection(reader, writer, next(iter(state.connections)))  # type: ignore[arg-type]
 
         yield opened

@@ -1,4 +1,4 @@
-"""Connections at shutdown: no request on its way is lost."""
+"""Connections at shutdown: a request that has been sent is answered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from http_apps import Echoing, Slow
 GET = b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-@pytest.mark.parametrize("keep_alive", [False, True], ids=["new", "kept"])
+@pytest.mark.parametrize("keep_alive", [False, True], ids=["new connection", "kept-alive connection"])
 async def test_request_on_its_way_at_shutdown_is_answered(line: Any, keep_alive: bool) -> None:
     connection = await line(Echoing())
     connection.server.linger_seconds = 60.0
@@ -32,8 +32,7 @@ async def test_request_on_its_way_at_shutdown_is_answered(line: Any, keep_alive:
 
 @pytest.mark.parametrize("ends", [True, False], ids=["end of the server", "end of keep-alive"])
 async def test_request_that_arrived_while_the_process_was_stalled_is_answered(line: Any, ends: bool) -> None:
-    """The event loop may run timers before it reads: the request has arrived but the connection seems
-    idle."""
+    """After a stall, the event loop may run timers before it reads, so the connection still seems idle."""
     connection = await line(Echoing())
     connection.server.linger_seconds = 60.0
     connection.writer.write(GET)

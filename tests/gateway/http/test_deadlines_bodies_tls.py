@@ -43,13 +43,13 @@ async def test_request_ends_at_its_own_deadline(
     live: Any, slow: Any, until: Any, headers: dict[str, str], body: dict[str, Any]
 ) -> None:
     gateway = await live(slow)
-    with pytest.raises(openai.APIStatusError) as late:
+    with pytest.raises(openai.APIStatusError) as timeout_error:
         await gateway.client().completions.create(
             model="demo", prompt="a", max_tokens=1500, extra_headers=headers, extra_body=body
         )
-    assert (late.value.status_code, late.value.code) == (504, "timeout")
-    assert "within its timeout of 0.4 s" in str(late.value)
-    await until(lambda: slow.running == 0)  # the engine got the abort
+    assert (timeout_error.value.status_code, timeout_error.value.code) == (504, "timeout")
+    assert "within its timeout of 0.4 s" in str(timeout_error.value)
+    await until(lambda: slow.running == 0)  # the engine received the abort
     assert gateway.gateway.in_flight == 0
 
 
@@ -138,7 +138,7 @@ async def test_total_size_of_bodies_is_bounded(live: Any, scripted: Any, until: 
 async def test_one_key_may_use_half_of_the_body_budget(
     live: Any, scripted: Any, keys: Path, until: Any
 ) -> None:
-    """White space is a body too: it costs its sender nothing, and would block all other clients."""
+    """Bodies of white space count, too; otherwise one client could block all others at no cost."""
     engine = scripted()
     engine.does.step_seconds = 0.05
     files = (str(keys),)
@@ -152,19 +152,19 @@ async def test_one_key_may_use_half_of_the_body_budget(
             url = f"{gateway.url}/v1/completions"
             return asyncio.create_task(http.post(url, content=content, headers=headers))
 
-        held = [ask(ALICE, padded) for _ in range(2)]
+        uploads = [ask(ALICE, padded) for _ in range(2)]
         await until(lambda: engine.running == 2)
         refused = await ask(ALICE, padded)
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "bodies_too_large"
         assert int(refused.headers["retry-after"]) >= 1
-        other = padded.replace("500", "5")
-        assert [(await ask(BOB, other)).status_code for _ in range(2)] == [200, 200]
-        for task in held:
+        small_body = padded.replace("500", "5")
+        assert [(await ask(BOB, small_body)).status_code for _ in range(2)] == [200, 200]
+        for task in uploads:
             task.cancel()
-        await asyncio.gather(*held, return_exceptions=True)
+        await asyncio.gather(*uploads, return_exceptions=True)
         await until(lambda: gateway.gateway.body_budget.used == 0)
-        assert (await ask(ALICE, other)).status_code == 200
+        assert (await ask(ALICE, small_body)).status_code == 200
 
 
 async def test_stalled_body_is_abandoned(live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,13 +215,13 @@ async def test_cors_for_configured_origins_with_keys(live: Any, scripted: Any, k
     }
     async with httpx.AsyncClient(timeout=60) as http:
         preflight = await http.options(f"{gateway.url}/v1/chat/completions", headers=preflight_headers)
-        assert preflight.status_code == 200  # a browser sends no key with it
+        assert preflight.status_code == 200  # a preflight request has no API key
         assert preflight.headers["access-control-allow-origin"] == "https://a.example"
         assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
-        other = await http.options(
+        other_origin = await http.options(
             f"{gateway.url}/v1/chat/completions", headers={**preflight_headers, "origin": "https://b.example"}
         )
-        assert "access-control-allow-origin" not in other.headers
+        assert "access-control-allow-origin" not in other_origin.headers
         headers = {"origin": "https://a.example", "authorization": f"Bearer {ALICE}"}
         body = {"model": "demo", "messages": USER, "stream": True, "max_tokens": 3}
         stream = await http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers)
@@ -232,18 +232,18 @@ async def test_cors_for_configured_origins_with_keys(live: Any, scripted: Any, k
         assert refused.status_code == 401
         assert (
             refused.headers["access-control-allow-origin"] == "https://a.example"
-        )  # so that the page sees why
+        )  # so that the page can read the error
 
 
 # ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """Make a self-signed certificate for 127.0.0.1."""
+    """Create a self-signed certificate for 127.0.0.1; return the paths of the certificate and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
-    made = (
+    signed = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -258,7 +258,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
         .sign(key, hashes.SHA256())
     )
     cert_path, key_path = folder / "tls.crt", folder / "tls.key"
-    replace_file(cert_path, made.public_bytes(serialization.Encoding.PEM).decode())
+    replace_file(cert_path, signed.public_bytes(serialization.Encoding.PEM).decode())
     replace_file(
         key_path,
         key.private_bytes(
@@ -293,12 +293,12 @@ async def test_tls_reloads_a_changed_certificate(live: Any, scripted: Any, tmp_p
     watch = asyncio.create_task(gateway.tls.watch())
     try:
         certificate(tmp_path, "two")
-        await eventually(answers, False)  # the old one is trusted, and is served no more
+        await eventually(answers, False)  # clients that trust the old certificate cannot connect any more
         trusted.write_bytes(cert.read_bytes())
         assert await answers()
         replace_file(key, "no key")
         await asyncio.sleep(0.3)
-        assert await answers()  # what cannot be used changes nothing
+        assert await answers()  # an unusable key does not replace the old one
     finally:
         watch.cancel()
     async with httpx.AsyncClient(timeout=60) as http:
@@ -321,7 +321,7 @@ async def test_unusable_certificate_is_named(live: Any, scripted: Any, tmp_path:
 def test_removed_certificate_file_does_not_end_the_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet removes old files of a Secret at any time; only this error lets `watch` continue."""
+    """The kubelet may remove old files of a Secret at any time; `watch` continues only after this error."""
     cert, key = certificate(tmp_path, "one")
     tls, read = ServerTls(str(cert), str(key)), ServerTls._read
 

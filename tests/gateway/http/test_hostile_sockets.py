@@ -22,9 +22,9 @@ from mizzen.wire.messages import (
     File,
     Finish,
     Logprobs,
-    Message,
     Outputs,
     Refused,
+    WireMessage,
 )
 
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
@@ -58,23 +58,23 @@ GARBAGE: dict[str, bytes] = {
 
 
 async def exchange(url: str, data: bytes, half_close: bool) -> bytes:
-    """Send bytes to a gateway; return its answer until it is silent."""
+    """Send bytes to a gateway; return what it sends until it closes or is silent."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    got = b""
+    received = b""
     try:
         writer.write(data)
         await writer.drain()
         if half_close:
             writer.write_eof()
         async with asyncio.timeout(0.2 if not half_close else 30):
-            while part := await reader.read(65536):
-                got += part
+            while piece := await reader.read(65536):
+                received += piece
     except (TimeoutError, ConnectionError):
         pass
     finally:
         writer.close()
-    return got
+    return received
 
 
 async def still_serves(gateway: Any) -> None:
@@ -83,12 +83,12 @@ async def still_serves(gateway: Any) -> None:
     assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize("half_close", [False, True], ids=["open", "half-closed"])
+@pytest.mark.parametrize("half_close", [False, True], ids=["open socket", "half-closed socket"])
 async def test_garbage_instead_of_http_gets_an_error_or_a_close(
     half_close: bool, scripted: Any, live: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = await live(scripted())
-    gc.collect()  # clients that earlier tests have left say on whatever loop runs that theirs is closed
+    gc.collect()  # otherwise clients left by earlier tests log their closed loop during this test
     await asyncio.sleep(0.1)
     caplog.clear()
     for name, data in GARBAGE.items():
@@ -103,11 +103,11 @@ async def test_garbage_instead_of_http_gets_an_error_or_a_close(
 async def test_many_unfinished_heads_do_not_block_other_clients(scripted: Any, live: Any) -> None:
     gateway = await live(scripted())
     host, port = gateway.url.removeprefix("http://").split(":")
-    held = [await asyncio.open_connection(host, int(port)) for _ in range(200)]
-    for number, (_, writer) in enumerate(held):
+    connections = [await asyncio.open_connection(host, int(port)) for _ in range(200)]
+    for number, (_, writer) in enumerate(connections):
         writer.write(HEAD + (b"content-length: 100\r\n\r\n{" if number % 2 else b"x: "))
     await still_serves(gateway)
-    for _, writer in held:
+    for _, writer in connections:
         writer.close()
     await still_serves(gateway)
 
@@ -115,8 +115,7 @@ async def test_many_unfinished_heads_do_not_block_other_clients(scripted: Any, l
 async def test_slow_client_gets_every_byte(
     scripted: Any, live: Any, until: Any, monkeypatch: pytest.MonkeyPatch, model_folder: Any
 ) -> None:
-    """More data than the connection's buffers hold, of concurrent sequences: all wait, and nothing is
-    mixed up."""
+    """Concurrent sequences with more data than the connection buffers all wait, and stay separate."""
     refused = 0
     write = connection.ConnectionWriter.write
 
@@ -140,30 +139,30 @@ async def test_slow_client_gets_every_byte(
         client.sendall(HEAD + f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         await until(lambda: refused, 60)
         client.setblocking(False)
-        got = bytearray()
-        while part := await asyncio.get_running_loop().sock_recv(client, 1 << 20):
-            got += part
-    texts, ids, ends = read_events(bytes(got))
-    whole = (engine.does.reply * 800)[:800]
-    wanted = Tokenizer.load(model_folder).decode(whole)
+        received = bytearray()
+        while piece := await asyncio.get_running_loop().sock_recv(client, 1 << 20):
+            received += piece
+    texts, ids, ends = read_events(bytes(received))
+    unhindered = (engine.does.reply * 800)[:800]
+    expected = Tokenizer.load(model_folder).decode(unhindered)
     assert set(texts) == set(range(8))
     for index in range(8):
-        assert ids[index] == whole
-        assert texts[index] == wanted
+        assert ids[index] == unhindered
+        assert texts[index] == expected
     assert ends == dict.fromkeys(range(8), "length")
 
 
 def read_events(raw: bytes) -> tuple[dict[int, str], dict[int, list[int]], dict[int, str]]:
-    """Return texts, token ids and finish reasons by choice of a chunked response, and check its framing."""
-    _, _, rest = raw.partition(b"\r\n\r\n")
+    """Check the framing of a chunked response; return texts, token ids and finish reasons by choice."""
+    _, _, remainder = raw.partition(b"\r\n\r\n")
     parts, at, count = [], 0, -1
     while count:
-        line = rest.index(b"\r\n", at)
-        count = int(rest[at:line], 16)
-        parts.append(rest[line + 2 : line + 2 + count])
+        line = remainder.index(b"\r\n", at)
+        count = int(remainder[at:line], 16)
+        parts.append(remainder[line + 2 : line + 2 + count])
         at = line + 4 + count
-        assert rest[at - 2 : at] == b"\r\n"
-    assert at == len(rest)
+        assert remainder[at - 2 : at] == b"\r\n"
+    assert at == len(remainder)
     events = b"".join(parts).decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     texts: dict[int, str] = {}
@@ -184,7 +183,7 @@ def packed(form: str, *values: int) -> bytes:
 
 
 ONE = packed("<u4", 1)
-FRAMES: dict[str, bytes | Message] = {
+FRAMES: dict[str, bytes | WireMessage] = {
     "nothing": b"",
     "noise": bytes(range(256)),
     "an endless array": b"\xdd\xff\xff\xff\xff",
@@ -208,13 +207,13 @@ FRAMES: dict[str, bytes | Message] = {
 async def test_garbage_from_an_engine_only_affects_that_engine(
     name: str, scripted: Any, live: Any, until: Any
 ) -> None:
-    """The engine sends it to every gateway after Hello, so a reconnecting link gets it again."""
+    """The engine sends the garbage after every Hello, so a link that reconnects gets it again."""
     good = scripted()
     engines = sys.modules["mizzen_gateway_test_engines"]
     frame, frames_sent = FRAMES[name], 0
 
     class Rogue(engines.ScriptedEngine):
-        def _take(self, peer: bytes, message: Message) -> None:
+        def _take(self, peer: bytes, message: WireMessage) -> None:
             nonlocal frames_sent
             super()._take(peer, message)
             if type(message).__name__ == "Hello":
@@ -240,7 +239,7 @@ async def test_gateway_starts_among_incompatible_engines_and_reports_them(live: 
     async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    servers = [await asyncio.start_server(one, "127.0.0.1", 0) for one in (noisy, closing)]
+    servers = [await asyncio.start_server(handler, "127.0.0.1", 0) for handler in (noisy, closing)]
     endpoints = [f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
     gateway = await live(*endpoints, wait=False, queue_timeout_seconds=0.0, engine_timeout_seconds=0.5)
     await until(lambda: all(engine.problem for engine in gateway.gateway.table), 60)

@@ -32,7 +32,7 @@ BODY: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content"
 
 
 class Program:
-    """Gateway with several processes."""
+    """A gateway with several processes behind one port."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         (folder / "token").write_text("secret")
@@ -68,7 +68,7 @@ class Program:
         self.wait(lambda: "processes started" in self.log)
         line = next(line for line in self.log.splitlines() if "processes started" in line)
         self.port, self.admin = json.loads(line)["port"], json.loads(line)["admin_port"]
-        self.wait(lambda: [one["state"] for one in self.table()["engines"]] == ["serving"])
+        self.wait(lambda: [engine["state"] for engine in self.table()["engines"]] == ["serving"])
 
     def get(self, path: str, token: str = "secret") -> httpx.Response:
         headers = {"authorization": f"Bearer {token}"}
@@ -94,14 +94,14 @@ def program(tmp_path: Path, scripted: Any) -> Iterator[Callable[..., tuple[Progr
 
     def start(**options: Any) -> tuple[Program, Any]:
         engine = scripted()
-        one = Program(tmp_path, engine=[engine.endpoint], **options)
-        started.append(one)
-        one.wait_serving()
-        return one, engine
+        program = Program(tmp_path, engine=[engine.endpoint], **options)
+        started.append(program)
+        program.wait_serving()
+        return program, engine
 
     yield start
-    for one in started:
-        one.end()
+    for started_program in started:
+        started_program.end()
 
 
 def test_processes_serve_and_stop_together(program: Any) -> None:
@@ -149,13 +149,13 @@ def test_no_process_outlives_the_parent(program: Any) -> None:
 
 
 def test_port_in_use_is_reported(tmp_path: Path) -> None:
-    async def taken() -> tuple[int, str]:
+    async def start_second() -> tuple[int, str]:
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        one = Program(tmp_path, engine=["tcp://127.0.0.1:9"], port=port)
-        return await asyncio.to_thread(one.process.wait, 60), one.log
+        second_program = Program(tmp_path, engine=["tcp://127.0.0.1:9"], port=port)
+        return await asyncio.to_thread(second_program.process.wait, 60), second_program.log
 
-    status, log = asyncio.run(taken())
+    status, log = asyncio.run(start_second())
     assert status == 1
     assert "cannot listen on 127.0.0.1" in log
 
@@ -170,9 +170,12 @@ async def test_forwarded_admin_requests_reach_a_process_unchanged(
     try:
         transport = httpx.ASGITransport(admin_fanout.app())
         async with httpx.AsyncClient(transport=transport, base_url="http://admin", timeout=60) as http:
-            found = await http.post("/debug/route", json=BODY, headers=admin)
-            assert found.json()["session"] == "s"
-            for path in ("/debug/route", "/admin/verify"):  # before anybody can know who asks
+            response = await http.post("/debug/route", json=BODY, headers=admin)
+            assert response.json()["session"] == "s"
+            for path in (
+                "/debug/route",
+                "/admin/verify",
+            ):  # bodies are limited before clients are authenticated
                 large = await http.post(path, content=b" " * 2001)
                 assert large.status_code == 413
                 assert large.json()["error"]["code"] == "body_too_large"
@@ -184,7 +187,7 @@ async def test_forwarded_admin_requests_reach_a_process_unchanged(
 
 
 def table(*engines: tuple[str, str, int], synced: bool = True) -> dict[str, Any]:
-    found = [
+    table_engines = [
         {
             "service": "s",
             "name": name,
@@ -202,12 +205,12 @@ def table(*engines: tuple[str, str, int], synced: bool = True) -> dict[str, Any]
         "synced": synced,
         "apiKeys": {"inForce": 2, "problem": ""} if synced else {"inForce": 1, "problem": "no YAML"},
         "keys": ["new", "old"] if synced else ["old"],
-        "version": f"v{len(found)}",
+        "version": f"v{len(table_engines)}",
         "waiting": 1,
         "queued": 1,
         "inFlight": 2,
         **idle,
-        "engines": found,
+        "engines": table_engines,
     }
 
 
@@ -215,7 +218,7 @@ def test_merged_table_serves_only_if_all_processes_do() -> None:
     first = table(("a", "serving", 2), ("b", "serving", 0), ("c", "serving", 1), ("d", "broken", 0))
     second = table(("a", "serving", 3), ("b", "connecting", 0), ("d", "serving", 0), synced=False)
     merged = merge_tables([first, second])
-    assert {one["name"]: (one["state"], one["requests"]) for one in merged["engines"]} == {
+    assert {engine["name"]: (engine["state"], engine["requests"]) for engine in merged["engines"]} == {
         "a": ("serving", 5),
         "b": ("connecting", 0),
         "c": ("connecting", 1),
@@ -233,7 +236,7 @@ def test_merged_table_reports_a_protocol_mismatch_only_if_all_processes_do() -> 
     first = table(("a", "foreign", 0), ("b", "foreign", 0), ("c", "foreign", 0), ("d", "serving", 0))
     second = table(("a", "foreign", 0), ("b", "broken", 0), ("d", "foreign", 0))
     for tables in ([first, second], [second, first]):
-        merged = {one["name"]: one["otherProtocol"] for one in merge_tables(tables)["engines"]}
+        merged = {engine["name"]: engine["otherProtocol"] for engine in merge_tables(tables)["engines"]}
         assert merged == {"a": True, "b": False, "c": False, "d": False}
 
 

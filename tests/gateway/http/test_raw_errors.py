@@ -1,4 +1,4 @@
-"""Errors that never reach the application, and clients of HTTP/1.0."""
+"""Errors that the server answers without calling the application, and HTTP/1.0 clients."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ async def raw(gateway: Any, data: bytes) -> tuple[bytes, bytes]:
     writer.write(data)
     answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
-    head, _, rest = answer.partition(b"\r\n\r\n")
-    return head, rest
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head, body
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -50,7 +50,7 @@ async def test_invalid_http_gets_an_error_in_openais_shape(live: Any, scripted: 
 async def test_response_is_not_mixed_with_an_error_for_later_bytes(
     live: Any, scripted: Any, until: Any, stream: bool
 ) -> None:
-    """While a request is answered, whether or not its response has begun."""
+    """Invalid bytes arrive while a request is being answered, before or after its response has begun."""
     engine = scripted()
     engine.does.step_seconds = 0.05
     gateway = await live(engine)
@@ -80,7 +80,7 @@ async def test_http_1_0_clients_get_no_chunked_encoding(live: Any, scripted: Any
     if stream:
         events = rest.split(b"\n\n")
         assert events[-2:] == [b"data: [DONE]", b""]
-        assert all(json.loads(one.removeprefix(b"data: ")) for one in events[:-2])
+        assert all(json.loads(event.removeprefix(b"data: ")) for event in events[:-2])
     else:
         assert len(json.loads(rest)["choices"]) == 1
         assert b"content-length: %d" % len(rest) in response_head.lower()
@@ -93,7 +93,7 @@ async def test_trailing_slash_is_ignored(live: Any, scripted: Any) -> None:
         answer = await http.post(f"{gateway.url}/v1/completions/", json=BODY)
         assert answer.status_code == 200, answer.text
         models = await http.get(f"{gateway.url}/v1/models/")
-        assert [one["id"] for one in models.json()["data"]] == ["demo"]
+        assert [model["id"] for model in models.json()["data"]] == ["demo"]
         missing = await http.post(f"{gateway.url}/v1/nothing/", json=BODY)
         assert missing.status_code == 404
         assert missing.json()["error"]["message"]

@@ -43,9 +43,9 @@ async def test_upgrade_requests_are_served_as_http_1_1(
     app = Echoing()
     connected = await line(app)
     for _ in range(2):
-        connected.give(*PIECES[pieces](*upgrading(upgrade=upgrade, chunked=chunked)))
+        connected.feed(*PIECES[pieces](*upgrading(upgrade=upgrade, chunked=chunked)))
         assert await connected.answer() == (200, b"/outer " + SMUGGLED)
-        connected.give(PLAIN)
+        connected.feed(PLAIN)
         assert await connected.answer() == (200, b"/plain ")
     assert app.paths == ["/outer", "/plain"] * 2
     names = [name for name, _ in app.scopes[0]["headers"]]
@@ -57,7 +57,7 @@ async def test_pipelined_upgrade_requests_are_served_in_order(line: Any) -> None
     app = Echoing()
     connected = await line(app)
     requests = [PLAIN, *(b"".join(upgrading(b"/%d" % i, chunked=i > 1)) for i in range(4)), PLAIN]
-    connected.give(b"".join(requests))
+    connected.feed(b"".join(requests))
     for path in ("/plain", "/0", "/1", "/2", "/3", "/plain"):
         body = b"" if path == "/plain" else SMUGGLED
         assert await connected.answer() == (200, path.encode() + b" " + body)
@@ -66,7 +66,7 @@ async def test_pipelined_upgrade_requests_are_served_in_order(line: Any) -> None
 async def test_upgrade_request_with_connection_close_closes_the_connection(line: Any) -> None:
     connected = await line(Echoing())
     head, body = upgrading()
-    connected.give(head.replace(b"Upgrade, ", b"close, Upgrade, ") + body + PLAIN)
+    connected.feed(head.replace(b"Upgrade, ", b"close, Upgrade, ") + body + PLAIN)
     assert await connected.answer() == (200, b"/outer " + SMUGGLED)
     assert await connected.ended() == b""
 
@@ -74,7 +74,7 @@ async def test_upgrade_request_with_connection_close_closes_the_connection(line:
 async def test_head_with_an_upgrade_has_the_same_bound(line: Any) -> None:
     connected = await line(Echoing())
     head, _ = upgrading()
-    connected.give(head[:-2], *[b"x: %b\r\n" % (b"a" * 8000)] * 9)
+    connected.feed(head[:-2], *[b"x: %b\r\n" % (b"a" * 8000)] * 9)
     assert (await connected.ended()).startswith(b"HTTP/1.1 431 ")
 
 
@@ -82,6 +82,6 @@ async def test_head_with_an_upgrade_has_the_same_bound(line: Any) -> None:
 async def test_connect_is_rejected_with_all_bytes_after_it(line: Any, target: bytes) -> None:
     app = Echoing()
     connected = await line(app)
-    connected.give(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target + SMUGGLED, SMUGGLED)
+    connected.feed(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target + SMUGGLED, SMUGGLED)
     assert (await connected.ended()).startswith(b"HTTP/1.1 400 ")
     assert app.paths == []

@@ -31,16 +31,16 @@ def request_prompt(request: Any) -> list[int]:
 async def test_choices_run_in_the_engine_that_has_the_prompt_cached(
     live: Any, scripted: Any, tokenizer: Tokenizer
 ) -> None:
-    both = [scripted(), scripted()]
-    for one in both:
-        one.does.reply = tokenizer.encode("A mast.", add_special_tokens=False)
-    gateway = await live(*both, load_factor_percent=1000)
+    engines = [scripted(), scripted()]
+    for engine in engines:
+        engine.does.reply = tokenizer.encode("A mast.", add_special_tokens=False)
+    gateway = await live(*engines, load_factor_percent=1000)
     answer = await gateway.client().chat.completions.create(
         model="demo", messages=USER, n=6, max_tokens=3, seed=11
     )
     assert len(answer.choices) == 6
-    assert sorted(len(one.requests) for one in both) == [0, 6]
-    sent = max(both, key=lambda one: len(one.requests)).requests
+    assert sorted(len(engine.requests) for engine in engines) == [0, 6]
+    sent = max(engines, key=lambda engine: len(engine.requests)).requests
     assert len({tuple(request_prompt(request)) for request in sent}) == 1
     seeds = [request.sampling.seed for request in sent]
     assert 11 in seeds
@@ -67,7 +67,7 @@ async def test_other_choices_start_after_the_first_has_tokens(live: Any, engine:
 
 
 async def refuse_after_first(engine: Any, until: Any) -> None:
-    """Let the engine start one request and reject all later ones."""
+    """Let the engine start one request, then make it reject all later ones."""
     await until(lambda: engine.running)
     engine.does.refuse = RefusalCode.INVALID
     engine.does.fault = ""
@@ -81,7 +81,7 @@ async def test_request_fails_if_one_choice_fails(live: Any, engine: Any, until: 
         await gateway.client().chat.completions.create(model="demo", messages=USER, n=2, max_tokens=1000)
     await refusing
     await until(lambda: not engine.running)
-    assert len(engine.aborts) == 1  # the choice that had not failed
+    assert len(engine.aborts) == 1  # the other choice, which had not failed
     await until(lambda: not gateway.gateway.admission.in_flight)
 
 
@@ -93,7 +93,7 @@ async def test_stream_ends_with_an_error_if_one_choice_fails(live: Any, engine: 
     async with httpx.AsyncClient(timeout=60) as http:
         response = await http.post(f"{gateway.url}/v1/chat/completions", json=body)
     await refusing
-    assert response.status_code == 200  # the first choice had started
+    assert response.status_code == 200  # the response had started with the first choice
     events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     assert json.loads(events[0])["choices"][0]["index"] == 0
     assert json.loads(events[-1])["error"]["param"] == "max_tokens"

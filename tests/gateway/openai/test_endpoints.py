@@ -171,9 +171,9 @@ async def test_all_errors_have_the_same_shape(live: Any, engine: Any) -> None:
         assert response.json()["error"]["message"]
 
 
-async def split_chunks(part: bytes, count: int) -> Any:
+async def split_chunks(content: bytes, count: int) -> Any:
     for _ in range(count):
-        yield part
+        yield content
 
 
 async def test_request_id_is_echoed_or_generated(live: Any, engine: Any) -> None:
@@ -212,18 +212,18 @@ async def test_disconnect_aborts_in_the_engine(live: Any, engine: Any, until: An
     await until(lambda: not engine.running and len(engine.aborts) == 2)
     assert sorted(engine.aborts) == sorted(request.rid for request in engine.requests)
     await until(lambda: not gateway.gateway.admission.in_flight)
-    assert all(one.requests == 0 and one.tokens_in_flight == 0 for one in gateway.gateway.table)
+    assert all(entry.requests == 0 and entry.tokens_in_flight == 0 for entry in gateway.gateway.table)
 
 
 async def test_many_concurrent_streams_are_complete(live: Any, engine: Any) -> None:
     gateway = await live(engine)
     client = gateway.client()
 
-    async def one() -> str:
+    async def stream_text() -> str:
         stream = await client.chat.completions.create(model="demo", messages=USER, stream=True)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
-    assert await asyncio.gather(*(one() for _ in range(60))) == [TEXT] * 60
+    assert await asyncio.gather(*(stream_text() for _ in range(60))) == [TEXT] * 60
 
 
 def test_importing_the_app_does_not_import_torch() -> None:

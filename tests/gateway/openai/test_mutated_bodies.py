@@ -59,13 +59,13 @@ ODD: list[Any] = [
 def paths(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the paths of all values within a value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for step, one in inner:
+    for step, item in inner:
         yield (*place, step)
-        yield from paths(one, (*place, step))
+        yield from paths(item, (*place, step))
 
 
 def mutate(body: dict[str, Any], chance: random.Random) -> bytes:
-    """Return a body as JSON with one value replaced by an odd one, or removed."""
+    """Return a body as JSON with one value removed, or replaced by an unusual value."""
     changed = json.loads(json.dumps(body))
     *way, last = chance.choice(list(paths(changed)))
     inner = changed

@@ -240,7 +240,7 @@ async def test_max_tokens_zero_generates_nothing(live: Any, engine: Any, stream:
         assert chunks[-1].usage.completion_tokens == 0
         return
     answer = await client.completions.create(**options)
-    assert [(one.text, one.finish_reason) for one in answer.choices] == [("", "length")] * 2
+    assert [(empty.text, empty.finish_reason) for empty in answer.choices] == [("", "length")] * 2
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 0
     assert answer.usage.prompt_tokens > 0
@@ -287,12 +287,12 @@ async def test_invalid_completions_get_400_naming_the_field(live: Any, engine: A
 
 async def test_values_that_request_nothing_are_accepted(live: Any, engine: Any) -> None:
     gateway = await live(engine)
-    both = {"model": "demo", "n": 1, "logprobs": False, "logit_bias": {}, "stop": None, "user": "me"}
+    bodies = {"model": "demo", "n": 1, "logprobs": False, "logit_bias": {}, "stop": None, "user": "me"}
     async with httpx.AsyncClient(timeout=60) as http:
-        chat = {**both, "messages": USER, "top_logprobs": 0, "modalities": ["text"], "echo": False}
+        chat = {**bodies, "messages": USER, "top_logprobs": 0, "modalities": ["text"], "echo": False}
         response = await http.post(f"{gateway.url}/v1/chat/completions", json=chat)
         assert response.status_code == 200, response.text
-        plain = {**both, "prompt": "a", "suffix": None, "best_of": 1, "echo": False}
+        plain = {**bodies, "prompt": "a", "suffix": None, "best_of": 1, "echo": False}
         response = await http.post(f"{gateway.url}/v1/completions", json=plain)
         assert response.status_code == 200, response.text
     assert [request.sampling.logprobs for request in engine.requests] == [None, None]

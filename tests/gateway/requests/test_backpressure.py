@@ -1,4 +1,4 @@
-"""Clients that do not read their answers: what waits for them is bounded, and blocks no other client."""
+"""Clients that do not read their answers: their unread output is bounded, and other clients are served."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tenant_kit import ALICE, BOB, key_file
 BODY = {"model": "demo", "prompt": [5, 6, 7], "stream": True, "return_token_ids": True}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
 MANY = 20_000
-"""Number of tokens whose events fit in no connection of `unread`."""
+"""Number of tokens whose events exceed the buffers of an `unread` connection."""
 
 
 @pytest.fixture
@@ -51,15 +51,15 @@ async def unread() -> AsyncIterator[Callable[..., Any]]:
         client.close()
 
 
-async def take(client: socket.socket) -> list[dict[str, Any]]:
-    """Read a stream to its end; return its events."""
-    got = bytearray()
+async def read_stream(client: socket.socket) -> list[dict[str, Any]]:
+    """Read an event stream from a socket to its end; return the JSON of its events."""
+    received = bytearray()
     async with asyncio.timeout(60):
-        while part := await asyncio.get_running_loop().sock_recv(client, 1 << 20):
-            got += part
-    at, text = got.index(b"\r\n\r\n") + 4, bytearray()
-    while size := int(got[at : (line := got.index(b"\r\n", at))], 16):
-        text += got[line + 2 : line + 2 + size]
+        while piece := await asyncio.get_running_loop().sock_recv(client, 1 << 20):
+            received += piece
+    at, text = received.index(b"\r\n\r\n") + 4, bytearray()
+    while size := int(received[at : (line := received.index(b"\r\n", at))], 16):
+        text += received[line + 2 : line + 2 + size]
         at = line + 4 + size
     events = [line.removeprefix(b"data: ") for line in bytes(text).split(b"\n\n") if line]
     assert events[-1] == b"[DONE]"
@@ -84,7 +84,7 @@ async def completes(gateway: Any, key: str = "none") -> None:
 async def test_client_that_does_not_read_blocks_no_other(
     live: Any, scripted: Any, until: Any, unread: Any, choices: int
 ) -> None:
-    """As many as may run at once; each gets its whole answer when it reads later."""
+    """All places are taken by such clients; each of them gets its complete answer when it reads later."""
     engine = scripted(context_length=100_000)
     engine.does.tokens_a_step = 50
     gateway = await live(engine, max_in_flight=3)
@@ -92,12 +92,12 @@ async def test_client_that_does_not_read_blocks_no_other(
     await until(lambda: len(engine.requests) == 3 * choices and not engine.running)
     await completes(gateway)
     assert gateway.gateway.in_flight == 0
-    assert [one.requests for one in gateway.gateway.engines] == [0]
-    wanted = (engine.does.reply * MANY)[:MANY]
+    assert [entry.requests for entry in gateway.gateway.engines] == [0]
+    expected = (engine.does.reply * MANY)[:MANY]
     for client in clients:
-        events = await take(client)
+        events = await read_stream(client)
         for index in range(choices):
-            assert ids_of(events, index) == wanted
+            assert ids_of(events, index) == expected
 
 
 async def test_client_that_does_not_read_may_run_another_request(
@@ -112,9 +112,11 @@ async def test_client_that_does_not_read_may_run_another_request(
     client = await unread(gateway, key=ALICE)
     await until(lambda: engine.requests and not engine.running and not gateway.gateway.in_flight)
     await until(lambda: tenant.running == 0)
-    assert tenant.tokens.level == pytest.approx(9 * MANY - 3, abs=MANY / 2)  # what it cost is charged already
+    assert tenant.tokens.level == pytest.approx(
+        9 * MANY - 3, abs=MANY / 2
+    )  # the unread answer is already charged
     await completes(gateway, ALICE)
-    await take(client)
+    await read_stream(client)
     await until(lambda: not gateway._servers[0].server_state.connections)
     assert tenant.running == 0
 
@@ -131,7 +133,7 @@ async def test_stop_string_ends_an_answer_that_is_not_read(
     client = await unread(gateway, max_tokens=90_000, stop="Enough")
     await until(lambda: len(engine.aborts) == 1)
     await until(lambda: not gateway.gateway.in_flight)
-    events = await take(client)
+    events = await read_stream(client)
     assert "".join(event["choices"][0]["text"] for event in events) == "A mast holds the sails. " * 3000
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
@@ -157,8 +159,8 @@ async def test_unread_output_of_all_clients_is_bounded(
         await until(lambda: unread_output.total <= 3.5 * waiting)
     assert unread_output.total > 2 * waiting
     assert len(connections) < 6
-    wanted = (engine.does.reply * MANY)[:MANY]
-    assert ids_of(await take(bobs)) == wanted
+    expected = (engine.does.reply * MANY)[:MANY]
+    assert ids_of(await read_stream(bobs)) == expected
     await completes(gateway, ALICE)
 
 
@@ -170,16 +172,18 @@ def piece(text: str, tokens: int, beside: int = 0) -> AnswerPiece:
 @given(st.lists(st.integers(0, 400), max_size=60), st.integers(0, 3))
 def test_output_queue_keeps_pieces_in_order_and_counts_exactly(sizes: list[int], beside: int) -> None:
     unread_output = UnreadOutput()
-    parts = OutputQueue(unread_output, StreamClient("", None))
+    output_queue = OutputQueue(unread_output, StreamClient("", None))
     for number, size in enumerate(sizes):
-        parts.push(piece(f"{number},", size, beside), None)
+        output_queue.push(piece(f"{number},", size, beside), None)
     assert unread_output.total == sum(sizes) * (2 + beside if beside else 1)
-    taken = []
-    while parts:
-        taken.append(parts.pop().piece)
-    assert "".join(one.delta.content for one in taken) == "".join(f"{n}," for n in range(len(sizes)))
-    assert sum(len(one.token_ids) for one in taken) == sum(sizes)
-    assert all(len(one.token_ids) <= PART_TOKENS + 400 for one in taken)
+    pieces = []
+    while output_queue:
+        pieces.append(output_queue.pop().piece)
+    assert "".join(taken_piece.delta.content for taken_piece in pieces) == "".join(
+        f"{n}," for n in range(len(sizes))
+    )
+    assert sum(len(taken_piece.token_ids) for taken_piece in pieces) == sum(sizes)
+    assert all(len(taken_piece.token_ids) <= PART_TOKENS + 400 for taken_piece in pieces)
     assert unread_output.total == 0
     assert not unread_output._client_entries
     assert not unread_output._tenant_entries

@@ -1,5 +1,4 @@
-"""Large bodies are parsed off the event loop; bodies that would hold the interpreter for long are
-rejected."""
+"""Large bodies are parsed in a thread; bodies whose parsing would hold the interpreter lock are rejected."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def containers(value: Any) -> int:
 
 @given(VALUES, st.booleans(), st.integers(1, 12))
 def test_containers_are_counted_without_brackets_in_strings(value: Any, escaped: bool, piece: int) -> None:
-    """Wherever the pieces end: within a string, or after a backslash."""
+    """The body is fed in pieces that may end within a string or after a backslash."""
     body, count = json.dumps(value, ensure_ascii=escaped).encode(), containers(value)
     check_containers(body, count, piece)
     if count:
@@ -82,15 +81,15 @@ async def test_event_loop_runs_while_a_large_body_is_parsed() -> None:
     reader, turned = BodyReader(), threading.Event()
 
     def read(body: bytes) -> bool:
-        return turned.wait(60)  # for what only the loop does
+        return turned.wait(60)  # set by the event loop, which must not be blocked
 
     asyncio.get_running_loop().call_soon(turned.set)
     assert await reader.parse_body(b" " * (SMALL_BYTES + 1), read, {})
     reader.close()
 
 
-class Reading:
-    """Reader whose bodies are parsed when the test releases them; `order` lists the parsed ones."""
+class ControlledReader:
+    """A body reader whose parser waits for `free`; `order` lists the bodies in the order of parsing."""
 
     def __init__(self) -> None:
         self.reader = BodyReader()
@@ -99,7 +98,7 @@ class Reading:
         self.free = threading.Event()
 
     def read(self, name: str) -> asyncio.Task[None]:
-        """Start to parse a large body, `name`, of the tenant named by its first letter."""
+        """Start to parse a large body; the first letter of `name` is the name of its tenant."""
 
         def parse(body: bytes) -> None:
             self.order.append(name)
@@ -110,15 +109,15 @@ class Reading:
         return asyncio.create_task(self.reader.parse_body(b" " * (SMALL_BYTES + 1), parse, scope))
 
     async def first(self, *names: str) -> list[asyncio.Task[None]]:
-        """Start several, and return once the first is being parsed."""
+        """Start to parse several bodies, and return once the first one is being parsed."""
         tasks = [self.read(name) for name in names]
         assert await asyncio.to_thread(self.begun.wait, 60)
         return tasks
 
 
 async def test_tenants_alternate_at_large_bodies() -> None:
-    """However many one tenant sends, another waits for at most one of them."""
-    reading = Reading()
+    """A tenant waits for at most one body of each other tenant, however many those have sent."""
+    reading = ControlledReader()
     tasks = await reading.first("a1", "a2", "a3", "a4")
     tasks += [reading.read(name) for name in ("b1", "b2", "c1")]
     await asyncio.sleep(0.01)
@@ -131,26 +130,26 @@ async def test_tenants_alternate_at_large_bodies() -> None:
 
 @pytest.mark.parametrize("number", range(4))
 async def test_cancelled_waiter_does_not_block_others(number: int) -> None:
-    """Also while its body is being parsed: the thread finishes it, and the next one comes after that."""
-    reading = Reading()
+    """If its body is being parsed, the thread finishes that one before it parses the next."""
+    reading = ControlledReader()
     tasks = await reading.first("a1", "a2", "a3", "a4")
     tasks.append(reading.read("b1"))
     await asyncio.sleep(0.01)
-    gone = tasks.pop(number)
-    gone.cancel()
+    cancelled = tasks.pop(number)
+    cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await gone
+        await cancelled
     assert reading.order == ["a1"]
     reading.free.set()
     await asyncio.gather(*tasks)
-    rest = [name for name in ("a2", "a3", "a4") if name != f"a{number + 1}"]
-    assert reading.order == ["a1", "b1", *rest]
+    remaining = [name for name in ("a2", "a3", "a4") if name != f"a{number + 1}"]
+    assert reading.order == ["a1", "b1", *remaining]
     await asyncio.wait_for(reading.read("b2"), 60)
     reading.reader.close()
 
 
 async def test_unparsable_body_does_not_block_others() -> None:
-    reading = Reading()
+    reading = ControlledReader()
     reading.free.set()
 
     def fails(body: bytes) -> None:
@@ -178,7 +177,7 @@ async def test_every_endpoint_parses_large_bodies_off_the_loop(
     gateway = await live(scripted())
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
         answer = await client.post(path, json={"model": "demo", **fields})
-        assert answer.status_code in (200, 400), answer.text  # most are longer than the context
+        assert answer.status_code in (200, 400), answer.text  # 400 for prompts beyond the context length
         assert len(threads) == 1
         assert threading.get_ident() not in threads
         if path in SMALL:
@@ -214,14 +213,14 @@ def test_invalid_token_id_is_found_in_every_piece(wrong: Any, code: str) -> None
 
 
 def test_waiting_token_ids_take_little_more_memory_than_their_body() -> None:
-    """The byte budget of bodies bounds memory only if requests take about as much."""
+    """The byte budget of bodies bounds memory only if parsed token ids take about as many bytes."""
     body = json.dumps({"model": "demo", "prompt": list(range(70_000, 170_000))}).encode()
     parser = RequestParser()
     tracemalloc.start()
     try:
         generation = parser.parse_completion(body)
-        held, _ = tracemalloc.get_traced_memory()
+        used_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert len(generation.prompt or ()) == 100_000
-    assert held < 1.5 * len(body)
+    assert used_bytes < 1.5 * len(body)

@@ -1,4 +1,4 @@
-"""The Responses API with the official OpenAI client: items in, items and events out."""
+"""The Responses API with the official OpenAI client: input items, output items and stream events."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_stream_events_are_in_order(live: Any, model: Model, tokens_a_step
     assert indices == [0, 1, 2, 3]
 
 
-async def test_client_builds_the_same_response_from_a_stream(live: Any, model: Model) -> None:
+async def test_client_builds_the_final_response_from_stream_events(live: Any, model: Model) -> None:
     gateway = await live(model(ANSWER))
     async with gateway.client().responses.stream(model="demo", input="Hi", tools=TOOLS) as stream:
         async for _ in stream:
@@ -195,7 +195,7 @@ async def test_truncated_answer_is_incomplete(live: Any, model: Model, stream: b
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stop_strings_do_not_cut_calls(live: Any, model: Model, stream: bool) -> None:
-    """A call that the model itself leaves open is incomplete."""
+    """Stop strings are not applied inside a call; a call that the model leaves open is incomplete."""
     gateway = await live(model(ANSWER))
     broken = await live(model(ANSWER.rpartition('"}')[0]))
 
@@ -289,7 +289,7 @@ async def test_synchronous_client_works_with_responses(live: Any, model: Model) 
     assert await asyncio.to_thread(ask) == "Yes."
 
 
-def one(**item: Any) -> dict[str, Any]:
+def input_of(**item: Any) -> dict[str, Any]:
     return {"input": [item]}
 
 
@@ -329,15 +329,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
     ({"input": 5}, "input"),
     ({"stream_options": {}}, "stream_options"),
-    (one(type="item_reference", id="msg_1"), "input[0].type"),
-    (one(type="web_search_call"), "input[0].type"),
-    (one(role="tool", content="x"), "input[0].role"),
-    (one(role="user"), "input[0].content"),
-    (one(role="user", content="x", extra=1), "input[0].extra"),
-    (one(role="user", content=[{"type": "input_image", "image_url": "x"}]), "input[0].content[0].type"),
-    (one(role="user", content=[{"type": "input_text"}]), "input[0].content[0].text"),
-    (one(type="function_call", call_id="c", name="f"), "input[0].arguments"),
-    (one(type="function_call_output", call_id="c", output="x"), "input[0].call_id"),
+    (input_of(type="item_reference", id="msg_1"), "input[0].type"),
+    (input_of(type="web_search_call"), "input[0].type"),
+    (input_of(role="tool", content="x"), "input[0].role"),
+    (input_of(role="user"), "input[0].content"),
+    (input_of(role="user", content="x", extra=1), "input[0].extra"),
+    (input_of(role="user", content=[{"type": "input_image", "image_url": "x"}]), "input[0].content[0].type"),
+    (input_of(role="user", content=[{"type": "input_text"}]), "input[0].content[0].text"),
+    (input_of(type="function_call", call_id="c", name="f"), "input[0].arguments"),
+    (input_of(type="function_call_output", call_id="c", output="x"), "input[0].call_id"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [WEATHER, {"server_url": "x", "type": "mcp"}]}, "tools[1].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
@@ -349,7 +349,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{**WEATHER, "parameters": {"default": nested(200)}}]}, "tools[0].parameters"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"a": nested(200)}}}}, SCHEMA),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"title": "b" * 600_000}}}}, SCHEMA),
-    (one(role="user", content=nested(700)), "input[0]"),
+    (input_of(role="user", content=nested(700)), "input[0]"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
     ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, "tool_choice.type"),

@@ -1,4 +1,4 @@
-"""Routes as shown by responses and the debug endpoint, and sessions."""
+"""Routing decisions as shown in response headers and by the debug endpoint, and sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from chat_requests import CHAT
 
 
-async def test_response_names_its_route_and_debug_endpoint_explains_it(
+async def test_response_names_its_route_and_debug_endpoint_explains_the_route(
     live: Any, scripted: Any, tmp_path: Any, until: Any
 ) -> None:
     token = tmp_path / "admin.token"
@@ -23,18 +23,22 @@ async def test_response_names_its_route_and_debug_endpoint_explains_it(
     admin, wrong = {"authorization": "Bearer s3cret"}, {"authorization": "Bearer wrong"}
     async with httpx.AsyncClient(timeout=60) as http:
         first = await http.post(f"{gateway.url}/v1/completions", json=body)
-        engine = dict(part.split("=") for part in first.headers["x-mizzen-route"].split("; "))["engine"]
-        assert engine in [one.endpoint for one in engines]
-        again = await http.post(f"{gateway.url}/v1/completions", json=body)
-        assert again.headers["x-mizzen-route"] == f"engine={engine}; reason=prefix; matched=192"
+        engine = dict(field.split("=") for field in first.headers["x-mizzen-route"].split("; "))["engine"]
+        assert engine in [scripted_engine.endpoint for scripted_engine in engines]
+        second = await http.post(f"{gateway.url}/v1/completions", json=body)
+        assert second.headers["x-mizzen-route"] == f"engine={engine}; reason=prefix; matched=192"
         streamed = await http.post(f"{gateway.url}/v1/completions", json={**body, "stream": True})
-        assert streamed.headers["x-mizzen-route"] == again.headers["x-mizzen-route"]
+        assert streamed.headers["x-mizzen-route"] == second.headers["x-mizzen-route"]
         url = f"{gateway.admin}/debug/route"
         assert (await http.post(url, json=body)).status_code == 401
         assert (await http.post(url, json=body, headers=wrong)).status_code == 401
-        found = (await http.post(url, json={**body, "user": "u"}, headers=admin)).json()
-        assert (found["prompt_tokens"], found["prompt_blocks"], found["session"]) == (200, 3, "u")
-        best, other = found["engines"]
+        explanation = (await http.post(url, json={**body, "user": "u"}, headers=admin)).json()
+        assert (explanation["prompt_tokens"], explanation["prompt_blocks"], explanation["session"]) == (
+            200,
+            3,
+            "u",
+        )
+        best, other = explanation["engines"]
         assert (best["name"], best["matched_tokens"]) == (engine, 192)
         assert other["matched_tokens"] == 0
         assert best["scores"]["prefix"] == pytest.approx(1.92)
@@ -47,11 +51,13 @@ async def test_response_names_its_route_and_debug_endpoint_explains_it(
             assert (await http.post(url, content=bad, headers=admin)).status_code == status
         absent = await http.post(url, json={**body, "model": "none"}, headers=admin)
         assert absent.status_code == 404
-    assert sum(len(one.requests) for one in engines) == 3, "nothing that was explained was sent"
+    assert sum(len(scripted_engine.requests) for scripted_engine in engines) == 3, (
+        "nothing that was explained was sent"
+    )
 
 
 async def test_debug_route_parses_requests_like_the_endpoint(live: Any, scripted: Any, tmp_path: Any) -> None:
-    """With the gateway's own tool call format, and within its limits."""
+    """The debug endpoint applies the gateway's tool call format and its body limits."""
     (tmp_path / "token").write_text("s3cret")
     options = {"admin_token_file": str(tmp_path / "token"), "tool_parser": "hermes", "max_body_bytes": 2000}
     gateway = await live(scripted(), **options)
@@ -59,15 +65,15 @@ async def test_debug_route_parses_requests_like_the_endpoint(live: Any, scripted
     admin = {"authorization": "Bearer s3cret"}
     async with httpx.AsyncClient(timeout=60) as http:
         url = f"{gateway.admin}/debug/route"
-        found = await http.post(url, json={**CHAT, "tools": tools}, headers=admin)
-        assert found.status_code == 200, found.text
+        response = await http.post(url, json={**CHAT, "tools": tools}, headers=admin)
+        assert response.status_code == 200, response.text
         for path in ("debug/route", "admin/verify"):
             large = await http.post(f"{gateway.admin}/{path}", content=b" " * 2001, headers=admin)
             assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
 
 
 async def test_sessions_stay_on_their_engine(live: Any, scripted: Any) -> None:
-    """The same in every gateway, by header, prompt_cache_key or user; requests without a session spread."""
+    """A session (header, prompt_cache_key or user) has one engine in all gateways; other requests spread."""
     engines = [scripted() for _ in range(3)]
     gateways = [await live(*engines, engine_suspect_seconds=60) for _ in range(2)]
     homes: dict[str, set[str]] = {}
@@ -81,5 +87,5 @@ async def test_sessions_stay_on_their_engine(live: Any, scripted: Any) -> None:
             response = await http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers)
             route = response.headers["x-mizzen-route"]
             homes.setdefault(session, set()).add(route.partition(";")[0])
-    assert all(len(found) == 1 for found in homes.values()), homes
+    assert all(len(endpoints) == 1 for endpoints in homes.values()), homes
     assert len(set().union(*homes.values())) > 1

@@ -1,4 +1,4 @@
-"""The prefix index against a model, its memory, and circuit breakers against a model."""
+"""The prefix index and the circuit breaker, each compared with a model; memory of the prefix index."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CAPACITY = 24
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Cache events, guesses, resets and time, against a set and a dictionary of deadlines.
+    """Random cache events, guesses and resets on an index and its model: a set, and deadlines of guesses.
 
-    Until blocks were evicted because the index was full, it equals the model. Afterwards it is a part of it,
-    never larger than the bound, and holds what was used last.
+    The index equals the model until it is full and evicts blocks. From then on it contains a subset of the
+    model's blocks, within its capacity, and the most recently used blocks are in it.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class IndexMachine(RuleBasedStateMachine):
         return name in self.stored or self.guessed.get(name, 0.0) > self.now
 
     def newest(self, names: list[int]) -> None:
-        """Check that blocks just used are in the index, the first blocks of a prefix first."""
+        """Check that the first blocks of a prefix that was just used are in the index."""
         assert self.index.match_prefix(names[: CAPACITY // 2]) == len(names[: CAPACITY // 2])
 
     @invariant()
@@ -92,10 +92,10 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def equal_to_the_model(self) -> None:
         for name in range(41):
-            found = self.index.match_prefix([name]) == 1
+            matched = self.index.match_prefix([name]) == 1
             if not self.index.evicted_blocks:
-                assert found == self.held(name)
-            elif found:
+                assert matched == self.held(name)
+            elif matched:
                 assert self.held(name)
 
     @invariant()
@@ -112,19 +112,19 @@ TestIndex = IndexMachine.TestCase
 
 
 def test_prefix_index_memory_per_block_and_bound() -> None:
-    """Filled far beyond its bound with blocks in use and out of use, the index stays below it in bytes."""
+    """The index is filled far beyond its bound with stored and evicted blocks; its memory stays below it."""
     draw, blocks = random.Random(3), 40_000
     gc.collect()
     tracemalloc.start()
     try:
         index, worst = EnginePrefixes(blocks), 0.0
-        before = tracemalloc.get_traced_memory()[0]
+        bytes_before = tracemalloc.get_traced_memory()[0]
         for _ in range(120):
             names = [draw.getrandbits(64) for _ in range(1000)]
             index.apply_event(names, names[:100])
             index.add_guesses(names[100:200])
             del names
-            used = tracemalloc.get_traced_memory()[0] - before
+            used = tracemalloc.get_traced_memory()[0] - bytes_before
             if len(index) > blocks // 2:
                 worst = max(worst, used / blocks)
         assert len(index) <= blocks
@@ -150,14 +150,13 @@ def test_engines_share_one_prefix_budget() -> None:
 async def test_prefix_index_follows_cache_events_of_an_engine(
     live: Any, model_folder: Path, until: Any
 ) -> None:
-    """Over the real wire and from the real radix cache, with evictions: old, new and reconnected gateways
-    agree."""
+    """The events come from a real radix cache with evictions; old, new and reconnected gateways agree."""
     options = {"kv_cache_tokens": 4096, "step_milliseconds": 1.0, "drain_timeout_seconds": 0.2}
     config = SimulateConfig(
         model=str(model_folder), served_name="demo", wire_bind="tcp://127.0.0.1:*", **options
     )
 
-    def known(gateway: Any) -> set[int]:
+    def blocks_agree(gateway: Any) -> set[int]:
         (engine,) = gateway.gateway.table
         return {name for name, until in engine.prefixes._blocks.items() if until is None}
 
@@ -173,18 +172,23 @@ async def test_prefix_index_follows_cache_events_of_an_engine(
 
         for _ in range(6):
             await asyncio.gather(*(ask(number) for number in range(8)))
-        (link,) = [one.link for one in gateways[0].gateway.table]
-        link._send(Hello(PROTOCOL, "again"))  # its state is void, and reported again
+        (link,) = [engine_entry.link for engine_entry in gateways[0].gateway.table]
+        link._send(Hello(PROTOCOL, "again"))  # the engine reports all its blocks again
         await asyncio.gather(*(ask(number) for number in range(4)))
-        late = await live(engine.endpoint)
-        await until(lambda: known(late) and known(late) == known(gateways[0]) == known(gateways[1]))
+        new_gateway = await live(engine.endpoint)
+        await until(
+            lambda: (
+                blocks_agree(new_gateway)
+                and blocks_agree(new_gateway) == blocks_agree(gateways[0]) == blocks_agree(gateways[1])
+            )
+        )
         blocks = tuple(block_hashes(np.array(shared, dtype=np.int32)))
-        assert set(blocks) <= known(late), "what all requests share was in use to the end"
-        assert len(known(late)) <= 4096 // 64
+        assert set(blocks) <= blocks_agree(new_gateway), "what all requests share was in use to the end"
+        assert len(blocks_agree(new_gateway)) <= 4096 // 64
 
 
 class BreakerMachine(RuleBasedStateMachine):
-    """Requests with any outcome in any order, against the rules in plain words."""
+    """Random requests and outcomes on a circuit breaker, compared with a simple model of its rules."""
 
     LIMITS = BreakerLimits(failures=3, seconds=1.0, max_seconds=5.0, probes=2)
 
@@ -215,11 +219,11 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(
-        which=st.integers(0, 10**6),
+        index=st.integers(0, 10**6),
         outcome=st.sampled_from(["record_success", "record_failure", "record_failure", "cancel_request"]),
     )
-    def end(self, which: int, outcome: str) -> None:
-        era, token = self.running.pop(which % len(self.running))
+    def end(self, index: int, outcome: str) -> None:
+        era, token = self.running.pop(index % len(self.running))
         state = self.state
         getattr(self.breaker, outcome)(token)
         if era != self.era or outcome == "cancel_request":
@@ -255,8 +259,8 @@ class BreakerMachine(RuleBasedStateMachine):
             BreakerState.HALF_OPEN: self.probes < 2,
         }
         assert self.breaker.allows == allowed[self.state]
-        left = 0.0 if self.open_until is None else max(0.0, self.open_until - self.now)
-        assert self.breaker.remaining_seconds == left
+        remaining = 0.0 if self.open_until is None else max(0.0, self.open_until - self.now)
+        assert self.breaker.remaining_seconds == remaining
 
 
 BreakerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)

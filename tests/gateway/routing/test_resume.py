@@ -1,4 +1,4 @@
-"""Answers that resume on another engine: the client sees no gap, no token twice, and the right counts."""
+"""Answers that resume on another engine: clients see no gap, no repeated token, and correct counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENT = {
     "engine_lost_seconds": 120,
     "engine_suspect_seconds": 60,
 }
-"""Options for tests on slow machines: no request may be lost that the test does not lose itself."""
+"""Long timeouts, so that on slow machines no request is lost except by the test itself."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def fields(stream: bool, **options: Any) -> dict[str, Any]:
 
 
 async def ask(client: openai.AsyncOpenAI, stream: bool, **options: Any) -> dict[str, Any]:
-    """Return an answer as one object, streamed or not."""
+    """Return the text, token ids and other parts of an answer, streamed or not."""
     extra = {key: options.pop(key) for key in ("top_k",) if key in options}
     body = fields(stream, **options)
     extra["return_token_ids"] = body.pop("return_token_ids")
@@ -54,24 +54,26 @@ async def ask(client: openai.AsyncOpenAI, stream: bool, **options: Any) -> dict[
             "logprobs": choice["logprobs"],
             "usage": answer.usage.model_dump(),
         }
-    found: dict[str, Any] = {"text": "", "ids": [], "reason": None, "logprobs": None, "usage": None}
+    result: dict[str, Any] = {"text": "", "ids": [], "reason": None, "logprobs": None, "usage": None}
     async for chunk in await client.completions.create(**body, extra_body=extra):
         if chunk.usage is not None:
-            found["usage"] = chunk.usage.model_dump()
+            result["usage"] = chunk.usage.model_dump()
         for choice in chunk.choices:
-            one = choice.model_dump()
-            assert found["reason"] is None, "nothing comes after the end"
-            found["text"] += one["text"]
-            found["ids"] += one["token_ids"] or []
-            found["reason"] = one["finish_reason"]
-            if one["logprobs"] is not None:
-                merged = found["logprobs"] or {key: [] for key in one["logprobs"]}
-                found["logprobs"] = {key: merged[key] + (one["logprobs"][key] or []) for key in merged}
-    return found
+            choice_json = choice.model_dump()
+            assert result["reason"] is None, "nothing comes after the end"
+            result["text"] += choice_json["text"]
+            result["ids"] += choice_json["token_ids"] or []
+            result["reason"] = choice_json["finish_reason"]
+            if choice_json["logprobs"] is not None:
+                merged = result["logprobs"] or {key: [] for key in choice_json["logprobs"]}
+                result["logprobs"] = {
+                    key: merged[key] + (choice_json["logprobs"][key] or []) for key in merged
+                }
+    return result
 
 
 def received(engine: Any) -> list[int]:
-    """Return how many tokens of each answer of an engine the gateway has, fewest first."""
+    """Return how many tokens the gateway has received of each running answer of an engine, ascending."""
     return sorted(stream.received for stream in engine.link._handles.all())
 
 
@@ -99,18 +101,18 @@ async def test_answer_resumes_on_another_engine(
     assert calm["ids"] == story
     assert calm["usage"]["completion_tokens"] == len(story)
     assert resumes(gateway) >= 3, "more where tokens on their way were lost, and the next engine met the cut"
-    later = [one for engine in engines for one in engine.requests if one.generated]
-    assert len(later) >= 3
-    firsts = {one.prompt for engine in engines for one in engine.requests if not one.generated}
+    resumed = [request for engine in engines for request in engine.requests if request.generated]
+    assert len(resumed) >= 3
+    firsts = {request.prompt for engine in engines for request in engine.requests if not request.generated}
     assert len(firsts) == 1
-    assert all(one.prompt.startswith(next(iter(firsts))) for one in later)
+    assert all(request.prompt.startswith(next(iter(firsts))) for request in resumed)
 
 
 @pytest.mark.parametrize("stop", [None, ["END"], ["routes", "zzz"]])
 async def test_resume_after_any_token_leaves_no_trace(
     live: Any, scripted: Any, story: list[int], stop: Any
 ) -> None:
-    """Wherever engines are lost: text, stop strings, log probabilities and counts stay the same."""
+    """Text, stop strings, logprobs and counts are the same, at whatever token an engine is lost."""
     engines = [scripted(), scripted(), scripted()]
     for engine in engines:
         engine.does.reply, engine.does.end, engine.does.step_seconds = story, story[-1], 0.001
@@ -129,13 +131,13 @@ async def test_resume_after_any_token_leaves_no_trace(
             engine.does.cuts = where
             engine.does.tokens_a_step = 1 + number % 3
         stream = number % 2 == 0
-        found = await ask(client, stream, **options)
-        assert found["text"] == calm[stream]["text"], where
-        assert found["ids"] == calm[stream]["ids"], where
-        assert found["reason"] == calm[stream]["reason"]
-        assert found["usage"] == calm[stream]["usage"]
-        assert found["logprobs"]["token_logprobs"] == calm[stream]["logprobs"]["token_logprobs"], where
-        assert found["logprobs"]["tokens"] == calm[stream]["logprobs"]["tokens"]
+        answer = await ask(client, stream, **options)
+        assert answer["text"] == calm[stream]["text"], where
+        assert answer["ids"] == calm[stream]["ids"], where
+        assert answer["reason"] == calm[stream]["reason"]
+        assert answer["usage"] == calm[stream]["usage"]
+        assert answer["logprobs"]["token_logprobs"] == calm[stream]["logprobs"]["token_logprobs"], where
+        assert answer["logprobs"]["tokens"] == calm[stream]["logprobs"]["tokens"]
     assert resumes(gateway) >= len(cuts) / 2
     assert stop is not None or resumes(gateway) == sum(map(len, cuts))
 
@@ -150,12 +152,13 @@ async def test_seed_is_fixed_at_the_start(live: Any, scripted: Any) -> None:
     await ask(gateway.client(), True, max_tokens=12)
     await ask(gateway.client(), True, max_tokens=12, seed=42)
     requests = sorted(
-        (one for engine in engines for one in engine.requests), key=lambda one: one.sampling.seed
+        (request for engine in engines for request in engine.requests),
+        key=lambda request: request.sampling.seed,
     )
     seeds = [(seed, len(list(group))) for seed, group in itertools.groupby(requests, _seed)]
     assert [count for _, count in seeds] == [3, 3, 3]
     assert seeds[0][0] == 42
-    assert {one.sampling.max_tokens for one in requests} == {12}
+    assert {request.sampling.max_tokens for request in requests} == {12}
 
 
 def _seed(request: Any) -> int:
@@ -166,7 +169,7 @@ def _seed(request: Any) -> int:
 async def test_answer_waits_for_a_replacement_of_the_only_engine(
     live: Any, scripted: Any, until: Any
 ) -> None:
-    """The replacement continues the answer."""
+    """A new engine that joins later continues the answer."""
     first = scripted()
     first.does.step_seconds = 0.02
     gateway = await live(first)
@@ -188,8 +191,8 @@ async def test_answer_waits_at_most_the_resume_timeout(live: Any, scripted: Any,
     engine.does.step_seconds = 0.02
     gateway = await live(engine, resume_wait_seconds=0.3)
     task = asyncio.create_task(ask(gateway.client(), True, max_tokens=1500))
-    (known,) = gateway.gateway.table
-    await until(lambda: received(known) >= [1])
+    (table_engine,) = gateway.gateway.table
+    await until(lambda: received(table_engine) >= [1])
     await asyncio.to_thread(engine.kill)
     with pytest.raises(openai.APIError, match="no engine has taken over"):
         await task
@@ -206,12 +209,12 @@ async def test_interrupted_answer_is_charged_for_delivered_tokens(
     engine.does.step_seconds = 0.02
     gateway = await live(engine, resume_wait_seconds=0.3, api_keys_file=(str(path),))
     tenant = gateway.gateway.tenants.get("a")
-    tenant.tokens = TokenBucket(100_000, lambda: 0.0)  # time stands still: nothing comes back
+    tenant.tokens = TokenBucket(100_000, lambda: 0.0)  # the clock stands still, so no tokens are refilled
     task = asyncio.create_task(
         ask(gateway.client("sk-a-0123456789"), stream, prompt=[5] * 20, max_tokens=1000)
     )
-    (known,) = gateway.gateway.table
-    await until(lambda: received(known) >= [3])
+    (table_engine,) = gateway.gateway.table
+    await until(lambda: received(table_engine) >= [3])
     await asyncio.to_thread(engine.kill)
     with pytest.raises(openai.APIError, match="no engine has taken over"):
         await task
@@ -248,7 +251,7 @@ async def test_only_the_same_model_resumes_an_answer(live: Any, scripted: Any, o
 
 
 async def test_draining_engine_hands_over_its_answers(live: Any, scripted: Any, until: Any) -> None:
-    """After its drain deadline it ends running requests with an error, which does not count against them."""
+    """At its drain deadline, an engine ends running requests with an error, and another resumes them."""
     old, new = scripted(), scripted()
     old.does.step_seconds = 0.02
     gateway = await live(old, max_resumes=1, **PATIENT)
@@ -285,8 +288,8 @@ async def test_disconnect_during_a_resume_leaves_nothing_behind(live: Any, scrip
     ):
         await anext(response.aiter_bytes())
         await asyncio.to_thread(engine.kill)
-        (one,) = gateway.gateway.table
-        await until(lambda: not one.serving and not one.requests)
+        (table_engine,) = gateway.gateway.table
+        await until(lambda: not table_engine.serving and not table_engine.requests)
     await until(lambda: gateway.gateway.admission.in_flight == 0 and not len(gateway.gateway.admission))
 
 

@@ -1,4 +1,4 @@
-"""Engine processes that are killed or stopped while they answer: every answer equals an undisturbed one."""
+"""Engine processes are killed or stopped while they answer: all answers equal those without a disturbance."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PATIENT = {
 
 
 class EngineProcess:
-    """Engine with its supervisor, as in a pod."""
+    """An engine process with its supervisor, as in a pod."""
 
     def __init__(self, program: list[str], folder: Path, **options: Any) -> None:
         folder.mkdir()
@@ -54,19 +54,19 @@ class EngineProcess:
 
     @property
     def rank(self) -> psutil.Process:
-        """Process that holds the model."""
+        """The child process that runs the model."""
         (rank,) = psutil.Process(self.process.pid).children()
         return rank
 
     def ended(self) -> str:
-        """Reason why it has ended."""
+        """Return the end of the engine's log, which has the reason for its exit."""
         self.log.seek(0)
         return self.log.read()[-2000:]
 
     def end(self) -> None:
         try:
-            for one in psutil.Process(self.process.pid).children(recursive=True):
-                one.kill()
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                child.kill()
         except psutil.NoSuchProcess:
             pass
         self.process.kill()
@@ -83,59 +83,64 @@ def processes(tmp_path: Path) -> Iterator[Callable[..., EngineProcess]]:
         return running[-1]
 
     yield start
-    for one in running:
-        one.end()
+    for engine in running:
+        engine.end()
 
 
 async def serving(gateway: Any, until: Any, engines: list[EngineProcess]) -> None:
     def ready() -> bool:
-        for one in engines:
-            assert one.process.poll() is None, one.ended()
+        for started in engines:
+            assert started.process.poll() is None, started.ended()
         return sum(engine.serving for engine in gateway.gateway.table) >= len(engines)
 
     await until(ready, 120)
 
 
 async def answer(
-    client: openai.AsyncOpenAI, stream: bool, seen: Callable[[int], None], **options: Any
+    client: openai.AsyncOpenAI, stream: bool, report_tokens: Callable[[int], None], **options: Any
 ) -> tuple[str, list[int], str | None, int]:
-    """Return text, token ids, finish reason and token count; `seen` is called with the tokens so far."""
+    """Return an answer's text, token ids, finish reason and token count.
+
+    While a stream runs, `report_tokens` is called with the number of its tokens so far.
+    """
     extra = {"return_token_ids": True, "ignore_eos": True}
     body = {"model": "demo", "prompt": "The ship", "max_tokens": 300, "extra_body": extra, **options}
     if not stream:
-        whole = await client.completions.create(**body)
-        choice = whole.choices[0].model_dump()
-        return choice["text"], choice["token_ids"], choice["finish_reason"], whole.usage.completion_tokens
+        response = await client.completions.create(**body)
+        choice = response.choices[0].model_dump()
+        return choice["text"], choice["token_ids"], choice["finish_reason"], response.usage.completion_tokens
     text, ids, reason, count = "", [], None, 0
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     async for chunk in await client.completions.create(**body):
         count = chunk.usage.completion_tokens if chunk.usage else count
         for choice in chunk.choices:
-            one = choice.model_dump()
-            text, reason = text + one["text"], one["finish_reason"]
-            ids += one["token_ids"] or []
-            seen(len(ids))
+            choice_json = choice.model_dump()
+            text, reason = text + choice_json["text"], choice_json["finish_reason"]
+            ids += choice_json["token_ids"] or []
+            report_tokens(len(ids))
     return text, ids, reason, count
 
 
 async def all_kinds(
-    client: openai.AsyncOpenAI, seen: Callable[[int], None] = lambda count: None
+    client: openai.AsyncOpenAI, report_tokens: Callable[[int], None] = lambda count: None
 ) -> list[tuple[str, list[int], str | None, int]]:
     """Return the answers to all kinds of requests, two of each, sent concurrently."""
-    return await asyncio.gather(*(answer(client, stream, seen, **how) for stream, how in KINDS * 2))
+    return await asyncio.gather(
+        *(answer(client, stream, report_tokens, **options) for stream, options in KINDS * 2)
+    )
 
 
-def check(found: list[Any], calm: list[Any]) -> None:
-    assert found == calm
-    for text, ids, reason, count in found:
+def check(answers: list[Any], undisturbed: list[Any]) -> None:
+    assert answers == undisturbed
+    for text, ids, reason, count in answers:
         assert text
         assert len(ids) == count == 300
         assert reason == "length"
-    assert len({tuple(ids) for _, ids, _, _ in found}) == 2, "greedy and seeded ones, streamed or whole"
+    assert len({tuple(ids) for _, ids, _, _ in answers}) == 2, "greedy and seeded ones, streamed or whole"
 
 
-class Strike:
-    """Sends a signal to the busiest engine once some stream has a number of tokens."""
+class SignalAfterTokens:
+    """Sends a signal to the busiest engine as soon as a stream has `after` tokens."""
 
     def __init__(self, gateway: Any, engines: list[EngineProcess], number: int, after: int) -> None:
         self._gateway, self._engines = gateway, engines
@@ -148,18 +153,22 @@ class Strike:
             return
         busiest = max(self._gateway.gateway.table, key=lambda engine: engine.link.open_streams)
         self.streams = busiest.link.open_streams
-        self.victim = next(one for one in self._engines if one.endpoint == busiest.discovered.endpoint)
-        whom = self.victim.process if self._number == signal.SIGTERM else self.victim.rank
-        os.kill(whom.pid, self._number)
+        self.victim = next(
+            process_of_engine
+            for process_of_engine in self._engines
+            if process_of_engine.endpoint == busiest.discovered.endpoint
+        )
+        process = self.victim.process if self._number == signal.SIGTERM else self.victim.rank
+        os.kill(process.pid, self._number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 async def test_simulated_engine_is_killed_or_stopped_in_mid_stream(
     live: Any, until: Any, processes: Any, model_folder: Path, number: int
 ) -> None:
-    """Its tokens are hashes of all previous ones and the seed, so one wrong token changes all later ones.
+    """Each token is a hash of the seed and all previous tokens, so a wrong token changes all later ones.
 
-    SIGTERM drains it for a time in which no answer ends; the rest is handed over.
+    After SIGTERM, the drain ends before any answer is complete, so all answers resume on other engines.
     """
     options = {"step_milliseconds": 8, "revision": "r", "drain_timeout_seconds": 0.2}
     engines = [processes(SIMULATED, model=model_folder, served_name="demo", **options) for _ in range(2)]
@@ -170,7 +179,7 @@ async def test_simulated_engine_is_killed_or_stopped_in_mid_stream(
     ) as client:
         calm = await all_kinds(client)
         check(calm, calm)
-        strike = Strike(gateway, engines, number, after=30)
+        strike = SignalAfterTokens(gateway, engines, number, after=30)
         check(await all_kinds(client, strike), calm)
     assert strike.victim is not None
     assert strike.streams > 0
@@ -183,20 +192,20 @@ async def test_simulated_engine_is_killed_or_stopped_in_mid_stream(
 async def test_hanging_step_is_resumed_after_the_announced_step_time(
     live: Any, until: Any, processes: Any, model_folder: Path
 ) -> None:
-    """Nothing else could detect it: the connection is alive, and every other timeout is an hour."""
+    """Only the announced step time reveals the hang: the connection is alive, other timeouts are an hour."""
     options = {"step_milliseconds": 2, "revision": "r", "watchdog_seconds": 3600, "model": model_folder}
     good = processes(SIMULATED, served_name="demo", **options)
     bad = processes(SIMULATED, served_name="demo", hang_after_tokens=580, **options)
     patient = {**PATIENT, "engine_timeout_seconds": 1.0}
     patient |= {"engine_stuck_seconds": 0.0, "engine_lost_seconds": 3600.0}
     calm: list[Any] = []
-    for one in (good, bad):
-        alone = await live(one, wait=False, **patient)
-        await serving(alone, until, [one])
+    for engine in (good, bad):
+        alone = await live(engine, wait=False, **patient)
+        await serving(alone, until, [engine])
         async with alone.client(timeout=120) as client:
-            if one is good:
+            if engine is good:
                 calm = await all_kinds(client)
-            else:  # it sees its sizes first: 1, 2 and 4 requests at once
+            else:  # run all batch sizes once, so that the engine announces its step time
                 for count in (1, 2, 4):
                     await asyncio.gather(*(answer(client, False, print, max_tokens=40) for _ in range(count)))
     gateway = await live(good, bad, wait=False, **patient)
@@ -265,67 +274,72 @@ RICH: dict[str, tuple[str, dict[str, Any]]] = {
 CONSTRAINED = ("schema", "ebnf", "tool")
 
 
-async def rich(http: httpx.AsyncClient, name: str, stream: bool, seen: Callable[[int], None]) -> Any:
+async def answer_with_details(
+    http: httpx.AsyncClient, name: str, stream: bool, report_tokens: Callable[[int], None]
+) -> Any:
     """Return texts, tokens, log probabilities, calls and finish reasons of an answer, by choice."""
     path, request_body = RICH[name]
     body = {"model": "demo", "return_token_ids": True, **request_body, "stream": stream}
-    found: dict[int, dict[str, Any]] = {}
+    choices_by_index: dict[int, dict[str, Any]] = {}
     events: list[dict[str, Any]] = []
 
-    def take(choices: list[dict[str, Any]]) -> None:
+    def add_choices(choices: list[dict[str, Any]]) -> None:
         for choice in choices:
-            one = found.setdefault(
+            parts = choices_by_index.setdefault(
                 choice["index"], {"text": "", "calls": "", "ids": [], "tokens": [], "values": []}
             )
-            said = choice.get("delta") or choice.get("message") or choice
-            one["text"] += said.get("content") or said.get("text") or ""
-            one["calls"] += "".join(call["function"]["arguments"] for call in said.get("tool_calls") or [])
-            one["ids"] += choice.get("token_ids") or []
-            one["reason"] = choice["finish_reason"]
+            content = choice.get("delta") or choice.get("message") or choice
+            parts["text"] += content.get("content") or content.get("text") or ""
+            parts["calls"] += "".join(
+                call["function"]["arguments"] for call in content.get("tool_calls") or []
+            )
+            parts["ids"] += choice.get("token_ids") or []
+            parts["reason"] = choice["finish_reason"]
             logprobs = choice.get("logprobs") or {}
-            one["tokens"] += logprobs.get("tokens") or []
-            one["values"] += logprobs.get("token_logprobs") or []
-            if name in CONSTRAINED:  # they begin last: their grammars are compiled first
-                seen(len(one["ids"]))
+            parts["tokens"] += logprobs.get("tokens") or []
+            parts["values"] += logprobs.get("token_logprobs") or []
+            if name in CONSTRAINED:  # these streams begin last, because their grammars are compiled first
+                report_tokens(len(parts["ids"]))
 
     if not stream:
         answer = await http.post(path, json=body)
         assert answer.status_code == 200, answer.text
-        take(answer.json()["choices"])
-        return found
+        add_choices(answer.json()["choices"])
+        return choices_by_index
     async with http.stream("POST", path, json=body) as answer:
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 events.append(json.loads(line[6:]))
                 assert "choices" in events[-1], events[-1]
-                take(events[-1]["choices"])
-    return found
+                add_choices(events[-1]["choices"])
+    return choices_by_index
 
 
-async def all_rich(
-    http: httpx.AsyncClient, seen: Callable[[int], None] = lambda count: None
+async def all_detailed_answers(
+    http: httpx.AsyncClient, report_tokens: Callable[[int], None] = lambda count: None
 ) -> dict[str, Any]:
     """Return the answers to all kinds of requests, streamed and not, sent concurrently."""
     names = [(name, stream) for name in RICH for stream in (True, False)]
-    answers = await asyncio.gather(*(rich(http, *one, seen) for one in names))
+    answers = await asyncio.gather(
+        *(answer_with_details(http, *name_and_stream, report_tokens) for name_and_stream in names)
+    )
     return {f"{name} {stream}": answer for (name, stream), answer in zip(names, answers, strict=True)}
 
 
-def check_rich(found: dict[str, Any], calm: dict[str, Any]) -> None:
-    for name, choices in found.items():
-        for index, one in choices.items():
-            values, wanted = one.pop("values"), calm[name][index]
-            assert values == pytest.approx(wanted["values"], abs=1e-3), name
-            assert one == {key: value for key, value in wanted.items() if key != "values"}, name
-            assert len(one["ids"]) > 60
-        assert choices.keys() == calm[name].keys()
+def check_detailed_answers(answers: dict[str, Any], undisturbed: dict[str, Any]) -> None:
+    for name, choices in answers.items():
+        for index, choice in choices.items():
+            values, expected = choice.pop("values"), undisturbed[name][index]
+            assert values == pytest.approx(expected["values"], abs=1e-3), name
+            assert choice == {key: value for key, value in expected.items() if key != "values"}, name
+            assert len(choice["ids"]) > 60
+        assert choices.keys() == undisturbed[name].keys()
 
 
 async def test_real_engines_are_killed_or_stopped_in_mid_stream(
     live: Any, until: Any, processes: Any
 ) -> None:
-    """Of three engines one is killed, then one stopped: grammars, calls, penalties and log probabilities
-    continue."""
+    """Of three engines, one is killed and then one is stopped; answers with all features are resumed."""
     options = {
         "model": DEMO,
         "served_name": "demo",
@@ -341,17 +355,17 @@ async def test_real_engines_are_killed_or_stopped_in_mid_stream(
         gateway.client(timeout=240) as client,
         httpx.AsyncClient(base_url=f"{gateway.url}/v1/", timeout=240) as http,
     ):
-        plain, calm = await all_kinds(client), await all_rich(http)
+        plain, calm = await all_kinds(client), await all_detailed_answers(http)
         check(plain, plain)
         assert len(json.loads(calm["schema True"][0]["text"])["crew"]) == 12
         assert len(json.loads(calm["tool True"][0]["calls"])["crew"]) == 12
         assert calm["tool True"][0]["reason"] == "tool_calls"
-        strike = Strike(gateway, engines, signal.SIGKILL, after=30)
-        check_rich(await all_rich(http, strike), calm)
+        strike = SignalAfterTokens(gateway, engines, signal.SIGKILL, after=30)
+        check_detailed_answers(await all_detailed_answers(http, strike), calm)
         assert strike.streams > 0
         check(await all_kinds(client), plain)
         engines.remove(strike.victim)  # type: ignore[arg-type]
-        strike = Strike(gateway, engines, signal.SIGSTOP, after=30)
-        check_rich(await all_rich(http, strike), calm)
+        strike = SignalAfterTokens(gateway, engines, signal.SIGSTOP, after=30)
+        check_detailed_answers(await all_detailed_answers(http, strike), calm)
         assert strike.streams > 0
     assert "mizzen_gateway_resumes_total{" in gateway.gateway.metrics_text().decode()

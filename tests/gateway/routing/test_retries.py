@@ -1,4 +1,4 @@
-"""Engines that fail or refuse requests: retries, errors, and which losses count."""
+"""Engines that fail or refuse requests: retries, errors, and which failures count against an engine."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FAULTS = ["gap", "garbage", "short", "error", "forget", "restart", "silent", "ki
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_broken_stream_ends_with_an_error_event(live: Any, scripted: Any, fault: str) -> None:
-    """Never shortened silently: the client gets the beginning of the answer, then an error."""
+    """The client gets the beginning of the answer and then an error, never a silently shortened answer."""
     engine = scripted()
     engine.does.fault, engine.does.step_seconds = fault if fault != "kill" else "", 0.02
     gateway = await live(engine, max_resumes=0, engine_timeout_seconds=0.5, engine_lost_seconds=1.0)
-    parts: list[str] = []
+    event_lines: list[str] = []
     body = {**CHAT, "stream": True, "max_tokens": 50, "return_token_ids": True}
     async with (
         httpx.AsyncClient(timeout=60) as http,
@@ -38,10 +38,10 @@ async def test_broken_stream_ends_with_an_error_event(live: Any, scripted: Any, 
         assert response.status_code == 200
         async for line in response.aiter_lines():
             if line:
-                parts.append(line.removeprefix("data: "))
-                if fault == "kill" and len(parts) == 4:
+                event_lines.append(line.removeprefix("data: "))
+                if fault == "kill" and len(event_lines) == 4:
                     await asyncio.to_thread(engine.kill)
-    events = [json.loads(part) for part in parts]
+    events = [json.loads(event_line) for event_line in event_lines]
     assert events[-1]["error"]["code"] == "engine_lost"
     assert not any(event["choices"][0]["finish_reason"] for event in events[:-1])
     ids = [i for event in events[:-1] for i in event["choices"][0].get("token_ids", [])]
@@ -59,7 +59,7 @@ async def test_official_client_raises_on_a_broken_stream(live: Any, scripted: An
 
 @pytest.mark.parametrize("fault", FAULTS[:-1])
 async def test_lost_unary_answer_is_retried_on_another_engine(live: Any, scripted: Any, fault: str) -> None:
-    """Without resuming it starts over, because nothing has reached the client."""
+    """Resuming is off, so the answer starts again from the beginning; no part of it had been sent."""
     bad, good = scripted(), scripted()
     bad.does.fault = fault
     gateway = await live(bad, good, max_resumes=0, engine_timeout_seconds=0.5, engine_lost_seconds=1.0)
@@ -86,17 +86,17 @@ async def test_refused_request_is_retried_on_another_engine(
 
 
 async def test_busy_refusal_does_not_back_off_the_engine(live: Any, scripted: Any, until: Any) -> None:
-    """One key may have too many grammars; the engine is not at fault, and serves its other requests."""
+    """A key with too many grammars causes BUSY; the engine is not at fault, and still gets other requests."""
     engine = scripted()
     gateway = await live(engine, breaker_failures=1, queue_timeout_seconds=60)
-    (known,) = gateway.gateway.table
-    left_alone: list[float] = []
-    known.back_off = left_alone.append
+    (table_engine,) = gateway.gateway.table
+    back_offs: list[float] = []
+    table_engine.back_off = back_offs.append
     engine.does.refuse = RefusalCode.BUSY
     waiting = asyncio.create_task(text_of(gateway.client(timeout=60), max_tokens=3))
-    await until(lambda: len(engine.requests) >= 2)  # it was tried again
-    assert not left_alone
-    assert known.breaker.state is BreakerState.CLOSED
+    await until(lambda: len(engine.requests) >= 2)  # the request was retried
+    assert not back_offs
+    assert table_engine.breaker.state is BreakerState.CLOSED
     engine.does.refuse = None
     assert (await waiting)[1] == "length"
 
@@ -119,8 +119,8 @@ async def test_engine_without_a_first_token_is_abandoned(
     bad, good = scripted(), scripted()
     bad.does.fault, bad.does.fault_after = "mute", 0
     gateway = await live(bad, good, queue_timeout_seconds=1.0)
-    found = await asyncio.gather(*(text_of(gateway.client(), max_tokens=3) for _ in range(6)))
-    assert [reason for _, reason in found] == ["length"] * 6
+    texts = await asyncio.gather(*(text_of(gateway.client(), max_tokens=3) for _ in range(6)))
+    assert [reason for _, reason in texts] == ["length"] * 6
     assert len(good.requests) >= 6
     assert bad.requests, "none was routed to it"
     await until(lambda: len(bad.aborts) == len(bad.requests))
@@ -172,10 +172,10 @@ async def test_retry_is_tokenized_again_for_another_tokenizer(
 async def test_request_at_fault_does_not_count_against_an_engine(
     live: Any, scripted: Any, stream: bool, after: int
 ) -> None:
-    """It gets a 400 (or an event with one) after one try; such requests take no engine from other clients."""
+    """The request fails with 400, or an error event, after one try; the engines keep serving others."""
     engines = [scripted(), scripted()]
-    for one in engines:
-        one.does.fault, one.does.fault_after = "own", after
+    for scripted_engine in engines:
+        scripted_engine.does.fault, scripted_engine.does.fault_after = "own", after
     gateway = await live(*engines, breaker_failures=1)
     client = gateway.client()
     for _ in range(3):
@@ -186,7 +186,7 @@ async def test_request_at_fault_does_not_count_against_an_engine(
             if stream:
                 assert [chunk async for chunk in answer]
         assert (ended.value.type, ended.value.param) == ("invalid_request_error", "guided_regex")
-    assert sum(len(one.requests) for one in engines) == 3
+    assert sum(len(scripted_engine.requests) for scripted_engine in engines) == 3
     assert [engine.breaker.open_count for engine in gateway.gateway.engines] == [0, 0]
     assert gateway.gateway.in_flight == 0
 
@@ -222,11 +222,11 @@ async def test_embeddings_are_retried_on_another_engine(live: Any, scripted: Any
     else:
         await asyncio.to_thread(bad.kill)
     for number in range(8):
-        found = await gateway.client().embeddings.create(
+        answer = await gateway.client().embeddings.create(
             model="demo", input=[number + 1, 2, 3], encoding_format="float"
         )
-        assert found.data[0].embedding == pytest.approx([0.6, 0.8])
-        assert found.usage.prompt_tokens == 3
+        assert answer.data[0].embedding == pytest.approx([0.6, 0.8])
+        assert answer.usage.prompt_tokens == 3
     assert len(good.embeds) == 8
     good.does.fault = bad.does.fault = "error"
     if how != "dies":

@@ -1,5 +1,4 @@
-"""Routing by prefixes, sessions, load, bounds and ties; several gateways; and admission as a state
-machine."""
+"""Routing by prefixes, sessions, load and bounds; agreement of several gateways; random admissions."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from mizzen.gateway.routing.session import MAX_SESSION_CHARACTERS, SESSION_HEADE
 
 @dataclass(eq=False)
 class FakeEngine:
-    """Candidate with fixed properties."""
+    """A candidate of the router with fixed load and prefixes."""
 
     name: str
     serving: bool = True
@@ -47,17 +46,17 @@ def request(tokens: int = 640, seed: int = 0, **fields: Any) -> RoutingQuery:
     return RoutingQuery(**{"block_hashes": tuple(block_hashes(prompt)), **options})
 
 
-def chosen(router: Router, wanted: RoutingQuery, engines: list[FakeEngine]) -> tuple[str, str]:
-    route = router.route(wanted, engines)
+def chosen(router: Router, query: RoutingQuery, engines: list[FakeEngine]) -> tuple[str, str]:
+    route = router.route(query, engines)
     assert route is not None
     return route.engine.name, route.reason
 
 
 def test_cached_prefix_attracts_requests() -> None:
     engines = [FakeEngine("a"), FakeEngine("b", load=1500), FakeEngine("c")]
-    wanted = request()
-    engines[1].prefixes.apply_event(wanted.block_hashes, ())
-    route = default_router(125).route(wanted, engines)
+    query = request()
+    engines[1].prefixes.apply_event(query.block_hashes, ())
+    route = default_router(125).route(query, engines)
     assert route is not None
     assert (route.engine.name, route.reason, route.matched_tokens) == ("b", "prefix", 640)
 
@@ -68,35 +67,35 @@ def test_without_a_cached_prefix_the_least_loaded_engine_wins() -> None:
 
 
 def test_small_load_difference_does_not_outweigh_a_prefix() -> None:
-    """Load elsewhere changes by the millisecond; a cached prefix saves prefill work."""
+    """Load changes every millisecond, whereas a cached prefix certainly saves prefill work."""
     engines = [FakeEngine("a", load=400), FakeEngine("b", load=0), FakeEngine("c", load=0)]
-    wanted = request()
-    engines[0].prefixes.apply_event(wanted.block_hashes[:2], ())  # a fifth of the prompt
-    assert chosen(default_router(125), wanted, engines) == ("a", "prefix")
+    query = request()
+    engines[0].prefixes.apply_event(query.block_hashes[:2], ())  # two of the prompt's ten blocks are cached
+    assert chosen(default_router(125), query, engines) == ("a", "prefix")
 
 
 def test_ties_go_to_the_less_loaded_of_two() -> None:
-    """Power of two choices: all equals get requests, the most loaded the fewest."""
+    """With two random choices, all equal engines get requests, and the most loaded one the fewest."""
     engines = [FakeEngine(name, load=load) for name, load in (("a", 0.0), ("b", 20.0), ("c", 40.0))]
     router = default_router(125, random.Random(1))
-    found = Counter(chosen(router, request(30, block_hashes=()), engines)[0] for _ in range(600))
-    assert found["a"] == pytest.approx(400, abs=60)
-    assert found["b"] == pytest.approx(200, abs=60)
-    assert found["c"] == 0
+    choices = Counter(chosen(router, request(30, block_hashes=()), engines)[0] for _ in range(600))
+    assert choices["a"] == pytest.approx(400, abs=60)
+    assert choices["b"] == pytest.approx(200, abs=60)
+    assert choices["c"] == 0
 
 
 @pytest.mark.parametrize("session", ["", "one conversation"])
 def test_hot_prefix_spreads_over_engines(session: str) -> None:
-    """One prefix and one session: no engine exceeds the load factor, once loads are not small."""
+    """With one prefix and one session, no engine exceeds the load factor once the total load is large."""
     engines = [FakeEngine(name) for name in "abcd"]
     router = default_router(125)
-    wanted = request(6400, session=session)
+    query = request(6400, session=session)
     for _ in range(200):
-        route = router.route(wanted, engines)
+        route = router.route(query, engines)
         assert route is not None
         cost = 6400 - route.matched_tokens + EXPECTED_OUTPUT_TOKENS
         route.engine.load += cost
-        route.engine.prefixes.add_guesses(wanted.block_hashes)
+        route.engine.prefixes.add_guesses(query.block_hashes)
         mean = sum(engine.load for engine in engines) / len(engines)
         assert max(engine.load for engine in engines) <= max(SMALL_LOAD_TOKENS, 1.25 * mean) + cost
     loads = [engine.load for engine in engines]
@@ -104,15 +103,19 @@ def test_hot_prefix_spreads_over_engines(session: str) -> None:
 
 
 @settings(max_examples=100)
-@given(loads=st.lists(st.floats(0, 1e6), min_size=2, max_size=8), tokens=st.integers(1, 4000), held=st.data())
-def test_bounded_load_holds_for_any_cached_prefix(loads: list[float], tokens: int, held: Any) -> None:
+@given(
+    loads=st.lists(st.floats(0, 1e6), min_size=2, max_size=8),
+    tokens=st.integers(1, 4000),
+    cached_on=st.data(),
+)
+def test_bounded_load_holds_for_any_cached_prefix(loads: list[float], tokens: int, cached_on: Any) -> None:
     engines = [FakeEngine(str(i), load=load) for i, load in enumerate(loads)]
-    wanted = request(tokens, session="s")
+    query = request(tokens, session="s")
     for engine in engines:
         engine.prefixes.apply_event(
-            wanted.block_hashes[: held.draw(st.integers(0, len(wanted.block_hashes)))], ()
+            query.block_hashes[: cached_on.draw(st.integers(0, len(query.block_hashes)))], ()
         )
-    route = default_router(150).route(wanted, engines)
+    route = default_router(150).route(query, engines)
     assert route is not None
     cost = tokens - route.matched_tokens + EXPECTED_OUTPUT_TOKENS
     bound = 1.5 * (sum(loads) + cost) / len(loads)
@@ -147,22 +150,24 @@ def test_resumed_answer_only_goes_to_the_same_model(other: ModelIdentity) -> Non
 
 def test_suspect_engine_gets_requests_only_if_no_other_can() -> None:
     engines = [FakeEngine("a", suspect=True), FakeEngine("b", load=1e9)]
-    wanted = request()
-    engines[0].prefixes.apply_event(wanted.block_hashes, ())
+    query = request()
+    engines[0].prefixes.apply_event(query.block_hashes, ())
     router = default_router(125)
-    assert chosen(router, wanted, engines) == ("b", "only")
+    assert chosen(router, query, engines) == ("b", "only")
     engines[1].full = True
-    assert chosen(router, wanted, engines) == ("a", "only")
+    assert chosen(router, query, engines) == ("a", "only")
 
 
 def test_sessions_keep_their_engine_and_few_move_on_changes() -> None:
-    """Rendezvous hashing: if an engine goes, only its sessions move, and they spread over the others."""
+    """If an engine leaves, only its sessions move, and they spread over the others (rendezvous hashing)."""
     names = [f"pod-{i}" for i in range(5)]
-    wanted = [request(30, block_hashes=(), session=f"user-{i}") for i in range(300)]
+    query = [request(30, block_hashes=(), session=f"user-{i}") for i in range(300)]
 
     def homes(of: list[str]) -> list[str]:
         router = default_router(125)
-        return [chosen(router, one, [FakeEngine(name) for name in of])[0] for one in wanted]
+        return [
+            chosen(router, session_request, [FakeEngine(name) for name in of])[0] for session_request in query
+        ]
 
     before, after = homes(names), homes(names[:-1])
     assert homes(names[::-1]) == before, "another gateway, another order: the same engines"
@@ -174,7 +179,7 @@ def test_sessions_keep_their_engine_and_few_move_on_changes() -> None:
 
 @pytest.mark.parametrize("field", ["user", "prompt_cache_key"])
 def test_long_session_is_replaced_by_a_digest(field: str) -> None:
-    """It may be as long as a body, and is hashed for each engine and each sequence on the event loop."""
+    """A session may be as long as a body, and is hashed on the event loop for each engine and sequence."""
 
     def session(name: str) -> str:
         fields = {"model": "m", "messages": [{"role": "user", "content": "a"}], field: name}
@@ -186,7 +191,7 @@ def test_long_session_is_replaced_by_a_digest(field: str) -> None:
     assert get_session([(SESSION_HEADER, b"long " * 20)], "") == session("long " * 20)
     assert session(name) != session(name[1:])
     assert session("s" * MAX_SESSION_CHARACTERS) == "s" * MAX_SESSION_CHARACTERS
-    engines = [FakeEngine(one) for one in "abcdefgh"]
+    engines = [FakeEngine(letter) for letter in "abcdefgh"]
     homes = {
         chosen(default_router(125), request(30, block_hashes=(), session=session(name)), order)[0]
         for order in (engines, engines[::-1])
@@ -195,7 +200,7 @@ def test_long_session_is_replaced_by_a_digest(field: str) -> None:
 
 
 def test_independent_gateways_agree_on_a_new_prefix() -> None:
-    """The first requests of a prefix, at the same moment in four gateways, go to one engine."""
+    """If four gateways route the first requests of a prefix at the same time, all choose one engine."""
     for seed in range(20):
         homes = {
             chosen(default_router(125), request(seed=seed), [FakeEngine(name) for name in "abcd"])
@@ -207,20 +212,22 @@ def test_independent_gateways_agree_on_a_new_prefix() -> None:
 
 def test_explain_matches_the_routing_decision() -> None:
     engines = [FakeEngine("a"), FakeEngine("b", load=400_000), FakeEngine("c", full=True), FakeEngine("d")]
-    wanted = request(session="s")
-    engines[0].prefixes.apply_event(wanted.block_hashes[:5], ())
-    found = {one.engine.name: one for one in default_router(125).explain(wanted, engines)}
-    assert {name: one.excluded_by for name, one in found.items()} == {
+    query = request(session="s")
+    engines[0].prefixes.apply_event(query.block_hashes[:5], ())
+    explained = {
+        candidate.engine.name: candidate for candidate in default_router(125).explain(query, engines)
+    }
+    assert {name: candidate.excluded_by for name, candidate in explained.items()} == {
         "a": "",
         "b": "bounded",
         "c": "serving",
         "d": "",
     }
-    assert found["a"].scores["prefix"] == pytest.approx(1.0)
-    assert found["a"].matched_tokens == 320
-    assert found["a"].scores["session"] + found["d"].scores["session"] == 1.0
-    assert found["a"].total > found["d"].total
-    assert not found["b"].scores
+    assert explained["a"].scores["prefix"] == pytest.approx(1.0)
+    assert explained["a"].matched_tokens == 320
+    assert explained["a"].scores["session"] + explained["d"].scores["session"] == 1.0
+    assert explained["a"].total > explained["d"].total
+    assert not explained["b"].scores
 
 
 def test_block_hashes_equal_those_of_the_engine() -> None:
@@ -235,18 +242,18 @@ def test_block_hashes_equal_those_of_the_engine() -> None:
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6))
 def test_admission_is_fair_and_loses_no_capacity(seed: int) -> None:
-    """Random arrivals, ends, aborts, deadlines and capacity changes: admissions in order, counters exact."""
+    """Requests arrive, end, expire and are cancelled at random: admission is in order, counters are exact."""
     asyncio.run(admission_run(random.Random(seed)))
 
 
 async def admission_run(draw: random.Random) -> None:
-    room = 2
-    admission = Admission(lambda: room, max_in_flight=3, queue_size=6)
+    capacity = 2
+    admission = Admission(lambda: capacity, max_in_flight=3, queue_size=6)
     inside: set[int] = set()
     order: list[int] = []
     leave = {number: asyncio.Event() for number in range(30)}
 
-    async def one(number: int) -> str:
+    async def run_request(number: int) -> str:
         queue_entry = QueueEntry(asyncio.get_running_loop().time() + draw.choice([0.003, 5.0, 5.0]))
         try:
             await admission.enter(queue_entry)
@@ -263,7 +270,7 @@ async def admission_run(draw: random.Random) -> None:
 
     tasks: list[asyncio.Task[str]] = []
     for number in range(30):
-        tasks.append(asyncio.create_task(one(number)))
+        tasks.append(asyncio.create_task(run_request(number)))
         await asyncio.sleep(0.005 if draw.random() < 0.1 else 0)
         for task_number in list(inside):
             if draw.random() < 0.3:
@@ -271,17 +278,17 @@ async def admission_run(draw: random.Random) -> None:
         if draw.random() < 0.1:
             draw.choice(tasks).cancel()
         if draw.random() < 0.3:
-            room = draw.choice([0, 1, 2, 5])
+            capacity = draw.choice([0, 1, 2, 5])
             admission.admit_waiting()
         await asyncio.sleep(0)
         assert admission.in_flight >= len(inside)
         assert len(admission) <= 6
-    room = 100
+    capacity = 100
     for event in leave.values():
         event.set()
     admission.admit_waiting()
-    found = await asyncio.gather(*tasks, return_exceptions=True)
-    assert {one if isinstance(one, str) else type(one) for one in found} <= {
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {result if isinstance(result, str) else type(result) for result in results} <= {
         "done",
         "429",
         "503",

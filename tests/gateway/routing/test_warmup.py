@@ -21,7 +21,7 @@ HOT = "Mizzen serves language models on Kubernetes. " * 40
 
 
 class Clock:
-    """Clock set by the test."""
+    """A clock whose time the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -41,8 +41,10 @@ def add(store: HotPrefixes, *blocks: int, salt: bytes = b"", times: int = 1) -> 
         store.count_prompt(tuple(block_hashes(tokens, salt)), tokens, salt)
 
 
-def found(store: HotPrefixes, blocks: int) -> list[tuple[int, ...]]:
-    return [tuple(one.tokens[::BLOCK_TOKENS].tolist()) for one in store.find_hottest(blocks * BLOCK_TOKENS)]
+def hottest_prompts(store: HotPrefixes, blocks: int) -> list[tuple[int, ...]]:
+    return [
+        tuple(prefix.tokens[::BLOCK_TOKENS].tolist()) for prefix in store.find_hottest(blocks * BLOCK_TOKENS)
+    ]
 
 
 def test_hottest_prefixes_are_those_of_most_prompts() -> None:
@@ -51,11 +53,11 @@ def test_hottest_prefixes_are_those_of_most_prompts() -> None:
     add(store, 1, 2, 4, times=2)
     add(store, 5, times=4)
     add(store, 6)
-    assert found(store, 100) == [(5,), (1, 2, 3), (1, 2, 4)]
-    assert found(store, 4) == [(5,), (1, 2, 3)]
-    assert found(store, 3) == [(1, 2), (5,)]
-    assert found(store, 1) == [(1,)]
-    assert found(store, 0) == []
+    assert hottest_prompts(store, 100) == [(5,), (1, 2, 3), (1, 2, 4)]
+    assert hottest_prompts(store, 4) == [(5,), (1, 2, 3)]
+    assert hottest_prompts(store, 3) == [(1, 2), (5,)]
+    assert hottest_prompts(store, 1) == [(1,)]
+    assert hottest_prompts(store, 0) == []
 
 
 def test_prefix_weights_decay() -> None:
@@ -64,17 +66,17 @@ def test_prefix_weights_decay() -> None:
     add(store, 1, times=8)
     clock.now += 4 * HALF_LIFE_SECONDS
     add(store, 2, times=2)
-    assert found(store, 1) == [(2,)]
+    assert hottest_prompts(store, 1) == [(2,)]
     clock.now += 1000 * HALF_LIFE_SECONDS
     add(store, 3, times=2)
-    assert found(store, 2) == [(3,), (2,)], "weights are divided before they are too large"
+    assert hottest_prompts(store, 2) == [(3,), (2,)], "weights are divided before they are too large"
 
 
 def test_equal_prompts_with_other_salts_are_distinct() -> None:
     store = HotPrefixes(100)
     add(store, 1, salt=b"a", times=2)
     add(store, 1, salt=b"b", times=3)
-    assert [one.salt for one in store.find_hottest(1000)] == [b"b", b"a"]
+    assert [prefix.salt for prefix in store.find_hottest(1000)] == [b"b", b"a"]
 
 
 @settings(max_examples=60)
@@ -99,18 +101,18 @@ def test_hot_prefixes_stay_whole_and_bounded(
         seen.append((salt, given_blocks))
         assert len(store) <= capacity
     hottest = store.find_hottest(blocks * BLOCK_TOKENS)
-    named = {name for one in hottest for name in one.block_hashes}
+    named = {name for prefix in hottest for name in prefix.block_hashes}
     assert len(named) <= blocks
-    for one in hottest:
-        assert tuple(block_hashes(one.tokens, one.salt)) == one.block_hashes
-        begins = one.tokens[::BLOCK_TOKENS].tolist()
-        assert sum(salt == one.salt and text[: len(begins)] == begins for salt, text in seen) > 1
-        others = [other.block_hashes for other in hottest if other is not one]
-        assert not any(other[: len(one.block_hashes)] == one.block_hashes for other in others)
+    for prefix in hottest:
+        assert tuple(block_hashes(prefix.tokens, prefix.salt)) == prefix.block_hashes
+        begins = prefix.tokens[::BLOCK_TOKENS].tolist()
+        assert sum(salt == prefix.salt and text[: len(begins)] == begins for salt, text in seen) > 1
+        other_hashes = [other.block_hashes for other in hottest if other is not prefix]
+        assert not any(other[: len(prefix.block_hashes)] == prefix.block_hashes for other in other_hashes)
 
 
-class Warmed:
-    """Gateway whose first engine has answered hot prompts, and a second engine that joins."""
+class WarmGateway:
+    """A gateway whose first engine has answered prompts with a hot prefix; a second engine can join."""
 
     def __init__(self, gateway: Any, first: Any) -> None:
         self.gateway, self.table = gateway, gateway.gateway.only_service.table
@@ -132,18 +134,18 @@ class Warmed:
 
 
 @pytest.fixture
-async def warmed(live: Any, scripted: Any, until: Any) -> Warmed:
+async def warmed(live: Any, scripted: Any, until: Any) -> WarmGateway:
     first = scripted()
-    it = Warmed(await live(first, wait=False, warm_tokens=4096, warm_seconds=60.0), first)
-    it.table.sync([it.first])
-    await until(lambda: it.table.serving)
+    warmed_gateway = WarmGateway(await live(first, wait=False, warm_tokens=4096, warm_seconds=60.0), first)
+    warmed_gateway.table.sync([warmed_gateway.first])
+    await until(lambda: warmed_gateway.table.serving)
     for end in ("one", "two", "three"):
-        await it.gateway.client().completions.create(model="demo", prompt=HOT + end, max_tokens=1)
-    return it
+        await warmed_gateway.gateway.client().completions.create(model="demo", prompt=HOT + end, max_tokens=1)
+    return warmed_gateway
 
 
 async def test_hottest_prefix_is_replayed_before_the_first_request(
-    warmed: Warmed, scripted: Any, until: Any
+    warmed: WarmGateway, scripted: Any, until: Any
 ) -> None:
     second = scripted()
     warmed.join(second)
@@ -156,7 +158,7 @@ async def test_hottest_prefix_is_replayed_before_the_first_request(
     assert warmed.ended("done")
 
 
-async def test_failed_replay_does_not_delay_serving(warmed: Warmed, scripted: Any, until: Any) -> None:
+async def test_failed_replay_does_not_delay_serving(warmed: WarmGateway, scripted: Any, until: Any) -> None:
     second = scripted()
     second.does.refuse = RefusalCode.QUEUE_FULL
     warmed.join(second)
@@ -164,7 +166,7 @@ async def test_failed_replay_does_not_delay_serving(warmed: Warmed, scripted: An
     assert warmed.ended("failed")
 
 
-async def test_needed_engine_serves_at_once(warmed: Warmed, scripted: Any, until: Any) -> None:
+async def test_needed_engine_serves_at_once(warmed: WarmGateway, scripted: Any, until: Any) -> None:
     second = scripted()
     second.does.fault, second.does.fault_after = "mute", 0
     warmed.join(second)
@@ -183,7 +185,7 @@ async def test_first_engine_is_not_warmed(live: Any, scripted: Any) -> None:
 
 async def test_warmup_ends_at_its_time_limit(live: Any, scripted: Any, until: Any) -> None:
     first, second = scripted(), scripted()
-    it = Warmed(await live(first, wait=False, warm_tokens=4096, warm_seconds=0.3), first)
+    it = WarmGateway(await live(first, wait=False, warm_tokens=4096, warm_seconds=0.3), first)
     it.table.sync([it.first])
     await until(lambda: it.table.serving)
     for _ in range(2):

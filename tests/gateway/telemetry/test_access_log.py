@@ -22,7 +22,7 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": SECRET}], "max
 
 
 class Lines:
-    """Lines written to standard output."""
+    """The JSON lines that were written to standard output so far."""
 
     def __init__(self, read: Callable[[], bytes]) -> None:
         self._read = read
@@ -76,11 +76,11 @@ async def test_access_log_includes_streams_choices_and_retries(
     first, second = scripted(), scripted()
     first.does.fault, first.does.fault_after = "error", 0
     gateway = await live(first, second)
-    found = await ask(gateway, until, lines, stream=True, n=2)
-    assert found[0]["stream"] is True
-    assert found[0]["finish_reasons"] == ["length", "length"]
-    assert found[0]["completion_tokens"] == 6
-    assert found[0]["attempts"] == 2 + len(first.requests)
+    logged = await ask(gateway, until, lines, stream=True, n=2)
+    assert logged[0]["stream"] is True
+    assert logged[0]["finish_reasons"] == ["length", "length"]
+    assert logged[0]["completion_tokens"] == 6
+    assert logged[0]["attempts"] == 2 + len(first.requests)
 
 
 async def test_access_log_includes_the_error_code_of_refusals(
@@ -109,7 +109,7 @@ async def test_access_log_includes_interrupted_answers(
 async def test_access_log_marks_internal_errors(
     scripted: Any, live: Any, until: Any, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not as a client disconnect, and with the id by which the traceback is found."""
+    """An internal error is not logged as a disconnect, and has the request id of its traceback."""
     gateway = await live(scripted())
 
     def broken(*_: object) -> None:
@@ -133,7 +133,7 @@ async def test_access_log_marks_internal_errors_in_a_stream(
 ) -> None:
     gateway = await live(scripted())
     monkeypatch.setattr(GeneratedSequence, "next_piece", lambda _: None)
-    with pytest.raises(httpx.RemoteProtocolError):  # it ends, and not as if it were whole
+    with pytest.raises(httpx.RemoteProtocolError):  # the truncated response must not look complete
         await ask(gateway, until, lines, stream=True)
     await until(lambda: lines.all)
     assert (lines.all[0]["status"], lines.all[0]["error"]) == (200, "internal_error")
@@ -207,8 +207,8 @@ def test_requests_continue_when_the_log_reader_has_exited() -> None:
         assert log._thread is None
 
 
-class Slow(io.BytesIO):
-    """Output that accepts nothing until the test allows it."""
+class BlockedOutput(io.BytesIO):
+    """An output whose writes block until the test sets `go`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,40 +220,40 @@ class Slow(io.BytesIO):
 
 
 def test_slow_log_reader_delays_no_request_and_dropped_lines_are_counted() -> None:
-    slow = Slow()
+    slow = BlockedOutput()
     log = AccessLog(False, slow)
     record = RequestRecord(request_id="r", method="POST", path="/v1/completions")
     record.ended = record.began
     for _ in range(MAX_QUEUED_LINES + 50):
-        log.write(record)  # more than may wait: returns all the same
+        log.write(record)  # returns at once even if the queue is full
     slow.go.set()
     log.close(60)
     log.write(record)
     log.close(60)
     lines = [json.loads(line) for line in slow.getvalue().splitlines()]
-    lost = [line["lines"] for line in lines if line["event"] == "dropped"]
-    assert len(lost) == 1
-    assert sum(line["event"] == "request" for line in lines) + lost[0] == MAX_QUEUED_LINES + 51
+    dropped_counts = [line["lines"] for line in lines if line["event"] == "dropped"]
+    assert len(dropped_counts) == 1
+    assert sum(line["event"] == "request" for line in lines) + dropped_counts[0] == MAX_QUEUED_LINES + 51
 
 
 def test_log_lines_of_several_processes_do_not_interleave() -> None:
-    """Each write ends with a line and is no larger than a pipe keeps in one piece."""
-    held, pieces = threading.Event(), list[bytes]()
+    """Each write consists of whole lines and has at most 4096 bytes, which a pipe writes atomically."""
+    allow_writes, pieces = threading.Event(), list[bytes]()
 
     class Slow(io.RawIOBase):
         def writable(self) -> bool:
             return True
 
         def write(self, data: Any) -> int:
-            held.wait(60)
+            allow_writes.wait(60)
             pieces.append(bytes(data))
             return len(data)
 
     log = AccessLog(prompts=False, stream=io.BufferedWriter(Slow()))
     for number in range(300):
         log.write(RequestRecord(request_id=f"{number}", method="GET", path="/" + "x" * (number % 200)))
-    held.set()
+    allow_writes.set()
     log.close(60)
     assert [json.loads(line)["id"] for line in b"".join(pieces).splitlines()] == [str(n) for n in range(300)]
     assert all(len(piece) <= 4096 and piece.endswith(b"\n") for piece in pieces)
-    assert len(pieces) < 100, "a write a line would cost more"
+    assert len(pieces) < 100, "lines are not batched into larger writes"

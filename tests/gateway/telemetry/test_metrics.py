@@ -1,4 +1,4 @@
-"""Metrics of the gateway: counts, bounded labels, and its fast metrics as Prometheus reads them."""
+"""Metrics of the gateway: counts, bounded labels, and fast metrics that equal those of the client library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 class Scrape:
-    """Metrics of a running gateway, as Prometheus gets them."""
+    """The metrics of a gateway in the format that Prometheus scrapes."""
 
     def __init__(self, text: str) -> None:
         self._samples = samples(text)
@@ -62,9 +62,9 @@ async def test_tokens_up_to_a_stop_string_are_counted_with_or_without_usage(
     engine.does.cached_tokens = 3
     gateway = await live(engine)
     assert '"finish_reason":"stop"' in (await post(gateway, stream=True, stop=["the sa"], max_tokens=50)).text
-    got = await scrape(gateway)
-    assert got("cached_prompt_tokens_total", model="demo") == 3
-    assert got("aborts_total", cause="stop_string") == 1
+    scraped = await scrape(gateway)
+    assert scraped("cached_prompt_tokens_total", model="demo") == 3
+    assert scraped("aborts_total", cause="stop_string") == 1
 
 
 async def test_requests_are_counted_by_model(scripted: Any, live: Any) -> None:
@@ -73,18 +73,18 @@ async def test_requests_are_counted_by_model(scripted: Any, live: Any) -> None:
     gateway = await live(engine, alias=("pet",))
     await post(gateway)
     await post(gateway, model="pet", stream=True)
-    got = await scrape(gateway)
+    scraped = await scrape(gateway)
     prompt = len(engine.requests[0].prompt) // 4
     for model in ("demo", "pet"):
-        assert got("requests_total", path="/v1/chat/completions", code="200", model=model) == 1
-        assert got("output_tokens_total", model=model) == 3
-        assert got("prompt_tokens_total", model=model) == prompt
-        assert got("cached_prompt_tokens_total", model=model) == 16
+        assert scraped("requests_total", path="/v1/chat/completions", code="200", model=model) == 1
+        assert scraped("output_tokens_total", model=model) == 3
+        assert scraped("prompt_tokens_total", model=model) == prompt
+        assert scraped("cached_prompt_tokens_total", model=model) == 16
         for histogram in ("request_seconds", "time_to_first_token_seconds", "queue_seconds"):
-            assert got(f"{histogram}_count", model=model) == 1
-            assert got(f"{histogram}_bucket", model=model, le="+Inf") == 1
-        assert 1 <= got("inter_token_seconds_count", model=model) <= 2
-    assert got("route_total", reason="only") == 2
+            assert scraped(f"{histogram}_count", model=model) == 1
+            assert scraped(f"{histogram}_bucket", model=model, le="+Inf") == 1
+        assert 1 <= scraped("inter_token_seconds_count", model=model) <= 2
+    assert scraped("route_total", reason="only") == 2
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ async def test_prompt_tokens_of_embeddings_and_scores_are_counted(
     async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.post(f"{gateway.url}/v1/{path}", json={"model": "demo", **body})
     assert answer.status_code == 200, answer.text
-    got = await scrape(gateway)
-    assert got("prompt_tokens_total", model="demo") == 42
-    assert got("cached_prompt_tokens_total", model="demo") == 2 * engine.does.cached_tokens
-    assert got("queue_seconds_count", model="demo") == 2
-    assert got("output_tokens_total", model="demo") == (2 if path == "score" else 0)
+    scraped = await scrape(gateway)
+    assert scraped("prompt_tokens_total", model="demo") == 42
+    assert scraped("cached_prompt_tokens_total", model="demo") == 2 * engine.does.cached_tokens
+    assert scraped("queue_seconds_count", model="demo") == 2
+    assert scraped("output_tokens_total", model="demo") == (2 if path == "score" else 0)
     log = b""
 
     def logged() -> bool:
@@ -125,10 +125,10 @@ async def test_unknown_paths_and_models_become_no_label(scripted: Any, live: Any
         await post(gateway, path=f"/v1/invented-{number}")
     async with httpx.AsyncClient(timeout=60) as http:
         await http.get(f"{gateway.url}/v1/models/invented")
-    got = await scrape(gateway)
-    assert not [value for _, value in got.labels if "invented" in value]
-    assert got("requests_total", path="/v1/chat/completions", code="404", model=OTHER_LABEL) == 20
-    assert got("requests_total", path=OTHER_LABEL, code="404", model=OTHER_LABEL) == 20
+    scraped = await scrape(gateway)
+    assert not [value for _, value in scraped.labels if "invented" in value]
+    assert scraped("requests_total", path="/v1/chat/completions", code="404", model=OTHER_LABEL) == 20
+    assert scraped("requests_total", path=OTHER_LABEL, code="404", model=OTHER_LABEL) == 20
 
 
 async def test_refusals_are_counted_by_error_code(live: Any) -> None:
@@ -158,12 +158,12 @@ async def test_added_seconds_exclude_the_engine_time(scripted: Any, live: Any) -
 def test_every_metric_label_is_bounded_and_documented() -> None:
     metrics = Metrics()
     metrics.for_model("demo")
-    found = set()
-    for one in metrics.registry._collector_to_names:
-        found |= set(getattr(one, "_labelnames", ()))
+    labels = set()
+    for collector in metrics.registry._collector_to_names:
+        labels |= set(getattr(collector, "_labelnames", ()))
     for family in metrics.registry.collect():
-        found |= set(getattr(family, "_labelnames", ()))
-    assert found == set(LABELS)
+        labels |= set(getattr(family, "_labelnames", ()))
+    assert labels == set(LABELS)
 
 
 def test_number_of_model_labels_is_bounded() -> None:
@@ -180,9 +180,9 @@ def test_request_without_a_model_only_counts_as_a_request() -> None:
     record = RequestRecord(request_id="r", method="GET", path="/v1/models", status=200)
     record.ended = record.began + 1
     metrics.count_request(record, "/v1/models")
-    got = Scrape(metrics.render().decode())
-    assert got("requests_total", path="/v1/models", code="200", model=OTHER_LABEL) == 1
-    assert got("request_seconds_count", model=OTHER_LABEL) == 0
+    scraped = Scrape(metrics.render().decode())
+    assert scraped("requests_total", path="/v1/models", code="200", model=OTHER_LABEL) == 1
+    assert scraped("request_seconds_count", model=OTHER_LABEL) == 0
 
 
 @given(
@@ -190,21 +190,21 @@ def test_request_without_a_model_only_counts_as_a_request() -> None:
     data=st.data(),
 )
 def test_fast_histogram_equals_the_client_library(bounds: tuple[float, ...], data: st.DataObject) -> None:
-    """Values on a bound, below and above all of them."""
+    """Values lie on bucket bounds, between them, and beyond all of them."""
     value = st.one_of(st.floats(0, 200), st.sampled_from(bounds))
     values = data.draw(st.lists(value, max_size=50))
-    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    fast, reference = CollectorRegistry(), CollectorRegistry()
     spread = FastHistogram(bounds)
-    ours.register(FastHistogramFamily("x", "text", "model", lambda: [("m", spread)]))  # type: ignore[arg-type]
-    histogram = Histogram("x", "text", ["model"], registry=theirs, buckets=bounds)
+    fast.register(FastHistogramFamily("x", "text", "model", lambda: [("m", spread)]))  # type: ignore[arg-type]
+    histogram = Histogram("x", "text", ["model"], registry=reference, buckets=bounds)
     histogram.labels("m")
-    for one in values:
-        spread.observe(one)
-        histogram.labels("m").observe(one)
-    got, wanted = (samples(generate_latest(one).decode()) for one in (ours, theirs))
-    for key, number in got.items():
-        assert math.isclose(number, wanted[key], abs_tol=1e-9), key
-    assert {key for key in wanted if not key[0].endswith("_created")} == set(got)
+    for observed in values:
+        spread.observe(observed)
+        histogram.labels("m").observe(observed)
+    actual, expected = (samples(generate_latest(registry).decode()) for registry in (fast, reference))
+    for key, number in actual.items():
+        assert math.isclose(number, expected[key], abs_tol=1e-9), key
+    assert {key for key in expected if not key[0].endswith("_created")} == set(actual)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/models"])
@@ -217,6 +217,6 @@ async def test_path_labels_are_paths_of_the_api(path: str, scripted: Any, live: 
 
 
 def test_rare_error_counters_exist_before_the_first_error() -> None:
-    found = samples(Metrics().render().decode())
-    assert found[("mizzen_gateway_stream_errors_total", (("cause", "no_engine"),))] == 0
-    assert found[("mizzen_gateway_resume_failures_total", (("cause", "too_many"),))] == 0
+    all_samples = samples(Metrics().render().decode())
+    assert all_samples[("mizzen_gateway_stream_errors_total", (("cause", "no_engine"),))] == 0
+    assert all_samples[("mizzen_gateway_resume_failures_total", (("cause", "too_many"),))] == 0

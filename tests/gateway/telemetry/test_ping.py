@@ -1,4 +1,4 @@
-"""Answers to pings, over real sockets."""
+"""The port that answers pings, over real sockets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_ping_ports_do_not_answer_each_other(monkeypatch: pytest.MonkeyPat
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
             asker.setblocking(False)
             loop = asyncio.get_running_loop()
-            for _ in range(20):  # turns enough for the forged one to come back, were it answered
+            for _ in range(20):  # enough rounds for an answer to the forged datagram to arrive
                 await loop.sock_sendto(asker, b"ping", (HOSTS[1], port))
                 assert await asyncio.wait_for(loop.sock_recv(asker, 64), 60) == b"ping"
     finally:

@@ -29,26 +29,28 @@ async def test_long_poll_returns_when_the_table_changes(live: Any, scripted: Any
     gateway = await live(engine, admin_token_file=str(token))
     url = f"{gateway.admin}/admin/engines"
     async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
-        now = (await http.get(url)).json()
-        while (stats := now["engines"][0]["stats"]) is None:  # connected, and not heard of its load yet
+        table = (await http.get(url)).json()
+        while (stats := table["engines"][0]["stats"]) is None:  # connected, but no load received yet
             await asyncio.sleep(0.05)
-            now = (await http.get(url)).json()
+            table = (await http.get(url)).json()
         assert stats["pagesTotal"] >= stats["pagesUsed"] >= 0
-        assert (await http.get(url, params={"version": now["version"], "wait": 0.2})).status_code == 304
+        assert (await http.get(url, params={"version": table["version"], "wait": 0.2})).status_code == 304
         other = await http.get(url, params={"version": "another", "wait": 30})
-        assert other.json()["version"] == now["version"]
-        wait = {"version": now["version"], "wait": "50"}
+        assert other.json()["version"] == table["version"]
+        wait = {"version": table["version"], "wait": "50"}
         waiting = [asyncio.create_task(http.get(url, params=wait)) for _ in range(3)]
         await asyncio.sleep(0.3)
-        assert not any(one.done() for one in waiting)
+        assert not any(poll.done() for poll in waiting)
         await asyncio.to_thread(engine.kill)
-        answers = [one.json() for one in await asyncio.gather(*waiting)]
-        assert all(one["version"] != now["version"] for one in answers)
-        assert all(one["engines"][0]["state"] != "serving" for one in answers)
-        held = asyncio.create_task(http.get(url, params={"version": answers[0]["version"], "wait": "50"}))
+        answers = [poll.json() for poll in await asyncio.gather(*waiting)]
+        assert all(poll["version"] != table["version"] for poll in answers)
+        assert all(poll["engines"][0]["state"] != "serving" for poll in answers)
+        open_poll = asyncio.create_task(
+            http.get(url, params={"version": answers[0]["version"], "wait": "50"})
+        )
         await asyncio.sleep(0.1)
         gateway.gateway.table_watch.close()
-        assert (await held).status_code in (200, 304)
+        assert (await open_poll).status_code in (200, 304)
 
 
 async def test_long_poll_returns_when_api_keys_become_unreadable(live: Any, tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ async def test_long_poll_returns_when_api_keys_become_unreadable(live: Any, tmp_
     )
     series = "mizzen_gateway_api_keys_unusable"
     async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
-        url, now = f"{gateway.admin}/admin/engines", {"version": "another"}
+        url, first_table = f"{gateway.admin}/admin/engines", {"version": "another"}
         twice = {"name": "b", "key": ALICE}
         for content, in_force, problem in (
             (None, 1, ""),
@@ -70,9 +72,9 @@ async def test_long_poll_returns_when_api_keys_become_unreadable(live: Any, tmp_
         ):
             if content is not None:
                 replace_file(keys, content)
-            query = {"version": now["version"], "wait": "50"}
-            now = (await http.get(url, params=query)).json()
-            table = now["apiKeys"]
+            query = {"version": first_table["version"], "wait": "50"}
+            first_table = (await http.get(url, params=query)).json()
+            table = first_table["apiKeys"]
             assert table["inForce"] == in_force
             assert problem in table["problem"]
             assert bool(problem) is bool(table["problem"])
@@ -99,24 +101,24 @@ async def test_long_poll_returns_when_a_request_waits_for_an_engine(live: Any, t
     url = f"{gateway.admin}/admin/engines"
     body = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
     async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
-        now = (await http.get(url)).json()
-        assert (now["waiting"], now["queued"], now["inFlight"]) == (0, 0, 0)
-        assert now["idleSeconds"] >= 0
-        poll = asyncio.create_task(http.get(url, params={"version": now["version"], "wait": "50"}))
+        first_table = (await http.get(url)).json()
+        assert (first_table["waiting"], first_table["queued"], first_table["inFlight"]) == (0, 0, 0)
+        assert first_table["idleSeconds"] >= 0
+        poll = asyncio.create_task(http.get(url, params={"version": first_table["version"], "wait": "50"}))
         request = asyncio.create_task(http.post(f"{gateway.url}/v1/chat/completions", json=body))
         table = (await poll).json()
-        while not table["waiting"]:  # it heard first that the engine is not there
+        while not table["waiting"]:  # the first poll may return because the engine is lost
             table = (await http.get(url, params={"version": table["version"], "wait": "50"})).json()
         assert (table["waiting"], table["queued"], table["idleSeconds"]) == (1, 1, 0)
-        assert (await request).status_code == 503  # its time in the queue is up
-        again = await http.get(url, params={"version": table["version"], "wait": "50"})
-        assert again.json()["waiting"] == 0
+        assert (await request).status_code == 503  # the queue timeout has passed
+        last_poll = await http.get(url, params={"version": table["version"], "wait": "50"})
+        assert last_poll.json()["waiting"] == 0
 
 
 async def test_long_poll_returns_when_an_engines_problem_changes(
     live: Any, scripted: Any, free_endpoint: str, tmp_path: Any
 ) -> None:
-    """It stays broken: at first nothing listens, then an engine of another release."""
+    """The engine stays broken: first no process listens, then an engine with another protocol."""
     token = tmp_path / "admin.token"
     token.write_text("s3cret\n")
     gateway = await live(free_endpoint, wait=False, admin_token_file=str(token))

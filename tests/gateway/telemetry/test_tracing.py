@@ -1,4 +1,4 @@
-"""Traces as a collector gets them: a real OTLP receiver over HTTP, and nested spans."""
+"""Traces that a collector receives by OTLP over HTTP: spans, their nesting and their attributes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 class Collector:
-    """HTTP receiver of an OpenTelemetry collector."""
+    """An HTTP server that receives spans like an OpenTelemetry collector."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -54,20 +54,20 @@ class Collector:
         self._thread.start()
 
     def take(self, message: ExportTraceServiceRequest) -> None:
-        for one in message.resource_spans:
-            self.resource = attributes(one.resource)
-            self.spans += [span for scope in one.scope_spans for span in scope.spans]
+        for resource_spans in message.resource_spans:
+            self.resource = attributes(resource_spans.resource)
+            self.spans += [span for scope in resource_spans.scope_spans for span in scope.spans]
 
     @property
     def root(self) -> Any:
         return next((span for span in self.spans if span.name.startswith("POST")), None)
 
     def children(self, parent: Any) -> dict[str, list[Any]]:
-        found = defaultdict(list)
+        by_parent = defaultdict(list)
         for span in self.spans:
             if span.parent_span_id == parent.span_id:
-                found[span.name].append(span)
-        return found
+                by_parent[span.name].append(span)
+        return by_parent
 
     def close(self) -> None:
         self._server.shutdown()
@@ -80,16 +80,16 @@ def attributes(owner: Any) -> dict[str, Any]:
     for pair in owner.attributes:
         kind = pair.value.WhichOneof("value")
         value = getattr(pair.value, kind)
-        values[pair.key] = [one.string_value for one in value.values] if kind == "array_value" else value
+        values[pair.key] = [item.string_value for item in value.values] if kind == "array_value" else value
     return values
 
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-    found = Collector()
-    yield found
-    found.close()
+    new_collector = Collector()
+    yield new_collector
+    new_collector.close()
 
 
 async def post(gateway: Any, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
@@ -109,14 +109,14 @@ async def test_request_becomes_a_trace(scripted: Any, live: Any, until: Any, col
     assert root.name == "POST /v1/chat/completions"
     assert collector.resource["service.name"] == "mizzen-gateway"
     assert collector.resource["mizzen.service"] == "chat"
-    said = attributes(root)
-    assert said["http.response.status_code"] == 200
-    assert said["gen_ai.request.model"] == "demo"
-    assert said["gen_ai.operation.name"] == "chat"
-    assert said["gen_ai.usage.output_tokens"] == 3
-    assert said["gen_ai.usage.input_tokens"] == len(engine.requests[0].prompt) // 4
-    assert said["mizzen.usage.cached_tokens"] == 16
-    assert said["gen_ai.response.finish_reasons"] == ["length"]
+    root_attributes = attributes(root)
+    assert root_attributes["http.response.status_code"] == 200
+    assert root_attributes["gen_ai.request.model"] == "demo"
+    assert root_attributes["gen_ai.operation.name"] == "chat"
+    assert root_attributes["gen_ai.usage.output_tokens"] == 3
+    assert root_attributes["gen_ai.usage.input_tokens"] == len(engine.requests[0].prompt) // 4
+    assert root_attributes["mizzen.usage.cached_tokens"] == 16
+    assert root_attributes["gen_ai.response.finish_reasons"] == ["length"]
     children = collector.children(root)
     assert sorted(children) == ["engine", "queue", "route", "tokenize"]
     (attempt,) = children["engine"]
@@ -126,7 +126,7 @@ async def test_request_becomes_a_trace(scripted: Any, live: Any, until: Any, col
     assert sorted(parts) == ["decode", "prefill"]
     assert parts["prefill"][0].end_time_unix_nano == parts["decode"][0].start_time_unix_nano
     for parent, inner in ((root, children), (attempt, parts)):
-        for span in (one for several in inner.values() for one in several):
+        for span in (inner_span for several in inner.values() for inner_span in several):
             assert span.trace_id == root.trace_id
             assert parent.start_time_unix_nano <= span.start_time_unix_nano
             assert span.start_time_unix_nano <= span.end_time_unix_nano <= parent.end_time_unix_nano
@@ -143,13 +143,13 @@ async def test_trace_continues_the_clients_trace(
 
 
 @pytest.mark.parametrize(
-    "given", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "x" * 4000, "é"]
+    "traceparent", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "x" * 4000, "é"]
 )
 async def test_invalid_trace_context_starts_a_new_trace(
-    given: str, scripted: Any, live: Any, until: Any, collector: Collector
+    traceparent: str, scripted: Any, live: Any, until: Any, collector: Collector
 ) -> None:
     gateway = await live(scripted(), otlp_endpoint=collector.url)
-    answer = await post(gateway, {"traceparent": given.encode()})  # type: ignore[dict-item]
+    answer = await post(gateway, {"traceparent": traceparent.encode()})  # type: ignore[dict-item]
     assert answer.status_code == 200
     await until(lambda: collector.root)
     assert not collector.root.parent_span_id
@@ -228,7 +228,7 @@ async def test_missing_collector_stops_nothing(scripted: Any, live: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "environment", "wanted"),
+    ("option", "environment", "expected"),
     [
         ("", {}, ""),
         ("http://c:4318/", {}, "http://c:4318/v1/traces"),
@@ -238,9 +238,9 @@ async def test_missing_collector_stops_nothing(scripted: Any, live: Any) -> None
     ],
 )
 def test_traces_endpoint_from_options_and_environment(
-    given: str, environment: dict[str, str], wanted: str
+    option: str, environment: dict[str, str], expected: str
 ) -> None:
-    assert traces_endpoint(given, environment) == wanted
+    assert traces_endpoint(option, environment) == expected
 
 
 def test_opentelemetry_is_not_imported_while_tracing_is_off() -> None:

@@ -1,4 +1,4 @@
-"""Incremental text equals decoding all tokens, and stop strings cut it where they cut the full text."""
+"""Incremental decoding equals decoding all tokens at once, and stop strings cut both at the same place."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_pieces_of_any_tokens_join_to_the_full_decoding(
 
 
 SIGNS = "e\u0301", "\u1100\u1161\u11a8", "\u03b1\u0313\u0300\u0345", "a", "  ", "\n\n", "hello ", "\U0001f600"
-"""Characters; NFC composes some of them to fewer."""
+"""Texts from which streams are built; NFC normalization shortens some sequences of them."""
 
 
 @settings(max_examples=100)
@@ -88,7 +88,11 @@ def test_cost_per_token_is_constant(any_tokenizer: Tokenizer) -> None:
 
 
 def reference_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
-    """Cut at the stop string that is completed first, found by checking every prefix."""
+    """Cut a text at the stop string that is completed first, by checking every prefix of the text.
+
+    Returns:
+        The text before the stop string, and whether one was found.
+    """
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
@@ -103,20 +107,22 @@ def reference_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
 )
 def test_stop_strings_cut_as_in_the_full_text(pieces: list[str], stops: tuple[str, ...]) -> None:
     stopper = StopStrings(stops)
-    got = ""
+    delivered = ""
     arrived = ""
     for piece in pieces:
         if stopper.matched is not None:
             break
         arrived += piece
-        got += stopper.add(piece)
+        delivered += stopper.add(piece)
         expected, hit = reference_cut(arrived, stops)
         assert hit == (stopper.matched is not None)
-        assert expected.startswith(got)
+        assert expected.startswith(delivered)
         if not hit:
-            held = arrived[len(got) :]
-            assert not held or any(stop.startswith(held) for stop in stops), "held back without need"
-    assert got + stopper.flush() == reference_cut(arrived, stops)[0]
+            held_back = arrived[len(delivered) :]
+            assert not held_back or any(stop.startswith(held_back) for stop in stops), (
+                "held back without need"
+            )
+    assert delivered + stopper.flush() == reference_cut(arrived, stops)[0]
 
 
 @settings(max_examples=100)
@@ -126,15 +132,15 @@ def test_stream_counts_tokens_up_to_the_stop_string(
 ) -> None:
     ids = any_tokenizer.encode(text)
     stream = TextStream(any_tokenizer, (stop,))
-    got, used = "", 0
+    delivered, used = "", 0
     for chunk in decode_in_chunks(data, ids):
         if stream.stopped:
             break
         piece, count = stream.add(chunk)
-        got, used = got + piece, used + count
-    got += stream.flush()
+        delivered, used = delivered + piece, used + count
+    delivered += stream.flush()
     full_text = any_tokenizer.decode(ids)
-    assert got == reference_cut(full_text, (stop,))[0]
+    assert delivered == reference_cut(full_text, (stop,))[0]
     if not stream.stopped:
         assert used == len(ids)
 
@@ -177,13 +183,13 @@ def test_tokenizer_errors_say_what_is_wrong() -> None:
 
 
 def test_long_partial_stop_matches_are_cheap() -> None:
-    stopper, got = StopStrings(tuple("a" * 4000 + end for end in "bcde")), 0
+    stopper, delivered = StopStrings(tuple("a" * 4000 + end for end in "bcde")), 0
     began = time.process_time()
     for _ in range(20_000):
-        got += len(stopper.add("aaa"))
+        delivered += len(stopper.add("aaa"))
     assert (
         time.process_time() - began < 8
     )  # 10 times the expected time; comparing the longest suffixes would take a minute
-    assert got == 60_000 - 4000
+    assert delivered == 60_000 - 4000
     assert stopper.add("bcd") == ""
     assert stopper.matched == "a" * 4000 + "b"

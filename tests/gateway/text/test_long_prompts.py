@@ -1,4 +1,4 @@
-"""Prompts beyond the context are rejected before tokenization, and huge texts bounded in number."""
+"""Prompts longer than the context are rejected early, and few huge texts are tokenized at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 
 
 async def test_request_beyond_the_context_is_refused_at_once(live: Any, scripted: Any, until: Any) -> None:
-    """A huge max_tokens is refused at once, not when all other requests have ended."""
+    """A request whose max_tokens is too large is refused while other requests still run."""
     engine = scripted(context_length=4096)
     engine.does.fault, engine.does.fault_after = "mute", 1
     gateway = await live(engine, max_tokens_in_flight=16_384)
@@ -35,7 +35,7 @@ async def test_request_beyond_the_context_is_refused_at_once(live: Any, scripted
 async def test_prompt_beyond_every_context_is_not_tokenized(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A token takes some hundred bytes while tokenizing: a few such prompts would fill the memory."""
+    """Tokenization takes some hundred bytes per token, so a few such prompts would exhaust the memory."""
     gateway, encode = await live(scripted(context_length=2048)), Tokenizer.encode
 
     def encoded(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:

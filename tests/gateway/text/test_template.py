@@ -77,10 +77,10 @@ def test_rendering_equals_transformers(transformers_tokenizer: Any, name: str, c
     rendered = 0
     for extra, tools, prompt in itertools.product(EXTRAS, (None, [TOOL]), (True, False)):
         options = {"tools": tools, "add_generation_prompt": prompt, **extra}
-        ours = try_render(template.render, messages, **options)
+        own = try_render(template.render, messages, **options)
         options |= {"chat_template": source, "tokenize": False}
-        assert ours == try_render(transformers_tokenizer.apply_chat_template, messages, **options)
-        rendered += ours is not None
+        assert own == try_render(transformers_tokenizer.apply_chat_template, messages, **options)
+        rendered += own is not None
     if conversation in ("one", "system", "turns"):
         assert rendered
 
@@ -96,10 +96,10 @@ def test_token_ids_equal_transformers_without_a_second_bos(
     messages = CONVERSATIONS["turns"]
     ids = tokenizer.encode(template.render(messages), add_special_tokens=False)
     source = json.loads(tokenizer_files["tokenizer_config.json"])["chat_template"]
-    theirs = transformers_tokenizer.apply_chat_template(
+    transformers_ids = transformers_tokenizer.apply_chat_template(
         messages, chat_template=source, add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    assert ids == theirs
+    assert ids == transformers_ids
     assert ids.count(tokenizer.token_id("<s>") or 0) == 1
 
 
@@ -214,4 +214,4 @@ def test_long_text_is_detected_anywhere_in_a_conversation(value: Any) -> None:
     """Long conversations are rendered and tokenized in a thread."""
     assert estimate_characters((({"role": "user", "content": "a"},), {"some": value})) > LONG_CHARACTERS
     assert estimate_characters((({"role": "user", "content": "a"},), {"some": 1})) < LONG_CHARACTERS
-    assert estimate_characters([value] * 1000) < LONG_CHARACTERS + 20_000  # counting stops beyond the limit
+    assert estimate_characters([value] * 1000) < LONG_CHARACTERS + 20_000  # stops soon after the limit

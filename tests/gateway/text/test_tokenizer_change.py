@@ -34,7 +34,7 @@ def received_requests(engine: Any) -> set[bytes]:
 
 def expected_prompt(files: dict[str, bytes]) -> set[bytes]:
     tokenizer = Tokenizer.from_files(files)
-    return {b"".join(one.to_bytes(4, "little") for one in tokenizer.encode(text)) for text in TEXTS}
+    return {b"".join(token.to_bytes(4, "little") for token in tokenizer.encode(text)) for text in TEXTS}
 
 
 async def ask(client: openai.AsyncOpenAI, text: str) -> str:
@@ -82,7 +82,7 @@ async def test_engine_sends_its_folder_of_templates(
     question = {"role": "user", "content": "Look!"}
     await client.chat.completions.create(model="demo", messages=[question], tools=[tool], max_tokens=4)
     ids = Tokenizer.from_files(tokenizer_files).encode("<tool_call>{}", add_special_tokens=False)
-    assert received_requests(engine) == {b"".join(one.to_bytes(4, "little") for one in ids)}
+    assert received_requests(engine) == {b"".join(token.to_bytes(4, "little") for token in ids)}
 
 
 async def test_waiting_requests_are_tokenized_for_the_engine_that_joins(

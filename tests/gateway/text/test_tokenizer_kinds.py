@@ -1,7 +1,7 @@
-"""Incremental text against decoding all tokens, for the kinds of tokenizers that real models have.
+"""Incremental decoding equals decoding all tokens, for the kinds of tokenizers that real models have.
 
-Each is built as the models' own files describe it, including splitting and normalization, and trained on text
-in several scripts. The reference is the library's `decode` of all tokens.
+Each tokenizer has the pre-tokenizer, normalizer and decoder of the models' files, and is trained on text in
+several scripts. The reference is the library's `decode` of all tokens.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def sentence_piece(prepend: str, strip: bool) -> tokenizers.Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=SPECIAL + BYTES, show_progress=False)
     trained.train_from_iterator(CORPUS[:2], trainer)
     model = json.loads(trained.to_str())["model"]
-    merges = [tuple(one) if isinstance(one, list) else tuple(one.split(" ")) for one in model["merges"]]
+    merges = [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in model["merges"]]
     built = tokenizers.Tokenizer(
         models.BPE(model["vocab"], merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
     )
@@ -144,8 +144,7 @@ def split_ids(data: st.DataObject, ids: Sequence[int]) -> list[list[int]]:
 
 
 def cut_at_stop(text: str, stops: tuple[str, ...]) -> str | None:
-    """Return a text up to the stop string that is completed first, found by checking every prefix; None
-    without one."""
+    """Return a text up to the stop string that is completed first, or None; every prefix is checked."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
@@ -156,10 +155,10 @@ def cut_at_stop(text: str, stops: tuple[str, ...]) -> str | None:
 @settings(max_examples=80)
 @given(data=st.data())
 def test_any_tokens_join_to_the_full_decoding(kind: Tokenizer, data: st.DataObject) -> None:
-    """Tokens that no text encodes to: partial characters, single bytes, special tokens, unknown ids."""
+    """Random tokens include partial characters, single bytes, special tokens and unknown ids."""
     near = st.integers(0, kind.vocab_size + 2)
-    bytewise = [kind.token_id(one) for one in BYTES]
-    low = st.sampled_from([one for one in bytewise if one is not None] or [0, 1])
+    bytewise = [kind.token_id(byte) for byte in BYTES]
+    low = st.sampled_from([byte for byte in bytewise if byte is not None] or [0, 1])
     ids = data.draw(st.lists(st.one_of(near, low), max_size=30))
     skip = data.draw(st.booleans())
     stream = kind.detokenizer(skip)
@@ -177,7 +176,7 @@ def test_encoded_texts_join_to_the_full_decoding(kind: Tokenizer, text: str, dat
 @settings(max_examples=60)
 @given(text=TEXTS)
 def test_streamed_text_is_always_a_prefix_of_the_full_text(kind: Tokenizer, text: str) -> None:
-    """Token by token."""
+    """The text is streamed token by token."""
     ids = kind.encode(text)
     full_text, so_far = kind.decode(ids), ""
     stream = kind.detokenizer()
@@ -200,16 +199,16 @@ def test_stop_strings_cut_as_in_the_full_text_of_every_kind(
         piece |= ends.map(lambda at: full_text[at[0] : at[0] + at[1]])
     stops = tuple(data.draw(st.lists(piece, min_size=1, max_size=3)))
     stream = TextStream(kind, stops)
-    got, used = "", 0
+    delivered, used = "", 0
     for chunk in split_ids(data, ids):
         if stream.stopped:
             break
         more, count = stream.add(chunk)
-        got, used = got + more, used + count
+        delivered, used = delivered + more, used + count
     ended = stream.stopped
-    got += stream.flush()
+    delivered += stream.flush()
     expected = cut_at_stop(full_text, stops)
-    assert got == (full_text if expected is None else expected)
+    assert delivered == (full_text if expected is None else expected)
     if ended:
         assert cut_at_stop(kind.decode(ids[:used]), stops) is not None or used == len(ids)
     else:
@@ -221,17 +220,16 @@ def test_stop_strings_cut_as_in_the_full_text_of_every_kind(
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3).map(tuple),
 )
 def test_only_possible_stop_prefixes_are_held_back(text: str, stops: tuple[str, ...]) -> None:
-    stopper, got = StopStrings(stops), ""
+    stopper, delivered = StopStrings(stops), ""
     for end, letter in enumerate(text, 1):
-        got += stopper.add(letter)
+        delivered += stopper.add(letter)
         if stopper.matched is not None:
             return
-        held = text[len(got) : end]
-        assert not held or any(stop.startswith(held) for stop in stops)
+        held_back = text[len(delivered) : end]
+        assert not held_back or any(stop.startswith(held_back) for stop in stops)
 
 
 def test_tokenizers_are_of_the_intended_kinds(kind: Tokenizer) -> None:
-    """Each handles characters outside its training text, or marks them as unknown, and loses no plain
-    letters."""
+    """Each encodes characters outside its training text or marks them as unknown, and keeps all letters."""
     text = "The ship has three masts"
     assert kind.decode(kind.encode(text)) == text

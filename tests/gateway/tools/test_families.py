@@ -17,7 +17,7 @@ DETECTED = [
     ("llama31", "llama3"),
     ("llama3", None),
     ("mistral_tools", "mistral"),
-    ("mistral", "mistral"),  # detected by its token
+    ("mistral", "mistral"),  # detected by the special token of the template
 ]
 
 

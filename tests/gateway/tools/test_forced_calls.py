@@ -1,5 +1,4 @@
-"""Forced calls of a model without tool support: the demo model on the CPU, with grammars compiled in the
-engine."""
+"""Forced tool calls of the demo model, which has no tool format; the engine enforces them by grammars."""
 
 from __future__ import annotations
 
@@ -112,7 +111,7 @@ TAGGED: dict[str, Any] = {
 
 
 async def test_unenforceable_constraints_are_dropped_without_strict(client: Any) -> None:
-    """Applies to tools and formats; the rest of their schemas is enforced."""
+    """Other constraints of the schemas of tools and formats are still enforced."""
     wider = {**TAGGED, "properties": {"the tags": {**TAGS, "uniqueItems": False}, "mail": {"maxLength": 6}}}
     tool = {"type": "function", "function": {"name": "tag", "parameters": TAGGED}}
     answer = await client.chat.completions.create(

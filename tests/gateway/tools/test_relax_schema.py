@@ -1,4 +1,4 @@
-"""Relaxed schemas: the engine's own check accepts them, and every valid value stays valid."""
+"""Relaxed schemas pass the engine's check, and accept every value that the original schema accepts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     optional: dict[str, st.SearchStrategy[Any]] = {
         "type": kinds | st.lists(kinds, min_size=1, max_size=3, unique=True),
         **dict.fromkeys(("anyOf", "oneOf", "allOf"), several),
-        "prefixItems": st.lists(inner.filter(lambda one: one is not True), min_size=1, max_size=3),
+        "prefixItems": st.lists(inner.filter(lambda item: item is not True), min_size=1, max_size=3),
         **dict.fromkeys(("not", "if", "then", "else", "contains", "additionalProperties"), inner),
         **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), inner),
         "items": inner | several,
@@ -145,9 +145,9 @@ def test_engine_accepts_every_relaxed_schema(schema: Any) -> None:
 
 
 @settings(max_examples=400)
-@given(schema=schemas.filter(lambda one: "$ref" not in json.dumps(one)), value=values)
+@given(schema=schemas.filter(lambda item: "$ref" not in json.dumps(item)), value=values)
 def test_every_valid_value_stays_valid(schema: Any, value: Any) -> None:
-    """Valid by JSON Schema's rules; engines additionally close objects unless the schema says otherwise."""
+    """Validity is that of JSON Schema; unless a schema allows them, engines forbid additional properties."""
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError:

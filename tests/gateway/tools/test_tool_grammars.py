@@ -1,4 +1,4 @@
-"""Random walks through real grammars: forced grammars produce only calls."""
+"""Grammars of tool calls, checked by random walks: forced grammars produce only calls."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def matcher(builder: GrammarBuilder, grammar: Grammar) -> xgrammar.GrammarMatche
 
 
 def walk(match: xgrammar.GrammarMatcher, size: int, chance: random.Random, text: Tokenizer) -> list[int]:
-    """Return tokens drawn at random from the allowed ones, until only the end token is allowed."""
+    """Return random tokens, each allowed by the grammar, until only the end token is allowed."""
     mask = xgrammar.allocate_token_bitmask(1, size)
     closing = [text.encode(mark, False)[0] for mark in '"}]']
     tokens: list[int] = []
@@ -119,7 +119,7 @@ def test_forced_grammars_allow_only_calls(
 AFTER_REASONING = [(HERMES, QWEN), (BARE, DEEPSEEK), (MISTRAL, MAGISTRAL)]
 
 
-@pytest.mark.parametrize(("family", "reasoning"), AFTER_REASONING, ids=lambda one: one.name)
+@pytest.mark.parametrize(("family", "reasoning"), AFTER_REASONING, ids=lambda family: family.name)
 def test_forced_grammars_allow_calls_after_reasoning(
     family: ToolFamily, reasoning: ReasoningFamily, tokenizer: tuple[Tokenizer, GrammarBuilder]
 ) -> None:
@@ -174,11 +174,11 @@ def test_one_call_is_the_limit_without_parallel_calls(tokenizer: tuple[Tokenizer
     text, builder = tokenizer
     call = '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>'
     for build in (HERMES.forced, HERMES.free):
-        one = structural_tags.structural_tag_grammar(build(CALLS, False, text))
-        many = structural_tags.structural_tag_grammar(build(CALLS, True, text))
-        assert accepts(builder, one, text, call)
-        assert not accepts(builder, one, text, f"{call}\n{call}")
-        assert accepts(builder, many, text, f"{call}\n{call}")
+        single = structural_tags.structural_tag_grammar(build(CALLS, False, text))
+        parallel = structural_tags.structural_tag_grammar(build(CALLS, True, text))
+        assert accepts(builder, single, text, call)
+        assert not accepts(builder, single, text, f"{call}\n{call}")
+        assert accepts(builder, parallel, text, f"{call}\n{call}")
 
 
 def test_grammar_allows_a_call_or_the_requested_format(tokenizer: tuple[Tokenizer, GrammarBuilder]) -> None:

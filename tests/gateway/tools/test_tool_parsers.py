@@ -1,4 +1,4 @@
-"""Tool call parsers of every family: valid and malformed calls, in any split of the text."""
+"""Tool call parsers of every family: valid and malformed calls, however the text is split into pieces."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def test_truncated_output_gives_a_prefix(name: str, content: str, calls: Calls, 
     family, write = WRITERS[name]
     text = write(content, calls)
     _, all_calls = parse(family, [text])
-    _, some = parse(family, [text[:end]])
-    assert [name for name, _ in some] == [name for name, _ in all_calls][: len(some)]
-    for (_, part), (_, full) in zip(some, all_calls, strict=False):
-        assert full.startswith(part) or part == "{}"
+    _, truncated_calls = parse(family, [text[:end]])
+    assert [name for name, _ in truncated_calls] == [name for name, _ in all_calls][: len(truncated_calls)]
+    for (_, truncated), (_, full) in zip(truncated_calls, all_calls, strict=False):
+        assert full.startswith(truncated) or truncated == "{}"
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -137,10 +137,10 @@ def test_call_between_tags_is_open_until_its_closing_tag() -> None:
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
 @settings(max_examples=40)
 @given(content=plain_texts, calls=made_calls)
-def test_output_is_the_same_token_by_token(
+def test_parser_gives_the_same_output_token_by_token(
     name: str, content: str, calls: Calls, small_tokenizer: Tokenizer
 ) -> None:
-    """Includes markers that are special tokens."""
+    """The text includes markers that are special tokens."""
     family, write = WRITERS[name]
     text = write(content, calls)
     decoder = small_tokenizer.detokenizer(shown=MARKERS)
@@ -255,9 +255,10 @@ def xml_text(content: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     parts = [content]
     for name, arguments_of_call in calls:
         values = {
-            key: one if isinstance(one, str) else json.dumps(one) for key, one in arguments_of_call.items()
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in arguments_of_call.items()
         }
-        written = "".join(f"<parameter={key}>\n{one}\n</parameter>\n" for key, one in values.items())
+        written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
         parts.append(f"\n<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>")
     return "".join(parts)
 
@@ -308,7 +309,7 @@ def test_stop_strings_apply_only_to_content(name: str, content: str, calls: Call
 
 @pytest.mark.parametrize("family", [HERMES, LLAMA, MISTRAL, BARE], ids=lambda one: one.name)
 def test_unpaired_surrogate_is_not_an_argument(family: ToolFamily) -> None:
-    """It could not be encoded and sent."""
+    """An unpaired surrogate cannot be encoded as UTF-8 and sent."""
     call = r'{"name": "add_2", "arguments": "{\"a\": \"\ud800\"}"}'
     text = {HERMES: f"<tool_call>{call}</tool_call>", MISTRAL: f"[TOOL_CALLS][{call}]"}.get(family, call)
     content, calls = parse(family, [text])

@@ -50,7 +50,7 @@ async def test_model_calls_a_tool(live: Any, model: Model, template: str, stream
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_qwen_xml_calls_are_detected_by_the_template(live: Any, model: Model, stream: bool) -> None:
-    """The syntax of Qwen3-Coder and later models."""
+    """The template is that of Qwen3-Coder and later models, whose calls are in XML."""
     text = "<tool_call>\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n</function>\n</tool_call>"
     template = "{{ tools | tojson if tools else '' }}{{ messages[-1].content }}<function=x><parameter=y>"
     engine = model(None, f"Let me see.\n{text}", chat_template=template)
@@ -73,7 +73,7 @@ async def test_each_choice_has_its_own_calls(live: Any, model: Model, stream: bo
     answer = await gateway.client().chat.completions.create(model="demo", messages=USER, tools=TOOLS, n=2)
     ids = {call.id for choice in answer.choices for call in choice.message.tool_calls or []}
     assert len(ids) == 4
-    assert all(one.startswith("call_") for one in ids)
+    assert all(call_id.startswith("call_") for call_id in ids)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -184,8 +184,8 @@ async def test_prompts_equal_those_of_transformers(live: Any, model: Model, temp
     ]
     source = (FOLDER / f"{template}.jinja").read_text()
     inner = tokenizers.Tokenizer.from_buffer(engine.files["tokenizer.json"])
-    theirs = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
-    expected = theirs.apply_chat_template(
+    reference = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
+    expected = reference.apply_chat_template(
         written,
         tools=[WEATHER],
         chat_template=source,
@@ -213,7 +213,7 @@ def conversation_with_call(arguments: Any) -> list[Any]:
 
 @pytest.mark.parametrize("template", ANSWERS)
 async def test_arguments_of_earlier_calls_may_be_invalid_json(live: Any, model: Model, template: str) -> None:
-    """Clients send back what they received, and the model sees it as it was written."""
+    """Clients send arguments back as they received them, and the prompt contains them unchanged."""
     engine = model(template, "yes")
     gateway = await live(engine)
     for broken in ('{"city": "Kö', "city=Köln", "[1]", '{"city": "\\ud800"}', "{" * 500):
@@ -224,8 +224,8 @@ async def test_arguments_of_earlier_calls_may_be_invalid_json(live: Any, model: 
         await chat(gateway, False, messages=conversation_with_call(empty), tools=TOOLS, extra_body=DATE)
         shown.add(request_prompt(engine))
     assert len(shown) == 1
-    for same in (ARGUMENTS, json.loads(ARGUMENTS)):
-        await chat(gateway, False, messages=conversation_with_call(same), tools=TOOLS, extra_body=DATE)
+    for unchanged in (ARGUMENTS, json.loads(ARGUMENTS)):
+        await chat(gateway, False, messages=conversation_with_call(unchanged), tools=TOOLS, extra_body=DATE)
         shown.add(request_prompt(engine))
     assert len(shown) == 2
 
@@ -296,7 +296,7 @@ async def test_strict_tools_constrain_free_calls(live: Any, model: Model) -> Non
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}
     await chat(gateway, False, tools=TOOLS, response_format=schema)
     either = request_grammar(engine) or {}
-    assert [part["type"] for part in either["elements"]] == ["tags_with_separator", "json_schema"]
+    assert [element["type"] for element in either["elements"]] == ["tags_with_separator", "json_schema"]
 
 
 async def test_grammars_name_special_tokens_by_id(live: Any, model: Model) -> None:
@@ -311,7 +311,7 @@ async def test_grammars_name_special_tokens_by_id(live: Any, model: Model) -> No
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_model_without_tool_format_can_only_be_forced(live: Any, model: Model, stream: bool) -> None:
-    """Without a known format, the model cannot choose to call a tool."""
+    """If the format is unknown, the model cannot call a tool by its own choice."""
     engine = model("qwen2", f'[{{"name": "weather", "arguments": {ARGUMENTS}}}]')
     gateway = await live(engine)
     result = await chat(gateway, stream, tools=TOOLS, tool_choice="required")
@@ -322,7 +322,7 @@ async def test_model_without_tool_format_can_only_be_forced(live: Any, model: Mo
     assert "--tool-parser" in str(refused.value)
 
 
-async def test_option_selects_the_parser(live: Any, model: Model) -> None:
+async def test_option_selects_the_tool_parser(live: Any, model: Model) -> None:
     engine = model("qwen2", ANSWERS["qwen25"])
     gateway = await live(engine, tool_parser="hermes")
     assert (await chat(gateway, False, tools=TOOLS))["tool_calls"] == [("weather", ARGUMENTS)]

@@ -1,4 +1,4 @@
-"""Paged KV of random numbers, and mixed batches over it, for the tests that compare attention backends."""
+"""A random paged KV cache and mixed batches, for the tests that compare attention backends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mizzen.attention.reference import ReferenceAttention
 from mizzen.core.request import Int32, Int64
 
 Plan = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], PlannedAttention]
-"""(slots, lengths, table): plans decodes from what is on the device alone."""
+"""(slots, lengths, page table), all on the device -> planned decode attention."""
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS = 8
@@ -38,7 +38,7 @@ CHUNKS = (
 def make_kv(
     geometry: Geometry, page: int, dtype: torch.dtype, stored: torch.dtype | None = None
 ) -> tuple[PagedKV, PageTable]:
-    """Random KV, and pages in a scrambled order; slot 1 begins with half of slot 0's pages."""
+    """Return random KV, and a page table in random order; slot 1 begins with half of slot 0's pages."""
     columns = LONGEST // page
     torch.manual_seed(page + geometry.head_dim)
     shape = (len(geometry.windows), SLOTS * LONGEST, geometry.kv_heads, geometry.head_dim)
@@ -50,11 +50,11 @@ def make_kv(
     return kv, PageTable(host=table, device=torch.from_numpy(table).to(DEVICE))
 
 
-def close(got: torch.Tensor, wanted: torch.Tensor, most: float = 6e-3) -> None:
-    """Compare as whole tensors, to within a share, and number by number."""
-    error = (got.float() - wanted.float()).norm() / wanted.float().norm()
-    assert error < most
-    torch.testing.assert_close(got, wanted, atol=5 * most, rtol=5 * most)
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 6e-3) -> None:
+    """Compare two tensors by the norm of their difference (relative to `tolerance`) and by element."""
+    error = (actual.float() - expected.float()).norm() / expected.float().norm()
+    assert error < tolerance
+    torch.testing.assert_close(actual, expected, atol=5 * tolerance, rtol=5 * tolerance)
 
 
 def check_mixed(
@@ -67,11 +67,15 @@ def check_mixed(
     prefill: Any = None,
     chunks: tuple[QueryChunk, ...] = CHUNKS,
     times: int = 1,
-    most: float = 6e-3,
+    tolerance: float = 6e-3,
 ) -> None:
-    """PlannedAttention decodes and prompts (by `prefill`, or the same backend) in one batch, and compare.
+    """Run a batch of decodes and prefill chunks, and compare the results with the reference backend.
 
-    All layers run in sequence, `times` times. `most` is the share by which results may differ as a whole.
+    Args:
+        backend: backend of the decodes.
+        prefill: backend of the prefill chunks; by default, `backend`.
+        times: number of times that all layers run in sequence.
+        tolerance: largest relative error of a result, by norm.
     """
     page, reference = kv.page_size, ReferenceAttention(geometry, kv)
     rows = DecodeRows(
@@ -83,16 +87,16 @@ def check_mixed(
     slots = np.concatenate([rows.slots, np.repeat([c.slot for c in chunks], [c.count for c in chunks])])
     positions = np.concatenate([rows.lengths - 1, *(np.arange(c.start, c.end) for c in chunks)])
     slot_mapping = pages.host[slots, positions // page].astype(np.int64) * page + positions % page
-    where = torch.from_numpy(slot_mapping).to(DEVICE)
-    got = MixedAttention(kv, backend, prefill or backend).plan(where, rows, chunks)
-    wanted = MixedAttention(kv, reference, reference).plan(where, rows, chunks)
+    slot_mapping_on_device = torch.from_numpy(slot_mapping).to(DEVICE)
+    run = MixedAttention(kv, backend, prefill or backend).plan(slot_mapping_on_device, rows, chunks)
+    expected = MixedAttention(kv, reference, reference).plan(slot_mapping_on_device, rows, chunks)
     for _ in range(times):
         for layer in range(len(geometry.windows)):
-            close(got(layer, q, k, v), wanted(layer, q, k, v), most)
+            close(run(layer, q, k, v), expected(layer, q, k, v), tolerance)
 
 
 class CapturedBatch:
-    """Decodes of a backend in a captured graph, compared with the reference at every replay."""
+    """A decode batch in a CUDA graph, whose results are compared with the reference at every replay."""
 
     def __init__(self, backend: AttentionBackend, plan: Plan, pages: PageTable, rows: int) -> None:
         self.geometry, self.pages = backend.geometry, pages
@@ -114,14 +118,16 @@ class CapturedBatch:
         with torch.cuda.graph(self.graph):
             step()
 
-    def check(self, which: Int64, counts: Int32, close: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        """Replay with `counts` tokens of these slots, and compare each layer by `close`."""
-        self.slots.copy_(torch.from_numpy(which.astype(np.int32)))
-        self.lengths.copy_(torch.from_numpy(counts))
+    def check(
+        self, slots: Int64, lengths: Int32, close: Callable[[torch.Tensor, torch.Tensor], None]
+    ) -> None:
+        """Replay the graph with these slots [rows] and lengths [rows]; compare each layer by `close`."""
+        self.slots.copy_(torch.from_numpy(slots.astype(np.int32)))
+        self.lengths.copy_(torch.from_numpy(lengths))
         self.out.fill_(float("nan"))
         self.graph.replay()
-        wanted = torch.empty_like(self.q)
-        plan = self.reference.plan_decode(DecodeRows(slots=which, lengths=counts, pages=self.pages))
+        expected = torch.empty_like(self.q)
+        plan = self.reference.plan_decode(DecodeRows(slots=slots, lengths=lengths, pages=self.pages))
         for layer in range(self.layers):
-            plan(layer, self.q, None, None, wanted)
-            close(self.out[layer], wanted)
+            plan(layer, self.q, None, None, expected)
+            close(self.out[layer], expected)

@@ -1,4 +1,4 @@
-"""Kernels of FlashInfer that tests need: skipped where they are not compiled, or compiled all at once."""
+"""FlashInfer kernels for tests: tests are skipped if a kernel is not compiled, or all are compiled first."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ def specification(template: str, head_dim: int, window: bool, stored: torch.dtyp
 
 @functools.cache
 def compile_all() -> None:
-    wanted = [
+    specs = [
         specification(template, head_dim, window)
         for template in TEMPLATES
         for head_dim in HEAD_DIMS
         for window in (False, True)
     ]
-    wanted += [specification("fa2", 128, True, FP8)]
-    wanted += [specification("fa2", head_dim, False, FP8) for head_dim in HEAD_DIMS]
-    # One ninja each, as at first use: a ninja of all keeps no log there, and first use would compile again.
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        list(pool.map(lambda spec: spec.is_compiled or spec.build(verbose=False), wanted))
+    specs += [specification("fa2", 128, True, FP8)]
+    specs += [specification("fa2", head_dim, False, FP8) for head_dim in HEAD_DIMS]
+    # One ninja process per kernel, as on first use. A common ninja run would leave no log in the folder of
+    # each kernel, and the first use would compile it again.
+    with ThreadPoolExecutor(len(specs)) as pool:
+        list(pool.map(lambda spec: spec.is_compiled or spec.build(verbose=False), specs))
 
 
 def need(template: str, head_dim: int, window: bool, stored: torch.dtype = BF16) -> None:
@@ -44,4 +45,4 @@ def need(template: str, head_dim: int, window: bool, stored: torch.dtype = BF16)
         return
     spec = specification(template, head_dim, window, stored)
     if not spec.is_aot and not spec.is_compiled:
-        pytest.skip("its kernels are not compiled; MIZZEN_COMPILE=1 compiles them")
+        pytest.skip("FlashInfer's kernels are not compiled; MIZZEN_COMPILE=1 compiles them")

@@ -23,9 +23,9 @@ def check(decode: str, prefill: str, geometry: Geometry, page: int) -> None:
             for window in geometry.windows:
                 need("fa3" if name.endswith("fa3") else "fa2", geometry.head_dim, window is not None)
     kv, pages = make_kv(geometry, page, BF16)
-    made = make_attention(geometry, kv, prefill=prefill, decode=decode)
-    assert made.backend_names == (decode, prefill)
-    check_mixed(made.decode, geometry, kv, pages, BF16, prefill=made.prefill, times=2)
+    attention = make_attention(geometry, kv, prefill=prefill, decode=decode)
+    assert attention.backend_names == (decode, prefill)
+    check_mixed(attention.decode, geometry, kv, pages, BF16, prefill=attention.prefill, times=2)
 
 
 @pytest.mark.parametrize("prefill", PROMPTS)

@@ -41,13 +41,13 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=generator).to(DEVICE, DTYPE)
 
 
-def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    error = (got.float() - wanted.float()).norm() / wanted.float().norm()
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    error = (actual.float() - expected.float()).norm() / expected.float().norm()
     assert error < (6e-3 if GPU else 1e-5)
 
 
 SHAPES = [(4, 2, 128, 16, True), (8, 2, 64, 1, False), (3, 1, 32, 24, True), (2, 2, 256, 16, False)]
-"""Heads, KV heads, size of a head, page, norms."""
+"""Heads, KV heads, head dimension, page size, and whether queries and keys are normalized."""
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: f"{t.splits}x{t.block}s{t.stages}w{t.warps}")
@@ -93,7 +93,7 @@ def test_mma_decode_equals_the_reference(
     if not flash_decode_mma.supports(
         torch.empty(1, kv_heads, size, dtype=dtype, device=DEVICE), heads // kv_heads
     ):
-        pytest.skip("not served")
+        pytest.skip("the kernel does not support this shape")
     check(
         flash_decode_mma, shape, window, DecodeTiling(splits=splits, block=16, warps=warps, stages=0), dtype
     )
@@ -119,28 +119,32 @@ def check(
     tiling: DecodeTiling,
     dtype: torch.dtype,
 ) -> None:
-    """Compare a kernel with plain attention, from the raw projection and from ready queries.
+    """Compare a kernel with plain attention, with and without fused QKV preparation.
 
-    What other requests left in the rows' pages, or beside them, is no number.
+    All cache entries that do not belong to the rows are NaN.
     """
     heads, kv_heads, size, page, norm = shape
     columns = -(-LONGEST // page)
     table = np.random.default_rng(3).permutation(SLOTS * columns).astype(np.int32).reshape(SLOTS, columns)
     pages = PageTable(host=table, device=torch.from_numpy(table).to(DEVICE))
-    room = SLOTS * columns * page
+    kv_rows = SLOTS * columns * page
     rows = DecodeRows(
         slots=np.array([5, 0, 2, 3]), lengths=np.array([1, LONGEST, 17, 129], np.int32), pages=pages
     )
-    own = torch.zeros(room, dtype=torch.bool, device=DEVICE)
+    own = torch.zeros(kv_rows, dtype=torch.bool, device=DEVICE)
     for slot, length in zip(rows.slots, rows.lengths, strict=True):
         tokens = np.arange(length)
         own[torch.from_numpy(table[slot, tokens // page].astype(np.int64) * page + tokens % page)] = True
-    given = [normal(1, room, kv_heads, size, seed=seed) for seed in (1, 2)]
-    plain = PagedKV(keys=given[0].to(dtype, copy=True), values=given[1].to(dtype, copy=True), page_size=page)
-    keys, values = (one.masked_fill(~own[:, None, None], float("nan")).to(dtype) for one in given)
+    kv_values = [normal(1, kv_rows, kv_heads, size, seed=seed) for seed in (1, 2)]
+    plain = PagedKV(
+        keys=kv_values[0].to(dtype, copy=True), values=kv_values[1].to(dtype, copy=True), page_size=page
+    )
+    keys, values = (
+        kv_value.masked_fill(~own[:, None, None], float("nan")).to(dtype) for kv_value in kv_values
+    )
     at = rows.lengths - 1
-    where = table[rows.slots, at // page].astype(np.int64) * page + at % page
-    slot_mapping = torch.from_numpy(where).to(DEVICE)
+    rows_in_cache = table[rows.slots, at // page].astype(np.int64) * page + at % page
+    slot_mapping = torch.from_numpy(rows_in_cache).to(DEVICE)
     qkv = normal(4, (heads + 2 * kv_heads) * size, seed=3)
     weights = (normal(size, seed=4), normal(size, seed=5)) if norm else None
     angles = torch.randn(4, 1, size // 2, generator=torch.Generator().manual_seed(6)).to(DEVICE)
@@ -148,8 +152,8 @@ def check(
 
     q = qk_norm_rope(qkv, weights, 1e-6, cos, sin, slot_mapping, plain.keys[0], plain.values[0])
     geometry = Geometry(heads=heads, kv_heads=kv_heads, head_dim=size, windows=(window,))
-    wanted = torch.empty_like(q)
-    ReferenceAttention(geometry, plain).plan_decode(rows)(0, q, None, None, wanted)
+    expected = torch.empty_like(q)
+    ReferenceAttention(geometry, plain).plan_decode(rows)(0, q, None, None, expected)
 
     cache = LayerKV(
         keys=keys[0],
@@ -163,12 +167,12 @@ def check(
         4 * kv_heads * tiling.splits, 4 * kv_heads, heads // kv_heads, size, DEVICE
     )
     qkv_prep = QKVPrep(norms=weights, epsilon=1e-6, cos=cos, sin=sin, slot_mapping=slot_mapping)
-    for projected, how in ((qkv, qkv_prep), (q, None)):
+    for projected, prep in ((qkv, qkv_prep), (q, None)):
         for _ in range(2):
             out = torch.full_like(q, float("nan"))
-            kernel.attend(projected, how, cache, out, window, tiling, workspace)
-            close(out, wanted)
+            kernel.attend(projected, prep, cache, out, window, tiling, workspace)
+            close(out, expected)
     assert not workspace.counters.any()
-    stored, expected = keys[:, own].float(), plain.keys[:, own].float()
-    assert (stored - expected).norm() < 1e-3 * expected.norm()
+    stored, expected_keys = keys[:, own].float(), plain.keys[:, own].float()
+    assert (stored - expected_keys).norm() < 1e-3 * expected_keys.norm()
     assert torch.equal(values[:, own].view(torch.uint8), plain.values[:, own].view(torch.uint8))

@@ -1,7 +1,7 @@
 """The flashinfer backends equal the reference, over scattered pages, cached prefixes and sliding windows.
 
-Kernels that the package does not bring along are compiled first, all at once and for some minutes: with
-MIZZEN_COMPILE=1 alone, as `make test-gpu` has it; without it, the cases that need them are skipped.
+With MIZZEN_COMPILE=1, as in `make test-gpu`, kernels that are missing in the package are compiled first, in
+parallel, which takes some minutes. Without it, the tests that need these kernels are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = on_hopper("flashinfer", "flashinfer-python")
 
 
 def check(template: str, geometry: Geometry, page: int, stored: torch.dtype = BF16) -> None:
-    """PlannedAttention mixed batches one after the other, as an engine does, and compare."""
+    """Run mixed batches one after the other, as an engine does, and compare them with the reference."""
     kv, pages = make_kv(geometry, page, BF16, stored)
     backend = FlashInferAttention(geometry, kv, template)
     for chunks in (CHUNKS, CHUNKS[1:2], CHUNKS[2:]):
@@ -52,7 +52,7 @@ def test_any_number_of_query_heads_share_a_kv_head(template: str, groups: int) -
 @pytest.mark.parametrize("groups", [1, 4, 5])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_an_8_bit_cache_is_close_to_the_reference(head_dim: int, groups: int) -> None:
-    """As close as one of 16 bits: keys and values are brought to the precision of queries."""
+    """The tolerance is that of 16 bits, because kernels convert keys and values to the type of queries."""
     need("fa2", head_dim, window=False, stored=FP8)
     check("fa2", Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None,)), 16, FP8)
 
@@ -86,20 +86,20 @@ def test_captured_batches_follow_their_lengths(template: str, windows: tuple[int
             step(rows)
     for longest in (1, 40, 1536, 300):
         for rows in sizes:
-            which = rng.integers(0, SLOTS, rows)
+            chosen_slots = rng.integers(0, SLOTS, rows)
             counts = rng.integers(1, longest + 1, rows).astype(np.int32)
-            used = rows - rows // 4  # the others pad the batch
+            used = rows - rows // 4  # the remaining rows are padding
             counts[used:] = 1
-            slots[:rows].copy_(torch.from_numpy(which.astype(np.int32)))
+            slots[:rows].copy_(torch.from_numpy(chosen_slots.astype(np.int32)))
             lengths[:rows].copy_(torch.from_numpy(counts))
             out.fill_(float("nan"))
             backend.refresh(rows, counts[:used])
             graphs[rows].replay()
-            plan = reference.plan_decode(DecodeRows(slots=which, lengths=counts, pages=pages))
+            plan = reference.plan_decode(DecodeRows(slots=chosen_slots, lengths=counts, pages=pages))
             for layer in range(len(windows)):
-                wanted = torch.empty_like(q[:rows])
-                plan(layer, q[:rows], None, None, wanted)
-                close(out[layer, :rows], wanted)
+                expected = torch.empty_like(q[:rows])
+                plan(layer, q[:rows], None, None, expected)
+                close(out[layer, :rows], expected)
 
 
 def test_unsupported_choices_are_named() -> None:

@@ -30,11 +30,11 @@ ON_HOPPER = pytest.mark.skipif(
 )
 
 
-def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Compare row by row: what long contexts yield is small beside what short ones do."""
-    got, wanted = got.float().flatten(1), wanted.float().flatten(1)
-    error = (got - wanted).norm(dim=1) / wanted.norm(dim=1)
-    assert float((got - wanted).norm() / wanted.norm()) < 6e-3
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compare as a whole and row by row, because the outputs of long contexts are smaller than others."""
+    actual, expected = actual.float().flatten(1), expected.float().flatten(1)
+    error = (actual - expected).norm(dim=1) / expected.norm(dim=1)
+    assert float((actual - expected).norm() / expected.norm()) < 6e-3
     assert (error < 2e-2).all(), error.topk(min(5, len(error)))
 
 
@@ -67,15 +67,15 @@ def test_the_device_plan_equals_the_host_plan(mix: str, kv_heads: int, window: i
     lengths = np.array(PLANNED[mix], np.int32)
     for resident in (3, 4):
         schedule = split_plan.make_schedule(len(lengths), kv_heads, 132, resident)
-        got = split_plan.plan_splits(torch.from_numpy(lengths).to(DEVICE), window, schedule).cpu().numpy()
-        wanted = split_plan.plan_reference(lengths, window, schedule)
-        used = wanted[:, 0] >= 0
-        assert np.array_equal(got[:, 0], wanted[:, 0])
-        assert np.array_equal(got[used], wanted[used])
+        actual = split_plan.plan_splits(torch.from_numpy(lengths).to(DEVICE), window, schedule).cpu().numpy()
+        expected = split_plan.plan_reference(lengths, window, schedule)
+        used = expected[:, 0] >= 0
+        assert np.array_equal(actual[:, 0], expected[:, 0])
+        assert np.array_equal(actual[used], expected[used])
 
 
 class Batch:
-    """Random KV of two layers in scattered pages; what no row owns is no number for the kernel."""
+    """Random KV in scattered pages; for the kernel, cache entries that belong to no row are NaN."""
 
     def __init__(self, lengths: list[int], geometry: Geometry, page: int, stored: torch.dtype) -> None:
         self.lengths = np.array(lengths, np.int32)
@@ -93,10 +93,10 @@ class Batch:
         self.pages = PageTable(host=table, device=torch.from_numpy(table).to(DEVICE))
         shape = (len(geometry.windows), own.size, geometry.kv_heads, geometry.head_dim)
         torch.manual_seed(page)
-        given = [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)]
+        kv_values = [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)]
         foreign = ~self.own[:, None, None]
-        plain = [x.to(stored, copy=True) for x in given]
-        holed = [x.masked_fill(foreign, float("nan")).to(stored) for x in given]
+        plain = [x.to(stored, copy=True) for x in kv_values]
+        holed = [x.masked_fill(foreign, float("nan")).to(stored) for x in kv_values]
         self.plain = PagedKV(keys=plain[0], values=plain[1], page_size=page)
         self.kv = PagedKV(keys=holed[0], values=holed[1], page_size=page)
         last = self.lengths - 1
@@ -110,7 +110,7 @@ class Batch:
         )
 
     def check(self, norm: bool) -> FlashDecodeAttention:
-        """Compare all layers with plain attention, from the raw projection and from ready queries."""
+        """Compare all layers with plain attention, with and without fused QKV preparation."""
         geometry, rows = self.geometry, len(self.lengths)
         heads, kv_heads, size = geometry.heads, geometry.kv_heads, geometry.head_dim
         qkv = torch.randn(rows, (heads + 2 * kv_heads) * size, device=DEVICE, dtype=torch.bfloat16)
@@ -126,19 +126,19 @@ class Batch:
             for layer in range(len(geometry.windows)):
                 stored = (self.plain.keys[layer], self.plain.values[layer])
                 q = qk_norm_rope(qkv, norms, 1e-6, *angles, self.slot_mapping, *stored)
-                wanted = torch.empty_like(q)
-                reference(layer, q, None, None, wanted)
+                expected = torch.empty_like(q)
+                reference(layer, q, None, None, expected)
                 for way in ("projected", "ready"):
                     out = torch.full_like(q, float("nan"))
                     if way == "projected":
                         run.fuse_qkv_prep(self.slot_mapping)(layer, qkv, norms, 1e-6, *angles, out)
                     else:
                         run(layer, q, None, None, out)
-                    close(out, wanted)
+                    close(out, expected)
         assert not backend.workspace.counters.any()
-        for mine, plain in ((self.kv.keys, self.plain.keys), (self.kv.values, self.plain.values)):
-            got, wanted = mine[:, self.own].float(), plain[:, self.own].float()
-            assert (got - wanted).norm() < 1e-3 * wanted.norm()
+        for written, plain in ((self.kv.keys, self.plain.keys), (self.kv.values, self.plain.values)):
+            actual, expected = written[:, self.own].float(), plain[:, self.own].float()
+            assert (actual - expected).norm() < 1e-3 * expected.norm()
         return backend
 
 

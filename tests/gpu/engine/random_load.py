@@ -1,4 +1,4 @@
-"""Random load with aborts and every kind of request."""
+"""A random load on an engine, with all kinds of requests and with aborts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ KINDS = (
 )
 REPORTED = {"temperature": 0.8, "prompt_logprobs": 2, "logprobs": 1}
 CONSTRAINED = {"temperature": 1.0, "grammar": Grammar(GrammarKind.REGEX, r"([a-f]{2,4}\d{3}-)+")}
-"""Its repetition may end at any `-`, or never."""
+"""A request whose grammar allows an end after any `-`, so some outputs end early and others never."""
 ALL = (*KINDS, REPORTED, CONSTRAINED)
 LONGEST = 1500
-"""Tokens of a prompt at most."""
+"""Maximum length of a prompt, in tokens."""
 AT_ONCE = 120
 ABORTS = 0.1
-"""How often a step comes with the end of a request that its client asks for."""
+"""Probability that a request is aborted before a step."""
 
 
 def request(rid: int, draw: np.random.Generator) -> Request:
@@ -49,7 +49,7 @@ class RandomLoad:
     """Keeps an engine full for some seconds, then lets the running requests end."""
 
     def __init__(self, engine: Engine, seconds: float) -> None:
-        self.sent = self.ended = self.aborted = self.errors = 0
+        self.submitted = self.ended = self.aborted = self.errors = 0
         """Requests so far; aborted requests count as ended too."""
         self._engine = engine
         self._seconds = seconds
@@ -63,20 +63,20 @@ class RandomLoad:
         return time.monotonic() - self._begin
 
     def step(self) -> bool:
-        """Submit, abort and run a step; return whether there is more to do."""
+        """Submit and abort requests, and run a step; return whether more steps are needed."""
         engine, draw, live = self._engine, self._draw, self._live
         while self.elapsed < self._seconds and len(live) < AT_ONCE:
-            self.sent += 1
-            engine.submit(request(self.sent, draw))
-            live.add(self.sent)
+            self.submitted += 1
+            engine.submit(request(self.submitted, draw))
+            live.add(self.submitted)
         if live and draw.random() < ABORTS:
             engine.abort(int(draw.choice(sorted(live))))
         output = engine.step(time.monotonic())
         engine.drain_cache_events()
-        done = [*(output.finished if output else ()), *engine.drain_finished()]
-        live -= {end.rid for end in done}
-        self.ended += len(done)
-        self.aborted += sum(end.reason is FinishReason.ABORT for end in done)
-        self.errors += sum(end.reason is FinishReason.ERROR for end in done)
-        # The last request may end while a step is in flight still.
+        finished = [*(output.finished if output else ()), *engine.drain_finished()]
+        live -= {end.rid for end in finished}
+        self.ended += len(finished)
+        self.aborted += sum(end.reason is FinishReason.ABORT for end in finished)
+        self.errors += sum(end.reason is FinishReason.ERROR for end in finished)
+        # The last request may end while a step is still in flight.
         return self.elapsed < self._seconds or bool(live) or engine.busy

@@ -31,7 +31,7 @@ OUTPUT = 40
 
 
 def workload() -> tuple[list[list[int]], list[SamplingParams]]:
-    """Return prompts of all kinds of sampling; the second half begin with those of the first half."""
+    """Return prompts and parameters of all kinds; prompts of the second half extend those of the first."""
     rng = np.random.default_rng(5)
     fresh = [rng.integers(3, VOCABULARY, n).tolist() for n in (1, 15, 16, 17, 64, 130, 200, 333)]
     prompts = fresh + [[*prompt, 7, 8, 9] for prompt in fresh]
@@ -55,7 +55,7 @@ def answers(folder: Path, **options: Any) -> list[list[int]]:
         "kv_cache_tokens": 4096,
         "max_running_requests": 12,
         "prefill_chunk_tokens": 256,
-        "cuda_graph_max_tokens": 0,  # steps with prompts have a test of their own
+        "cuda_graph_max_tokens": 0,  # captured steps with prefill have their own tests
         **options,
     }
     with LLM(folder, device="cuda", skip_tokenizer=True, check_integrity=True, **settings) as llm:
@@ -70,7 +70,7 @@ def answers(folder: Path, **options: Any) -> list[list[int]]:
 def test_graphs_equal_eager_steps(
     folder: Path, page: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without padding both run the same shapes, and so the very same kernels.
+    # Without padding, captured and eager steps have the same shapes, so they run the same kernels.
     monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     options = {"page_size": page, "steps_in_flight": depth}
     assert answers(folder, **options) == answers(folder, **options, cuda_graph="off")
@@ -79,7 +79,7 @@ def test_graphs_equal_eager_steps(
 def test_batches_above_the_largest_graph_equal_eager_steps(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to 12 requests run and graphs hold 4, so steps alternate between both."""
+    """Up to 12 requests run, but graphs cover at most 4, so captured and eager steps alternate."""
     monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     assert answers(folder, cuda_graph_max_batch=4) == answers(folder, cuda_graph="off")
 
@@ -87,17 +87,17 @@ def test_batches_above_the_largest_graph_equal_eager_steps(
 def test_kernels_are_compiled_in_parallel_before_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     compiling: list[str] = []
 
-    def found(source: str, name: str, *how: Any) -> bytes:
+    def record_compilation(source: str, name: str, *how: Any) -> bytes:
         compiling.append(name)
         return load_or_compile_cubin(source, name, *how)
 
-    def together(*args: Any) -> None:
+    def record_end_of_compilation(*args: Any) -> None:
         compile_kernels(*args)
         compiling.append("together")
 
     load_or_compile_cubin, compile_kernels = nvrtc.load_or_compile_cubin, warmup.compile_kernels
-    monkeypatch.setattr(nvrtc, "load_or_compile_cubin", found)
-    monkeypatch.setattr(warmup, "compile_kernels", together)
+    monkeypatch.setattr(nvrtc, "load_or_compile_cubin", record_compilation)
+    monkeypatch.setattr(warmup, "compile_kernels", record_end_of_compilation)
     nvrtc.load_kernel.cache_clear()
     options = {"max_running_requests": 128, "cuda_graph_max_tokens": 0, "kv_cache_tokens": 4096}
     with (
@@ -123,31 +123,35 @@ def test_graphs_with_host_planned_batches_equal_eager_steps(
     backends = {"attention_decode": "flashinfer", "attention_prefill": "flashinfer"}
     plain = answers(folder, **backends, cuda_graph="off")
     planned = answers(folder, **backends)
-    same = sum(a == b for x, y in zip(plain, planned, strict=True) for a, b in zip(x, y, strict=False))
-    # A plan for a graph cuts rows and rounds sums otherwise: a near tie may turn, and then for good.
-    assert same > 0.7 * sum(len(x) for x in plain)
+    equal_answers = sum(
+        a == b for x, y in zip(plain, planned, strict=True) for a, b in zip(x, y, strict=False)
+    )
+    # Plans for graphs split rows differently, so sums round differently: a near tie may flip, and then all
+    # later tokens differ.
+    assert equal_answers > 0.7 * sum(len(x) for x in plain)
 
 
 def test_padding_changes_only_rounding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = answers(folder, cuda_graph="off")
     monkeypatch.setattr(warmup, "batch_sizes", lambda largest: [largest])
     padded = answers(folder)
-    # A bfloat16 product of another shape may round otherwise and turn a near tie: rarely, and then for good.
-    same = [
+    # A bfloat16 GEMM of another shape may round differently and flip a near tie, and then all later tokens
+    # differ.
+    equal_answers = [
         next((i for i, (a, b) in enumerate(zip(x, y, strict=False)) if a != b), len(x))
         for x, y in zip(eager, padded, strict=True)
     ]
-    assert sum(same) > 0.7 * sum(len(x) for x in eager)
+    assert sum(equal_answers) > 0.7 * sum(len(x) for x in eager)
 
 
 def test_the_host_sends_nothing_while_the_batch_is_unchanged(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[int] = []
+    copied: list[int] = []
     send = DecodeGraphs.send_batch
 
     def counted(self: DecodeGraphs, plan: StepPlan, *, with_pages: bool) -> None:
-        sent.append(plan.step)
+        copied.append(plan.step)
         send(self, plan, with_pages=with_pages)
 
     monkeypatch.setattr(DecodeGraphs, "send_batch", counted)
@@ -161,18 +165,18 @@ def test_the_host_sends_nothing_while_the_batch_is_unchanged(
             engine.submit(Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid))
         for _ in range(10):
             engine.step(0.0)
-        before = len(sent)
+        copies_before = len(copied)
         with profile(activities=[ProfilerActivity.CUDA]) as trace:
             for _ in range(20):
                 output = engine.step(0.0)
                 assert output is not None and len(output.rids) == 6
             torch.cuda.synchronize()
-        assert len(sent) == before >= 1
+        assert len(copied) == copies_before >= 1
         while engine.busy:
             engine.step(0.0)
     copies = {event.key: event.count for event in trace.key_averages() if "Memcpy" in event.key}
     assert not [key for key in copies if "HtoD" in key], copies
-    assert [count for key, count in copies.items() if "DtoH" in key], copies  # the tokens
+    assert [count for key, count in copies.items() if "DtoH" in key], copies  # copies of sampled tokens
 
 
 @pytest.mark.parametrize("graphs", ["auto", "off"])
@@ -189,7 +193,7 @@ def test_the_host_sends_nothing_while_the_batch_is_unchanged(
     ids=str,
 )
 def test_no_step_waits_for_the_device(folder: Path, sampling_params: dict[str, Any], graphs: str) -> None:
-    """Except for the events of tokens that are read; PyTorch raises on any other host synchronization."""
+    """The host waits only for the event before reading tokens; PyTorch raises on other synchronizations."""
     draw = np.random.default_rng(6)
     options: dict[str, Any] = {"kv_cache_tokens": 4096, "max_running_requests": 8, "prefill_chunk_tokens": 64}
     sampling = SamplingParams(**sampling_params, max_tokens=12, ignore_eos=True)
@@ -207,7 +211,7 @@ def test_no_step_waits_for_the_device(folder: Path, sampling_params: dict[str, A
 def logits_of(
     folder: Path, dtype: str, fusion: str, kv: torch.dtype | None = None, attention: str = "reference"
 ) -> torch.Tensor:
-    """Run a prompt and then two decodes alongside another prompt; return all logits, float32."""
+    """Run a prompt, then two steps that decode it and prefill another prompt; return all logits, float32."""
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
     with torch.inference_mode():
         model = model_setup.make_model(options, read_config(folder), lambda done, total: None)
@@ -253,7 +257,7 @@ def test_fusion_costs_no_precision(folder: Path) -> None:
 def test_8_bit_kv_loses_no_more_than_its_precision(
     folder: Path, attention: str, most: float, fusion: str
 ) -> None:
-    """With fa3, prefill loses more than keys and values: queries and softmax weights have 8 bits too."""
+    """With fa3, prefill is less precise than the reference: it also rounds queries and softmax weights."""
     exact = logits_of(folder, "float32", "off")
     narrow = logits_of(folder, "bfloat16", fusion, torch.float8_e4m3fn, attention) - exact
     assert narrow.norm() < most * exact.norm()

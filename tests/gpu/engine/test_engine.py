@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
 def prompts(lengths: tuple[int, ...]) -> list[list[int]]:
-    """Return random prompts; those of the second half begin with whole prompts of the first half."""
+    """Return random prompts; each prompt in the second half begins with one of the first half."""
     sampled = np.random.default_rng(5).integers(3, VOCABULARY, (len(lengths), max(lengths)))
     fresh = [row[:length].tolist() for row, length in zip(sampled, lengths, strict=True)]
     return fresh + [fresh[i] + fresh[-1 - i][:9] for i in range(len(fresh) // 2)]
@@ -64,7 +64,7 @@ def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_with_every_optimization_are_best_within_rounding(family: str, tmp_path: Path) -> None:
-    """In bfloat16 by default: graphs, overlap and own kernels, with chunks and cached prefixes."""
+    """The default options in bfloat16: graphs, overlap, fused kernels, prompt chunks and cached prefixes."""
     model = make_model(family).bfloat16()
     model.save_pretrained(tmp_path)
     model = model.float().to(DEVICE)
@@ -80,17 +80,17 @@ def test_greedy_tokens_with_every_optimization_are_best_within_rounding(family: 
     ) as llm:
         answers = [*llm.generate(prompt_ids, GREEDY), *llm.generate(prompt_ids, GREEDY)]
     assert sum(answer.cached_tokens for answer in answers) > 500
-    lacks, same = [], []
+    lacks, equal_tokens = [], []
     for prompt, answer in zip(prompt_ids * 2, answers, strict=True):
         tokens = torch.tensor([[*prompt, *answer.token_ids]], device=DEVICE)
         with torch.inference_mode():
             logits = model(tokens).logits[0, len(prompt) - 1 : -1].float()
         sampled = logits.gather(1, tokens[0, len(prompt) :, None])[:, 0]
         lacks.append(((logits.max(dim=1).values - sampled) / logits.std(dim=1)).max())
-        same.append((logits.argmax(dim=1) == tokens[0, len(prompt) :]).float().mean())
-    # Of 512 tokens some four are so near to the best one; plain bfloat16 on a CPU comes to 0.36, and to 0.91.
+        equal_tokens.append((logits.argmax(dim=1) == tokens[0, len(prompt) :]).float().mean())
+    # About four of 512 tokens are near ties; plain bfloat16 on a CPU gets 0.36 and 0.91 here.
     assert max(lacks) < 0.6
-    assert torch.stack(same).mean() > 0.85
+    assert torch.stack(equal_tokens).mean() > 0.85
 
 
 def test_seeded_tokens_are_the_same_alone_in_a_batch_and_on_the_cpu(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_random_load_with_aborts_frees_everything(tmp_path: Path) -> None:
         prefill_chunk_tokens=96,
         check_integrity=True,
     ) as llm:
-        engine, live, ended, rid = llm.engine, set(), 0, 0
+        engine, live, ended_requests, rid = llm.engine, set(), 0, 0
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline or live:
             if time.monotonic() < deadline and len(live) < 40:
@@ -140,11 +140,11 @@ def test_random_load_with_aborts_frees_everything(tmp_path: Path) -> None:
             if live and draw.random() < 0.05:
                 engine.abort(int(draw.choice(sorted(live))))
             output = engine.step(time.monotonic())
-            done = [*(output.finished if output else ()), *engine.drain_finished()]
-            live -= {finished.rid for finished in done}
-            ended += len(done)
-        while engine.busy:  # a step may be in flight still
+            finished_now = [*(output.finished if output else ()), *engine.drain_finished()]
+            live -= {finished.rid for finished in finished_now}
+            ended_requests += len(finished_now)
+        while engine.busy:  # a step may still be in flight
             engine.step(time.monotonic())
         load = engine.load()
-        assert ended == rid > 100
+        assert ended_requests == rid > 100
         assert (load.running, load.waiting, load.pages_used) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""Structured output on a GPU: a step's masks are filled while its model runs, with and without graphs."""
+"""Structured output on a GPU, with and without graphs; the host fills masks while the model runs."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiler(folder: Path) -> Iterator[GrammarCompiler]:
-    made = gk.compiler(folder)
-    yield made
-    made.close()
+    new_compiler = gk.compiler(folder)
+    yield new_compiler
+    new_compiler.close()
 
 
 def traffic(folder: Path, count: int = 24) -> list[Request]:
@@ -77,7 +77,7 @@ def traffic(folder: Path, count: int = 24) -> list[Request]:
         {"temperature": 1.0},
         {"temperature": 1.3, "top_p": 0.9, "presence_penalty": 0.5},
     ]
-    each = [
+    params = [
         SamplingParams(
             grammar=grammars[i % 4],
             max_tokens=120 if i % 4 < 3 else 40,
@@ -88,7 +88,7 @@ def traffic(folder: Path, count: int = 24) -> list[Request]:
     ]
     rng = np.random.default_rng(4)
     prompts = [rng.integers(4, 250, rng.integers(1, 60)).astype(np.int32) for _ in range(count)]
-    return gk.requests_of(prompts, each)
+    return gk.requests_of(prompts, params)
 
 
 def test_complete_outputs_conform_and_unconstrained_rows_do_not_change(
@@ -136,7 +136,7 @@ def test_graphs_and_overlap_keep_outputs_conforming(
 def test_filters_with_grammars_in_graphs_equal_eager_steps(
     folder: Path, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without padding both run the same shapes, and so the very same kernels.
+    # Without padding, captured and eager steps have the same shapes, so they run the same kernels.
     monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     kinds = [
         {"top_p": 0.9},
@@ -144,7 +144,7 @@ def test_filters_with_grammars_in_graphs_equal_eager_steps(
         {"min_p": 0.05, "logprobs": 3},
         {},
     ]
-    each = [
+    params = [
         SamplingParams(
             temperature=1.0,
             seed=i,
@@ -156,16 +156,16 @@ def test_filters_with_grammars_in_graphs_equal_eager_steps(
         for i in range(24)
     ]
     rng = np.random.default_rng(6)
-    prompts = [rng.integers(4, 250, rng.integers(1, 60)).astype(np.int32) for _ in each]
-    requests, results = gk.requests_of(prompts, each), []
+    prompts = [rng.integers(4, 250, rng.integers(1, 60)).astype(np.int32) for _ in params]
+    requests, results = gk.requests_of(prompts, params), []
     for graphs in ("auto", "off"):
         options = {**OPTIONS, "dtype": "float32", "cuda_graph": graphs, "cuda_graph_max_tokens": 0}
         tokens, ends = gk.run(gk.make(folder, compiler, **options), requests)
         assert all(end.reason is not FinishReason.ERROR for end in ends.values())
         results.append(tokens)
     assert results[0] == results[1]
-    said = gk.texts(folder, results[0])
-    assert all(re.match(r"\d{3}-", said[r.rid].decode()) for r in requests if r.sampling.grammar)
+    texts = gk.texts(folder, results[0])
+    assert all(re.match(r"\d{3}-", texts[r.rid].decode()) for r in requests if r.sampling.grammar)
 
 
 def test_preemption_keeps_outputs_conforming(folder: Path, compiler: GrammarCompiler) -> None:

@@ -28,23 +28,23 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
-    """Rows of each captured step, and the size of its length-aware graph, or None."""
+def captured_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
+    """List that receives the rows of each captured step and the size of its length-aware graph, or None."""
     results: list[tuple[int, int | None]] = []
     size_for = LengthSplitGraphs.size_for
 
-    def noted(self: LengthSplitGraphs, size: int, lengths: Int32) -> int | None:
+    def record(self: LengthSplitGraphs, size: int, lengths: Int32) -> int | None:
         results.append((len(lengths), size_for(self, size, lengths)))
         return results[-1][1]
 
-    monkeypatch.setattr(LengthSplitGraphs, "size_for", noted)
+    monkeypatch.setattr(LengthSplitGraphs, "size_for", record)
     return results
 
 
-def answers(folder: Path, long: int, kinds: list[dict[str, Any]], **options: Any) -> list[list[int]]:
-    """Decode one prompt of `length` tokens and many short ones together."""
+def answers(folder: Path, context: int, kinds: list[dict[str, Any]], **options: Any) -> list[list[int]]:
+    """Decode one prompt of `context` tokens together with many short ones; return the output tokens."""
     rng = np.random.default_rng(7)
-    prompts = [rng.integers(3, VOCABULARY, n).tolist() for n in (long, *rng.integers(1, 40, ROWS - 1))]
+    prompts = [rng.integers(3, VOCABULARY, n).tolist() for n in (context, *rng.integers(1, 40, ROWS - 1))]
     params = [
         SamplingParams(**kinds[i % len(kinds)], seed=i, max_tokens=OUTPUT - i % 5, ignore_eos=True)
         for i in range(ROWS)
@@ -55,51 +55,53 @@ def answers(folder: Path, long: int, kinds: list[dict[str, Any]], **options: Any
     return [answer.token_ids for answer in results]
 
 
-def alike(some: list[list[int]], others: list[list[int]]) -> float:
-    """Return the fraction of tokens before the first difference.
+def fraction_of_equal_tokens(answers_by_tokens: list[list[int]], reference: list[list[int]]) -> float:
+    """Return the fraction of tokens before the first difference of each answer from its reference.
 
     Contexts that are split differently round differently, and so do GEMMs of padded batches: a near tie may
     flip, and then all later tokens differ.
     """
-    same = [
+    equal_tokens = [
         next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))
-        for x, y in zip(some, others, strict=True)
+        for x, y in zip(answers_by_tokens, reference, strict=True)
     ]
-    return sum(same) / sum(len(x) for x in some)
+    return sum(equal_tokens) / sum(len(x) for x in answers_by_tokens)
 
 
 def test_a_long_context_uses_length_aware_graphs(
-    folder: Path, taken: list[tuple[int, int | None]], monkeypatch: pytest.MonkeyPatch
+    folder: Path, captured_steps: list[tuple[int, int | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without padding the shapes of products are the eager twin's.
+    # Without padding, GEMMs have the same shapes as in eager steps.
     monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     monkeypatch.setattr(length_splits, "length_split_sizes", lambda sizes: sizes)
     eager = answers(folder, 900, GREEDY, cuda_graph="off")
-    assert not taken
+    assert not captured_steps
     captured = answers(folder, 900, GREEDY)
-    full = [size for rows, size in taken if rows == ROWS]
+    full = [size for rows, size in captured_steps if rows == ROWS]
     assert full and set(full) == {ROWS}
-    assert alike(captured, eager) > 0.8
+    assert fraction_of_equal_tokens(captured, eager) > 0.8
 
 
-def test_padded_batches_equal_eager_steps(folder: Path, taken: list[tuple[int, int | None]]) -> None:
+def test_padded_batches_equal_eager_steps(folder: Path, captured_steps: list[tuple[int, int | None]]) -> None:
     eager = answers(folder, 900, KINDS, cuda_graph="off")
     captured = answers(folder, 900, KINDS, max_running_requests=64)
-    assert {size for rows, size in taken if 32 < rows <= ROWS} == {48}
-    assert alike(captured, eager) > 0.7
+    assert {size for rows, size in captured_steps if 32 < rows <= ROWS} == {48}
+    assert fraction_of_equal_tokens(captured, eager) > 0.7
 
 
 def test_a_growing_context_switches_graphs_within_its_batch(
-    folder: Path, taken: list[tuple[int, int | None]]
+    folder: Path, captured_steps: list[tuple[int, int | None]]
 ) -> None:
-    # Beyond 512 tokens it is long here; all rows decode from 501 to 519 of them.
+    # Contexts above 512 tokens use length-aware splits here; the long context grows from 501 to 519 tokens.
     eager = answers(folder, 500, GREEDY, cuda_graph="off")
     captured = answers(folder, 500, GREEDY)
-    full = [size for rows, size in taken if rows == ROWS]
+    full = [size for rows, size in captured_steps if rows == ROWS]
     assert full[0] is None and full[-1] == ROWS and full == sorted(full, key=bool)
-    assert alike(captured, eager) > 0.7
+    assert fraction_of_equal_tokens(captured, eager) > 0.7
 
 
-def test_similar_contexts_use_plain_graphs(folder: Path, taken: list[tuple[int, int | None]]) -> None:
+def test_similar_contexts_use_plain_graphs(
+    folder: Path, captured_steps: list[tuple[int, int | None]]
+) -> None:
     answers(folder, 100, GREEDY)
-    assert taken and {size for _, size in taken} == {None}
+    assert captured_steps and {size for _, size in captured_steps} == {None}

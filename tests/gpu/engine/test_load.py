@@ -58,23 +58,23 @@ def test_random_load_with_aborts_leaks_nothing(folder: Path, kv_cache_dtype: str
     ) as llm:
         engine, process = llm.engine, psutil.Process()
         random_load = RandomLoad(engine, seconds)
-        early: tuple[int, int] | None = None
+        memory_at_first: tuple[int, int] | None = None
 
-        def held() -> tuple[int, int]:
+        def memory_in_use() -> tuple[int, int]:
             """Return bytes in use on the GPU and by the process."""
             return torch.cuda.memory_reserved(), process.memory_info().rss
 
         while random_load.step():
-            if early is None and random_load.elapsed > seconds / 2:
-                early = held()
-        load, late = engine.load(), held()
+            if memory_at_first is None and random_load.elapsed > seconds / 2:
+                memory_at_first = memory_in_use()
+        load, memory_at_the_end = engine.load(), memory_in_use()
         assert random_load.errors == 0
-        assert random_load.ended == random_load.sent > 5 * seconds
+        assert random_load.ended == random_load.submitted > 5 * seconds
         assert (load.running, load.waiting, load.pages_used) == (0, 0, 0)
         assert engine.integrity_faults == 0
-        assert early is not None
-        assert late[0] - early[0] <= 64 * MIB, "GPU memory grows"
-        assert late[1] - early[1] <= 256 * MIB, "the process grows"
+        assert memory_at_first is not None
+        assert memory_at_the_end[0] - memory_at_first[0] <= 64 * MIB, "GPU memory grows"
+        assert memory_at_the_end[1] - memory_at_first[1] <= 256 * MIB, "the process grows"
 
 
 @pytest.mark.parametrize("graphs", ["auto", "off"])
@@ -107,15 +107,15 @@ def test_a_full_cache_never_runs_out_of_memory(folder: Path, graphs: str) -> Non
             prompted += len(prompt)
             sampling = SamplingParams(max_tokens=300, ignore_eos=True, **KINDS[rid % len(KINDS)])
             engine.submit(Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid))
-        ended, fullest = 0, 0
+        ended_requests, fullest = 0, 0
         while engine.busy:
             output = engine.step(time.monotonic())
             engine.drain_cache_events()
-            done = [*(output.finished if output else ()), *engine.drain_finished()]
-            assert all(end.reason is FinishReason.LENGTH for end in done)
-            ended += len(done)
+            finished = [*(output.finished if output else ()), *engine.drain_finished()]
+            assert all(end.reason is FinishReason.LENGTH for end in finished)
+            ended_requests += len(finished)
             fullest = max(fullest, engine.load().pages_used + engine.load().pages_cached)
-        assert ended == rid
+        assert ended_requests == rid
         assert fullest > 0.95 * info.pages_total
         used = total - torch.cuda.mem_get_info()[0]
         assert used <= fraction * total + 256 * MIB, "it uses more memory than allowed"

@@ -86,7 +86,7 @@ def workload() -> tuple[list[list[int]], list[SamplingParams]]:
 
 def answers(folder: Path, **options: Any) -> list[Completion]:
     prompts, params = workload()
-    # Steps with prompts run the same kernels with and without graphs of decodes.
+    # Only decode steps are captured here; steps with prefill run the same kernels in both engines.
     settings = {
         "kv_cache_tokens": 4096,
         "max_running_requests": 9,
@@ -100,39 +100,39 @@ def answers(folder: Path, **options: Any) -> list[Completion]:
     return results
 
 
-def same(one: list[Completion], other: list[Completion], tolerance: float) -> None:
-    assert [answer.token_ids for answer in one] == [answer.token_ids for answer in other]
-    for mine, reference in zip(one, other, strict=True):
+def check_equal(completions: list[Completion], references: list[Completion], tolerance: float) -> None:
+    assert [answer.token_ids for answer in completions] == [answer.token_ids for answer in references]
+    for completion, reference in zip(completions, references, strict=True):
         for name in ("logprobs", "prompt_logprobs"):
-            a, b = getattr(mine, name), getattr(reference, name)
+            a, b = getattr(completion, name), getattr(reference, name)
             assert (a is None) == (b is None)
-            values = [[entry.logprob, *(v for _, v in entry.top), *entry.asked] for entry in a or []]
-            expected = [[entry.logprob, *(v for _, v in entry.top), *entry.asked] for entry in b or []]
+            values = [[entry.logprob, *(v for _, v in entry.top), *entry.requested] for entry in a or []]
+            expected = [[entry.logprob, *(v for _, v in entry.top), *entry.requested] for entry in b or []]
             assert len(values) == len(expected)
             for x, y in zip(values, expected, strict=True):
                 assert x == pytest.approx(y, abs=tolerance)
 
 
 @on_a_gpu
-def test_gpu_answers_equal_the_cpus(folder: Path) -> None:
+def test_gpu_answers_equal_cpu_answers(folder: Path) -> None:
     plain = answers(folder, device="cpu", dtype="float32")
     assert {answer.finish_reason for answer in plain} == {"stop", "length"}
-    # Products in float32 differ by rounding; the tokens of this model are clear.
-    same(answers(folder, device="cuda", dtype="float32"), plain, 2e-3)
+    # GEMMs in float32 round differently, but this model has no near ties.
+    check_equal(answers(folder, device="cuda", dtype="float32"), plain, 2e-3)
 
 
 @on_a_gpu
 @pytest.mark.parametrize("depth", [1, 3])
 def test_graphs_equal_eager_steps(folder: Path, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without padding both run the same shapes, and so the very same kernels.
+    # Without padding, captured and eager steps have the same shapes, so they run the same kernels.
     monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     options = {"device": "cuda", "dtype": "bfloat16", "steps_in_flight": depth}
-    same(answers(folder, **options), answers(folder, **options, cuda_graph="off"), 1e-3)
+    check_equal(answers(folder, **options), answers(folder, **options, cuda_graph="off"), 1e-3)
 
 
 @on_a_gpu
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_embeddings_equal_the_cpus(folder: Path, pooling: str) -> None:
+def test_gpu_embeddings_equal_cpu_embeddings(folder: Path, pooling: str) -> None:
     prompts, _ = workload()
     vectors = []
     for device in ("cpu", "cuda"):

@@ -57,8 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     return folder
 
 
-class Rig:
-    """A model with its own KV cache and state, stepped by hand."""
+class StepRunner:
+    """A model with its own KV cache and slot state; tests run single steps."""
 
     def __init__(self, folder: Path, *, dtype: str, attention: str, sizes: list[int] | None = None) -> None:
         options = EngineOptions(model=str(folder), device="cuda", dtype=dtype)
@@ -86,37 +86,37 @@ class Rig:
         return self.step.run_eager(plan, layout, [])[0].float()
 
     def advance(self, plan: StepPlan, tokens: np.ndarray) -> None:
-        """Record a step that ran, and the tokens with which each sampling slot continues."""
+        """Update the slots' lengths after a step, and set the last token of each slot that sampled."""
         self.state.lengths[plan.decode] += 1
         for chunk in plan.prefill:
             self.state.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
         slots = [*plan.decode.tolist(), *(chunk.slot for chunk in plan.prefill if chunk.last)]
-        where = torch.tensor(slots, dtype=torch.int64, device="cuda")
-        self.state.last_tokens[where] = torch.from_numpy(tokens[slots]).cuda()
+        slots_on_device = torch.tensor(slots, dtype=torch.int64, device="cuda")
+        self.state.last_tokens[slots_on_device] = torch.from_numpy(tokens[slots]).cuda()
 
 
-def plans(rng: np.random.Generator, most: int) -> list[StepPlan]:
-    """Return random steps: whole and chunked prompts of all lengths, with decodes of finished prompts."""
-    made, through, open_at = [], [], {}
+def make_random_plans(rng: np.random.Generator, max_tokens: int) -> list[StepPlan]:
+    """Return plans of 24 random steps of up to `max_tokens` tokens: prompts, prompt chunks and decodes."""
+    random_plans, through, open_at = [], [], {}
     free = list(range(SLOTS))
     for step in range(24):
-        chunks, room = [], most - len(through)
+        chunks, remaining_tokens = [], max_tokens - len(through)
         for slot in [*open_at, *free[:2]]:
-            start, left = open_at.get(slot, (0, int(rng.integers(1, 400))))
-            count = min(left, int(rng.integers(1, 200)), room)
+            start, remaining_prompt = open_at.get(slot, (0, int(rng.integers(1, 400))))
+            count = min(remaining_prompt, int(rng.integers(1, 200)), remaining_tokens)
             if count < 1:
                 continue
-            room -= count
-            last = count == left
+            remaining_tokens -= count
+            last = count == remaining_prompt
             tokens = rng.integers(3, VOCABULARY, count).astype(np.int32)
             chunks.append(PrefillChunk(slot=slot, start=start, tokens=tokens, last=last))
-            free = [other for other in free if other != slot]
+            free = [free_slot for free_slot in free if free_slot != slot]
             open_at.pop(slot, None)
             if not last:
-                open_at[slot] = (start + count, left - count)
+                open_at[slot] = (start + count, remaining_prompt - count)
         if not chunks:
             break
-        made.append(
+        random_plans.append(
             StepPlan(
                 step=step,
                 decode=np.array(through, np.int32),
@@ -126,19 +126,19 @@ def plans(rng: np.random.Generator, most: int) -> list[StepPlan]:
             )
         )
         through += [chunk.slot for chunk in chunks if chunk.last]
-    return made
+    return random_plans
 
 
 def test_logits_and_kv_equal_eager_steps(folder: Path) -> None:
     with torch.inference_mode():
-        exact = Rig(folder, dtype="float32", attention="reference")
-        eager = Rig(folder, dtype="bfloat16", attention="fa3")
-        graphs = Rig(folder, dtype="bfloat16", attention="fa3", sizes=[16, 48, 100, 256])
+        exact = StepRunner(folder, dtype="float32", attention="reference")
+        eager = StepRunner(folder, dtype="bfloat16", attention="fa3")
+        graphs = StepRunner(folder, dtype="bfloat16", attention="fa3", sizes=[16, 48, 100, 256])
         rigs = (exact, eager, graphs)
         errors, size = {eager: 0.0, graphs: 0.0}, 0.0
         for seed in range(4):
             rng = np.random.default_rng(seed)
-            for plan in plans(rng, 256):
+            for plan in make_random_plans(rng, 256):
                 tokens = rng.integers(3, VOCABULARY, SLOTS)
                 results = [rig.logits(plan, captured=rig is graphs) for rig in rigs]
                 if plan.samples:
@@ -148,7 +148,7 @@ def test_logits_and_kv_equal_eager_steps(folder: Path) -> None:
                 for rig in rigs:
                     rig.advance(plan, tokens)
         assert errors[graphs] < 1.2 * errors[eager] < 0.04 * size, (errors[graphs], errors[eager], size)
-        # Behind the last page of requests is that of padding.
+        # The scratch page of padding follows the last page of requests.
         cells = SLOTS * COLUMNS * PAGE
         keys = [rig.attention.kv.keys[:, :cells].float() for rig in rigs]
         values = [rig.attention.kv.values[:, :cells].float() for rig in rigs]
@@ -181,11 +181,13 @@ def test_answers_agree_with_eager_steps(folder: Path) -> None:
             return results
 
     eager, captured = answers(0), answers(4096)
-    same = [
+    equal_tokens = [
         next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))
         for x, y in zip(eager, captured, strict=True)
     ]
-    assert sum(same) > 0.7 * sum(len(x) for x in eager)  # bfloat16 turns near ties, rarely and then for good
+    assert sum(equal_tokens) > 0.7 * sum(
+        len(x) for x in eager
+    )  # bfloat16 rarely flips a near tie, but then all later tokens differ
 
 
 def test_token_sizes_end_with_the_largest() -> None:

@@ -1,4 +1,4 @@
-"""A step trace on a GPU holds the steps' names and kernels, including those of captured graphs."""
+"""A step trace on a GPU contains the steps' names and their kernels, including those of captured graphs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Logits equal Transformers' on seeded random weights: real shapes, and a small one of each family.
+"""Logits equal Transformers' on seeded random weights.
 
-The real ones are those of Qwen3-0.6B and Llama-3.2-1B.
+The models have the shapes of Qwen3-0.6B and Llama-3.2-1B, and a small shape of each family.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "llama-3.2-1b": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
 }
 LONG, SHORT, DECODES = 2048, 300, 3
-"""Prompt lengths: one at which GEMMs of many rows have kernels of their own, and a shorter one."""
+"""Two prompt lengths (at LONG, GEMMs use the kernels for many rows), and the number of decodes."""
 PAGE, SLOTS, COLUMNS = 16, 2, 132
 
 
@@ -51,31 +51,35 @@ def save(folder: Path, shape: str) -> Any:
     return model.cuda()
 
 
-def shared(prompt: int) -> int:
-    """Return the number of tokens in full pages that two prompts share."""
+def shared_prefix_tokens(prompt: int) -> int:
+    """Return the length of the prompts' common prefix: 4/5 of a prompt, rounded down to full pages."""
     return prompt * 4 // 5 // PAGE * PAGE
 
 
-def halved(model: Any) -> Any:
-    """Convert weights to bfloat16, except rotary angles, which would be wrong at large positions."""
-    kept = dict(model.named_buffers())
+def to_bfloat16(model: Any) -> Any:
+    """Convert weights to bfloat16, but keep buffers: rotary frequencies would be too imprecise."""
+    buffers = dict(model.named_buffers())
     model.bfloat16()
-    for name, buffer in kept.items():
+    for name, buffer in buffers.items():
         inside, _, last = name.rpartition(".")
         model.get_submodule(inside).register_buffer(last, buffer, persistent=False)
     return model
 
 
 def oracle(model: Any, rows: list[list[int]]) -> torch.Tensor:
-    """Return the logits [tokens, vocab] of each row's tokens that our model runs, in its order."""
+    """Return Transformers' logits [tokens, vocab] for the tokens of `own_logits`, in the same order."""
     prompt = len(rows[0]) - DECODES
     with torch.inference_mode():
         logits = [model(torch.tensor([row], device="cuda")).logits[0].float() for row in rows]
-    return torch.cat([logits[0][:prompt], logits[1][shared(prompt) :]])
+    return torch.cat([logits[0][:prompt], logits[1][shared_prefix_tokens(prompt) :]])
 
 
-def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.Tensor:
-    """Run the first prompt in chunks, the second after part of its pages, then decodes of the second."""
+def own_logits(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.Tensor:
+    """Return Mizzen's logits [tokens, vocab].
+
+    The first prompt runs in two chunks, the second one starts after the pages that it shares with the first,
+    and then the second one decodes.
+    """
     prompt = len(rows[0]) - DECODES
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
     with torch.inference_mode():
@@ -87,13 +91,13 @@ def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.
         state = SlotState(SLOTS, COLUMNS, upload, scratch_page=total)
         step = StepExecutor(model, attention, state, upload)
         table = np.random.default_rng(2).permutation(total).astype(np.int32).reshape(SLOTS, COLUMNS)
-        table[1, : shared(prompt) // PAGE] = table[0, : shared(prompt) // PAGE]
+        table[1, : shared_prefix_tokens(prompt) // PAGE] = table[0, : shared_prefix_tokens(prompt) // PAGE]
         slots, columns = np.indices(table.shape, dtype=np.int32).reshape(2, -1)
         state.write_pages(PageWrites(slots, columns, table.reshape(-1)))
         results: list[torch.Tensor] = []
 
         def run(decode: list[int], *chunks: tuple[int, int, int]) -> None:
-            parts = [
+            prefill_chunks = [
                 PrefillChunk(
                     slot=slot, start=begin, tokens=np.array(rows[slot][begin:end], np.int32), last=True
                 )
@@ -104,12 +108,12 @@ def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.
                 decode=np.array(decode, np.int32),
                 decode_version=len(results),
                 pages=PageWrites(),
-                prefill=tuple(parts),
+                prefill=tuple(prefill_chunks),
             )
             results.append(model.logits(step.forward(plan, BatchLayout.from_plan(plan, state))).float())
 
         run([], (0, 0, 128), (0, 128, prompt))
-        run([], (1, shared(prompt), prompt))
+        run([], (1, shared_prefix_tokens(prompt), prompt))
         for index in range(DECODES):
             state.lengths[1] = prompt + index
             state.last_tokens[1] = rows[1][prompt + index]
@@ -117,32 +121,32 @@ def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.
     return torch.cat(results)
 
 
-def check_tokens(found: torch.Tensor, exact: torch.Tensor, same: int) -> None:
-    """Expect the most probable tokens in the first `same` rows, and equally probable ones in the others."""
-    chosen = found.argmax(-1)
-    assert torch.equal(chosen[:same], exact.argmax(-1)[:same])
-    lost = exact.amax(-1) - exact.gather(-1, chosen[:, None])[:, 0]
-    assert lost.max() < 1e-4 * exact.std()
+def check_tokens(actual: torch.Tensor, exact: torch.Tensor, strict_rows: int) -> None:
+    """Check that the greedy tokens are those of `exact` in the first rows, and as probable in the others."""
+    chosen = actual.argmax(-1)
+    assert torch.equal(chosen[:strict_rows], exact.argmax(-1)[:strict_rows])
+    shortfall = exact.amax(-1) - exact.gather(-1, chosen[:, None])[:, 0]
+    assert shortfall.max() < 1e-4 * exact.std()
 
 
-def check(folder: Path, theirs: Any, vocabulary: int, prompt: int) -> None:
-    """Compare the model of a folder with the Transformers model, which is in float32."""
+def check(folder: Path, transformers_model: Any, vocabulary: int, prompt: int) -> None:
+    """Compare the logits of the model in a folder with those of the Transformers model in float32."""
     draw = np.random.default_rng(1).integers(3, vocabulary, (2, prompt + DECODES))
-    draw[1, : shared(prompt)] = draw[0, : shared(prompt)]
+    draw[1, : shared_prefix_tokens(prompt)] = draw[0, : shared_prefix_tokens(prompt)]
     rows = draw.tolist()
-    exact = oracle(theirs, rows)
-    plain = oracle(halved(theirs), rows) - exact
-    theirs.cpu()
+    exact = oracle(transformers_model, rows)
+    plain = oracle(to_bfloat16(transformers_model), rows) - exact
+    transformers_model.cpu()
     for fusion in ("off", "auto"):
-        single = ours(folder, "float32", fusion, rows)
+        single = own_logits(folder, "float32", fusion, rows)
         assert (single - exact).norm() < 1e-4 * exact.norm()
         check_tokens(single, exact, len(exact) if prompt == SHORT else SHORT)
-        half = ours(folder, "bfloat16", fusion, rows) - exact
+        half = own_logits(folder, "bfloat16", fusion, rows) - exact
         assert half.norm() < 1.2 * plain.norm() < 0.1 * exact.norm()
 
 
 @pytest.fixture(autouse=True)
-def whole_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def disable_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 
@@ -153,5 +157,5 @@ def test_logits_equal_transformers(shape: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", small_models.FAMILIES)
 def test_logits_of_each_family_equal_transformers(family: str, tmp_path: Path) -> None:
-    """With three layers, which any GPU runs in seconds."""
+    """The models have three layers, which run within seconds on any GPU."""
     check(tmp_path, small_models.save_model(tmp_path, family), small_models.VOCABULARY, SHORT)

@@ -1,4 +1,4 @@
-"""Start-up on a GPU: what it reports, and its fallback where a package is missing."""
+"""Start-up on a GPU: the reported progress, and the fallback if a kernel package is missing."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_start_up_reports_the_number_of_graphs(folder: Path) -> None:
     engine = load_engine(options, phases.append, lambda done, total: output.append((phases[-1], done, total)))
     engine.close()
     assert phases == ["config", "weights", "kv", "graphs", "warmup"] == list(engine.info.phases)
-    counted = [(done, total) for phase, done, total in output if phase == "graphs"]
-    assert [done for done, _ in counted] == list(range(1, counted[0][1] + 1))
-    assert len(counted) > len(batch_sizes(16))  # and those of steps with prompts
+    graph_progress = [(done, total) for phase, done, total in output if phase == "graphs"]
+    assert [done for done, _ in graph_progress] == list(range(1, graph_progress[0][1] + 1))
+    assert len(graph_progress) > len(batch_sizes(16))  # there are also graphs of steps with prefill
     assert engine.info.attention == ("split", "fa3")
     assert engine.info.step_bytes > 0
     assert engine.info.graph_bytes > 0
@@ -53,13 +53,13 @@ def test_flashinfer_is_the_fallback_for_fa3(folder: Path, monkeypatch: pytest.Mo
         "prefill_chunk_tokens": 256,
     }
 
-    def tokens(wanted: tuple[str, str]) -> list[int]:
+    def tokens(expected_backends: tuple[str, str]) -> list[int]:
         with LLM(folder, device="cuda", skip_tokenizer=True, **options) as llm:
-            assert llm.engine.info.attention == wanted
+            assert llm.engine.info.attention == expected_backends
             return [token for answer in llm.generate(prompts, greedy) for token in answer.token_ids]
 
-    usual = tokens(("split", "fa3"))
+    with_fa3 = tokens(("split", "fa3"))
     monkeypatch.setattr(flash_attention3, "unsupported_reason", lambda geometry, kv: "it is another GPU")
     monkeypatch.setattr(flashinfer, "unsupported_reason", lambda geometry, kv, template="fa2": None)
-    other = tokens(("split", "flashinfer"))
-    assert sum(a == b for a, b in zip(usual, other, strict=True)) > 0.8 * len(usual)
+    with_flashinfer = tokens(("split", "flashinfer"))
+    assert sum(a == b for a, b in zip(with_fa3, with_flashinfer, strict=True)) > 0.8 * len(with_fa3)

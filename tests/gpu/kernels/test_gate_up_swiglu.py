@@ -1,4 +1,4 @@
-"""The fused gate-up SwiGLU GEMM equals the library's followed by SiLU, also among other kernels."""
+"""The fused gate-up SwiGLU GEMM equals the library's GEMM followed by SwiGLU, also in a chain of kernels."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ SHAPES = ((16, 320), (6144, 1024), (1040, 384), (5632, 2048), (24576, 4096), (25
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gate_up_swiglu_equals_the_library_and_the_exact_result(shape: tuple[int, int]) -> None:
-    """Fewer items than clusters, partial tiles, partial blocks, and several waves."""
+    """The shapes have fewer work items than clusters, partial tiles, partial blocks, and several waves."""
     rows, columns = shape
     weight = normal(rows, columns) / columns**0.5
     for count in (1, 255, 256, 300, 1023, 4097):
         x = normal(count, columns, seed=count)
-        got = gate_up_swiglu(weight, x)
-        gates, others = (x.double() @ weight.double().T).chunk(2, dim=-1)
-        exact = F.silu(gates) * others
-        assert got.shape == exact.shape
+        actual = gate_up_swiglu(weight, x)
+        gates, ups = (x.double() @ weight.double().T).chunk(2, dim=-1)
+        exact = F.silu(gates) * ups
+        assert actual.shape == exact.shape
         # Gate, up and their product are rounded: three roundings instead of one.
-        assert (got.double() - exact).norm() < 1e-2 * exact.norm()
+        assert (actual.double() - exact).norm() < 1e-2 * exact.norm()
         library = silu_mul(F.linear(x, weight))
-        assert (got == library).float().mean() > 0.9
+        assert (actual == library).float().mean() > 0.9
 
 
 def test_large_gate_values_stay_finite() -> None:
     weight = normal(32, 320)
     for scale in (100, 1e6, 1e17):
         x = normal(512, 320, seed=1) * scale
-        wanted = silu_mul(F.linear(x, weight))
-        got = gate_up_swiglu(weight, x)
-        assert torch.equal(got.isfinite(), wanted.isfinite())
-        close(got.nan_to_num(0, 0, 0), wanted.nan_to_num(0, 0, 0))
+        expected = silu_mul(F.linear(x, weight))
+        actual = gate_up_swiglu(weight, x)
+        assert torch.equal(actual.isfinite(), expected.isfinite())
+        close(actual.nan_to_num(0, 0, 0), expected.nan_to_num(0, 0, 0))
 
 
 def test_nothing_is_written_beyond_the_last_row_and_column() -> None:
     weight, x = normal(1040, 320) / 18, normal(700, 320)
     area = torch.full((700 + 300, 520), float("nan"), dtype=torch.bfloat16, device="cuda")
-    got = gate_up_swiglu(weight, x, area[100:800])
-    assert got.isfinite().all()
+    actual = gate_up_swiglu(weight, x, area[100:800])
+    assert actual.isfinite().all()
     assert area[:100].isnan().all() and area[800:].isnan().all()
 
 
@@ -68,7 +68,7 @@ def test_a_chain_of_overlapping_kernels_is_reproducible() -> None:
             y = rms_norm(gate_up_swiglu(weight, y), ones, 1e-6)
         out.copy_(y)
 
-    found = check_replays(chain, out, 50)
+    actual = check_replays(chain, out, 50)
     for weight in weights:
         library = rms_norm(silu_mul(F.linear(library, weight)), ones, 1e-6)
-    assert (found.double() - library.double()).norm() < 0.05 * library.double().norm()
+    assert (actual.double() - library.double()).norm() < 0.05 * library.double().norm()

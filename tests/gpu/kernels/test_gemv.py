@@ -26,10 +26,10 @@ def test_gemv_equals_the_exact_product(rows: int, columns: int) -> None:
     weight = normal(rows, columns)
     assert supports(weight)
     x = normal(1, columns, seed=1)
-    wanted = x.double() @ weight.double().T
+    expected = x.double() @ weight.double().T
     out = torch.full((1, rows), float("nan"), dtype=torch.bfloat16, device="cuda")
-    for got in (gemv(weight, x), gemv(weight, x, out)):
-        assert (got.double() - wanted).norm() < 4e-3 * wanted.norm() + 1e-3
+    for actual in (gemv(weight, x), gemv(weight, x, out)):
+        assert (actual.double() - expected).norm() < 4e-3 * expected.norm() + 1e-3
 
 
 @pytest.mark.parametrize("columns", [1024, 2048, 4096, 5120])
@@ -40,16 +40,16 @@ def test_gemv_fuses_norm_and_swiglu(columns: int, gate: bool, add: bool) -> None
     x, residual, scale = normal(1, columns, seed=1), normal(1, columns, seed=2), normal(columns, seed=3)
     total = residual.clone()
     plain = add_rms_norm(x, total, scale, 1e-6) if add else rms_norm(x, scale, 1e-6)
-    wanted = gemv(weight, plain)
-    wanted = silu_mul(wanted) if gate else wanted
+    expected = gemv(weight, plain)
+    expected = silu_mul(expected) if gate else expected
     new_residual = torch.full_like(x, float("nan"))
     norm = PreNorm(scale=scale, epsilon=1e-6, residual=residual if add else None)
-    got = gemv(weight, x, swiglu=gate, norm=norm, new_residual=new_residual if add else None)
-    assert (got.double() - wanted.double()).norm() < 4e-3 * wanted.double().norm()
+    actual = gemv(weight, x, swiglu=gate, norm=norm, new_residual=new_residual if add else None)
+    assert (actual.double() - expected.double()).norm() < 4e-3 * expected.double().norm()
     if add:
         assert torch.equal(new_residual, total)
     close = gemv(weight, plain, swiglu=gate)
-    assert (close.double() - wanted.double()).norm() < 4e-3 * wanted.double().norm()
+    assert (close.double() - expected.double()).norm() < 4e-3 * expected.double().norm()
 
 
 def test_a_chain_of_overlapping_kernels_is_correct() -> None:
@@ -65,9 +65,9 @@ def test_a_chain_of_overlapping_kernels_is_correct() -> None:
             y = gemv(weight, add_rms_norm(y, residual, norm, 1e-6))
         out.copy_(y)
 
-    found = check_replays(chain, out, 200)
+    actual = check_replays(chain, out, 200)
     exact, y = x.float(), x.float()
     for weight in weights:
         exact = exact + y
         y = F.rms_norm(exact, (size,), norm.float(), 1e-6) @ weight.float().T
-    assert (found.float() - y).norm() < 0.05 * y.norm()
+    assert (actual.float() - y).norm() < 0.05 * y.norm()

@@ -41,9 +41,9 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return torch.randn(shape, generator=generator).to(DEVICE, dtype)
 
 
-def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    tolerance = TOLERANCE[got.dtype]
-    torch.testing.assert_close(got, wanted.to(got.dtype), atol=tolerance, rtol=tolerance)
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual, expected.to(actual.dtype), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -52,9 +52,9 @@ def test_norms_equal_plain_operations(dtype: torch.dtype, size: int) -> None:
     x, residual = normal(5, size, dtype=dtype), normal(5, size, dtype=dtype, seed=1)
     weight = normal(size, dtype=dtype, seed=2)
     wanted_sum = x + residual
-    wanted = F.rms_norm(wanted_sum.float(), (size,), weight.float(), 1e-6)
+    expected = F.rms_norm(wanted_sum.float(), (size,), weight.float(), 1e-6)
     close(rms_norm(x, weight, 1e-6), F.rms_norm(x.float(), (size,), weight.float(), 1e-6))
-    close(add_rms_norm(x, residual, weight, 1e-6), wanted)
+    close(add_rms_norm(x, residual, weight, 1e-6), expected)
     assert torch.equal(residual, wanted_sum)
 
 
@@ -90,7 +90,7 @@ def test_qk_norm_rope_equals_plain_operations(
     assert torch.equal(values, wanted_values)
 
 
-def test_decode_inputs_and_page_writes() -> None:
+def test_decode_inputs_and_page_writes_equal_the_host_computation() -> None:
     layout = decode_inputs.InboxLayout(writes=300, rows=40)
     rng = np.random.default_rng(0)
     columns, slots, page = 9, 50, 4
@@ -99,21 +99,23 @@ def test_decode_inputs_and_page_writes() -> None:
     inbox = np.zeros(layout.size, np.int32)
     cells, pages = rng.permutation(slots * columns)[:280].astype(np.int32), np.arange(280, dtype=np.int32)
     rows, positions = rng.permutation(slots)[:40], rng.integers(0, columns * page, 40)
-    inbox[0] = 270  # what lies behind it is of an earlier step
+    inbox[0] = 270  # the entries after it are left over from an earlier step
     inbox[layout.table_indices][:280], inbox[layout.pages][:280] = cells, pages
     inbox[layout.slots], inbox[layout.positions] = rows, positions
-    wanted = table.cpu().numpy().copy()
-    wanted.reshape(-1)[cells[:270]] = pages[:270]
-    sent = torch.from_numpy(inbox).to(DEVICE)
-    decode_inputs.write_pages(sent, layout, table)
-    assert np.array_equal(table.cpu().numpy(), wanted)
+    expected = table.cpu().numpy().copy()
+    expected.reshape(-1)[cells[:270]] = pages[:270]
+    uploaded = torch.from_numpy(inbox).to(DEVICE)
+    decode_inputs.write_pages(uploaded, layout, table)
+    assert np.array_equal(table.cpu().numpy(), expected)
     batch = decode_inputs.gather_inputs(
-        sent[layout.slots][:33], sent[layout.positions][:33], last, table, page
+        uploaded[layout.slots][:33], uploaded[layout.positions][:33], last, table, page
     )
     rows, positions = rows[:33], positions[:33]
     assert batch.tokens.tolist() == last.cpu()[rows].tolist()
     assert batch.positions.tolist() == positions.tolist()
-    assert batch.slot_mapping.tolist() == (wanted[rows, positions // page] * page + positions % page).tolist()
+    assert (
+        batch.slot_mapping.tolist() == (expected[rows, positions // page] * page + positions % page).tolist()
+    )
     assert batch.lengths.tolist() == (positions + 1).tolist()
 
 
@@ -145,17 +147,17 @@ KINDS = [
 def test_fused_sampling_equals_the_eager_sampler(vocab: int, dtype: torch.dtype) -> None:
     count = 120 if GPU else 24
     logits = normal(count, vocab, dtype=dtype) * 2
-    made = slots_state([KINDS[i % len(KINDS)] for i in range(count)])
+    batch = slots_state([KINDS[i % len(KINDS)] for i in range(count)])
     positions = np.arange(100, 100 + count)
-    plain = sample(logits, made.state, made.slots, positions, made.upload).tokens
-    fused = sample_fused(logits, made.state, made.slots, positions, made.upload)
+    plain = sample(logits, batch.state, batch.slots, positions, batch.upload).tokens
+    fused = sample_fused(logits, batch.state, batch.slots, positions, batch.upload)
     assert fused.tolist() == plain.tolist()
     alone = sampling.sample_tokens(
         logits[6:7],
-        made.upload(made.slots[6:7]),
-        made.upload(positions[6:7]),
-        made.state.temperature.device,
-        made.state.seed.device,
+        batch.upload(batch.slots[6:7]),
+        batch.upload(positions[6:7]),
+        batch.state.temperature.device,
+        batch.state.seed.device,
     )
     assert alone.tolist() == plain[6:7].tolist()
 
@@ -163,30 +165,32 @@ def test_fused_sampling_equals_the_eager_sampler(vocab: int, dtype: torch.dtype)
 @pytest.mark.parametrize("params", distribution.KINDS, ids=str)
 def test_samples_follow_the_distribution(params: SamplingParams) -> None:
     count, vocab = (40_000, 50) if GPU else (100, 12)
-    logits = torch.linspace(-2, 2, vocab, device=DEVICE).roll(5)[None]  # no filter leaves one token alone
+    logits = torch.linspace(-2, 2, vocab, device=DEVICE).roll(5)[
+        None
+    ]  # every filter leaves more than one token
     logits[0, 3] = float("-inf")
-    made = slots_state([params] * count)
+    batch = slots_state([params] * count)
     rows = logits.expand(count, -1).contiguous()
-    tokens = sample_fused(rows, made.state, made.slots, np.arange(count), made.upload)
+    tokens = sample_fused(rows, batch.state, batch.slots, np.arange(count), batch.upload)
     counts = np.bincount(tokens.cpu().numpy(), minlength=vocab)
     distribution.check_counts(counts, distribution.filtered(logits[0].cpu(), params))
 
 
-def test_sampling_of_extreme_logits() -> None:
+def test_extreme_logits_are_sampled_correctly() -> None:
     logits = torch.full((3, 9000), -1e9, device=DEVICE)
     logits[:, 8999] = 0.0
     logits[2] = float("-inf")
     logits[2, 17] = -5.0
-    made = slots_state([SamplingParams(), SamplingParams(temperature=0), SamplingParams(temperature=100)])
-    drawn = sample_fused(logits, made.state, made.slots, np.arange(3), made.upload)
+    batch = slots_state([SamplingParams(), SamplingParams(temperature=0), SamplingParams(temperature=100)])
+    drawn = sample_fused(logits, batch.state, batch.slots, np.arange(3), batch.upload)
     assert drawn.tolist() == [8999, 8999, 17]
 
 
 def test_sample_and_advance_leaves_padding_rows_alone() -> None:
-    made = slots_state([SamplingParams(temperature=0)] * 4)
-    state = made.state
+    batch = slots_state([SamplingParams(temperature=0)] * 4)
+    state = batch.state
     slots = torch.tensor(
-        [*made.slots, state.scratch_slot, state.scratch_slot], dtype=torch.int32, device=DEVICE
+        [*batch.slots, state.scratch_slot, state.scratch_slot], dtype=torch.int32, device=DEVICE
     )
     positions = torch.tensor([5, 6, 7, 8, 0, 0], dtype=torch.int32, device=DEVICE)
     tokens = torch.empty(6, dtype=torch.int64, device=DEVICE)
@@ -201,9 +205,9 @@ def test_sample_and_advance_leaves_padding_rows_alone() -> None:
         state.last_tokens,
         state.scratch_slot,
     )
-    wanted = logits.argmax(-1)
-    assert tokens[:4].tolist() == wanted[:4].tolist()
-    assert state.last_tokens[slots[:4].long()].tolist() == wanted[:4].tolist()
+    expected = logits.argmax(-1)
+    assert tokens[:4].tolist() == expected[:4].tolist()
+    assert state.last_tokens[slots[:4].long()].tolist() == expected[:4].tolist()
     assert positions.tolist() == [6, 7, 8, 9, 0, 0]
 
 
@@ -222,15 +226,15 @@ def test_penalties_and_masks_are_applied_while_sampling(vocab: int) -> None:
                 repetition_penalty=1.3 if kinds[row] else 1.0,
                 grammar=constrained if kinds[row] != 1 else None,
             )
-            known = np.random.default_rng(row).integers(0, vocab, 300).astype(np.int32)
-            asks = SlotOptions(tokens=known, prompt_tokens=100)
-            starts.append(SlotStart(slot=slot, length=0, sampling=params, seed=row, options=asks))
+            tokens_so_far = np.random.default_rng(row).integers(0, vocab, 300).astype(np.int32)
+            options = SlotOptions(tokens=tokens_so_far, prompt_tokens=100)
+            starts.append(SlotStart(slot=slot, length=0, sampling=params, seed=row, options=options))
         state.start_slots(tuple(starts))
     words = rng.integers(-(2**31), 2**31, (8, -(-vocab // 32)), dtype=np.int64).astype(np.int32)
-    bits = torch.from_numpy(words).to(DEVICE)
+    bitmask = torch.from_numpy(words).to(DEVICE)
     plain, subject = twins
     plain.logits_params.masks = SimpleNamespace(
-        update_bitmasks=lambda slots, positions: bits, mark_applied=lambda: None
+        update_bitmasks=lambda slots, positions: bitmask, mark_applied=lambda: None
     )
     penalties = GraphPenalties(subject.logits_params, subject.scratch_slot + 1)
     within = penalties.rows_in_graph(slots, np.array([], np.int64))
@@ -241,21 +245,21 @@ def test_penalties_and_masks_are_applied_while_sampling(vocab: int) -> None:
     tokens = torch.zeros(7, dtype=torch.int64, device=DEVICE)
     for step in range(3):
         logits = normal(7, vocab, seed=step) * 3
-        where = slots, np.arange(301, 307) + step
-        wanted = sample(logits[:6].clone(), plain, *where, upload).tokens
+        slots_and_positions = slots, np.arange(301, 307) + step
+        expected = sample(logits[:6].clone(), plain, *slots_and_positions, upload).tokens
         sampling.sample_and_advance(
             logits, on_device, positions, subject.temperature.device, subject.seed.device, tokens,
             subject.last_tokens, subject.scratch_slot, penalties,
         )  # fmt: skip
-        extras = subject.logits_params.gather_batch(*where, within)
-        assert extras is not None
-        assert extras.only_masks
+        masked = subject.logits_params.gather_batch(*slots_and_positions, within)
+        assert masked is not None
+        assert masked.only_masks
         sampling.sample_masked(
-            logits, extras.rows_device, on_device, positions, subject.temperature.device, subject.seed.device,
-            tokens, subject.last_tokens, bits, penalties,
+            logits, masked.rows_device, on_device, positions, subject.temperature.device, subject.seed.device,
+            tokens, subject.last_tokens, bitmask, penalties,
         )  # fmt: skip
-        assert tokens[:6].tolist() == wanted.tolist()
-        assert subject.last_tokens[upload(slots)].tolist() == wanted.tolist()
+        assert tokens[:6].tolist() == expected.tolist()
+        assert subject.last_tokens[upload(slots)].tolist() == expected.tolist()
         for slot in slots[[1, 2, 4, 5]].tolist():
             rows = [
                 state.logits_params.counts.table[state.logits_params.counts.row_by_slot[slot]]
@@ -272,10 +276,10 @@ def test_masked_tokens_get_minus_infinity(vocab: int) -> None:
     generator = np.random.default_rng(vocab)
     slots = torch.tensor([3, 0, 2], device=DEVICE)
     words = generator.integers(-(2**31), 2**31, (5, -(-vocab // 32)), dtype=np.int64).astype(np.int32)
-    bits, wanted = torch.from_numpy(words).to(DEVICE), logits.clone()
-    apply_bitmask(wanted, rows, slots, bits)
-    apply_bitmask(logits, rows, slots, bits, fused=True)
-    assert torch.equal(logits, wanted)
+    bitmask, expected = torch.from_numpy(words).to(DEVICE), logits.clone()
+    apply_bitmask(expected, rows, slots, bitmask)
+    apply_bitmask(logits, rows, slots, bitmask, fused=True)
+    assert torch.equal(logits, expected)
     assert torch.isinf(logits[rows]).any()
     assert not torch.isinf(logits[1]).any()
 
@@ -291,11 +295,11 @@ def test_page_indices_list_the_pages_of_each_row(page: int) -> None:
     for lists in (spare, spare.head(len(slots) - 1)):
         lists.indices.fill_(-1)
         rows = len(lists.last_page_len) if lists is not spare else len(slots)
-        device = [torch.from_numpy(part).to(DEVICE) for part in (slots[:rows], lengths[:rows], table)]
+        device = [torch.from_numpy(array).to(DEVICE) for array in (slots[:rows], lengths[:rows], table)]
         build_page_indices(*device, page, lists)
         starts = np.concatenate([[0], np.cumsum(counts[:rows])])
-        wanted = np.concatenate([table[slots[i], : counts[i]] for i in range(rows)])
+        expected = np.concatenate([table[slots[i], : counts[i]] for i in range(rows)])
         assert lists.indptr[: rows + 1].tolist() == starts.tolist()
         assert lists.last_page_len[:rows].tolist() == (lengths[:rows] - (counts[:rows] - 1) * page).tolist()
-        assert lists.indices[: len(wanted)].tolist() == wanted.tolist()
-        assert lists.indices[len(wanted) :].eq(-1).all()
+        assert lists.indices[: len(expected)].tolist() == expected.tolist()
+        assert lists.indices[len(expected) :].eq(-1).all()

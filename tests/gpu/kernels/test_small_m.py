@@ -25,16 +25,16 @@ pytestmark = [
 )
 @pytest.mark.parametrize("columns", [32, 1024, 3072, 4128, 25600])
 @pytest.mark.parametrize("rows", [24, 4096])
-def test_small_m_gemms_equal_exact_ones(rows: int, columns: int, config: SmallMTileConfig | None) -> None:
+def test_small_m_gemms_equal_exact_products(rows: int, columns: int, config: SmallMTileConfig | None) -> None:
     weight = normal(rows, columns) / columns**0.5
     for count in (1, 2, 8, 9, 16, 17, 32):
         x = normal(count, columns, seed=count)
         out = torch.full((count, rows), float("nan"), dtype=torch.bfloat16, device="cuda")
-        wanted = x.double() @ weight.double().T
-        close(small_m_gemm(weight, x, config=config), wanted)
-        close(small_m_gemm(weight, x, out, config=config), wanted)
+        expected = x.double() @ weight.double().T
+        close(small_m_gemm(weight, x, config=config), expected)
+        close(small_m_gemm(weight, x, out, config=config), expected)
         if config is None or config.tiles > 1:
-            gate, up = wanted.chunk(2, -1)
+            gate, up = expected.chunk(2, -1)
             close(small_m_gemm(weight, x, swiglu=True, config=config), F.silu(gate) * up)
 
 

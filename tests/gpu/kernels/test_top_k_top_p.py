@@ -38,15 +38,20 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def state_of(kinds: list[dict[str, Any]], vocab: int = 0, known: int = 0) -> tuple[SlotState, np.ndarray]:
-    """Return slots of requests of these kinds, and which they are; `known` tokens each, a third a prompt."""
+def start_slots(
+    kinds: list[dict[str, Any]], vocab: int = 0, token_count: int = 0
+) -> tuple[SlotState, np.ndarray]:
+    """Start a slot for each kind of sampling parameters; return the state and the slots' numbers.
+
+    Each slot has `token_count` tokens so far; a third of them are its prompt.
+    """
     count = len(kinds)
     state = SlotState(count + 3, 4, UPLOAD, scratch_page=0, vocab=vocab)
     slots = np.random.default_rng(0).permutation(count + 3)[:count].astype(np.int64)
     starts = []
     for number, (slot, kind) in enumerate(zip(slots.tolist(), kinds, strict=True)):
-        tokens = np.random.default_rng(number).integers(0, vocab or 1, known).astype(np.int32)
-        options = SlotOptions(tokens=tokens, prompt_tokens=known // 3) if known else None
+        tokens = np.random.default_rng(number).integers(0, vocab or 1, token_count).astype(np.int32)
+        options = SlotOptions(tokens=tokens, prompt_tokens=token_count // 3) if token_count else None
         sampling = SamplingParams(**kind)
         starts.append(
             SlotStart(slot=slot, length=0, sampling=sampling, seed=number * 2**60 + 11, options=options)
@@ -55,18 +60,18 @@ def state_of(kinds: list[dict[str, Any]], vocab: int = 0, known: int = 0) -> tup
     return state, slots
 
 
-def drawn(
+def sample_rows(
     logits: torch.Tensor, state: SlotState, slots: np.ndarray, positions: np.ndarray, rows: list[int]
 ) -> list[int]:
-    """Draw rows by the kernel."""
+    """Sample `rows` with the kernel; return their tokens, and check that the other rows are unchanged."""
     assert top_k_top_p.supports(logits.shape[1], logits.dtype, DEVICE)
     tokens = torch.full((len(slots),), -1, dtype=torch.int64, device=DEVICE)
-    where = UPLOAD.upload_together(slots.astype(np.int32), positions.astype(np.int32))
+    slots_and_positions = UPLOAD.upload_together(slots.astype(np.int32), positions.astype(np.int32))
     top_k_top_p.sample_top_k_top_p(
-        logits, UPLOAD(np.array(rows, np.int64)), *where, state.sampling_tensors, tokens
+        logits, UPLOAD(np.array(rows, np.int64)), *slots_and_positions, state.sampling_tensors, tokens
     )
-    others = np.setdiff1d(np.arange(len(slots)), rows)
-    assert (tokens[UPLOAD(others)] == -1).all()
+    other_rows = np.setdiff1d(np.arange(len(slots)), rows)
+    assert (tokens[UPLOAD(other_rows)] == -1).all()
     return tokens[UPLOAD(np.array(rows, np.int64))].tolist()
 
 
@@ -79,25 +84,25 @@ def random_logits(rows: int, vocab: int, dtype: torch.dtype, seed: int = 0) -> t
 @pytest.mark.parametrize("vocab", [1, 5, 300, 32003, 128256, 151936])
 def test_sampled_tokens_equal_the_eager_samplers(vocab: int, dtype: torch.dtype) -> None:
     count = 144
-    state, slots = state_of([KINDS[i % len(KINDS)] for i in range(count)])
+    state, slots = start_slots([KINDS[i % len(KINDS)] for i in range(count)])
     logits, positions = random_logits(count, vocab, dtype), np.arange(100, 100 + count)
-    wanted = sample_random(logits, state, slots, positions, UPLOAD).tolist()
-    assert drawn(logits, state, slots, positions, list(range(count))) == wanted
+    expected = sample_random(logits, state, slots, positions, UPLOAD).tolist()
+    assert sample_rows(logits, state, slots, positions, list(range(count))) == expected
     some = [3, 7, 100]
-    assert drawn(logits, state, slots, positions, some) == [wanted[row] for row in some]
+    assert sample_rows(logits, state, slots, positions, some) == [expected[row] for row in some]
 
 
 @pytest.mark.parametrize("vocab", [9, 4000, 151936])
 def test_tied_logits_are_all_kept_or_all_dropped(vocab: int) -> None:
     count = 400
-    state, slots = state_of([{"top_k": 2, "top_p": [1.0, 0.4][i % 2]} for i in range(count)])
+    state, slots = start_slots([{"top_k": 2, "top_p": [1.0, 0.4][i % 2]} for i in range(count)])
     logits = torch.zeros(count, vocab, device=DEVICE)
     high = [1, vocab // 2, vocab - 1]
     logits[:, high] = 3.0
     positions = np.arange(count)
-    got = drawn(logits, state, slots, positions, list(range(count)))
-    assert got == sample_random(logits, state, slots, positions, UPLOAD).tolist()
-    assert set(got) == set(high)
+    actual = sample_rows(logits, state, slots, positions, list(range(count)))
+    assert actual == sample_random(logits, state, slots, positions, UPLOAD).tolist()
+    assert set(actual) == set(high)
 
 
 def test_extreme_logits_are_sampled_correctly() -> None:
@@ -112,7 +117,7 @@ def test_extreme_logits_are_sampled_correctly() -> None:
     logits[5] = float("nan")
     logits[6] = 0.0
     logits[6, [9, 70_000]] = 8.0
-    state, slots = state_of(
+    state, slots = start_slots(
         [
             {"top_k": 30},
             {"top_p": 0.9, "top_k": 3},
@@ -124,26 +129,26 @@ def test_extreme_logits_are_sampled_correctly() -> None:
         ]
     )
     positions = np.arange(7)
-    got = drawn(logits, state, slots, positions, list(range(7)))
-    wanted = sample_random(logits, state, slots, positions, UPLOAD).tolist()
-    assert got[:3] == [vocab - 1, 77, vocab - 1]
-    assert got[3:5] == wanted[3:5]
-    assert got[5] == vocab - 1
-    assert got[6] == wanted[6]
-    assert got[6] in (9, 70_000)
+    actual = sample_rows(logits, state, slots, positions, list(range(7)))
+    expected = sample_random(logits, state, slots, positions, UPLOAD).tolist()
+    assert actual[:3] == [vocab - 1, 77, vocab - 1]
+    assert actual[3:5] == expected[3:5]
+    assert actual[5] == vocab - 1
+    assert actual[6] == expected[6]
+    assert actual[6] in (9, 70_000)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("masked", [False, True], ids=["free", "masked"])
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
 @pytest.mark.parametrize("vocab", [70, 9001, 151936])
 def test_penalties_and_masks_are_applied_and_counted(vocab: int, masked: bool, dtype: torch.dtype) -> None:
     more = {"frequency_penalty": 1.5, "presence_penalty": 0.4, "repetition_penalty": 1.3}
     grammar = Grammar(GrammarKind.JSON_OBJECT) if masked else None
     kinds = [{**KINDS[i % len(KINDS)], **(more if i % 3 else {}), "grammar": grammar} for i in range(24)]
-    (plain, slots), (subject, _) = state_of(kinds, vocab, 300), state_of(kinds, vocab, 300)
+    (plain, slots), (subject, _) = start_slots(kinds, vocab, 300), start_slots(kinds, vocab, 300)
     words = np.random.default_rng(vocab).integers(-(2**31), 2**31, (30, -(-vocab // 32)), dtype=np.int64)
-    bits = UPLOAD(words.astype(np.int32))
-    plain.logits_params.masks = SimpleNamespace(update_bitmasks=lambda *_: bits, mark_applied=lambda: None)  # type: ignore[assignment]
+    bitmask = UPLOAD(words.astype(np.int32))
+    plain.logits_params.masks = SimpleNamespace(update_bitmasks=lambda *_: bitmask, mark_applied=lambda: None)  # type: ignore[assignment]
     assert subject.scratch_slot is not None
     penalties = GraphPenalties(subject.logits_params, subject.scratch_slot + 1)
     penalties.set_batch(slots, np.empty(0, np.int64))
@@ -151,20 +156,20 @@ def test_penalties_and_masks_are_applied_and_counted(vocab: int, masked: bool, d
     rows = UPLOAD(np.arange(len(slots)))
     for step in range(3):
         logits, positions = random_logits(len(slots), vocab, dtype, step), np.arange(301, 325) + step
-        wanted = sample(logits.clone(), plain, slots, positions, UPLOAD).tokens
-        where = UPLOAD.upload_together(slots.astype(np.int32), positions.astype(np.int32))
+        expected_tokens = sample(logits.clone(), plain, slots, positions, UPLOAD).tokens
+        slots_and_positions = UPLOAD.upload_together(slots.astype(np.int32), positions.astype(np.int32))
         top_k_top_p.sample_top_k_top_p(
             logits,
             rows,
-            *where,
+            *slots_and_positions,
             subject.sampling_tensors,
             tokens,
             subject.last_tokens,
-            bits if masked else None,
+            bitmask if masked else None,
             penalties,
         )
-        assert tokens.tolist() == wanted.tolist()
-        assert subject.last_tokens[UPLOAD(slots)].tolist() == wanted.tolist()
+        assert tokens.tolist() == expected_tokens.tolist()
+        assert subject.last_tokens[UPLOAD(slots)].tolist() == expected_tokens.tolist()
     counted = [
         subject.logits_params.counts.table[subject.logits_params.counts.row_by_slot[slot]]
         for slot in slots[1::3]
@@ -172,4 +177,7 @@ def test_penalties_and_masks_are_applied_and_counted(vocab: int, masked: bool, d
     expected = [
         plain.logits_params.counts.table[plain.logits_params.counts.row_by_slot[slot]] for slot in slots[1::3]
     ]
-    assert all(torch.equal(one, other) for one, other in zip(counted, expected, strict=True))
+    assert all(
+        torch.equal(counts, expected_counts)
+        for counts, expected_counts in zip(counted, expected, strict=True)
+    )

@@ -1,4 +1,4 @@
-"""Logits of heads that are sharded over GPUs: written to rank 0's buffer, and gathered."""
+"""Logits of an LM head that is sharded over GPUs: written to rank 0's buffer by peers, or gathered."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ from mizzen.parallel.process_group import RankConfig, RankGroup
 SECONDS = 200.0
 HIDDEN = 1024
 MOST_ROWS = 256
-Given = TypeVar("Given")
+Result = TypeVar("Result")
 
 
-def on_ranks(size: int, folder: Path, work: Callable[..., Given], *args: Any) -> list[Given]:
-    """Call a function of a module with each rank's group, one process each; return the results by rank.
+def on_ranks(size: int, folder: Path, work: Callable[..., Result], *args: Any) -> list[Result]:
+    """Call `work(group, *args)` on every rank, each in its own process; return the results by rank.
+
+    `work` must be a function of a module.
 
     Raises:
-        TimeoutError: It took too long; the processes were killed.
+        TimeoutError: A rank has not returned within `SECONDS`; all processes were killed.
     """
     context = multiprocessing.get_context("spawn")
     pools = [ProcessPoolExecutor(1, context) for _ in range(size)]
     try:
         output = f"file://{folder}/meet"
-        futures = [pool.submit(ranked, rank, size, output, work, *args) for rank, pool in enumerate(pools)]
+        futures = [pool.submit(run_rank, rank, size, output, work, *args) for rank, pool in enumerate(pools)]
         return [future.result(SECONDS) for future in futures]
     finally:
         for pool in pools:
@@ -42,17 +44,17 @@ def on_ranks(size: int, folder: Path, work: Callable[..., Given], *args: Any) ->
             pool.shutdown()
 
 
-def ranked(rank: int, size: int, rendezvous: str, work: Callable[..., Given], *args: Any) -> Given:
-    """Join the group and do a rank's work."""
+def run_rank(rank: int, size: int, rendezvous: str, work: Callable[..., Result], *args: Any) -> Result:
+    """Join the group as a rank, and return the result of `work`."""
     device = torch.device("cuda", rank % torch.cuda.device_count())
     group = RankGroup(
         RankConfig(rank=rank, size=size, rendezvous=rendezvous, device=device, timeout_seconds=SECONDS)
     )
     with torch.inference_mode():
-        done = work(group, *args)
+        result = work(group, *args)
     torch.cuda.synchronize(device)
     group.barrier("end")
-    return done
+    return result
 
 
 @dataclass
@@ -60,15 +62,15 @@ class RankResult:
     """Results of a rank."""
 
     placed: bool = False
-    """There is a place for its logits."""
-    right: dict[str, bool] = field(default_factory=dict)
-    """Whether they were as they must be, by how they were computed; on rank 0."""
+    """Whether the rank writes its logits directly to rank 0's buffer."""
+    correct: dict[str, bool] = field(default_factory=dict)
+    """Whether the logits were correct, by the way they were computed."""
 
 
-class Case:
-    """A head with its logits buffer on this rank, and the expected logits.
+class ShardedHead:
+    """This rank's shard of an LM head, its logits buffer, and the weights of the whole head.
 
-    Weights and inputs are -1, 0 and 1: sums are whole numbers that bfloat16 represents, in any order.
+    Weights and inputs are -1, 0 or 1, so all sums are integers that bfloat16 represents exactly.
     """
 
     def __init__(self, group: RankGroup, vocab: int) -> None:
@@ -83,46 +85,46 @@ class Case:
             collectives=self.ranks,
         )
         embedding = TokenEmbedding(build, "embed", vocab, HIDDEN)
-        self.whole = self.drawn(vocab)
+        self.weights = self.random_numbers(vocab)
         self.vocabulary = embedding.vocabulary
-        embedding.weight[: self.vocabulary.count] = self.whole[self.vocabulary.tokens]
+        embedding.weight[: self.vocabulary.count] = self.weights[self.vocabulary.tokens]
         self.head = TiedHead(build, embedding)
         self.buffer = self.ranks.allocate_logits_buffer(MOST_ROWS, vocab, torch.bfloat16, self.device)
 
-    def drawn(self, rows: int) -> torch.Tensor:
+    def random_numbers(self, rows: int) -> torch.Tensor:
         """Return random numbers [rows, HIDDEN], the same on all ranks."""
         shape = (rows, HIDDEN)
         return torch.randint(-1, 2, shape, device=self.device, generator=self.numbers).to(torch.bfloat16)
 
     def layers(self) -> None:
-        """Wait for all ranks on the device, as a step's layers do ahead of its logits."""
+        """Run an all-reduce, as the layers of a step do before its logits."""
         self.ranks.all_reduce(torch.zeros((8, HIDDEN), dtype=torch.bfloat16, device=self.device))
 
-    def good(self, inputs: list[torch.Tensor], found: list[torch.Tensor]) -> bool:
-        """Tell whether logits are right, and as they are gathered; on rank 0, for others have none.
+    def are_correct(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+        """Return whether `outputs` (on rank 0) and newly gathered logits (on all ranks) are correct.
 
-        Every rank gathers all of them whatever it finds.
+        All inputs are gathered on every rank even if a result is wrong, because a gather needs all ranks.
         """
-        good = True
-        for x, logits in zip(inputs, found, strict=True):
-            expected = (x.float() @ self.whole.float().t()).to(torch.bfloat16)
-            good = torch.equal(self.head(x), expected) and good
-            good = (self.group.rank != 0 or torch.equal(logits, expected)) and good
-        return good
+        correct = True
+        for x, logits in zip(inputs, outputs, strict=True):
+            expected = (x.float() @ self.weights.float().t()).to(torch.bfloat16)
+            correct = torch.equal(self.head(x), expected) and correct
+            correct = (self.group.rank != 0 or torch.equal(logits, expected)) and correct
+        return correct
 
 
-def plainly(case: Case, rows: int) -> bool:
-    """Compute logits twice in a row, with nothing between but what layers do."""
-    inputs, copies = [case.drawn(rows) for _ in range(2)], []
+def logits_are_correct_eagerly(case: ShardedHead, rows: int) -> bool:
+    """Compute logits twice in a row, each after an all-reduce; return whether they are correct."""
+    inputs, copies = [case.random_numbers(rows) for _ in range(2)], []
     for x in inputs:
         case.layers()
         copies.append(case.head(x, case.buffer[:rows]).clone())
-    return case.good(inputs, copies)
+    return case.are_correct(inputs, copies)
 
 
-def captured(case: Case, rows: int) -> bool:
-    """Compute logits by replays of a graph."""
-    x, out = case.drawn(rows), case.buffer[:rows]
+def logits_are_correct_in_graphs(case: ShardedHead, rows: int) -> bool:
+    """Compute logits by replaying a graph four times; return whether they are correct."""
+    x, out = case.random_numbers(rows), case.buffer[:rows]
     stream = torch.cuda.Stream(case.device)
     stream.wait_stream(torch.cuda.current_stream(case.device))
     graph = torch.cuda.CUDAGraph()
@@ -132,25 +134,25 @@ def captured(case: Case, rows: int) -> bool:
         case.head(x, out)
 
     with torch.cuda.stream(stream):
-        step()  # loads kernels, which a capture cannot
+        step()  # loads the kernels, which is not possible during a capture
         stream.synchronize()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             step()
-        inputs, copies = [case.drawn(rows) for _ in range(4)], []
+        inputs, copies = [case.random_numbers(rows) for _ in range(4)], []
         for numbers in inputs:
             x.copy_(numbers)
             graph.replay()
             copies.append(out.clone())
     torch.cuda.synchronize(case.device)
-    return case.good(inputs, copies)
+    return case.are_correct(inputs, copies)
 
 
 def logits(group: RankGroup, vocab: int, rows: list[int]) -> RankResult:
-    """Compute the logits of each number of rows, eagerly and captured."""
-    case, results = Case(group, vocab), RankResult()
+    """Compute logits for each number of rows, eagerly and in a graph; return whether they are correct."""
+    case, results = ShardedHead(group, vocab), RankResult()
     results.placed = case.ranks.map_logits_shard(case.buffer, case.vocabulary.tokens) is not None
     for count in rows:
-        results.right[f"{count} rows"] = plainly(case, count)
-        if results.placed:  # NCCL's are captured by whole steps
-            results.right[f"{count} rows, captured"] = captured(case, count)
+        results.correct[f"{count} rows"] = logits_are_correct_eagerly(case, count)
+        if results.placed:  # gathers by NCCL are captured only in whole steps
+            results.correct[f"{count} rows, captured"] = logits_are_correct_in_graphs(case, count)
     return results

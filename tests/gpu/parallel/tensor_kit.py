@@ -1,7 +1,7 @@
-"""Shared by tests on several GPUs: models, requests, and work in separate processes.
+"""Helpers for tests on several GPUs: models, requests, and calls in separate processes.
 
-PyTorch lets a process use peer memory with one group only, and a second group uses NCCL alone: whatever is
-to be tried over peer memory runs through `apart`.
+In PyTorch, a process can use peer memory only with its first group; later groups use only NCCL. Tests of peer
+memory therefore run in a process of their own, through `run_in_process`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mizzen import LLM, SamplingParams
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 ONE_GPU = GPUS == 1 and torch.cuda.get_device_capability() == (9, 0)
-"""Whether all ranks share the machine's only GPU, which tests everything but NCCL."""
+"""Whether all ranks share the machine's only GPU, which tests everything except NCCL."""
 RANKS = [size for size in (2, 4, 8) if size <= GPUS or ONE_GPU]
 several_gpus = [
     pytest.mark.gpu,
@@ -33,20 +33,20 @@ several_gpus = [
 ]
 with_nccl = pytest.mark.skipif(GPUS < 2, reason="needs two CUDA devices: NCCL refuses two ranks on one")
 if ONE_GPU:
-    # Of all processes that are started from here on; see the file in that folder.
+    # All processes that are started from now on import one_gpu/sitecustomize.py.
     paths = [str(Path(__file__).parent / "one_gpu"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 APART_SECONDS = 240.0
-"""Time after which a call counts as hanging."""
+"""Seconds after which a call counts as hanging."""
 SMALL: dict[str, Any] = {"skip_tokenizer": True, "kv_cache_tokens": 8192, "max_running_requests": 32}
-Given = TypeVar("Given")
+Result = TypeVar("Result")
 
 
-def apart(work: Callable[..., Given], *args: Any, seconds: float = APART_SECONDS) -> Given:
-    """Call a function of a module in a process of its own, and return its result.
+def run_in_process(work: Callable[..., Result], *args: Any, seconds: float = APART_SECONDS) -> Result:
+    """Call `work(*args)` in a new process, and return its result; `work` must be a function of a module.
 
     Raises:
-        TimeoutError: It took longer than `seconds`; it was killed, and its ranks with it.
+        TimeoutError: The call took longer than `seconds`; the process and its ranks were killed.
     """
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
     try:
@@ -73,14 +73,14 @@ def random_requests(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
 
 
 def generated(model: Path, options: dict[str, Any]) -> list[list[int]]:
-    """Return the tokens of each request, in float32."""
+    """Return the output tokens of 12 random requests, computed in float32."""
     prompts, params = random_requests(12)
     with LLM(model, device="cuda", dtype="float32", **SMALL, **options) as llm:
         return [answer.token_ids for answer in llm.generate(prompts, params)]
 
 
 def generated_twice(model: Path, options: dict[str, Any]) -> list[list[list[int]]]:
-    """Return the result of `generated` for two groups of this process, one after the other."""
+    """Return the results of `generated` for two groups that this process joins one after the other."""
     return [generated(model, options) for _ in range(2)]
 
 
@@ -90,41 +90,41 @@ def wide_model(folder: Path) -> Path:
     return folder
 
 
-def whole_model(folder: Path) -> Path:
+def small_model(folder: Path) -> Path:
     """Write the config.json of Qwen3-0.6B, for dummy weights."""
     (folder / "config.json").write_text(json.dumps(SHAPES["qwen3-0.6b"]))
     return folder
 
 
 def log_probabilities(model: Path, options: dict[str, Any]) -> list[np.ndarray]:
-    """Return the log probability of each prompt token but the first: bfloat16, dummy weights."""
+    """Return the logprobs of each prompt's tokens after the first, in bfloat16 with dummy weights."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 150_000, length).tolist() for length in (2, 7, 64, 500, 1000)]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=0)
     settings = {**SMALL, "kv_cache_tokens": 1 << 15, "load_format": "dummy"}
-    if ONE_GPU:  # sums of more tokens go by NCCL, whose stand-in no graph can hold
+    if ONE_GPU:  # larger all-reduces use gloo instead of NCCL here, which cannot be captured
         settings["cuda_graph_max_tokens"] = 512
     with LLM(model, device="cuda", **settings, **options) as llm:
         answers = llm.generate(prompts, params)
     return [np.array([entry.logprob for entry in answer.prompt_logprobs or []]) for answer in answers]
 
 
-def loaded(model: Path, ranks: int, seconds: float) -> dict[str, int]:
-    """Put a random load with aborts on several ranks; return its outcome."""
+def run_random_load(model: Path, ranks: int, seconds: float) -> dict[str, int]:
+    """Run a random load with aborts on several ranks; return its counts, and the engine's load at the end."""
     options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer": True, "check_integrity": True}
     options |= {"kv_cache_tokens": 40_000, "max_running_requests": 64, "prefill_chunk_tokens": 1024}
     with LLM(model, device="cuda", tensor=ranks, **options) as llm:
         load = RandomLoad(llm.engine, seconds)
         while load.step():
             pass
-        left = llm.engine.load()
+        engine_load = llm.engine.load()
         return {
-            "sent": load.sent,
+            "submitted": load.submitted,
             "ended": load.ended,
             "aborted": load.aborted,
             "errors": load.errors,
             "faults": llm.engine.integrity_faults,
-            "running": left.running,
-            "waiting": left.waiting,
-            "pages": left.pages_used,
+            "running": engine_load.running,
+            "waiting": engine_load.waiting,
+            "pages": engine_load.pages_used,
         }

@@ -1,4 +1,4 @@
-"""Logits that ranks write to rank 0's buffer equal gathered ones."""
+"""Logits that ranks write directly to rank 0's buffer equal gathered logits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tensor_kit import RANKS
 pytestmark = tensor_kit.several_gpus
 ROWS = [1, 3, 32, 256]
 EVEN = [8192, 151_936]
-"""Products of our own serve the former; the latter is Qwen3's."""
+"""Vocabularies that divide evenly: one small enough for Mizzen's own GEMMs, and Qwen3's."""
 PADDED = 1000
-"""No multiple of 16: the last rank holds less than the others."""
+"""A vocabulary that is not a multiple of 16, so the last rank's shard is padded."""
 
 
 @pytest.mark.parametrize("size", RANKS[:2])
@@ -22,10 +22,10 @@ PADDED = 1000
 def test_placed_logits_equal_gathered_logits(vocab: int, size: int, tmp_path: Path) -> None:
     for results in logits_gather_kit.on_ranks(size, tmp_path, logits_gather_kit.logits, vocab, ROWS):
         assert results.placed
-        assert all(results.right.values()), results.right
+        assert all(results.correct.values()), results.correct
 
 
 def test_padded_vocabularies_are_gathered(tmp_path: Path) -> None:
     for results in logits_gather_kit.on_ranks(2, tmp_path, logits_gather_kit.logits, PADDED, ROWS):
         assert not results.placed
-        assert all(results.right.values()), results.right
+        assert all(results.correct.values()), results.correct

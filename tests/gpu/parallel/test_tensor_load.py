@@ -17,16 +17,16 @@ from pathlib import Path
 import psutil
 import pytest
 import tensor_kit
-from tensor_kit import RANKS, apart, loaded, whole_model
+from tensor_kit import RANKS, run_in_process, run_random_load, small_model
 
 from engine_process import EngineProcess
 from wire_gateway import Gateway
 
 SECONDS = float(os.environ.get("MIZZEN_LOAD_SECONDS", "20"))
 RATE = 5.0 if tensor_kit.GPUS > 1 else 0.2
-"""Requests a second at least; ranks that share a GPU wait for their turns."""
+"""Minimum of requests per second; lower if the ranks share a GPU, because they take turns on it."""
 ENDS_WITHIN = 10.0
-"""Seconds from a rank's loss to the whole group's end."""
+"""Seconds from the loss of a rank within which all processes of the group must have exited."""
 GONE = pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 pytestmark = tensor_kit.several_gpus
 
@@ -35,11 +35,11 @@ pytestmark = tensor_kit.several_gpus
 @pytest.mark.timeout(SECONDS + 300)
 @pytest.mark.parametrize("size", RANKS if tensor_kit.GPUS > 1 else RANKS[:1])
 def test_random_load_with_aborts_frees_everything(size: int, tmp_path: Path) -> None:
-    came = apart(loaded, whole_model(tmp_path), size, SECONDS, seconds=SECONDS + 200)
-    print(f"random load on {size} ranks: {came}")
-    assert came["sent"] == came["ended"] > RATE * SECONDS
-    assert came["aborted"] > 2 * RATE
-    assert {came[name] for name in ("errors", "faults", "running", "waiting", "pages")} == {0}
+    results = run_in_process(run_random_load, small_model(tmp_path), size, SECONDS, seconds=SECONDS + 200)
+    print(f"random load on {size} ranks: {results}")
+    assert results["submitted"] == results["ended"] > RATE * SECONDS
+    assert results["aborted"] > 2 * RATE
+    assert {results[name] for name in ("errors", "faults", "running", "waiting", "pages")} == {0}
 
 
 LOST = """
@@ -68,12 +68,12 @@ except StepFailed as error:
 llm.close()
 os._exit(int(follower.is_running() and follower.status() != psutil.STATUS_ZOMBIE))
 """
-"""In a process of its own: what is in flight on its GPU may never end."""
+"""Program that loses a rank; it runs in its own process, because kernels on its GPU may never end."""
 
 
 @GONE
 def test_a_killed_rank_fails_the_programs_batch(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LOST, str(whole_model(tmp_path)), str(int(number))]
+    command = [sys.executable, "-c", LOST, str(small_model(tmp_path)), str(int(number))]
     run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert run.returncode == 0, run.stderr
     print(f"{number.name}: failed after {run.stdout}")
@@ -85,7 +85,7 @@ def test_a_killed_rank_fails_the_programs_batch(number: signal.Signals, tmp_path
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[EngineProcess]:
     """`mizzen engine` on two GPUs."""
-    model = whole_model(tmp_path)
+    model = small_model(tmp_path)
     started = EngineProcess(tmp_path, device="cuda", model=model, load_format="dummy", kv_cache_tokens=16384)
     yield started
     started.close()
@@ -100,13 +100,13 @@ def test_a_killed_rank_ends_the_engine_within_ten_seconds(
         for rid in range(1, 5):
             gateway.generate(rid, prompt=[7, 8, 9], max_tokens=2000, ignore_eos=True, temperature=0.5)
         gateway.until(lambda: len(gateway.tokens[4]) > 5)
-        others = psutil.Process(engine.process.pid).children(recursive=True)
-        (follower,) = (child for child in others if "mizzen.server.ranks.follower" in child.cmdline())
+        rank_processes = psutil.Process(engine.process.pid).children(recursive=True)
+        (follower,) = (child for child in rank_processes if "mizzen.server.ranks.follower" in child.cmdline())
         start_time = time.monotonic()
         follower.send_signal(number)
         assert engine.process.wait(60) == 1
         elapsed = time.monotonic() - start_time
-        assert not any(process.is_running() for process in others)
+        assert not any(process.is_running() for process in rank_processes)
         assert not gateway.ends
     output = engine.message.read_text()
     print(f"{number.name}: ended after {elapsed:.1f} s: {output}")

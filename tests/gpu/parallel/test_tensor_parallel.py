@@ -1,4 +1,4 @@
-"""A model on several GPUs gives the tokens and log probabilities of one, with every all-reduce."""
+"""A model on several GPUs gives the tokens and logprobs of one GPU, with every all-reduce method."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 import tensor_kit
 from logits_gather_kit import on_ranks
 from small_models import FAMILIES, make_model
-from tensor_kit import RANKS, apart, generated, generated_twice, log_probabilities, with_nccl
+from tensor_kit import RANKS, generated, generated_twice, log_probabilities, run_in_process, with_nccl
 
 pytestmark = tensor_kit.several_gpus
 HEADS = 4
-"""Of the small models."""
+"""Attention heads of the small models, which limit the number of ranks."""
 
 
 class SingleRank:
-    """Answers of one GPU, by family; each is computed once."""
+    """Output tokens of one GPU by model family; each family is computed once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tokens: dict[str, list[list[int]]] = {}
 
     def model(self, family: str) -> Path:
-        """Return where the family's model lies."""
+        """Return the folder of the family's model; the model is created on the first call."""
         folder = self.folder / family
         if not folder.exists():
             folder.mkdir()
@@ -33,9 +33,9 @@ class SingleRank:
         return folder
 
     def __getitem__(self, family: str) -> list[list[int]]:
-        """Return the tokens of each request."""
+        """Return the output tokens of each request."""
         if family not in self.tokens:
-            self.tokens[family] = apart(generated, self.model(family), {})
+            self.tokens[family] = run_in_process(generated, self.model(family), {})
         return self.tokens[family]
 
 
@@ -47,8 +47,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> SingleRank:
 
 @pytest.mark.parametrize("size", [size for size in RANKS if size <= HEADS])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_several_ranks_sample_the_tokens_of_one(family: str, size: int, alone: SingleRank) -> None:
-    assert apart(generated, alone.model(family), {"tensor": size}) == alone[family]
+def test_several_ranks_sample_the_tokens_of_one_rank(family: str, size: int, alone: SingleRank) -> None:
+    assert run_in_process(generated, alone.model(family), {"tensor": size}) == alone[family]
 
 
 @pytest.mark.parametrize("way", [pytest.param("nccl", marks=with_nccl), "one-shot", "two-shot"])
@@ -56,12 +56,12 @@ def test_several_ranks_sample_the_tokens_of_one(family: str, size: int, alone: S
 def test_every_float32_all_reduce_gives_the_same_tokens(size: int, way: str, alone: SingleRank) -> None:
     """All-reduces fused with the norm support only bfloat16."""
     options = {"tensor": size, "all_reduce": way}
-    assert apart(generated, alone.model("qwen3"), options) == alone["qwen3"]
+    assert run_in_process(generated, alone.model("qwen3"), options) == alone["qwen3"]
 
 
 @with_nccl
 def test_a_process_can_join_one_group_after_another(alone: SingleRank) -> None:
-    results = apart(generated_twice, alone.model("qwen3"), {"tensor": 2})
+    results = run_in_process(generated_twice, alone.model("qwen3"), {"tensor": 2})
     assert results == [alone["qwen3"]] * 2
 
 
@@ -72,12 +72,12 @@ def test_fused_all_reduce_equals_plain_operations(size: int, tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarray]]:
-    """A model of real shapes, and its log probabilities on one GPU.
+    """A model with real shapes, and its log probabilities on one GPU.
 
-    In a process of its own, because memory that a test keeps on one GPU disturbs a group.
+    They are computed in a separate process, because memory that this process kept on a GPU disturbs groups.
     """
     folder = tensor_kit.wide_model(tmp_path_factory.mktemp("wide"))
-    return folder, apart(log_probabilities, folder, {})
+    return folder, run_in_process(log_probabilities, folder, {})
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_log_probabilities_on_real_shapes_equal_those_of_one_rank(
     size: int, way: str, wide: tuple[Path, list[np.ndarray]]
 ) -> None:
     folder, alone = wide
-    results = apart(log_probabilities, folder, {"tensor": size, "all_reduce": way})
-    for many, one in zip(results, alone, strict=True):
-        assert one.std() > 0.5 or len(one) < 10
-        # Sums in another order, rounded to bfloat16 four times a layer.
-        np.testing.assert_allclose(many, one, atol=0.15)
+    results = run_in_process(log_probabilities, folder, {"tensor": size, "all_reduce": way})
+    for several_ranks, one_rank in zip(results, alone, strict=True):
+        assert one_rank.std() > 0.5 or len(one_rank) < 10
+        # Sums are computed in another order, and rounded to bfloat16 four times per layer.
+        np.testing.assert_allclose(several_ranks, one_rank, atol=0.15)

@@ -119,8 +119,8 @@ def test_the_shared_gateway_example_is_accepted_and_its_api_keys_are_valid(api: 
     secret, *services = yaml.safe_load_all((ROOT / "examples/shared-gateway.yaml").read_text())
     for body in services:
         body["metadata"]["namespace"] = "default"
-        made = api.create(body, dryRun="All", fieldValidation="Strict")
-        assert made["spec"]["gateway"]["apiKeys"]["secretNames"] == [secret["metadata"]["name"]]
+        created = api.create(body, dryRun="All", fieldValidation="Strict")
+        assert created["spec"]["gateway"]["apiKeys"]["secretNames"] == [secret["metadata"]["name"]]
     grants = parse_key_files({Path("keys.yaml"): secret["stringData"]["keys.yaml"].encode()})
     assert [grant.name for grant in grants] == ["team-a", "batch"]
 
@@ -130,8 +130,8 @@ def test_the_example_needs_neither_namespace_nor_served_name(api: Any, example: 
     assert "servedName" not in example["spec"]["model"]
     assert len(list(yaml.safe_load_all((ROOT / "examples/inferenceservice.yaml").read_text()))) == 1
     example["metadata"]["namespace"] = "default"
-    taken = api.create(example, dryRun="All", fieldValidation="Strict")
-    assert taken["spec"]["engine"]["device"] == "CPU"
+    created = api.create(example, dryRun="All", fieldValidation="Strict")
+    assert created["spec"]["engine"]["device"] == "CPU"
 
 
 def test_the_scale_subresource_reads_and_writes_replicas(
@@ -159,32 +159,34 @@ def test_the_crd_is_small_and_kubectl_prints_its_columns(api: Any, control_plane
     assert "A folder with config.json" in kubectl("explain", "infsvc.spec.model.source")
     columns = kubectl("get", "inferenceservices", "--all-namespaces", "-o", "wide")
     assert not columns or columns.split()[0] == "NAMESPACE"
-    kubectl("apply", "--dry-run=server", "-f", str(CRD))  # client-side apply fits its annotation
+    kubectl(
+        "apply", "--dry-run=server", "-f", str(CRD)
+    )  # the annotation of client-side apply is not too large
 
 
-def _bare(path: str, schema: dict[str, Any]) -> list[str]:
-    """Fields below a schema that have no description."""
-    found: list[str] = []
+def _undescribed(path: str, schema: dict[str, Any]) -> list[str]:
+    """Return the paths of all fields of a schema that have no description."""
+    undescribed: list[str] = []
     for name, field in schema.get("properties", {}).items():
-        found += [] if "description" in field else [f"{path}.{name}"]
-        found += _bare(f"{path}.{name}", field)
-    return found + (_bare(f"{path}[]", schema["items"]) if "items" in schema else [])
+        undescribed += [] if "description" in field else [f"{path}.{name}"]
+        undescribed += _undescribed(f"{path}.{name}", field)
+    return undescribed + (_undescribed(f"{path}[]", schema["items"]) if "items" in schema else [])
 
 
 def _nulls(path: str, value: Any) -> list[str]:
     if isinstance(value, dict):
-        return [null for key, one in value.items() for null in _nulls(f"{path}.{key}", one)]
+        return [null for key, item in value.items() for null in _nulls(f"{path}.{key}", item)]
     if isinstance(value, list):
-        return [null for one in value for null in _nulls(f"{path}[]", one)]
+        return [null for item in value for null in _nulls(f"{path}[]", item)]
     return [path] if value is None else []
 
 
-def test_no_description_is_cut_off_at_a_comma() -> None:
-    """Without quotes, YAML takes what follows a comma within braces for a key without a value."""
+def test_the_crd_has_no_null_values() -> None:
+    """In unquoted braces, YAML reads the part of a description after a comma as a key without a value."""
     assert _nulls("crd", yaml.safe_load(CRD.read_text())) == []
 
 
 @pytest.mark.parametrize("part", ["spec", "status"])
 def test_kubectl_explains_every_field(part: str) -> None:
     schema = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    assert _bare(part, schema["properties"][part]) == []
+    assert _undescribed(part, schema["properties"][part]) == []

@@ -60,14 +60,16 @@ def test_a_model_that_cannot_fit_gets_no_pod_and_old_groups_keep_serving(
     api.create(body)
 
     def condition(kind: str) -> dict[str, Any]:
-        found = api.get("InferenceService", namespace, "demo").get("status", {}).get("conditions", [])
-        return next((one for one in found if one["type"] == kind), {"status": "Absent", "reason": ""})
+        conditions = api.get("InferenceService", namespace, "demo").get("status", {}).get("conditions", [])
+        return next(
+            (entry for entry in conditions if entry["type"] == kind), {"status": "Absent", "reason": ""}
+        )
 
     def engines() -> list[dict[str, Any]]:
         return api.list("Pod", namespace, "mizzen.dev/component=engine")
 
     eventually(lambda: condition("Scheduled")["reason"] == condition("Failed")["reason"] == "WillNotFit", 60)
-    assert "70B parameters on 1 GPUs need 130.6 GiB" in condition("Scheduled")["message"]
+    assert "70B parameters on 1 GPUs need at least 130.6 GiB" in condition("Scheduled")["message"]
     eventually(lambda: condition("GatewayReady")["status"] == "True", 60)
     assert engines() == []
     api.patch("InferenceService", namespace, "demo", {"spec": {"accelerator": {"memory": "180Gi"}}})

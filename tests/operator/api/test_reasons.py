@@ -1,4 +1,4 @@
-"""Condition types and reasons: constants in one module, and each of them explained in docs/conditions.md."""
+"""Condition types and reasons are constants of one module, and docs/conditions.md explains each of them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CONSTANTS = {
 }
 GATES = {"GatewaysRoute", "NoGatewayRoutes", "EngineNotReady", "Passed", "Refused", "NotAsked"}
 SUFFIXES = {"AboveTarget", "BelowTarget"}
-"""Ends of reasons that begin with the autoscaler's metric."""
+"""Suffixes of reasons that begin with the name of an autoscaling metric."""
 ERRORS = {"Unreachable", "Vanished", "NotSeenYet", "NamePassed", "Timeout", "Unexpected"}
-"""Labels of the metric of failed reconciles, not reasons in a status."""
+"""Label values of the metric of failed reconciles, which are not reasons in a status."""
 COMPARED = {
     "Completed",
     "ContainerCreating",
@@ -33,12 +33,12 @@ COMPARED = {
     "DeletionByPodGC",
     "Disrupted",
 }
-"""Reasons of Kubernetes that the operator replaces by its own or compares only."""
+"""Reasons of Kubernetes that the operator only compares, or replaces by its own."""
 COMPOSED = {"PersistentVolumeClaimRejected", "JobRejected", "SaturationAboveTarget", "SaturationBelowTarget"}
 PASSED_ON = {"Evicted", "UnexpectedAdmissionError", "EvictionByEvictionAPI"}
 """Reasons of Kubernetes that the page names as examples of passed-on reasons."""
 SINGLE_WORDS = {"Unschedulable", "Settled"}
-"""Reasons of one word that mean nothing else anywhere in the operator."""
+"""Reasons of one word that have no other meaning in the operator's code."""
 
 
 def first_column(heading: str = "") -> set[str]:
@@ -88,7 +88,7 @@ def test_the_reasons_of_readiness_gates_are_explained_below_their_heading() -> N
 
 
 def test_no_other_module_spells_out_a_reason() -> None:
-    """A reason that is renamed in one place alone would change Ready or a metric without notice."""
+    """A reason that is renamed in only one place would silently change Ready or a metric."""
     unmistakable = {
         value for value in CONSTANTS.values() if len(re.findall(r"[A-Z]", value)) > 1
     } | SINGLE_WORDS

@@ -1,4 +1,4 @@
-"""The autoscaler in the operator's process, against the real API server and simulated gateways."""
+"""The autoscaler in the operator's process, with a real API server and simulated gateways."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from live_service import api_requests, none_ends
+from live_service import api_requests, no_namespace_terminates
 from mizzen_operator.autoscaling.autoscaler import PERIOD_SECONDS
 
 TO_ZERO = {"minReplicas": 0, "maxReplicas": 3, "idleSecondsToZero": 5, "scaleDownStabilizationSeconds": 0}
@@ -24,8 +24,8 @@ class Scaled:
         return self._api.get("InferenceService", self.namespace, "demo")
 
     def condition(self, name: str) -> tuple[str, str]:
-        found = [c for c in self.body().get("status", {}).get("conditions", []) if c["type"] == name]
-        return (found[0]["status"], found[0]["reason"]) if found else ("Absent", "")
+        conditions = self.body().get("status", {}).get("conditions", [])
+        return next(((c["status"], c["reason"]) for c in conditions if c["type"] == name), ("Absent", ""))
 
     def serves(self, groups: int) -> bool:
         body = self.body()
@@ -52,7 +52,7 @@ def scaled(
     api.delete("InferenceService", namespace, "demo")
 
 
-def test_to_zero_when_nobody_asks_and_back_when_a_request_waits(
+def test_an_idle_service_is_scaled_to_zero_and_back_when_a_request_waits(
     scaled: Callable[..., Scaled], node: Any
 ) -> None:
     demo = scaled(autoscaling=TO_ZERO)
@@ -67,13 +67,11 @@ def test_to_zero_when_nobody_asks_and_back_when_a_request_waits(
     node.behaviour.loads[demo.namespace] = {"inFlight": 1}
     demo.eventually(lambda: demo.serves(1), 120, "the group serves")
     demo.eventually(lambda: demo.body()["status"]["lastScale"]["reason"] == "RequestsWait", 60)
-    history = [(one["from"], one["to"]) for one in demo.body()["status"]["scaleHistory"]]
+    history = [(entry["from"], entry["to"]) for entry in demo.body()["status"]["scaleHistory"]]
     assert history == [(1, 0), (0, 1)]
 
 
-def test_full_engines_get_more_and_another_autoscaler_is_left_alone(
-    scaled: Callable[..., Scaled], node: Any, api: Any
-) -> None:
+def test_saturated_engines_cause_a_scale_up(scaled: Callable[..., Scaled], node: Any, api: Any) -> None:
     demo = scaled(autoscaling={"minReplicas": 1, "maxReplicas": 2})
     demo.eventually(lambda: demo.serves(1), 120, "one group serves")
     node.behaviour.loads[demo.namespace] = {"inFlight": 9, "pagesUsed": 95}
@@ -91,7 +89,7 @@ def other_autoscaler(api: Any, namespace: str) -> None:
     )
 
 
-def test_where_an_autoscaler_of_kubernetes_scales_nothing_is_written(
+def test_a_service_with_an_hpa_is_not_scaled(
     scaled: Callable[..., Scaled], node: Any, api: Any, namespace: str
 ) -> None:
     other_autoscaler(api, namespace)
@@ -101,21 +99,25 @@ def test_where_an_autoscaler_of_kubernetes_scales_nothing_is_written(
     assert demo.body()["spec"]["replicas"] == 1
 
 
-def test_an_autoscaler_that_comes_later_is_seen_before_the_next_write(
+def test_an_hpa_that_is_created_later_is_noticed_before_the_next_write(
     scaled: Callable[..., Scaled], node: Any, api: Any, namespace: str
 ) -> None:
     demo = scaled(autoscaling={"minReplicas": 1, "maxReplicas": 4})
     node.behaviour.loads[namespace] = {"inFlight": 9, "pagesUsed": 95}
-    demo.eventually(lambda: demo.body()["spec"]["replicas"] == 2, 120, "it looked for others and scaled")
-    other_autoscaler(api, namespace)  # the next of the operator's own accord would come a minute later
+    demo.eventually(
+        lambda: demo.body()["spec"]["replicas"] == 2,
+        120,
+        "the operator has looked for other autoscalers and scaled",
+    )
+    other_autoscaler(api, namespace)  # the operator's next regular look would come a minute later
     demo.eventually(lambda: demo.condition("ScalingActive") == ("False", "AnotherAutoscaler"), 120)
     assert demo.body()["spec"]["replicas"] == 2
 
 
-def test_a_steady_load_asks_nothing_of_the_api_server(
+def test_a_steady_load_causes_no_api_requests(
     scaled: Callable[..., Scaled], node: Any, api: Any, operators: Any
 ) -> None:
-    """The autoscaler learns of the load from gateways and engines alone, whatever its period."""
+    """The autoscaler reads the load only from gateways and engines, however often it decides."""
     demo = scaled(autoscaling={"minReplicas": 1, "maxReplicas": 4})
     node.behaviour.loads[demo.namespace] = {"inFlight": 1, "pagesUsed": 70}
     demo.eventually(lambda: demo.serves(1), 120, "one group serves")
@@ -129,7 +131,7 @@ def test_a_steady_load_asks_nothing_of_the_api_server(
         time.sleep(2 * PERIOD_SECONDS)
         return requests() == before
 
-    demo.eventually(lambda: none_ends(api), 120, "namespaces of tests before this one end")
-    # A regular look, or one for another autoscaler, may fall into one of the times.
+    demo.eventually(lambda: no_namespace_terminates(api), 120, "the namespaces of earlier tests are gone")
+    # A regular reconcile, or a look for other autoscalers, may fall into one of the intervals.
     demo.eventually(quiet, 24 * PERIOD_SECONDS, "neither a write nor a read")
     assert demo.body()["spec"]["replicas"] == 1

@@ -1,4 +1,4 @@
-"""What hangs for one namespace's services keeps no other's from being scaled."""
+"""Decisions that hang for the services of one namespace do not delay those of other namespaces."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from mizzen_operator.autoscaling.autoscaler import MAX_CONCURRENT_PER_NAMESPACE,
 from mizzen_operator.metrics import Metrics
 
 HUNG = [ServiceKey("hung", str(number)) for number in range(2 * MAX_CONCURRENT_PER_NAMESPACE)]
-"""More than are decided on at once, each by a webhook that does not answer."""
-ONES = [ServiceKey("well", "one"), ServiceKey("well", "two")]
+"""More services than are decided on concurrently; each decision hangs, as with a silent webhook."""
+OTHERS = [ServiceKey("well", "one"), ServiceKey("well", "two")]
 
 
 class Decisions:
-    """What stands for decisions: those on services of one namespace never come."""
+    """Fake decisions; those on services of the namespace `hung` never end."""
 
     def __init__(self) -> None:
-        self.made: list[ServiceKey] = []
-        self.under_way: set[ServiceKey] = set()
+        self.completed: list[ServiceKey] = []
+        self.running: set[ServiceKey] = set()
 
     async def decide(self, key: ServiceKey) -> None:
-        assert key not in self.under_way
-        self.under_way.add(key)
+        assert key not in self.running
+        self.running.add(key)
         if key in HUNG:
             await asyncio.Event().wait()
-        self.under_way.discard(key)
-        self.made.append(key)
+        self.running.discard(key)
+        self.completed.append(key)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -44,48 +44,52 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_a_request_wakes_a_service_whatever_hangs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_is_scaled_at_once_while_decisions_of_another_namespace_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("mizzen_operator.autoscaling.autoscaler.PERIOD_SECONDS", 600.0)
     decisions, listener = Decisions(), Mock()
     scaler = Autoscaler(cast(Any, None), listener, Metrics(), Mock())
     monkeypatch.setattr(scaler, "_decide", decisions.decide)
-    for key in (*HUNG, *ONES):
+    for key in (*HUNG, *OTHERS):
         scaler.observe_service(key, cast(Autoscaling, object()))
     work = asyncio.create_task(scaler.run())
     for key in HUNG:
         scaler.decide_now(key)
-    await until(lambda: len(decisions.under_way) == MAX_CONCURRENT_PER_NAMESPACE)
+    await until(lambda: len(decisions.running) == MAX_CONCURRENT_PER_NAMESPACE)
     expected: list[ServiceKey] = []
-    for key in (ONES[0], ONES[0], ONES[1]):
+    for key in (OTHERS[0], OTHERS[0], OTHERS[1]):
         expected.append(key)
         scaler.decide_now(key)
-        await until(lambda: decisions.made == expected)
+        await until(lambda: decisions.completed == expected)
         scaler.decide_now(HUNG[0])
-    assert len(decisions.under_way) == MAX_CONCURRENT_PER_NAMESPACE
+    assert len(decisions.running) == MAX_CONCURRENT_PER_NAMESPACE
     work.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await work
 
 
-async def test_what_is_due_again_meanwhile_is_decided_on_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_decision_that_is_due_during_the_previous_one_follows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("mizzen_operator.autoscaling.autoscaler.PERIOD_SECONDS", 600.0)
-    made, go_on = list[ServiceKey](), asyncio.Event()
+    completed, resume = list[ServiceKey](), asyncio.Event()
 
     async def decide(key: ServiceKey) -> None:
-        made.append(key)
-        await go_on.wait()
+        completed.append(key)
+        await resume.wait()
 
     scaler = Autoscaler(cast(Any, None), Mock(), Metrics(), Mock())
     monkeypatch.setattr(scaler, "_decide", decide)
-    scaler.observe_service(ONES[0], cast(Autoscaling, object()))
+    scaler.observe_service(OTHERS[0], cast(Autoscaling, object()))
     work = asyncio.create_task(scaler.run())
-    scaler.decide_now(ONES[0])
-    await until(lambda: len(made) == 1)
-    scaler.decide_now(ONES[0])
+    scaler.decide_now(OTHERS[0])
+    await until(lambda: len(completed) == 1)
+    scaler.decide_now(OTHERS[0])
     await asyncio.sleep(0.01)
-    assert len(made) == 1
-    go_on.set()
-    await until(lambda: len(made) == 2)
+    assert len(completed) == 1
+    resume.set()
+    await until(lambda: len(completed) == 2)
     work.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await work

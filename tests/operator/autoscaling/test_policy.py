@@ -1,4 +1,4 @@
-"""What the autoscaler decides."""
+"""Decisions of the autoscaler: metrics, limits, stabilization windows, and scaling to zero."""
 
 from __future__ import annotations
 
@@ -40,28 +40,30 @@ def after(settings: Autoscaling, current: int, sample: Sample | None) -> object:
         (2, Sample(engines(2, kv_percent=76)), None),  # within the tolerance
         (2, Sample(engines(2, kv_percent=90)), (3, "SaturationAboveTarget")),
         (2, Sample(engines(2, kv_percent=20)), (1, "SaturationBelowTarget")),
-        (3, Sample(engines(2, kv_percent=90)), None),  # the third one is on its way
-        (2, Sample(()), None),  # nobody serves yet
+        (3, Sample(engines(2, kv_percent=90)), None),  # the third engine is starting
+        (2, Sample(()), None),  # no engine serves yet
         (2, None, None),
         (2, Sample(engines(2, kv_percent=50, requests=10), queued=20), (4, "SaturationAboveTarget")),
         (8, Sample(engines(8, kv_percent=100, requests=9), queued=99), None),
         (9, Sample(engines(9, kv_percent=100)), (8, "AboveMaximum")),
         (0, Sample(()), (1, "BelowMinimum")),
-        (1, Sample(engines(1), idle_seconds=1e6), None),  # to zero only when that was asked for
+        (1, Sample(engines(1), idle_seconds=1e6), None),  # to zero only if the spec allows that
     ],
 )
-def test_saturation(current: int, sample: Sample | None, expected: object) -> None:
+def test_the_number_of_groups_follows_the_saturation(
+    current: int, sample: Sample | None, expected: object
+) -> None:
     assert after(SETTINGS, current, sample) == expected
 
 
-def test_other_metrics() -> None:
+def test_the_number_of_groups_follows_the_other_metrics() -> None:
     tokens = replace(SETTINGS, metric="QueueTokens", target=1000)
     assert after(tokens, 1, Sample(engines(1, waiting_tokens=2500))) == (3, "QueueTokensAboveTarget")
     requests = replace(SETTINGS, metric="ActiveRequests", target=10)
     assert after(requests, 4, Sample(engines(4), in_flight=15)) == (2, "ActiveRequestsBelowTarget")
 
 
-def test_to_zero_and_back() -> None:
+def test_an_idle_service_goes_to_zero_and_a_waiting_request_wakes_it() -> None:
     assert after(TO_ZERO, 1, Sample(engines(1), idle_seconds=59)) is None
     assert after(TO_ZERO, 3, Sample(engines(3), idle_seconds=60)) == (0, "Idle")
     assert after(TO_ZERO, 1, Sample(engines(1, requests=1), idle_seconds=60)) is None
@@ -70,8 +72,8 @@ def test_to_zero_and_back() -> None:
     assert after(TO_ZERO, 0, Sample(queued=1, has_held_requests=True)) == (1, "RequestsWait")
 
 
-def test_what_has_only_just_come_is_not_idle() -> None:
-    """A service nobody asks yet: its group loads for 200 s, and may serve for as long as any idle one."""
+def test_the_idle_time_starts_when_a_group_serves() -> None:
+    """The service gets no requests: its group loads for 200 s, and then serves for the whole idle time."""
     state, zero = ScalingState(), None
     for now in range(0, 400, 5):
         sample = Sample(engines(1) if now >= 200 else (), idle_seconds=1000.0 + now)
@@ -82,14 +84,14 @@ def test_what_has_only_just_come_is_not_idle() -> None:
     assert zero == (260, 0, "Idle")
 
 
-def test_what_never_comes_is_given_back_once_no_request_would_wait_for_it() -> None:
+def test_a_group_that_never_serves_is_removed_after_the_wake_timeout() -> None:
     state = ScalingState()
     for now, expected in ((0.0, None), (899.0, None), (900.0, "Idle")):
         scale, state = decide(TO_ZERO, 1, Sample(idle_seconds=1000.0), state, now)
         assert (None if scale is None else scale.reason) == expected
 
 
-def test_a_peak_within_the_window_moves_nothing_and_a_lull_neither() -> None:
+def test_peaks_and_lulls_within_the_stabilization_window_have_no_effect() -> None:
     slow = replace(SETTINGS, up_stabilization=30)
     state, current = ScalingState(), 4
     for now, percent, expected in (
@@ -142,7 +144,7 @@ samples = st.builds(
 
 
 @given(settings, st.integers(0, 30), st.lists(st.tuples(st.none() | samples, st.floats(0, 120)), max_size=20))
-def test_it_stays_within_limits_and_acts_with_a_reason(
+def test_decisions_stay_within_the_limits_and_have_a_reason(
     chosen: Autoscaling, current: int, steps: list[tuple[Sample | None, float]]
 ) -> None:
     state, now = ScalingState(), 0.0
@@ -164,14 +166,14 @@ def test_it_stays_within_limits_and_acts_with_a_reason(
 
 
 @given(settings, st.integers(1, 12), st.floats(0, 99), st.integers(0, 200))
-def test_a_steady_load_is_met_at_once_and_then_left_alone(
+def test_under_a_steady_load_decisions_converge(
     chosen: Autoscaling, groups: int, percent: float, requests: int
 ) -> None:
-    """With the same total of work, decisions come to an end: no swinging."""
+    """If the total work stays constant, the number of groups does not oscillate."""
     steady = replace(chosen, up_stabilization=0, down_stabilization=0, idle_to_zero=None)
     steady = replace(steady, min_replicas=max(1, steady.min_replicas))
     total, state, current = percent * groups, ScalingState(), groups
-    seen: list[int] = []
+    sizes: list[int] = []
     for step in range(40):
         share = EngineLoad(min(100.0, total / current), int(total), requests // current)
         sample = Sample((share,) * current, 0, False, requests, 0.0)
@@ -179,6 +181,6 @@ def test_a_steady_load_is_met_at_once_and_then_left_alone(
         if scale is None:
             break
         current = scale.after
-        seen.append(current)
+        sizes.append(current)
     else:
-        pytest.fail(f"it swings: {seen}")
+        pytest.fail(f"the number of groups oscillates: {sizes}")

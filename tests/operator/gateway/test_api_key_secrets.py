@@ -1,4 +1,4 @@
-"""Secrets with API keys found by their label: which ones, and the operator against a real API server."""
+"""Secrets with API keys that are selected by label: the selection, and the operator on a real API server."""
 
 from __future__ import annotations
 
@@ -36,30 +36,32 @@ def secret(name: str, second: int = 0, **more: Any) -> dict[str, Any]:
 
 
 @given(st.lists(st.integers(0, 59), max_size=2 * MAX_SECRETS), st.randoms())
-def test_the_oldest_are_taken_in_whatever_order_they_are_listed(seconds: list[int], draw: Any) -> None:
+def test_the_oldest_secrets_are_selected_in_whatever_order_they_are_listed(
+    seconds: list[int], draw: Any
+) -> None:
     secrets = [secret(f"s{index:03d}", second) for index, second in enumerate(seconds)]
     names = select_secrets(secrets)
     assert list(names) == sorted(names)
     assert len(names) == min(MAX_SECRETS, len(secrets))
-    age = {one["metadata"]["name"]: one["metadata"]["creationTimestamp"] for one in secrets}
-    left_out = set(age) - set(names)
-    assert all(age[new] >= age[old] for new in left_out for old in names)
+    created = {secret["metadata"]["name"]: secret["metadata"]["creationTimestamp"] for secret in secrets}
+    left_out = set(created) - set(names)
+    assert all(created[new] >= created[old] for new in left_out for old in names)
     draw.shuffle(secrets)
     assert select_secrets(secrets) == names
 
 
-def test_a_secret_that_is_being_deleted_is_not_taken() -> None:
+def test_a_secret_that_is_being_deleted_is_not_selected() -> None:
     assert select_secrets([secret("a"), secret("b", deletionTimestamp="2026-01-02T00:00:00Z")]) == ("a",)
 
 
 @pytest.mark.parametrize("service", ["demo", "shared", "mizzen", "a-gateway"])
-def test_a_gateways_name_says_whose_it_is(service: str) -> None:
+def test_the_name_of_a_dedicated_gateway_yields_its_service(service: str) -> None:
     name = child_names.gateway_name(service)
     assert child_names.service_of_gateway(name) == service
     assert name != child_names.SHARED_GATEWAY
 
 
-def test_an_empty_folder_of_keys_lets_nobody_in(tmp_path: Path) -> None:
+def test_with_an_empty_folder_of_keys_every_request_is_rejected(tmp_path: Path) -> None:
     tenants = TenantRegistry([str(tmp_path)])
     assert not tenants.keyless
     for headers in ([], [(b"authorization", b"Bearer "), (b"authorization", b"Bearer sk-guessed")]):
@@ -69,7 +71,7 @@ def test_an_empty_folder_of_keys_lets_nobody_in(tmp_path: Path) -> None:
 
 
 class Port:
-    """Services and Secrets of one namespace."""
+    """Services, Secrets and gateways of one namespace."""
 
     def __init__(self, api: Any, namespace: str, minimal: Callable[..., Any], eventually: Any) -> None:
         self.api, self.namespace, self._minimal, self.eventually = api, namespace, minimal, eventually
@@ -79,7 +81,7 @@ class Port:
         body = self._minimal(name, engine={"device": "CPU"}, gateway=gateway)
         body["metadata"]["namespace"] = self.namespace
         self.api.create(body)
-        self.eventually(lambda: self.condition(name, "Ready")["status"] == "True", 90, what=name)
+        self.eventually(lambda: self.condition(name, "Ready")["status"] == "True", 90, expectation=name)
 
     def label(self, name: str, gateway: str) -> None:
         meta = {"name": name, "namespace": self.namespace, "labels": {LABEL: gateway}}
@@ -87,14 +89,14 @@ class Port:
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
         status = self.api.get("InferenceService", self.namespace, name).get("status", {})
-        found = [one for one in status.get("conditions", []) if one["type"] == kind]
-        return found[0] if found else {"status": "Absent", "reason": "", "message": ""}
+        absent = {"status": "Absent", "reason": "", "message": ""}
+        return next((c for c in status.get("conditions", []) if c["type"] == kind), absent)
 
     def deployment(self, gateway: str) -> dict[str, Any]:
         return self.api.get("Deployment", self.namespace, gateway)
 
     def mounted(self, gateway: str) -> set[str]:
-        """Secrets that a gateway's pods mount where it reads API keys."""
+        """Return the Secrets that a gateway's pods mount in the folder of API keys."""
         spec = self.deployment(gateway)["spec"]["template"]["spec"]
         [container] = spec["containers"]
         folders = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
@@ -106,7 +108,9 @@ class Port:
         }
 
     def mounts(self, gateway: str, *names: str) -> None:
-        self.eventually(lambda: self.mounted(gateway) == set(names), 90, what=f"{gateway} mounts {names}")
+        self.eventually(
+            lambda: self.mounted(gateway) == set(names), 90, expectation=f"{gateway} mounts {names}"
+        )
 
 
 @pytest.fixture
@@ -121,11 +125,13 @@ def port(
 @pytest.mark.parametrize(("mode", "gateway"), [("Dedicated", "demo-gateway"), ("Shared", "mizzen-shared")])
 @pytest.mark.usefixtures("port")
 class TestLive:
-    """Secrets come and go, and nobody touches the service."""
+    """Secrets are added and removed while the service stays unchanged."""
 
     pytestmark = CONTROL_PLANE
 
-    def test_secrets_are_mounted_and_left(self, port: Port, mode: str, gateway: str) -> None:
+    def test_labelled_secrets_are_mounted_until_they_lose_the_label(
+        self, port: Port, mode: str, gateway: str
+    ) -> None:
         port.label("before", gateway)
         port.label("others", "other-gateway")
         port.create("demo", mode)
@@ -143,27 +149,30 @@ class TestLive:
         words = f"every request gets 401 because no Secret has the label {LABEL}={gateway}"
         port.eventually(lambda: words in port.condition("demo", "GatewayReady")["message"], 90)
         arguments = port.deployment(gateway)["spec"]["template"]["spec"]["containers"][0]["args"]
-        assert "--api-keys-file" in arguments  # closed, not open
-        found = port.api.get("InferenceService", port.namespace, "demo")["metadata"]["generation"]
-        assert found == generation
+        assert "--api-keys-file" in arguments  # requests without a key are rejected
+        assert (
+            port.api.get("InferenceService", port.namespace, "demo")["metadata"]["generation"] == generation
+        )
 
-    def test_a_new_secret_leaves_no_gap(self, port: Port, mode: str, gateway: str) -> None:
+    def test_a_new_secret_is_rolled_out_without_an_outage(self, port: Port, mode: str, gateway: str) -> None:
         port.create("demo", mode)
         before = port.deployment(gateway)["metadata"]["generation"]
         lowest = [port.deployment(gateway)["status"]["availableReplicas"]]
         port.label("team", gateway)
 
         def rolled_out() -> bool:
-            found = port.deployment(gateway)
-            status = found["status"]
+            deployment = port.deployment(gateway)
+            status = deployment["status"]
             lowest.append(status.get("availableReplicas", 0))
-            current = status["observedGeneration"] == found["metadata"]["generation"] > before
+            current = status["observedGeneration"] == deployment["metadata"]["generation"] > before
             return current and status.get("updatedReplicas") == status.get("replicas") == 1
 
         port.eventually(rolled_out, 90)
         assert min(lowest) >= 1
 
-    def test_nothing_is_written_once_all_is_well(self, port: Port, mode: str, gateway: str) -> None:
+    def test_no_object_is_written_once_the_service_has_settled(
+        self, port: Port, mode: str, gateway: str
+    ) -> None:
         port.label("one", gateway)
         port.label("two", gateway)
         port.create("demo", mode, secretNames=["two"])
@@ -183,7 +192,7 @@ class TestLive:
 
 
 @in_cluster
-def test_a_gateway_that_does_not_ask_takes_no_labelled_secret(port: Port) -> None:
+def test_without_from_label_no_labelled_secret_is_mounted(port: Port) -> None:
     port.label("team", "demo-gateway")
     port.create("demo", fromLabel=False)
     assert port.mounted("demo-gateway") == set()
@@ -191,8 +200,8 @@ def test_a_gateway_that_does_not_ask_takes_no_labelled_secret(port: Port) -> Non
     assert "--api-keys-file" not in arguments
 
 
-def front(namespace: str, *, asks: bool = True) -> GatewaySpec:
-    """A gateway of that namespace."""
+def gateway_spec(namespace: str, *, from_label: bool = True) -> GatewaySpec:
+    """Return a dedicated gateway in a namespace; `from_label` selects API keys by label."""
     admission = Admission(1, 0, 1, 1)
     return GatewaySpec(
         name="demo-gateway",
@@ -201,7 +210,7 @@ def front(namespace: str, *, asks: bool = True) -> GatewaySpec:
         owners=(),
         keys_secret="",
         arguments=(),
-        gateway=Gateway(1, "ClusterIP", 8000, {}, (), "", (), admission, keys_from_label=asks),
+        gateway=Gateway(1, "ClusterIP", 8000, {}, (), "", (), admission, keys_from_label=from_label),
         drain_timeout=1,
         image_pull_secrets=(),
     )
@@ -214,7 +223,7 @@ async def client(kubeconfig: Path) -> KubeClient:
 
 
 @in_cluster
-async def test_news_is_what_differs_from_the_last_look_and_no_value_is_read(
+async def test_changed_gateways_differ_from_the_last_list_and_no_secret_value_is_read(
     control_plane: ControlPlane, api: Any, namespace: str
 ) -> None:
     meta = {"name": "team", "namespace": namespace, "labels": {LABEL: "demo-gateway"}}
@@ -224,38 +233,39 @@ async def test_news_is_what_differs_from_the_last_look_and_no_value_is_read(
         [listed] = await kube.list_metadata(ObjectRef("Secret", namespace), LABEL)
         assert set(listed) <= {"kind", "apiVersion", "metadata"}
         secrets = ApiKeySecrets(kube, "")
-        assert await secrets.find(front(namespace)) == ("team",)
-        assert await _news(secrets, []) == []
+        assert await secrets.find(gateway_spec(namespace)) == ("team",)
+        assert await wait_for_changes(secrets, []) == []
         meta["name"] = "other"
         api.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta})
-        assert await _news(secrets, where := [GatewayKey(namespace, "demo-gateway")]) == where
-        assert await secrets.find(front(namespace)) == ("other", "team")
-        assert await _news(secrets, []) == []
-        assert await secrets.find(front(namespace, asks=False)) == ()
+        gateways = [GatewayKey(namespace, "demo-gateway")]
+        assert await wait_for_changes(secrets, gateways) == gateways
+        assert await secrets.find(gateway_spec(namespace)) == ("other", "team")
+        assert await wait_for_changes(secrets, []) == []
+        assert await secrets.find(gateway_spec(namespace, from_label=False)) == ()
         api.delete("Secret", namespace, "other")
-        assert await secrets.changed_gateways() == []  # nobody asks
+        assert await secrets.changed_gateways() == []  # no gateway uses the label any more
     finally:
         await kube.close()
 
 
-async def _news(secrets: ApiKeySecrets, wanted: list[GatewayKey]) -> list[GatewayKey]:
-    """News once the API server's memory has caught up with what is wanted, or what they are after 30 s."""
-    news = await secrets.changed_gateways()
+async def wait_for_changes(secrets: ApiKeySecrets, wanted: list[GatewayKey]) -> list[GatewayKey]:
+    """Return the changed gateways once they are `wanted`, because lists may lag; after 30 s as they are."""
+    changed = await secrets.changed_gateways()
     deadline = time.monotonic() + 30
-    while news != wanted and time.monotonic() < deadline:
+    while changed != wanted and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
-        news = await secrets.changed_gateways()
-    return news
+        changed = await secrets.changed_gateways()
+    return changed
 
 
 @in_cluster
-async def test_without_the_right_the_failure_says_which(
+async def test_the_error_names_the_missing_right_to_list_secrets(
     control_plane: ControlPlane, api: Any, namespace: str, tmp_path: Path
 ) -> None:
-    meta = {"name": "nobody", "namespace": namespace}
+    meta = {"name": "unprivileged", "namespace": namespace}
     api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/nobody/token"
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/unprivileged/token"
     token = tmp_path / "token"
     token.write_text(api.request("POST", path, request)["status"]["token"])
     kubeconfig = write_token_kubeconfig(
@@ -268,8 +278,8 @@ async def test_without_the_right_the_failure_says_which(
     kube = await client(kubeconfig)
     try:
         with pytest.raises(Refused, match="needs an operator that may list Secrets") as refused:
-            await ApiKeySecrets(kube, "").find(front(namespace))
+            await ApiKeySecrets(kube, "").find(gateway_spec(namespace))
         assert refused.value.reason == "SecretsForbidden"
-        assert await ApiKeySecrets(kube, "").find(front(namespace, asks=False)) == ()
+        assert await ApiKeySecrets(kube, "").find(gateway_spec(namespace, from_label=False)) == ()
     finally:
         await kube.close()

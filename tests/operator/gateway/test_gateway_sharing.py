@@ -1,4 +1,4 @@
-"""Who has what among services that share a gateway: the oldest comes first, in whatever order they come."""
+"""Model names and settings of services that share a gateway: the oldest service takes precedence."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def service(name: str, created: str = "2026-01-01T00:00:00Z", **fields: Any) -> 
     )
 
 
-def test_nobody_shares() -> None:
+def test_without_services_in_shared_mode_there_is_no_sharing() -> None:
     assert resolve_sharing([]) is None
     assert resolve_sharing([service("a", shares_gateway=False), service("b", deleting=True)]) is None
 
 
-def test_a_name_is_the_older_services() -> None:
+def test_a_contested_name_belongs_to_the_older_service() -> None:
     new = service("a", "2026-01-02T00:00:00Z", served="chat", aliases=["mine"])
     old = service("b", "2026-01-01T00:00:00Z", served="qwen", aliases=["chat"])
     sharing = resolve_sharing([new, old])
     assert sharing is not None
-    assert [one.name for one in sharing.services] == ["b", "a"]
+    assert [service.name for service in sharing.services] == ["b", "a"]
     assert sharing.model_names == {"b": ("qwen", "chat"), "a": ("mine",)}
     assert sharing.conflicting_names == {"b": {}, "a": {"chat": "b"}}
     left = resolve_sharing([new, replace(old, deleting=True)])
@@ -60,7 +60,7 @@ def test_a_name_is_the_older_services() -> None:
     assert left.model_names == {"a": ("chat", "mine")}
 
 
-def test_settings_are_the_oldest_services() -> None:
+def test_the_settings_of_the_oldest_service_apply() -> None:
     first = service("a", gateway=replace(GATEWAY, replicas=3, tls_secret="cert"))
     second = service("b", lifecycle=Lifecycle(60, 300))
     sharing = resolve_sharing([second, first])
@@ -78,21 +78,21 @@ SERVICES = st.dictionaries(
 
 
 @given(SERVICES, st.randoms())
-def test_every_name_has_one_owner_and_the_order_of_the_list_is_nothing(
-    given: dict[str, tuple[int, str, set[str]]], draw: Any
+def test_every_name_has_one_owner_whatever_the_order_of_the_list(
+    specs: dict[str, tuple[int, str, set[str]]], draw: Any
 ) -> None:
     services = [
         service(name, f"2026-01-0{day}T00:00:00Z", served=served, aliases=sorted(aliases - {served}))
-        for name, (day, served, aliases) in given.items()
+        for name, (day, served, aliases) in specs.items()
     ]
     sharing = resolve_sharing(services)
     assert sharing is not None
     owned = [name for names in sharing.model_names.values() for name in names]
-    claimed = {name for one in services for name in (one.model.served_name, *one.model.aliases)}
+    claimed = {name for s in services for name in (s.model.served_name, *s.model.aliases)}
     assert len(owned) == len(set(owned))
     assert set(owned) == claimed
-    for one in services:
-        for name, other in sharing.conflicting_names[one.name].items():
+    for loser in services:
+        for name, other in sharing.conflicting_names[loser.name].items():
             assert name in sharing.model_names[other]
     draw.shuffle(services)
     assert resolve_sharing(services) == sharing
@@ -107,13 +107,15 @@ def test_every_name_has_one_owner_and_the_order_of_the_list_is_nothing(
         ("keys_from_label", True, "apiKeys"),
     ],
 )
-def test_differences_are_named_as_in_the_spec(field: str, value: object, shown: str) -> None:
+def test_an_overridden_setting_is_reported_by_its_field_in_the_spec(
+    field: str, value: object, shown: str
+) -> None:
     sharing = resolve_sharing([service("a"), service("b", gateway=replace(GATEWAY, **{field: value}))])
     assert sharing is not None
     assert sharing.overridden_fields(sharing.services[1]) == [shown]
 
 
-def test_a_field_that_differs_twice_is_named_once() -> None:
+def test_two_overridden_settings_of_one_field_are_reported_once() -> None:
     other = replace(GATEWAY, api_keys=("k",), keys_from_label=True)
     sharing = resolve_sharing([service("a"), service("b", gateway=other)])
     assert sharing is not None

@@ -1,4 +1,4 @@
-"""Services that share a gateway: the operator against a real API server and garbage collector."""
+"""Services that share a gateway: the operator on a real API server and garbage collector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARED = ("Deployment", "Service", "ServiceAccount", "RoleBinding", "Secret", "C
 
 
 class Harbour:
-    """Services of one namespace."""
+    """Services of one namespace and their shared gateway."""
 
     def __init__(self, api: Any, namespace: str, minimal: Callable[..., Any], eventually: Any) -> None:
         self.api, self.namespace, self._minimal, self.eventually = api, namespace, minimal, eventually
@@ -48,8 +48,8 @@ class Harbour:
         return self.get("InferenceService", name).get("status", {})
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
-        found = [c for c in self.status(name).get("conditions", []) if c["type"] == kind]
-        return found[0] if found else {"status": "Absent", "reason": "", "message": ""}
+        absent = {"status": "Absent", "reason": "", "message": ""}
+        return next((c for c in self.status(name).get("conditions", []) if c["type"] == kind), absent)
 
     def ready(self, name: str) -> bool:
         condition = self.condition(name, "Ready")
@@ -88,14 +88,15 @@ def harbour(
         api.delete("InferenceService", namespace, body["metadata"]["name"])
 
 
-def test_two_services_have_one_gateway_that_goes_with_the_last(harbour: Harbour) -> None:
+def test_two_services_have_one_gateway_that_is_deleted_with_the_last_service(harbour: Harbour) -> None:
     harbour.create("first", model={"aliases": ["one"]})
     harbour.create("second")
     harbour.settle("first", "second")
     url = f"http://{NAME}.{harbour.namespace}.svc:8000/v1"
     assert harbour.status("first")["url"] == harbour.status("second")["url"] == url
     assert harbour.condition("second", "Conflict")["reason"] == "NoConflict"
-    assert [one["metadata"]["name"] for one in harbour.api.list("Deployment", harbour.namespace)] == [NAME]
+    deployments = harbour.api.list("Deployment", harbour.namespace)
+    assert [deployment["metadata"]["name"] for deployment in deployments] == [NAME]
     for kind in SHARED:
         assert harbour.owners(kind) == {"first", "second"}, kind
         assert not any("controller" in owner for owner in harbour.get(kind)["metadata"]["ownerReferences"])
@@ -103,7 +104,7 @@ def test_two_services_have_one_gateway_that_goes_with_the_last(harbour: Harbour)
     assert listed["first"]["models"] == ["first", "one"]
     assert "--services-config-map" in harbour.arguments()
 
-    # Each service's engines have keys of their own, and trust the shared gateway alone.
+    # The engines of each service have their own keys, and trust only the shared gateway.
     gateway = harbour.secret(NAME)
     assert set(gateway) == {"gateway.public", "gateway.secret", "admin.token"}
     for name in ("first", "second"):
@@ -116,7 +117,7 @@ def test_two_services_have_one_gateway_that_goes_with_the_last(harbour: Harbour)
     harbour.delete("first")
     harbour.eventually(lambda: set(harbour.listed()) == {"second"})
     for kind in SHARED:
-        harbour.eventually(lambda kind=kind: harbour.owners(kind) == {"second"}, what=kind)
+        harbour.eventually(lambda kind=kind: harbour.owners(kind) == {"second"}, expectation=kind)
     harbour.settle("second")
     assert harbour.secret(NAME) == gateway
     harbour.delete("second")
@@ -130,7 +131,7 @@ def left(harbour: Harbour) -> list[str]:
     return [kind for kind in SHARED if harbour.find(kind) is not None]
 
 
-def test_a_name_that_is_taken_is_told_to_the_later_service(harbour: Harbour) -> None:
+def test_a_name_conflict_is_reported_by_the_later_service(harbour: Harbour) -> None:
     harbour.create("first", model={"servedName": "chat"})
     harbour.settle("first")
     harbour.create("second", model={"servedName": "chat", "aliases": ["other"]})
@@ -143,13 +144,13 @@ def test_a_name_that_is_taken_is_told_to_the_later_service(harbour: Harbour) -> 
     assert harbour.condition("first", "Conflict")["status"] == "False"
     assert harbour.listed()["second"]["models"] == ["other"]
     assert harbour.ready("first")
-    harbour.delete("first")  # the name is free
+    harbour.delete("first")  # frees the name
     harbour.settle("second")
     assert harbour.listed()["second"]["models"] == ["chat", "other"]
     assert harbour.condition("second", "Available")["status"] == "True"
 
 
-def test_settings_are_the_oldest_services(harbour: Harbour) -> None:
+def test_the_gateway_has_the_settings_of_the_oldest_service(harbour: Harbour) -> None:
     harbour.create("first", gateway={"service": {"port": 80}})
     harbour.settle("first")
     harbour.create("second", gateway={"replicas": 2})
@@ -167,7 +168,7 @@ def test_settings_are_the_oldest_services(harbour: Harbour) -> None:
     harbour.settle("second")
 
 
-def test_a_suspended_service_is_listed_as_such_and_the_other_goes_on(harbour: Harbour) -> None:
+def test_a_suspended_service_is_listed_as_suspended_while_the_other_keeps_serving(harbour: Harbour) -> None:
     harbour.create("first")
     harbour.create("second")
     harbour.settle("first", "second")
@@ -177,10 +178,12 @@ def test_a_suspended_service_is_listed_as_such_and_the_other_goes_on(harbour: Ha
     harbour.eventually(lambda: harbour.condition("first", "Ready")["reason"] == "Suspended")
     assert not harbour.listed()["second"]["suspended"]
     assert harbour.ready("second")
-    assert harbour.get("Deployment")["metadata"]["generation"] == before  # no pod of the gateway is replaced
+    assert (
+        harbour.get("Deployment")["metadata"]["generation"] == before
+    )  # the gateway's pods are not replaced
 
 
-def test_what_is_deleted_by_hand_comes_back_with_the_same_keys(harbour: Harbour) -> None:
+def test_objects_deleted_by_hand_are_recreated_with_the_same_keys(harbour: Harbour) -> None:
     harbour.create("first")
     harbour.settle("first")
     before = harbour.secret("first-engine-keys")
@@ -193,7 +196,7 @@ def test_what_is_deleted_by_hand_comes_back_with_the_same_keys(harbour: Harbour)
     assert harbour.secret("first-engine-keys") == before
 
 
-def test_an_object_of_anothers_is_left_alone(harbour: Harbour) -> None:
+def test_an_object_of_another_owner_is_left_alone(harbour: Harbour) -> None:
     meta = {"name": NAME, "namespace": harbour.namespace}
     harbour.api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"mine": "yes"}})
     harbour.create("first")
@@ -204,8 +207,8 @@ def test_an_object_of_anothers_is_left_alone(harbour: Harbour) -> None:
     harbour.settle("first")
 
 
-def test_nothing_is_written_once_all_is_well(harbour: Harbour) -> None:
-    """No two looks at services that share a gateway undo each other's work."""
+def test_no_object_is_written_once_all_services_have_settled(harbour: Harbour) -> None:
+    """Reconciles of services that share a gateway do not undo each other's changes."""
     harbour.create("first")
     harbour.create("second", gateway={"replicas": 2}, model={"aliases": ["first"]})
     harbour.settle("first")
@@ -218,13 +221,13 @@ def test_nothing_is_written_once_all_is_well(harbour: Harbour) -> None:
 
     def idle() -> bool:
         before = versions()
-        time.sleep(8)  # the gateways are asked every 5 s
+        time.sleep(8)  # the gateways are polled every 5 s
         return versions() == before
 
     harbour.eventually(idle, 90)
 
 
-def test_dedicated_services_beside_them_keep_their_own(harbour: Harbour) -> None:
+def test_a_service_in_dedicated_mode_keeps_its_own_gateway(harbour: Harbour) -> None:
     harbour.create("first")
     harbour.create("second", gateway={"mode": "Dedicated"})
     harbour.settle("first", "second")
@@ -233,7 +236,7 @@ def test_dedicated_services_beside_them_keep_their_own(harbour: Harbour) -> None
     assert harbour.condition("second", "Conflict")["status"] == "Absent"
 
 
-def test_the_mode_stays(harbour: Harbour) -> None:
+def test_the_gateway_mode_is_immutable(harbour: Harbour) -> None:
     harbour.create("first")
     with pytest.raises(Exception, match=r"spec\.gateway\.mode is immutable"):
         harbour.patch("first", gateway={"mode": "Dedicated"})

@@ -1,4 +1,4 @@
-"""Objects with the name of a service's child: none is taken over, and none is looked for first."""
+"""Existing objects with the name of a service's child are not taken over, nor read before a creation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OTHERS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("PodDisruptionBudget", "policy/v1", "demo-gateway", {"spec": {"selector": {"matchLabels": LABELS}}}),
     ("NetworkPolicy", "networking.k8s.io/v1", "demo-engine", {"spec": {"podSelector": {}}}),
 ]
-"""Kind, version, name and content of what is there before a service."""
+"""Kind, version, name and content of objects that exist before the service."""
 
 
 def other(namespace: str, kind: str, version: str, name: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -53,24 +53,24 @@ async def kube(control_plane: ControlPlane) -> AsyncIterator[KubeClient]:
     await client.close()
 
 
-@pytest.mark.parametrize("one", OTHERS, ids=lambda one: f"{one[0]} {one[2]}")
-async def test_what_is_there_is_left_by_what_makes_new_objects_alone(
-    api: Any, kube: KubeClient, namespace: str, one: tuple[str, str, str, dict[str, Any]]
+@pytest.mark.parametrize("existing", OTHERS, ids=lambda existing: f"{existing[0]} {existing[2]}")
+async def test_an_apply_of_a_new_object_does_not_change_an_existing_one(
+    api: Any, kube: KubeClient, namespace: str, existing: tuple[str, str, str, dict[str, Any]]
 ) -> None:
-    body = other(namespace, *one)
-    made = await kube.apply(body, new=True)
-    assert {entry["operation"] for entry in made["metadata"]["managedFields"]} == {"Apply"}
+    body = other(namespace, *existing)
+    created = await kube.apply(body, new=True)
+    assert {entry["operation"] for entry in created["metadata"]["managedFields"]} == {"Apply"}
     with pytest.raises(KubeError) as refused:
         await kube.apply({**body, "metadata": {**body["metadata"], "labels": {"app": "ours"}}}, new=True)
     assert refused.value.code == 409
-    there = api.get(one[0], namespace, one[2])["metadata"]
-    assert (there["labels"], there["uid"]) == (LABELS, made["metadata"]["uid"])
+    metadata = api.get(existing[0], namespace, existing[2])["metadata"]
+    assert (metadata["labels"], metadata["uid"]) == (LABELS, created["metadata"]["uid"])
 
 
 @pytest.mark.parametrize(
     ("name", "secret"), [("demo-engine", "demo-engine-keys"), ("demo-gateway", "demo-gateway-keys")]
 )
-def test_of_two_services_whose_childrens_names_clash_the_other_is_told_to_take_another(
+def test_if_childrens_names_of_two_services_clash_the_later_service_reports_it(
     live_service: Callable[..., Service],
     api: Any,
     namespace: str,
@@ -88,30 +88,30 @@ def test_of_two_services_whose_childrens_names_clash_the_other_is_told_to_take_a
 
     def failed() -> str:
         status = api.get("InferenceService", namespace, name).get("status", {})
-        [found] = [c for c in status.get("conditions", []) if c["type"] == "Failed"] or [{"reason": ""}]
-        return found["message"] if found["reason"] == "NameTaken" else ""
+        [condition] = [c for c in status.get("conditions", []) if c["type"] == "Failed"] or [{"reason": ""}]
+        return condition["message"] if condition["reason"] == "NameTaken" else ""
 
-    message = eventually(failed, 60, "it is told")
+    message = eventually(failed, 60, "the condition Failed has the reason NameTaken")
     assert f"Secret {secret} belongs to InferenceService demo, which has a child of that name" in message
     assert "apply this one under another name" in message and "delete" not in message
     api.delete("InferenceService", namespace, name)
     assert api.get("Secret", namespace, secret)["metadata"]["uid"] == before
 
 
-@pytest.mark.parametrize("one", OTHERS, ids=lambda one: f"{one[0]} {one[2]}")
-def test_a_new_service_takes_over_nothing_of_others(
+@pytest.mark.parametrize("existing", OTHERS, ids=lambda existing: f"{existing[0]} {existing[2]}")
+def test_a_new_service_does_not_take_over_existing_objects(
     live_service: Callable[..., Service],
     api: Any,
     namespace: str,
-    one: tuple[str, str, str, dict[str, Any]],
+    existing: tuple[str, str, str, dict[str, Any]],
 ) -> None:
-    kind, _, name, _ = one
-    before = api.create(other(namespace, *one))
+    kind, _, name, _ = existing
+    before = api.create(other(namespace, *existing))
     demo = live_service(networkPolicy="Enabled")
     demo.eventually(lambda: demo.condition("Failed")["reason"] == "NameTaken")
     assert f"{kind} {name} belongs to something else" in demo.condition("Failed")["message"]
-    there = api.get(kind, namespace, name)["metadata"]
-    assert there["labels"] == LABELS and "ownerReferences" not in there
-    assert there["uid"] == before["metadata"]["uid"]
+    metadata = api.get(kind, namespace, name)["metadata"]
+    assert metadata["labels"] == LABELS and "ownerReferences" not in metadata
+    assert metadata["uid"] == before["metadata"]["uid"]
     api.delete(kind, namespace, name)
     demo.settle(1)

@@ -1,4 +1,4 @@
-"""Gateways that hang are noticed, and no others: real sockets, and a gateway process that is stopped."""
+"""The heartbeat monitor detects hung gateways and only those: real sockets, and a stopped gateway process."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ ADDRESS = "127.143.7.1"
 KEY = ServiceKey("llm", "demo")
 
 
-class Watched:
-    """Heartbeats of one address; `lives` is what a second look says."""
+class MonitoredAddress:
+    """A monitored address that answers pings; `confirms` is the result of the confirming HTTP request."""
 
     def __init__(self) -> None:
-        self.lives = False
-        self.doubts = 0
+        self.confirms = False
+        self.confirmations = 0
         self.changes: asyncio.Queue[str] = asyncio.Queue()
-        self.beats = HeartbeatMonitor(0, self._confirm, self.changes.put_nowait)
+        self.monitor = HeartbeatMonitor(0, self._confirm, self.changes.put_nowait)
         self.transport: Any = None
 
     async def _confirm(self, address: str) -> bool:
-        self.doubts += 1
-        return self.lives
+        self.confirmations += 1
+        return self.confirms
 
     async def answer(self) -> None:
         loop = asyncio.get_running_loop()
-        port = self.beats._port or 0
+        port = self.monitor._port or 0
         self.transport, _ = await loop.create_datagram_endpoint(PingProtocol, local_addr=(ADDRESS, port))
-        self.beats._port = self.transport.get_extra_info("sockname")[1]
+        self.monitor._port = self.transport.get_extra_info("sockname")[1]
 
     async def next(self) -> str:
         async with asyncio.timeout(60):
@@ -53,73 +53,77 @@ class Watched:
 
 
 @pytest.fixture
-async def watched() -> AsyncIterator[Watched]:
-    one = Watched()
-    await one.answer()
-    yield one
-    await one.beats.close()
-    await one.beats.close()  # as whoever ends twice does
-    one.transport.close()
+async def monitored() -> AsyncIterator[MonitoredAddress]:
+    address = MonitoredAddress()
+    await address.answer()
+    yield address
+    await address.monitor.close()
+    await address.monitor.close()  # a second close has no effect
+    address.transport.close()
 
 
-async def heard(watched: Watched) -> None:
+async def wait_for_reply(monitored: MonitoredAddress) -> None:
     async with asyncio.timeout(60):
-        while not watched.beats._gateways[ADDRESS].replied_at:  # noqa: ASYNC110
+        while not monitored.monitor._gateways[ADDRESS].replied_at:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-async def test_one_that_stops_answering_is_silent_until_it_answers_again(watched: Watched) -> None:
-    watched.beats.add(ADDRESS)
-    await heard(watched)
-    assert not watched.beats.is_hung(ADDRESS)
-    watched.transport.close()
-    assert await watched.next() == ADDRESS
-    assert watched.beats.is_hung(ADDRESS) and watched.doubts >= 1
-    await watched.answer()
-    assert await watched.next() == ADDRESS
-    assert not watched.beats.is_hung(ADDRESS)
+async def test_an_address_is_hung_from_missing_replies_until_the_next_reply(
+    monitored: MonitoredAddress,
+) -> None:
+    monitored.monitor.add(ADDRESS)
+    await wait_for_reply(monitored)
+    assert not monitored.monitor.is_hung(ADDRESS)
+    monitored.transport.close()
+    assert await monitored.next() == ADDRESS
+    assert monitored.monitor.is_hung(ADDRESS) and monitored.confirmations >= 1
+    await monitored.answer()
+    assert await monitored.next() == ADDRESS
+    assert not monitored.monitor.is_hung(ADDRESS)
 
 
-async def test_lost_datagrams_alone_make_nobody_silent(watched: Watched) -> None:
-    watched.lives = True
-    watched.beats.add(ADDRESS)
-    await heard(watched)
-    watched.transport.close()
+async def test_lost_datagrams_alone_do_not_mark_an_address_as_hung(monitored: MonitoredAddress) -> None:
+    monitored.confirms = True
+    monitored.monitor.add(ADDRESS)
+    await wait_for_reply(monitored)
+    monitored.transport.close()
     async with asyncio.timeout(60):
-        while not watched.doubts:  # noqa: ASYNC110
+        while not monitored.confirmations:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    watched.lives = False  # it counts no more: datagrams have to come back first
-    assert not watched.beats.is_hung(ADDRESS)
+    monitored.confirms = False  # no effect until datagrams are answered again
+    assert not monitored.monitor.is_hung(ADDRESS)
     await asyncio.sleep(0)
-    assert watched.beats._gateways[ADDRESS].replied_at == 0
+    assert monitored.monitor._gateways[ADDRESS].replied_at == 0
 
 
-async def test_one_is_asked_as_soon_as_it_is_known(watched: Watched) -> None:
-    """It may hang before its turn comes."""
-    watched.beats.add(ADDRESS)
-    watched.beats._task.cancel()  # type: ignore[union-attr]
-    await heard(watched)
+async def test_a_new_address_is_pinged_at_once(monitored: MonitoredAddress) -> None:
+    """Otherwise it might hang before the next round of pings."""
+    monitored.monitor.add(ADDRESS)
+    monitored.monitor._task.cancel()  # type: ignore[union-attr]
+    await wait_for_reply(monitored)
 
 
-async def test_one_that_never_answered_is_not_judged(watched: Watched) -> None:
-    watched.transport.close()
-    watched.beats.add(ADDRESS)
+async def test_an_address_that_never_replied_is_not_hung(monitored: MonitoredAddress) -> None:
+    monitored.transport.close()
+    monitored.monitor.add(ADDRESS)
     await asyncio.sleep(2.5)
-    assert watched.doubts == 0 and not watched.beats.is_hung(ADDRESS)
+    assert monitored.confirmations == 0 and not monitored.monitor.is_hung(ADDRESS)
 
 
-async def test_an_address_is_asked_as_long_as_anybody_uses_it(watched: Watched) -> None:
-    watched.beats.add(ADDRESS)
-    watched.beats.add(ADDRESS)
-    watched.beats.remove(ADDRESS)
-    await heard(watched)
-    watched.beats.remove(ADDRESS)
-    assert not watched.beats.is_hung(ADDRESS) and not watched.beats._gateways
+async def test_an_address_is_monitored_until_it_is_removed_as_often_as_added(
+    monitored: MonitoredAddress,
+) -> None:
+    monitored.monitor.add(ADDRESS)
+    monitored.monitor.add(ADDRESS)
+    monitored.monitor.remove(ADDRESS)
+    await wait_for_reply(monitored)
+    monitored.monitor.remove(ADDRESS)
+    assert not monitored.monitor.is_hung(ADDRESS) and not monitored.monitor._gateways
 
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A gateway process whose engine is nowhere."""
+    """Start a gateway process; its engine does not exist."""
     (tmp_path / "token").write_text("token")
     options = {
         "served-name": "demo",
@@ -139,7 +143,7 @@ def gateway(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.wait(60)
 
 
-async def test_a_stopped_gateway_is_noticed_though_its_connection_stands(
+async def test_a_stopped_gateway_process_is_hung_although_its_connection_is_open(
     gateway: subprocess.Popen[bytes],
 ) -> None:
     listener = GatewayWatch(Metrics())
@@ -148,20 +152,24 @@ async def test_a_stopped_gateway_is_noticed_though_its_connection_stands(
     async def until(stalled: bool) -> RoutingState:
         async with asyncio.timeout(120):
             while True:
-                said = await listener.routing_state([pod], "token", KEY)
-                known = listener._heartbeats._gateways[ADDRESS].replied_at > 0
-                if known and (said.hung == {ADDRESS}) == stalled and bool(said.reporting_gateways) != stalled:
-                    return said
+                state = await listener.routing_state([pod], "token", KEY)
+                replied = listener._heartbeats._gateways[ADDRESS].replied_at > 0
+                if (
+                    replied
+                    and (state.hung == {ADDRESS}) == stalled
+                    and bool(state.reporting_gateways) != stalled
+                ):
+                    return state
                 await asyncio.sleep(0.05)
 
     try:
         await until(stalled=False)
-        told: asyncio.Queue[ServiceKey] = asyncio.Queue()
-        listener.on_change = told.put_nowait
+        changed_keys: asyncio.Queue[ServiceKey] = asyncio.Queue()
+        listener.on_change = changed_keys.put_nowait
         os.kill(gateway.pid, signal.SIGSTOP)
-        assert await asyncio.wait_for(told.get(), 60) == KEY
-        said = await until(stalled=True)
-        assert (said.ready_gateways, said.reporting_gateways, said.routed_by_all) == (1, 0, frozenset())
+        assert await asyncio.wait_for(changed_keys.get(), 60) == KEY
+        state = await until(stalled=True)
+        assert (state.ready_gateways, state.reporting_gateways, state.routed_by_all) == (1, 0, frozenset())
         os.kill(gateway.pid, signal.SIGCONT)
         await until(stalled=False)
     finally:

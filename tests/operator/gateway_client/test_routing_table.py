@@ -1,4 +1,4 @@
-"""What gateways say of a service's groups, put together."""
+"""The routing state of a service is merged from the reports of its gateways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mizzen_operator.pods.observe import ObservedState
 
 
 def answer(**states: str) -> Any:
-    """Of a gateway: `serving`, `connecting`, or `foreign` for another protocol, by uid."""
+    """Return a report with states of engines by uid; `foreign` stands for an engine with another protocol."""
     engines = [
         {"uid": uid, "state": "broken" if state == "foreign" else state, "otherProtocol": state == "foreign"}
         for uid, state in states.items()
@@ -25,44 +25,45 @@ def answer(**states: str) -> Any:
     return parse_report({"engines": engines})
 
 
-def test_the_worst_that_a_gateway_says_of_its_api_keys_counts() -> None:
-    def told(body: Any) -> GatewayReport:
+def test_the_worst_report_on_api_keys_applies() -> None:
+    def report(body: Any) -> GatewayReport:
         return parse_report({"engines": [], "apiKeys": body})
 
-    good, few = told({"inForce": 2, "problem": ""}), told({"inForce": 0, "problem": ""})
-    bad = told({"inForce": 2, "problem": "keys.yaml: this is no YAML"})
-    assert told(None).api_keys is None
-    assert parse_report({"engines": []}).api_keys is None, "a gateway of a release before"
+    good, few = report({"inForce": 2, "problem": ""}), report({"inForce": 0, "problem": ""})
+    bad = report({"inForce": 2, "problem": "keys.yaml: this is no YAML"})
+    assert report(None).api_keys is None
+    assert parse_report({"engines": []}).api_keys is None, "a gateway of an earlier release"
     assert merge_reports([good, few, bad]).api_keys == bad.api_keys
-    assert merge_reports([good, few, told(None)]).api_keys == few.api_keys
-    assert merge_reports([told(None)]).api_keys is None
+    assert merge_reports([good, few, report(None)]).api_keys == few.api_keys
+    assert merge_reports([report(None)]).api_keys is None
 
 
-def test_a_stranger_is_one_to_every_ready_gateway() -> None:
-    one = answer(a="foreign", b="foreign", c="foreign", d="serving")
-    other = answer(a="foreign", b="connecting", c="serving")
-    assert merge_reports([one]).protocol_mismatches == {"a", "b", "c"}
+def test_an_engine_mismatches_only_if_every_ready_gateway_reports_it() -> None:
+    first = answer(a="foreign", b="foreign", c="foreign", d="serving")
+    second = answer(a="foreign", b="connecting", c="serving")
+    assert merge_reports([first]).protocol_mismatches == {"a", "b", "c"}
     assert (
-        merge_reports([one, other]).protocol_mismatches
-        == merge_reports([other, one]).protocol_mismatches
+        merge_reports([first, second]).protocol_mismatches
+        == merge_reports([second, first]).protocol_mismatches
         == {"a"}
     )
-    assert merge_reports([one, NO_REPORT]).protocol_mismatches == frozenset(), "it may route to them"
+    no_mismatch: frozenset[str] = frozenset()
+    assert merge_reports([first, NO_REPORT]).protocol_mismatches == no_mismatch, "a gateway may route to them"
     assert merge_reports([]) == RoutingState()
 
 
-def test_what_a_gateway_routes_to_is_none_to_any() -> None:
+def test_an_engine_that_a_gateway_routes_to_does_not_mismatch() -> None:
     engines = [{"uid": "a", "state": "serving", "otherProtocol": True}]
     assert merge_reports([parse_report({"engines": engines})]).protocol_mismatches == frozenset()
 
 
-def test_a_gateway_of_an_earlier_release_says_nothing_of_protocols() -> None:
+def test_a_gateway_of_an_earlier_release_reports_no_protocol_mismatch() -> None:
     old = parse_report({"engines": [{"uid": "a", "state": "broken", "problem": "speaks protocol 1"}]})
     assert merge_reports([answer(a="foreign"), old]).protocol_mismatches == frozenset()
 
 
 @pytest.mark.parametrize(
-    ("status", "alike"),
+    ("status", "complete"),
     [
         ({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2}, True),
         ({"observedGeneration": 2}, True),
@@ -71,9 +72,9 @@ def test_a_gateway_of_an_earlier_release_says_nothing_of_protocols() -> None:
         ({}, False),
     ],
 )
-def test_gateways_are_alike_once_none_of_a_former_template_is_left(
-    status: dict[str, int], alike: bool
+def test_a_gateway_rollout_is_complete_once_no_outdated_pod_is_left(
+    status: dict[str, int], complete: bool
 ) -> None:
     deployment = {"metadata": {"generation": 2}, "status": status}
-    assert ObservedState((), frozenset(), (), deployment, None).gateway_rollout_complete is alike
+    assert ObservedState((), frozenset(), (), deployment, None).gateway_rollout_complete is complete
     assert not ObservedState((), frozenset(), (), None, None).gateway_rollout_complete

@@ -1,4 +1,4 @@
-"""What the operator hears from gateways: at once when it changes, and nothing false when they fail."""
+"""The watch of gateways reports changes of the routing state at once, and nothing false if gateways fail."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ADDRESSES = ("127.141.3.1", "127.141.3.2")
 
 
 class Gateway:
-    """One gateway's admin API; `say` changes what it serves."""
+    """Admin API of one gateway; `set_state` changes its report, and counts of requests are in `requests`."""
 
     def __init__(self, address: str) -> None:
         self.pod = GatewayPod("gateway", address, ready=True)
         self.serving: set[str] = set()
         self.waiting = 0
         self.problem = ""
-        self.asked = 0
+        self.requests = 0
         self._changed = asyncio.Condition()
         app = web.Application()
         app.router.add_get("/admin/engines", self._engines)
@@ -40,7 +40,7 @@ class Gateway:
     async def stop(self) -> None:
         await self._runner.cleanup()
 
-    async def say(self, *serving: str, waiting: int = 0, problem: str = "") -> None:
+    async def set_state(self, *serving: str, waiting: int = 0, problem: str = "") -> None:
         async with self._changed:
             self.serving, self.waiting, self.problem = set(serving), waiting, problem
             self._changed.notify_all()
@@ -50,7 +50,7 @@ class Gateway:
         return f"{'.'.join(sorted(self.serving))}-{self.waiting > 0}-{self.problem}"
 
     async def _engines(self, request: web.Request) -> web.Response:
-        self.asked += 1
+        self.requests += 1
         if request.headers["Authorization"] != "Bearer token":
             return web.Response(status=401)
         assert request.query["service"] == "demo"
@@ -65,79 +65,82 @@ class Gateway:
 @pytest.fixture
 async def gateways() -> AsyncIterator[list[Gateway]]:
     started = [Gateway(address) for address in ADDRESSES]
-    for one in started:
-        await one.start()
+    for gateway in started:
+        await gateway.start()
     yield started
-    for one in started:
-        await one.stop()
+    for gateway in started:
+        await gateway.stop()
 
 
 @pytest.fixture
 async def listener() -> AsyncIterator[GatewayWatch]:
-    one = GatewayWatch(Metrics())
-    yield one
-    await one.close()
+    watch = GatewayWatch(Metrics())
+    yield watch
+    await watch.close()
 
 
-async def heard(listener: GatewayWatch) -> asyncio.Queue[ServiceKey]:
-    news: asyncio.Queue[ServiceKey] = asyncio.Queue()
-    listener.on_change = news.put_nowait
-    return news
+async def record_changes(listener: GatewayWatch) -> asyncio.Queue[ServiceKey]:
+    changed_keys: asyncio.Queue[ServiceKey] = asyncio.Queue()
+    listener.on_change = changed_keys.put_nowait
+    return changed_keys
 
 
-async def ask(listener: GatewayWatch, gateways: list[Gateway], token: str = "token") -> Any:
+async def read_state(listener: GatewayWatch, gateways: list[Gateway], token: str = "token") -> Any:
     async with asyncio.timeout(60):
-        return await listener.routing_state([one.pod for one in gateways], token, KEY)
+        return await listener.routing_state([gateway.pod for gateway in gateways], token, KEY)
 
 
-async def test_a_change_is_heard_at_once_and_asked_for_once(
+async def test_a_change_is_reported_at_once_with_one_request_per_change(
     gateways: list[Gateway], listener: GatewayWatch
 ) -> None:
-    news = await heard(listener)
-    for one in gateways:
-        await one.say("a", "b")
-    first = await ask(listener, gateways)
+    changed_keys = await record_changes(listener)
+    for gateway in gateways:
+        await gateway.set_state("a", "b")
+    first = await read_state(listener, gateways)
     assert (first.ready_gateways, first.reporting_gateways, first.routed_by_all) == (2, 2, {"a", "b"})
-    assert news.empty()
-    await gateways[1].say("a")
-    assert await asyncio.wait_for(news.get(), 60) == KEY
-    second = await ask(listener, gateways)
+    assert changed_keys.empty()
+    await gateways[1].set_state("a")
+    assert await asyncio.wait_for(changed_keys.get(), 60) == KEY
+    second = await read_state(listener, gateways)
     assert (second.routed_by_all, second.routed_by_some) == ({"a"}, {"a", "b"})
     assert not listener.holds_requests(KEY)
-    await gateways[0].say("a", "b", waiting=2)
-    await asyncio.wait_for(news.get(), 60)
+    await gateways[0].set_state("a", "b", waiting=2)
+    await asyncio.wait_for(changed_keys.get(), 60)
     assert listener.holds_requests(KEY)
     for _ in range(20):
-        await ask(listener, gateways)
-    assert sum(one.asked for one in gateways) <= 6  # two at first, one kept at each, one after each change
+        await read_state(listener, gateways)
+    # Two first requests, one pending request at each gateway, and one after each change.
+    assert sum(gateway.requests for gateway in gateways) <= 6
     tables = await listener.fetch_tables(KEY)
     assert tables is not None and [table["waiting"] for table in tables] == [2, 0]
 
 
-async def test_why_a_gateway_does_not_route_is_heard(gateways: list[Gateway], listener: GatewayWatch) -> None:
-    news = await heard(listener)
-    await gateways[0].say("a")
-    assert (await ask(listener, gateways)).problems == {}
-    for number, problem in ((0, "protocol 3"), (1, "keys"), (0, "protocol 4")):
-        await gateways[number].say("a", problem=problem)
-        assert await asyncio.wait_for(news.get(), 60) == KEY
-        heard_now = (await ask(listener, gateways)).problems
-        assert heard_now == {"other": "protocol 3" if (number, problem) == (0, "protocol 3") else "keys"}
-    await gateways[1].say("a")
-    await asyncio.wait_for(news.get(), 60)
-    assert (await ask(listener, gateways)).problems == {"other": "protocol 4"}
-
-
-async def test_a_gateway_that_is_gone_acknowledges_nothing(
+async def test_a_change_of_a_routing_problem_is_reported(
     gateways: list[Gateway], listener: GatewayWatch
 ) -> None:
-    news = await heard(listener)
-    for one in gateways:
-        await one.say("a")
-    assert (await ask(listener, gateways)).routed_by_all == {"a"}
+    changed_keys = await record_changes(listener)
+    await gateways[0].set_state("a")
+    assert (await read_state(listener, gateways)).problems == {}
+    for number, problem in ((0, "protocol 3"), (1, "keys"), (0, "protocol 4")):
+        await gateways[number].set_state("a", problem=problem)
+        assert await asyncio.wait_for(changed_keys.get(), 60) == KEY
+        problems = (await read_state(listener, gateways)).problems
+        assert problems == {"other": "protocol 3" if (number, problem) == (0, "protocol 3") else "keys"}
+    await gateways[1].set_state("a")
+    await asyncio.wait_for(changed_keys.get(), 60)
+    assert (await read_state(listener, gateways)).problems == {"other": "protocol 4"}
+
+
+async def test_a_stopped_gateway_counts_as_routing_to_no_engine(
+    gateways: list[Gateway], listener: GatewayWatch
+) -> None:
+    changed_keys = await record_changes(listener)
+    for gateway in gateways:
+        await gateway.set_state("a")
+    assert (await read_state(listener, gateways)).routed_by_all == {"a"}
     await gateways[1].stop()
-    await asyncio.wait_for(news.get(), 60)
-    gone = await ask(listener, gateways)
+    await asyncio.wait_for(changed_keys.get(), 60)
+    gone = await read_state(listener, gateways)
     assert (gone.ready_gateways, gone.reporting_gateways, gone.routed_by_all, gone.routed_by_some) == (
         2,
         1,
@@ -145,19 +148,23 @@ async def test_a_gateway_that_is_gone_acknowledges_nothing(
         {"a"},
     )
     assert await listener.fetch_tables(KEY) is None
-    assert (await ask(listener, gateways[:1])).routed_by_all == {"a"}  # its pod is no longer ready
+    assert (await read_state(listener, gateways[:1])).routed_by_all == {
+        "a"
+    }  # its pod is no longer ready, so it no longer counts
 
 
-async def test_a_token_that_is_refused_is_told(gateways: list[Gateway], listener: GatewayWatch) -> None:
-    answer = await ask(listener, gateways, "wrong")
+async def test_a_refused_token_is_reported(gateways: list[Gateway], listener: GatewayWatch) -> None:
+    answer = await read_state(listener, gateways, "wrong")
     assert (answer.token_refused, answer.reporting_gateways, answer.routed_by_some) == (True, 0, frozenset())
 
 
-async def test_who_is_forgotten_is_asked_no_more(gateways: list[Gateway], listener: GatewayWatch) -> None:
-    news = await heard(listener)
-    await ask(listener, gateways)
+async def test_gateways_of_a_forgotten_service_are_not_watched(
+    gateways: list[Gateway], listener: GatewayWatch
+) -> None:
+    changed_keys = await record_changes(listener)
+    await read_state(listener, gateways)
     listener.forget(KEY)
     await asyncio.sleep(0)
-    await gateways[0].say("a")
+    await gateways[0].set_state("a")
     assert await listener.fetch_tables(KEY) == []
-    assert news.empty()
+    assert changed_keys.empty()

@@ -1,4 +1,4 @@
-"""Caches that kopf feeds from a real API server, through a proxy that does what networks and servers do."""
+"""Stores that kopf fills from a real API server, through a proxy that injects faults."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Ex
 SECONDS = 120.0
 
 
-class Follower:
-    """The caches as they are in a replica, and what the API server really has."""
+class Replica:
+    """The stores of one operator replica, and a direct client of the API server."""
 
     def __init__(self, proxy: Proxy, caches: Informers, kube: KubeClient, namespace: str) -> None:
         self.proxy, self.caches, self.kube, self._namespace = proxy, caches, kube, namespace
@@ -49,7 +49,7 @@ class Follower:
         return cache
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition, for as long as kopf lives."""
+        """Wait for a condition; fail if kopf ends before."""
         assert self.ended is not None
         async with asyncio.timeout(SECONDS):
             while not condition():
@@ -57,62 +57,66 @@ class Follower:
                 await asyncio.sleep(0.02)
 
     async def catch_up(self) -> None:
-        """Do what a replica does that has just taken the Lease."""
+        """Catch up with the API server, as a replica does that has just become the leader."""
         await self.caches.catch_up(self.kube)
 
     async def settled(self) -> None:
-        """Wait until all caches are what the API server has."""
+        """Wait until all stores equal the API server."""
         for kind, selector in LABEL_SELECTORS.items():
             cache = self.caches.get(kind)
             assert cache is not None
-            there = await self.kube.list_versions(ObjectRef(kind, self._namespace), selector)
+            versions_on_server = await self.kube.list_versions(ObjectRef(kind, self._namespace), selector)
             await self.until(
-                lambda cache=cache, there=there: cache.is_up_to_date(there.objects, there.version)
+                lambda cache=cache, versions_on_server=versions_on_server: cache.is_up_to_date(
+                    versions_on_server.objects, versions_on_server.version
+                )
             )
 
 
 @pytest.fixture
-def following(
+def run_scenario(
     control_plane: ControlPlane, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Runs a scenario with a follower of a namespace that has three pods, and one of somebody else's."""
+    """Return a function that runs a scenario with a replica, three engine pods and one foreign pod."""
     for name in ("one", "two", "three"):
         api.create(pod(namespace, name))
     api.create(pod(namespace, "foreign", {}))
 
-    async def run(scenario: Callable[[Follower], Awaitable[None]], **watching: Any) -> None:
+    async def run(scenario: Callable[[Replica], Awaitable[None]], **watching: Any) -> None:
         proxy, metrics = Proxy(control_plane), Metrics()
         async with proxy.running() as server:
             configuration = Configuration(host=server, api_key={"BearerToken": "Bearer none"})
             monkeypatch.setattr(informer, "load_configuration", AsyncMock(return_value=configuration))
             kube = KubeClient(direct(control_plane), metrics)
             caches = Informers(namespace, WatchHealth(metrics), lambda *change: None)
-            follower = Follower(proxy, caches, kube, namespace)
+            replica = Replica(proxy, caches, kube, namespace)
             registry, chosen, stop = kopf.OperatorRegistry(), kopf_settings(), asyncio.Event()
-            chosen.process.ultimate_exiting_timeout = None  # else what ends kopf kills this process, later
+            chosen.process.ultimate_exiting_timeout = (
+                None  # otherwise kopf later kills this process if it ends
+            )
             for name, value in watching.items():
                 setattr(chosen.watching, name, value)
             caches.register(registry)
             operator = kopf.operator(
                 registry=registry, settings=chosen, namespaces=[namespace], stop_flag=stop
             )
-            follower.ended = asyncio.create_task(operator)
+            replica.ended = asyncio.create_task(operator)
             try:
-                await follower.until(lambda: follower.pods.synced)
-                await follower.settled()
-                assert len(follower.pods) == 3
-                await scenario(follower)
+                await replica.until(lambda: replica.pods.synced)
+                await replica.settled()
+                assert len(replica.pods) == 3
+                await scenario(replica)
             finally:
                 stop.set()
-                await asyncio.wait({follower.ended}, timeout=SECONDS)
+                await asyncio.wait({replica.ended}, timeout=SECONDS)
                 await caches.close()
                 await kube.close()
 
-    def start(scenario: Callable[[Follower], Awaitable[None]], **watching: Any) -> None:
+    def start(scenario: Callable[[Replica], Awaitable[None]], **watching: Any) -> None:
         try:
             asyncio.run(run(scenario, **watching))
         finally:
-            gc.collect()  # what kopf's tasks ended with, if it failed, is told here and not at another test
+            gc.collect()  # exceptions of kopf's tasks are reported here and not in another test
 
     return start
 
@@ -136,7 +140,7 @@ def pod(namespace: str, name: str, labels: dict[str, str] = LABELS) -> dict[str,
 
 
 def change_everything(api: Any, namespace: str) -> None:
-    """One pod goes, one changes, one comes, and one is another of the same name."""
+    """Delete one pod, change one, create one, and replace one by another of the same name."""
     api.delete("Pod", namespace, "one", gracePeriodSeconds=0)
     api.patch("Pod", namespace, "two", {"metadata": {"annotations": {"changed": "yes"}}})
     api.create(pod(namespace, "four"))
@@ -148,30 +152,30 @@ def names(cache: ObjectStore) -> list[str]:
     return [body["metadata"]["name"] for body in cache.list()]
 
 
-def test_a_watch_that_is_cut_loses_no_deletion(following: Any, api: Any, namespace: str) -> None:
-    async def scenario(follower: Follower) -> None:
+def test_a_watch_that_is_cut_loses_no_deletion(run_scenario: Any, api: Any, namespace: str) -> None:
+    async def scenario(replica: Replica) -> None:
         away = True
 
         async def refuse(request: web.Request) -> None:
             if away:
                 raise ConnectionAbortedError
 
-        lists = follower.proxy.lists.count("pods")
-        follower.proxy.fault = refuse
-        follower.proxy.cut()
+        lists = replica.proxy.lists.count("pods")
+        replica.proxy.fault = refuse
+        replica.proxy.cut()
         await asyncio.to_thread(change_everything, api, namespace)
         away = False
-        await follower.until(lambda: names(follower.pods) == ["four", "three", "two"])
-        await follower.settled()
-        assert follower.proxy.lists.count("pods") >= lists
+        await replica.until(lambda: names(replica.pods) == ["four", "three", "two"])
+        await replica.settled()
+        assert replica.proxy.lists.count("pods") >= lists
 
-    following(scenario)
+    run_scenario(scenario)
 
 
-def test_what_was_deleted_is_gone_when_all_has_to_be_listed_again(
-    following: Any, api: Any, namespace: str
+def test_deletions_are_noticed_by_the_list_after_a_watch_has_expired(
+    run_scenario: Any, api: Any, namespace: str
 ) -> None:
-    async def scenario(follower: Follower) -> None:
+    async def scenario(replica: Replica) -> None:
         expired: set[str] = set()
 
         async def forget(request: web.Request) -> web.Response | None:
@@ -182,22 +186,22 @@ def test_what_was_deleted_is_gone_when_all_has_to_be_listed_again(
             return web.Response(text=json.dumps(GONE) + "\n", content_type="application/json")
 
         changed = asyncio.Event()
-        before = follower.pods.list_count
-        follower.proxy.fault = forget
-        follower.proxy.cut()
+        before = replica.pods.list_count
+        replica.proxy.fault = forget
+        replica.proxy.cut()
         await asyncio.to_thread(change_everything, api, namespace)
         changed.set()
-        await follower.until(lambda: follower.pods.list_count > before and follower.pods.synced)
-        assert names(follower.pods) == ["four", "three", "two"]
-        await follower.settled()
+        await replica.until(lambda: replica.pods.list_count > before and replica.pods.synced)
+        assert names(replica.pods) == ["four", "three", "two"]
+        await replica.settled()
         api.delete("Pod", namespace, "four", gracePeriodSeconds=0)
-        await follower.until(lambda: names(follower.pods) == ["three", "two"])
+        await replica.until(lambda: names(replica.pods) == ["three", "two"])
 
-    following(scenario)
+    run_scenario(scenario)
 
 
-def test_an_api_server_that_fails_ends_nothing(following: Any, api: Any, namespace: str) -> None:
-    async def scenario(follower: Follower) -> None:
+def test_watches_survive_errors_of_the_api_server(run_scenario: Any, api: Any, namespace: str) -> None:
+    async def scenario(replica: Replica) -> None:
         answers = {"watch": [401, 500, 404, 401, 429, 503], "list": [500, 404, 401, 410, 400]}
         expire = {"pods"}
 
@@ -212,81 +216,78 @@ def test_an_api_server_that_fails_ends_nothing(following: Any, api: Any, namespa
                 return web.Response(text=json.dumps(GONE) + "\n", content_type="application/json")
             return None
 
-        follower.proxy.fault = fail
-        follower.proxy.cut()
+        replica.proxy.fault = fail
+        replica.proxy.cut()
         await asyncio.to_thread(change_everything, api, namespace)
-        await follower.until(lambda: not any(answers.values()) and not expire)
-        await follower.until(lambda: names(follower.pods) == ["four", "three", "two"])
-        await follower.settled()
+        await replica.until(lambda: not any(answers.values()) and not expire)
+        await replica.until(lambda: names(replica.pods) == ["four", "three", "two"])
+        await replica.settled()
 
-    following(scenario)
+    run_scenario(scenario)
 
 
-def test_a_connection_that_says_nothing_is_left(following: Any, api: Any, namespace: str) -> None:
-    async def scenario(follower: Follower) -> None:
-        follower.proxy.mute = True
+def test_a_silent_connection_is_replaced(run_scenario: Any, api: Any, namespace: str) -> None:
+    async def scenario(replica: Replica) -> None:
+        replica.proxy.mute_watches = True
         await asyncio.to_thread(change_everything, api, namespace)
-        silent = follower.proxy.watching("pods")
-        await follower.until(lambda: not silent & follower.proxy.watching("pods"))
-        follower.proxy.mute = False
-        await follower.until(lambda: names(follower.pods) == ["four", "three", "two"])
+        silent = replica.proxy.watching("pods")
+        await replica.until(lambda: not silent & replica.proxy.watching("pods"))
+        replica.proxy.mute_watches = False
+        await replica.until(lambda: names(replica.pods) == ["four", "three", "two"])
 
-    following(scenario, inactivity_timeout=1.0)
+    run_scenario(scenario, inactivity_timeout=1.0)
 
 
-def test_who_takes_over_waits_for_what_is_late(
-    following: Any, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
+def test_a_new_leader_waits_for_late_events(
+    run_scenario: Any, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(informer, "CATCH_UP_SECONDS", 0.5)
 
-    async def scenario(follower: Follower) -> None:
-        follower.proxy.mute = True
+    async def scenario(replica: Replica) -> None:
+        replica.proxy.mute_watches = True
         await asyncio.to_thread(change_everything, api, namespace)
-        silent = follower.proxy.watching("pods")
-        waiting = asyncio.create_task(follower.catch_up())
-        await follower.until(lambda: not silent & follower.proxy.watching("pods"))
-        assert not waiting.done() and "one" in names(follower.pods)
-        follower.proxy.mute = False
-        await follower.until(waiting.done)
+        silent = replica.proxy.watching("pods")
+        waiting = asyncio.create_task(replica.catch_up())
+        await replica.until(lambda: not silent & replica.proxy.watching("pods"))
+        assert not waiting.done() and "one" in names(replica.pods)
+        replica.proxy.mute_watches = False
+        await replica.until(waiting.done)
         await waiting
-        assert names(follower.pods) == ["four", "three", "two"]
+        assert names(replica.pods) == ["four", "three", "two"]
 
-    following(scenario)
+    run_scenario(scenario)
 
 
-def test_who_takes_over_waits_for_nothing_that_has_gone_meanwhile(
-    following: Any, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
+def test_a_new_leader_does_not_wait_for_events_of_objects_that_are_gone(
+    run_scenario: Any, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod came and went while the watch was cut, in between it was listed: no event tells of it ever."""
+    """A pod was created, listed and deleted while the watch was cut, so no event ever reports it."""
     monkeypatch.setattr(informer, "CATCH_UP_SECONDS", 0.5)
 
-    async def scenario(follower: Follower) -> None:
+    async def scenario(replica: Replica) -> None:
         gone = ObjectList({ObjectName(namespace, "gone"): ObjectVersion("uid of gone", 1)}, 1)
-        versions, asked = follower.kube.list_versions, list[str]()
+        list_versions, listed = replica.kube.list_versions, list[str]()
 
         async def first_with_one_more(ref: ObjectRef, selector: str) -> ObjectList:
-            there = await versions(ref, selector)
-            if ref.kind != "Pod" or ref.kind in asked:
-                return there
-            asked.append(ref.kind)
-            return ObjectList({**there.objects, **gone.objects}, there.version)
+            versions_on_server = await list_versions(ref, selector)
+            if ref.kind != "Pod" or ref.kind in listed:
+                return versions_on_server
+            listed.append(ref.kind)
+            return ObjectList({**versions_on_server.objects, **gone.objects}, versions_on_server.version)
 
-        monkeypatch.setattr(follower.kube, "list_versions", first_with_one_more)
+        monkeypatch.setattr(replica.kube, "list_versions", first_with_one_more)
         async with asyncio.timeout(SECONDS):
-            await follower.catch_up()
-        assert asked == ["Pod"]
+            await replica.catch_up()
+        assert listed == ["Pod"]
 
-    following(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("refused", [("inferenceservices", "pods", "deployments", "services"), ("pods",)])
-def test_what_ends_kopf_ends_the_process_in_order(
+def test_if_kopf_ends_the_process_releases_its_lease_and_exits(
     control_plane: ControlPlane, api: Any, namespace: str, tmp_path: Path, refused: tuple[str, ...]
 ) -> None:
-    """A watch that is refused for its age, and not told so within, is what kopf does not live with.
-
-    Nor does it end the watches beside it.
-    """
+    """Kopf ends if a watch is refused with HTTP status 410, but it does not end its other watches."""
 
     async def refuse(request: web.Request) -> web.Response | None:
         gone = web.json_response({"kind": "Status", "code": 410}, status=410)
@@ -294,12 +295,12 @@ def test_what_ends_kopf_ends_the_process_in_order(
 
     def holder() -> str:
         lease = api.find("Lease", namespace, "mizzen-operator")
-        return lease["spec"]["holderIdentity"] if lease else "nobody"
+        return lease["spec"]["holderIdentity"] if lease else "no Lease"
 
     async def scenario() -> None:
         proxy = Proxy(control_plane)
         async with proxy.running() as server:
-            options = ("--namespace", namespace, "--lease-namespace", namespace, "--identity", "it")
+            options = ("--namespace", namespace, "--lease-namespace", namespace, "--identity", "replica")
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "mizzen_operator.main", "--health-port", "0", *options),
                 env={**os.environ, "KUBECONFIG": str(kubeconfig(tmp_path, server))},
@@ -308,7 +309,8 @@ def test_what_ends_kopf_ends_the_process_in_order(
             try:
                 async with asyncio.timeout(SECONDS):
                     while (
-                        len(proxy.watches) < len(LABEL_SELECTORS) or await asyncio.to_thread(holder) != "it"
+                        len(proxy.watches) < len(LABEL_SELECTORS)
+                        or await asyncio.to_thread(holder) != "replica"
                     ):
                         assert process.returncode is None, (tmp_path / "log").read_text()
                         await asyncio.sleep(0.1)
@@ -324,7 +326,7 @@ def test_what_ends_kopf_ends_the_process_in_order(
     assert holder() == ""
     log = (tmp_path / "log").read_text()
     assert "kopf has ended" in log
-    assert "re-authenticate" not in log  # as a watcher does that has lost its session and lives on
+    assert "re-authenticate" not in log  # a remaining watch without a session would log this
 
 
 def kubeconfig(folder: Path, server: str) -> Path:

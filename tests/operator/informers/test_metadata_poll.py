@@ -1,4 +1,4 @@
-"""When the children of a service that no watch follows are compared anew."""
+"""Intervals after which the unwatched children of a service are compared with the spec again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECHECK, RESYNC = 30.0, 600.0
 
 @dataclass
 class Bench:
-    """Looks at one service at times of the test's own."""
+    """Reconciles of one service at times that the test chooses."""
 
     applied: ApplyCache
     policies: PodPolicies
@@ -34,12 +34,12 @@ class Bench:
     clock: list[float]
 
     async def reads(self, seconds: float, gateways: int, ready: bool = False) -> int:
-        """Reads of a look that much later, at a service of a group, and of so many ready gateways."""
+        """Return the number of reads of a reconcile `seconds` later, with `gateways` ready gateways."""
         self.clock[0] += seconds
         self.server.requests.clear()
-        one = replace(group(), routable=ready)
+        observed_group = replace(group(), routable=ready)
         deployment = {"spec": {"replicas": 2}, "status": {"readyReplicas": gateways}}
-        observed = ObservedState((one,), frozenset(), (), deployment, None)
+        observed = ObservedState((observed_group,), frozenset(), (), deployment, None)
         self.applied.expire(self.service, observed.progress_marker, settled=observed.settled)
         await self.policies.apply_disruption_budget(self.service)
         self.service = replace(self.service, status={"conditions": []})
@@ -54,27 +54,29 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     config = OperatorConfig(recheck_seconds=RECHECK, resync_seconds=RESYNC)
     applied = ApplyCache(config)
     policies = PodPolicies(config, Applier(kube, metrics, UnwatchedChildren()), applied)
-    made = Bench(applied, policies, server, replace(rolling(), status={}), clock)
-    await made.reads(0, 0)
-    return made
+    bench = Bench(applied, policies, server, replace(rolling(), status={}), clock)
+    await bench.reads(0, 0)
+    return bench
 
 
-async def test_what_does_not_run_nor_move_is_compared_anew_soon(bench: Bench) -> None:
-    assert await bench.reads(RECHECK - 2, 0) == 0, "it has moved: its group is there"
+async def test_a_service_that_is_stuck_is_compared_again_soon(bench: Bench) -> None:
+    assert await bench.reads(RECHECK - 2, 0) == 0, "the service has made progress: its group exists"
     assert await bench.reads(1, 0) == 0
     assert await bench.reads(2, 0) == 1
     assert await bench.reads(RECHECK - 1, 0) == 0
     assert await bench.reads(2, 0) == 1
 
 
-async def test_what_moves_is_not_however_late_the_next_look_is(bench: Bench) -> None:
+async def test_a_service_that_makes_progress_is_not_compared_however_late_the_reconcile_is(
+    bench: Bench,
+) -> None:
     assert await bench.reads(2 * RECHECK, 0) == 0
     assert await bench.reads(2 * RECHECK, 1) == 0
     assert await bench.reads(2 * RECHECK, 2) == 0
-    assert await bench.reads(1, 2) == 1, "it stands still, and does not serve"
+    assert await bench.reads(1, 2) == 1, "the service makes no progress and does not serve"
 
 
-async def test_what_serves_and_what_moves_for_ever_is_compared_at_long_last(bench: Bench) -> None:
+async def test_every_service_is_compared_again_after_the_resync_interval(bench: Bench) -> None:
     assert await bench.reads(RESYNC - 1, 2, ready=True) == 0
     assert await bench.reads(2, 2, ready=True) == 1
     for round_ in range(1, 12):

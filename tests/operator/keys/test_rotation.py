@@ -1,4 +1,4 @@
-"""Keys are rotated while all goes on: against a real API server, and with a crash between any two steps."""
+"""Keys are rotated without an outage: on a real API server, and with a crash between any two steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTE = "mizzen.dev/rotate-keys"
 
 @dataclass
 class Port:
-    """Services of one namespace."""
+    """Services of one namespace, their keys, and their Events."""
 
     api: Any
     node: Any
@@ -43,8 +43,8 @@ class Port:
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
         status = self.api.get("InferenceService", self.namespace, name).get("status", {})
-        found = [one for one in status.get("conditions", []) if one["type"] == kind]
-        return found[0] if found else {"status": "Absent", "reason": ""}
+        absent = {"status": "Absent", "reason": ""}
+        return next((c for c in status.get("conditions", []) if c["type"] == kind), absent)
 
     def settle(self, *names: str) -> None:
         for name in names:
@@ -54,16 +54,16 @@ class Port:
         data = self.api.get("Secret", self.namespace, name)["data"]
         return {key: base64.b64decode(value).decode() for key, value in data.items()}
 
-    def ask(self, name: str, value: str) -> None:
+    def request_rotation(self, name: str, value: str) -> None:
         patch = {"metadata": {"annotations": {NOTE: value}}}
         self.api.patch("InferenceService", self.namespace, name, patch)
 
     def rotated(self, name: str, generation: int) -> bool:
-        said = self.condition(name, "KeysRotating")
-        return said["reason"] == "KeysRotated" and f"generation {generation} " in said["message"]
+        condition = self.condition(name, "KeysRotating")
+        return condition["reason"] == "KeysRotated" and f"generation {generation} " in condition["message"]
 
     def events(self) -> list[str]:
-        return [one["reason"] for one in self.api.list("Event", self.namespace)]
+        return [event["reason"] for event in self.api.list("Event", self.namespace)]
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ def port(api: Any, node: Any, operators: Any, namespace: str, eventually: Any) -
     node.behaviour.mounts[namespace] = 0.4
     yield Port(api, node, namespace, eventually)
     node.behaviour = type(node.behaviour)()
-    for one in api.list("InferenceService", namespace):
-        api.delete("InferenceService", namespace, one["metadata"]["name"])
+    for body in api.list("InferenceService", namespace):
+        api.delete("InferenceService", namespace, body["metadata"]["name"])
 
 
 @in_cluster
-def test_a_services_keys_are_rotated_when_asked_to(
+def test_the_annotation_rotates_the_keys_of_a_service_without_an_outage(
     port: Port, operators: Any, minimal: Callable[..., Any]
 ) -> None:
     body = minimal(engine={"device": "CPU"}, gateway={"replicas": 2}, replicas=2)
@@ -85,12 +85,12 @@ def test_a_services_keys_are_rotated_when_asked_to(
     port.settle("demo")
     pods = sorted(pod["metadata"]["uid"] for pod in port.api.list("Pod", port.namespace))
     before = [port.secret(f"demo-{kind}") for kind in ("keys", "engine-keys", "gateway-keys")]
-    port.node.locked_out.clear()
+    port.node.keyless_engines.clear()
     port.node.reset_lowest(port.namespace)
     for turn in (1, 2):
-        port.ask("demo", f"turn {turn}")
+        port.request_rotation("demo", f"turn {turn}")
         port.eventually(lambda: port.condition("demo", "KeysRotating")["status"] == "True", 60)
-        if turn == 2:  # another operator takes over in the middle
+        if turn == 2:  # another operator takes over during the rotation
             leader = operators.leader()
             operators.kill(leader, signal.SIGTERM)
             operators.start()
@@ -106,10 +106,10 @@ def test_a_services_keys_are_rotated_when_asked_to(
     assert engine["gateway.public"] == gateway["gateway.public"]
     assert pods == sorted(pod["metadata"]["uid"] for pod in port.api.list("Pod", port.namespace))
     assert port.node.lowest[port.namespace] == 2
-    assert port.node.locked_out == []
-    told = ("KeysRotating", "KeysRotated")  # an Event is written after the status
-    port.eventually(lambda: all(port.events().count(reason) >= 2 for reason in told), 60)
-    assert [port.events().count(reason) for reason in told] == [2, 2]
+    assert port.node.keyless_engines == []
+    reasons = ("KeysRotating", "KeysRotated")  # an Event is written after the status
+    port.eventually(lambda: all(port.events().count(reason) >= 2 for reason in reasons), 60)
+    assert [port.events().count(reason) for reason in reasons] == [2, 2]
     meta = port.api.get("Secret", port.namespace, "demo-keys")["metadata"]
     assert meta["annotations"][NOTE] == "turn 2"
     assert meta["annotations"]["mizzen.dev/keys-made"] >= meta["creationTimestamp"]
@@ -117,7 +117,7 @@ def test_a_services_keys_are_rotated_when_asked_to(
 
 
 @in_cluster
-def test_a_shared_gateways_keys_are_rotated_with_the_oldest_services(
+def test_the_keys_of_a_shared_gateway_are_rotated_with_those_of_the_oldest_service(
     port: Port, minimal: Callable[..., Any]
 ) -> None:
     for name in ("first", "second"):
@@ -127,8 +127,8 @@ def test_a_shared_gateways_keys_are_rotated_with_the_oldest_services(
         port.settle(name)
     names = ("mizzen-shared", "first-engine-keys", "second-engine-keys")
     before = {name: port.secret(name) for name in names}
-    port.node.locked_out.clear()
-    port.ask("first", "now")
+    port.node.keyless_engines.clear()
+    port.request_rotation("first", "now")
 
     def done() -> bool:
         after = {name: port.secret(name) for name in names}
@@ -138,38 +138,40 @@ def test_a_shared_gateways_keys_are_rotated_with_the_oldest_services(
             and shared["admin.token"] != before["mizzen-shared"]["admin.token"]
             and after["first-engine-keys"]["engine.secret"] != before["first-engine-keys"]["engine.secret"]
             and after["second-engine-keys"]["engine.secret"] == before["second-engine-keys"]["engine.secret"]
-            and all(one["gateway.public"] == shared["gateway.public"] for one in after.values())
-            and not [name for one in after.values() for name in one if name.startswith("next.")]
+            and all(keys["gateway.public"] == shared["gateway.public"] for keys in after.values())
+            and not [name for keys in after.values() for name in keys if name.startswith("next.")]
         )
 
     port.eventually(done, 120)
     port.eventually(lambda: port.rotated("first", 1), 60)
-    assert port.node.locked_out == []
+    assert port.node.keyless_engines == []
     port.settle("first", "second")
 
 
-# ── every step may fail, before or after it took effect ─────────────────────────────────────────────────────
+# ── each step may fail, before or after it took effect ──────────────────────────────────────────────────────
 
 
 class Store:
-    """The API server's Secrets; `fails` says of each write whether it is lost, done unheard, or done.
+    """Fake API server for Secrets, with faults.
 
-    `loses` is the number of reads until somebody deletes the Secret that the others follow from; 0 for never.
+    `outcomes` determines whether each write is lost, done without a response, or done. `reads_until_loss` is
+    the number of reads until the Secret `demo-keys`, from which the others are derived, is deleted; 0 for
+    never.
     """
 
     def __init__(self) -> None:
         self.secrets: dict[str, dict[str, Any]] = {}
-        self.fails: list[str] = []
-        self.loses = 0
+        self.outcomes: list[str] = []
+        self.reads_until_loss = 0
         self._version = 0
 
     async def get(self, ref: ObjectRef, *, live: bool = False) -> dict[str, Any] | None:
-        found = self.secrets.get(ref.name)
-        if self.loses:
-            self.loses -= 1
-            if not self.loses:
+        secret = self.secrets.get(ref.name)
+        if self.reads_until_loss:
+            self.reads_until_loss -= 1
+            if not self.reads_until_loss:
                 self.secrets.pop("demo-keys", None)
-        return found
+        return secret
 
     async def create(self, manifest: dict[str, Any]) -> bool:
         name = manifest["metadata"]["name"]
@@ -180,22 +182,22 @@ class Store:
 
     async def patch(self, ref: ObjectRef, patch: Mapping[str, Any], content_type: str = "") -> None:
         if (live := self.secrets.get(ref.name)) is None:
-            raise KubeError(404, "NotFound", "it is gone")
+            raise KubeError(404, "NotFound", "the Secret does not exist")
         if patch["metadata"].get("resourceVersion") != live["metadata"]["resourceVersion"]:
-            raise KubeError(409, "Conflict", "it has changed")
+            raise KubeError(409, "Conflict", "the Secret has changed")
         merged = {**live, "data": _merged(live["data"], patch["data"])}
         notes = _merged(live["metadata"].get("annotations", {}), patch["metadata"]["annotations"])
         self._write(ref.name, {**merged, "metadata": {**live["metadata"], "annotations": notes}})
 
     def _write(self, name: str, body: dict[str, Any]) -> None:
-        fate = self.fails.pop(0) if self.fails else "done"
-        if fate != "lost":
+        outcome = self.outcomes.pop(0) if self.outcomes else "done"
+        if outcome != "lost":
             self._version += 1
             self.secrets[name] = {
                 **body,
                 "metadata": {**body["metadata"], "resourceVersion": str(self._version)},
             }
-        if fate != "done":
+        if outcome != "done":
             raise KubeError(0, "Unreachable", "no answer")
 
     def mounted(self, name: str) -> dict[str, str]:
@@ -207,8 +209,8 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass
-class World:
-    """Pods of one service that find new keys in their own time."""
+class SimulatedPods:
+    """Two gateways and two engines of one service; each sees new keys when it is refreshed."""
 
     keeper: KeyRotator
     store: Store
@@ -226,10 +228,10 @@ class World:
         else:
             self.engines[which - 2] = self.store.mounted("demo-engine-keys")
 
-    def heard(self) -> RoutingState:
-        known = [self._names(gateway) for gateway in self.gateways]
+    def routing_state(self) -> RoutingState:
+        gateway_keys = [self._names(gateway) for gateway in self.gateways]
         used: dict[str, set[str]] = {}
-        for gateway in known:
+        for gateway in gateway_keys:
             for index, engine in enumerate(self.engines):
                 common = [name for name in gateway if name in self._names(engine)]
                 assert common, "a gateway and an engine have no key in common"
@@ -237,7 +239,7 @@ class World:
         return RoutingState(
             ready_gateways=2,
             reporting_gateways=2,
-            key_names=frozenset.intersection(*(frozenset(names) for names in known)),
+            key_names=frozenset.intersection(*(frozenset(names) for names in gateway_keys)),
             engine_key_names={uid: frozenset(names) for uid, names in used.items()},
         )
 
@@ -247,19 +249,19 @@ class World:
             [held[f"{prefix}{side}.public"] for prefix in ("next.", "") if f"{prefix}{side}.public" in held]
             for side in ("engine", "gateway")
         ]
-        return [connection_key_name(one, two) for one in sides[0] for two in sides[1]]
+        return [connection_key_name(engine, gateway) for engine in sides[0] for gateway in sides[1]]
 
-    async def look(self) -> bool:
-        """One look of an operator that remembers nothing; tells whether nothing rotates."""
+    async def reconcile(self) -> bool:
+        """Reconcile once as an operator that has just started; return whether no rotation is in progress."""
         try:
             keys = await self.keeper.sync(self.service)
             for gateway in self.gateways:
                 tokens = {gateway.get("admin.token"), gateway.get("next.admin.token")}
-                assert keys.token in tokens, "a gateway does not take the operator's token"
+                assert keys.token in tokens, "a gateway rejects the operator's token"
             groups = [
                 Group(f"e{i}", f"e{i}", i, "r", 0, containers_ready=True) for i in range(len(self.engines))
             ]
-            if keys.rotating and not rotation_progress(keys, groups, self.heard()).waiting_for:
+            if keys.rotating and not rotation_progress(keys, groups, self.routing_state()).waiting_for:
                 await self.keeper.drop_previous(self.service)
             return not keys.rotating
         except KubeError:
@@ -267,63 +269,64 @@ class World:
 
 
 STEP = st.one_of(
-    st.integers(0, 3), st.sampled_from(["look", "look", "lose keys", "lose keys in 1", "lose keys in 3"])
+    st.integers(0, 3),
+    st.sampled_from(["reconcile", "reconcile", "lose keys", "lose keys in 1", "lose keys in 3"]),
 )
 
 
 @settings(max_examples=150)
-@example(steps=["lose keys in 1", "look"], fails=[], generations=1)
+@example(steps=["lose keys in 1", "reconcile"], outcomes=[], generations=1)
 @given(
     steps=st.lists(STEP, max_size=40),
-    fails=st.lists(st.sampled_from(["done", "done", "lost", "unheard"]), max_size=25),
+    outcomes=st.lists(st.sampled_from(["done", "done", "lost", "unanswered"]), max_size=25),
     generations=st.integers(1, 3),
 )
-def test_a_crash_between_any_two_steps_leaves_nobody_out(
-    steps: list[Any], fails: list[str], generations: int
+def test_after_a_crash_between_any_two_steps_gateways_and_engines_have_a_common_key(
+    steps: list[Any], outcomes: list[str], generations: int
 ) -> None:
-    asyncio.run(_crashes(steps, fails, generations))
+    asyncio.run(_crashes(steps, outcomes, generations))
 
 
-async def _crashes(steps: list[Any], fails: list[str], generations: int) -> None:
+async def _crashes(steps: list[Any], outcomes: list[str], generations: int) -> None:
     store = Store()
     kube: Any = store
     keeper = KeyRotator(kube, OperatorConfig(), Metrics(), lambda key, made: None)
-    world = World(keeper, store, _service(""))
-    assert await world.look()
-    world.start()
+    pods = SimulatedPods(keeper, store, _service(""))
+    assert await pods.reconcile()
+    pods.start()
     first = dict(store.mounted("demo-keys"))
     for number in range(generations):
-        store.fails = list(fails)
-        world.service = _service(f"turn {number}")
+        store.outcomes = list(outcomes)
+        pods.service = _service(f"turn {number}")
         for step in steps:
-            if step == "look":
-                await world.look()
+            if step == "reconcile":
+                await pods.reconcile()
             elif step == "lose keys":
                 store.secrets.pop("demo-keys", None)
             elif isinstance(step, str):
-                store.loses = int(step.rpartition(" ")[2])
+                store.reads_until_loss = int(step.rpartition(" ")[2])
             else:
-                world.refresh(step)
-            world.heard()
-        store.fails, store.loses = [], 0
+                pods.refresh(step)
+            pods.routing_state()
+        store.outcomes, store.reads_until_loss = [], 0
         for _ in range(60):
-            settled = await world.look()
+            settled = await pods.reconcile()
             for which in range(4):
-                world.refresh(which)
+                pods.refresh(which)
             if settled:
                 break
         else:
-            raise AssertionError("it never settles")
+            raise AssertionError("the rotation never ends")
     last = store.mounted("demo-keys")
     assert not {name for name in last if name.startswith("next.")}
     assert first["engine.secret"] != last["engine.secret"]
     assert int(last["generation"]) >= generations
-    assert world.heard().key_names == frozenset(
-        [connection_key_name(world.engines[0]["engine.public"], world.engines[0]["gateway.public"])]
+    assert pods.routing_state().key_names == frozenset(
+        [connection_key_name(pods.engines[0]["engine.public"], pods.engines[0]["gateway.public"])]
     )
 
 
-def _service(wish: str) -> Any:
+def _service(requested: str) -> Any:
     @dataclass(frozen=True)
     class Owner:
         name: str = "demo"
@@ -331,12 +334,12 @@ def _service(wish: str) -> Any:
         uid: str = "u"
         shares_gateway: bool = False
         status: Mapping[str, Any] = field(default_factory=lambda: {"replicas": 0})
-        rotate_keys: str = wish
+        rotate_keys: str = requested
 
     return Owner()
 
 
-def test_keys_are_due_by_wish_or_age() -> None:
+def test_a_rotation_is_due_by_request_or_by_age() -> None:
     now = datetime(2026, 3, 1, tzinfo=UTC)
     old = (now - timedelta(days=91)).strftime("%Y-%m-%dT%H:%M:%SZ")
     young = (now - timedelta(days=89)).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -348,6 +351,6 @@ def test_keys_are_due_by_wish_or_age() -> None:
     assert not is_rotation_due("", "once", "", 90, now)
 
 
-def test_both_programs_give_keys_one_name() -> None:
-    one, two = "a" * 40, "b" * 40
-    assert connection_key_name(one, two) == wire.key_pair_name(one.encode(), two.encode())
+def test_operator_and_gateway_name_a_pair_of_keys_alike() -> None:
+    engine, gateway = "a" * 40, "b" * 40
+    assert connection_key_name(engine, gateway) == wire.key_pair_name(engine.encode(), gateway.encode())

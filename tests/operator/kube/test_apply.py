@@ -1,4 +1,4 @@
-"""What is looked for, applied and removed of what a service may have or not."""
+"""Optional children of a service are applied, corrected and removed with as few requests as possible."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ async def unwanted(server: OneObject, digests: dict[tuple[str, str], str], *, fr
     return list(server.requests)
 
 
-async def test_what_is_not_wanted_is_looked_for_once_and_removed() -> None:
+async def test_an_unwanted_child_is_read_once_and_deleted() -> None:
     digests: dict[tuple[str, str], str] = {}
     server = OneObject({**BUDGET, "metadata": {**BUDGET["metadata"], "uid": "u"}})
     assert await unwanted(server, digests, fresh=False) == ["get", "delete u"]
     assert await unwanted(server, digests, fresh=False) == []
-    digests.clear()  # once in a while all is looked for anew
+    digests.clear()  # the cache expires from time to time
     assert await unwanted(server, digests, fresh=False) == ["get"]
 
 
-async def test_a_service_of_which_nothing_was_made_yet_has_nothing_to_remove() -> None:
+async def test_unwanted_children_of_a_new_service_are_not_read() -> None:
     digests: dict[tuple[str, str], str] = {}
     assert await unwanted(OneObject(), digests, fresh=True) == []
     assert await unwanted(OneObject(), digests, fresh=False) == []
@@ -59,28 +59,30 @@ async def wanted(server: OneObject, *, fresh: bool) -> list[str]:
     return list(server.requests)
 
 
-async def test_what_a_new_service_needs_is_made_without_a_look_at_what_is_there() -> None:
+async def test_children_of_a_new_service_are_created_without_a_read() -> None:
     server = OneObject()
     assert await wanted(server, fresh=True) == ["make"]
-    assert await wanted(server, fresh=True) == ["make", "get"], "its answer was lost"
+    assert await wanted(server, fresh=True) == ["make", "get"], (
+        "as if the response to the first creation was lost"
+    )
     assert await wanted(server, fresh=False) == ["get"]
     assert await wanted(OneObject(), fresh=False) == ["get", "apply"]
 
 
 @pytest.mark.parametrize("code", [400, 404, 422])
-async def test_an_api_server_that_takes_no_version_of_a_new_object_is_asked_as_before(code: int) -> None:
+async def test_if_the_api_server_rejects_versions_of_new_objects_the_child_is_read_first(code: int) -> None:
     server = OneObject()
-    server.refuses_versions = code
+    server.version_error_code = code
     assert await wanted(server, fresh=True) == ["make", "get", "apply"]
 
 
-async def test_what_has_the_name_of_a_new_services_child_is_not_taken_over() -> None:
+async def test_a_foreign_object_with_the_name_of_a_new_child_is_not_taken_over() -> None:
     foreign = {**BUDGET, "metadata": {**BUDGET["metadata"], "uid": "v"}}
     server = OneObject(foreign)
     with pytest.raises(Refused, match="PodDisruptionBudget x belongs to something else"):
         await wanted(server, fresh=True)
     assert server.requests == ["make", "get"]
-    assert server.there is foreign
+    assert server.stored is foreign
 
 
 def binding(role: str, **meta: Any) -> dict[str, Any]:
@@ -89,25 +91,25 @@ def binding(role: str, **meta: Any) -> dict[str, Any]:
     return {"kind": "RoleBinding", "metadata": own, "roleRef": reference, "subjects": []}
 
 
-async def bound(server: OneObject) -> list[str]:
-    """Have the role `new` bound where `old` is."""
+async def bind_new_role(server: OneObject) -> list[str]:
+    """Apply a binding to the role `new` over one to `old`, and return the requests."""
     applier = Applier(server, Metrics(), UnwatchedChildren())  # pyright: ignore[reportArgumentType]
     await applier.apply([binding("new")], {}, {}, lambda live: None)
     return server.requests
 
 
-async def test_a_binding_of_another_role_is_made_anew() -> None:
+async def test_a_binding_to_another_role_is_recreated() -> None:
     server = OneObject(binding("old", uid="v"))
-    assert await bound(server) == ["get", "check", "delete v", "apply"]
-    assert server.there is not None and server.there["roleRef"]["name"] == "new"
+    assert await bind_new_role(server) == ["get", "check", "delete v", "apply"]
+    assert server.stored is not None and server.stored["roleRef"]["name"] == "new"
 
 
-async def test_no_binding_goes_for_one_that_would_not_be_taken() -> None:
-    server = OneObject(there := binding("old", uid="v"))
-    server.forbids = "not allowed to bind the role new"
-    with pytest.raises(KubeError, match=server.forbids):
-        await bound(server)
-    assert server.there is there
+async def test_a_binding_is_not_deleted_if_its_replacement_would_be_rejected() -> None:
+    server = OneObject(stored := binding("old", uid="v"))
+    server.dry_run_error = "not allowed to bind the role new"
+    with pytest.raises(KubeError, match=server.dry_run_error):
+        await bind_new_role(server)
+    assert server.stored is stored
 
 
 JSON = st.recursive(
@@ -118,14 +120,14 @@ JSON = st.recursive(
 
 
 @given(wanted=JSON, data=st.data())
-def test_more_fields_and_another_order_are_no_drift(wanted: Any, data: st.DataObject) -> None:
+def test_additional_fields_and_another_order_are_not_drift(wanted: Any, data: st.DataObject) -> None:
     def grown(value: Any) -> Any:
         if isinstance(value, dict):
             more = data.draw(st.dictionaries(st.sampled_from("uvw"), JSON, max_size=1))
             return {**more, **{key: grown(below) for key, below in value.items()}}
         if isinstance(value, list):
             if value and not any(isinstance(item, (dict, list)) for item in value):
-                return value  # arguments: their order counts
+                return value  # the order of plain values, such as arguments, matters
             more = data.draw(st.lists(JSON, max_size=1))
             return data.draw(st.permutations([*map(grown, value), *more]))
         return value
@@ -144,7 +146,7 @@ WIRE = {"ports": [{"port": 1}], "from": [{"podSelector": {"matchLabels": {"a": "
 ANYONE = {"ports": [{"port": 2}]}
 
 
-def test_what_is_as_it_was_applied_needs_no_correction() -> None:
+def test_an_unchanged_object_has_no_drift() -> None:
     assert drift_patch(policy(WIRE, ANYONE), policy(WIRE, ANYONE)) is None
     assert not covers({"args": ["--a", "1", "--b", "2"]}, {"args": ["--a", "2", "--b", "1"]})
 
@@ -164,7 +166,7 @@ def test_what_is_as_it_was_applied_needs_no_correction() -> None:
         (["1"], ["1000m"], False),
     ],
 )
-def test_amounts_are_the_same_however_they_are_written(live: Any, wanted: Any, same: bool) -> None:
+def test_quantities_are_compared_by_value(live: Any, wanted: Any, same: bool) -> None:
     assert covers({"limits": live}, {"limits": wanted}) == same
     assert not covers({"limits": None}, {"limits": wanted})
     assert covers({"other": live}, {"other": wanted}) == (live == wanted)
@@ -181,7 +183,7 @@ def test_amounts_are_the_same_however_they_are_written(live: Any, wanted: Any, s
         policy(WIRE, ANYONE, egress=[{}]),
     ],
 )
-def test_a_policy_is_ours_whole(live: dict[str, Any]) -> None:
+def test_any_change_of_a_network_policy_is_drift(live: dict[str, Any]) -> None:
     patch = drift_patch(live, policy(WIRE, ANYONE))
     assert patch is not None
     assert patch["metadata"] == {"resourceVersion": "7"}
@@ -189,7 +191,7 @@ def test_a_policy_is_ours_whole(live: dict[str, Any]) -> None:
     assert patch["spec"].get("egress") is None
 
 
-def test_of_a_pod_template_only_what_the_api_server_fills_in_may_be_more() -> None:
+def test_additional_fields_of_a_pod_template_are_drift_unless_they_are_defaults() -> None:
     container = {"name": "gateway", "image": "i", "env": [{"name": "A", "value": "1"}]}
     meta = {"name": "x", "namespace": "a", "resourceVersion": "7"}
 
@@ -213,42 +215,44 @@ def test_of_a_pod_template_only_what_the_api_server_fills_in_may_be_more() -> No
     other = {**container, "env": [{"name": "A", "value": "2"}, {"name": "B", "value": "1"}]}
     assert drift_patch(deployment({"containers": [other]}), wanted) is not None
     changed = {**container, "image": "other"}
-    assert drift_patch(deployment({"containers": [changed]}), wanted) is None  # is applied again
+    assert (
+        drift_patch(deployment({"containers": [changed]}), wanted) is None
+    )  # the applied hash differs, so it is applied again anyway
 
 
 class Stubborn(OneObject):
-    """An API server whose admission adds a rule to every policy."""
+    """An API server that ignores patches, as if admission restored its changes at once."""
 
     async def patch(self, ref: ObjectRef, patch: dict[str, Any]) -> None:
         self.requests.append("patch")
 
 
-async def test_what_admission_adds_again_at_once_is_left() -> None:
+async def test_a_change_that_admission_restores_is_corrected_only_once() -> None:
     server = Stubborn(policy(WIRE, ANYONE))
     applier = Applier(server, Metrics(), UnwatchedChildren())  # pyright: ignore[reportArgumentType]
     digests: dict[tuple[str, str], str] = {}
     for _ in range(3):
-        digests.pop(("NetworkPolicy", "x"), None)  # in doubt
+        digests.pop(("NetworkPolicy", "x"), None)  # the child must be compared again
         await applier.apply([policy(WIRE)], {}, digests, lambda live: None)
     assert server.requests == ["get", "patch", "get", "get", "get"]
 
 
-def test_a_child_that_strayed_is_named_once() -> None:
-    children, one = UnwatchedChildren(), policy(WIRE)
-    meta = {**one["metadata"], "labels": {labels.SERVICE: "demo"}}
-    one = {**one, "metadata": meta}
+def test_a_drifted_child_is_reported_once() -> None:
+    children, child = UnwatchedChildren(), policy(WIRE)
+    meta = {**child["metadata"], "labels": {labels.SERVICE: "demo"}}
+    child = {**child, "metadata": meta}
 
-    def drifted(*there: dict[str, Any]) -> list[tuple[str, str, str]]:
-        page = json.dumps({"items": [{"metadata": meta} for meta in there] or None}).encode()
-        return [(*name, child.service) for name, child in children.pop_drifted("NetworkPolicy", [page])]
+    def drifted(*stored: dict[str, Any]) -> list[tuple[str, str, str]]:
+        page = json.dumps({"items": [{"metadata": meta} for meta in stored] or None}).encode()
+        return [(*name, entry.service) for name, entry in children.pop_drifted("NetworkPolicy", [page])]
 
-    children.record_applied(one)
-    assert drifted({**meta, "resourceVersion": "8"}) == []  # its status alone
+    children.record_applied(child)
+    assert drifted({**meta, "resourceVersion": "8"}) == []  # only the status has changed
     edited = {**meta, "generation": 2}
     assert drifted(edited) == [("a", "x", "demo")]
     assert drifted(edited) == []
-    children.record_applied({**one, "metadata": edited})
+    children.record_applied({**child, "metadata": edited})
     assert drifted() == [("a", "x", "demo")]
-    children.record_applied(one)
+    children.record_applied(child)
     children.record_deleted("NetworkPolicy", "a", "x")
     assert drifted() == []

@@ -1,4 +1,4 @@
-"""Children that somebody edits or deletes by hand: what was added goes, what is gone comes back."""
+"""Children that are edited or deleted by hand: the operator reverts edits and recreates deleted children."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ pytestmark = CONTROL_PLANE
 
 META = ("name", "namespace", "labels", "annotations", "ownerReferences")
 SECONDS = 20.0
-"""The operator of these tests looks for what no watch tells of once a second."""
+"""Timeout; the operator of these tests polls unwatched children once a second."""
 
 
-class AppliedVersion:
-    """A service that serves, with its own gateway and NetworkPolicies, and its children."""
+class ChildObjects:
+    """The children of a serving service with its own gateway and NetworkPolicies."""
 
     def __init__(self, api: Any, namespace: str, eventually: Callable[..., Any]) -> None:
         self.api, self.namespace, self.eventually = api, namespace, eventually
@@ -36,16 +36,16 @@ class AppliedVersion:
     def edit(self, kind: str, name: str, patch: Any, **options: Any) -> dict[str, Any]:
         return self.api.patch(kind, self.namespace, name, patch, **options)
 
-    def is_again(self, kind: str, name: str, before: Any) -> None:
+    def wait_for_spec(self, kind: str, name: str, before: Any) -> None:
         self.eventually(lambda: self.spec(kind, name) == before, SECONDS, f"{kind} {name} is {before} again")
 
 
 @pytest.fixture
-def child(live_service: Callable[..., Service]) -> AppliedVersion:
+def child(live_service: Callable[..., Service]) -> ChildObjects:
     demo = live_service(networkPolicy="Enabled")
-    made = AppliedVersion(demo.api, demo.namespace, demo.eventually)
-    made.eventually(made.settled, 90, "it serves")
-    return made
+    children = ChildObjects(demo.api, demo.namespace, demo.eventually)
+    children.eventually(children.settled, 90, "the service serves")
+    return children
 
 
 ADDED: list[tuple[str, str, Any]] = [
@@ -56,48 +56,48 @@ ADDED: list[tuple[str, str, Any]] = [
     ("NetworkPolicy", "demo-gateway", {"spec": {"egress": [{}], "policyTypes": ["Ingress", "Egress"]}}),
     ("PodDisruptionBudget", "demo-gateway", {"spec": {"minAvailable": None, "maxUnavailable": "100%"}}),
 ]
-"""Kind and name of a child, and what is merged into it by hand."""
+"""Kind and name of a child, and the patch that is merged into it by hand."""
 
 
 @pytest.mark.parametrize(("kind", "name", "patch"), ADDED)
-def test_what_somebody_adds_goes_again(child: AppliedVersion, kind: str, name: str, patch: Any) -> None:
+def test_a_field_added_by_hand_is_removed(child: ChildObjects, kind: str, name: str, patch: Any) -> None:
     before = child.spec(kind, name)
     child.edit(kind, name, patch)
-    child.is_again(kind, name, before)
+    child.wait_for_spec(kind, name, before)
 
 
-def test_what_somebody_adds_to_a_list_goes_again(child: AppliedVersion) -> None:
+def test_a_list_item_added_by_hand_is_removed(child: ChildObjects) -> None:
     strategic = "application/strategic-merge-patch+json"
     before = child.spec("Service", "demo-gateway")
     more = {"spec": {"ports": [{"name": "more", "port": 9, "targetPort": 9}]}}
     child.edit("Service", "demo-gateway", more, content_type=strategic)
-    child.is_again("Service", "demo-gateway", before)
+    child.wait_for_spec("Service", "demo-gateway", before)
     before = child.spec("Deployment", "demo-gateway")
     container = {"name": "gateway", "env": [{"name": "HOME", "value": "/"}, {"name": "MORE", "value": "1"}]}
     sidecar = {"name": "more", "image": "more"}
     more = {"spec": {"template": {"spec": {"containers": [container, sidecar]}}}}
     child.edit("Deployment", "demo-gateway", more, content_type=strategic)
-    child.is_again("Deployment", "demo-gateway", before)
+    child.wait_for_spec("Deployment", "demo-gateway", before)
 
 
-def test_a_policy_that_lets_everybody_in_is_put_back(child: AppliedVersion) -> None:
+def test_a_policy_that_admits_everything_is_reverted(child: ChildObjects) -> None:
     before = child.spec("NetworkPolicy", "demo-engine")
     child.edit("NetworkPolicy", "demo-engine", {"spec": {"ingress": [*before["ingress"], {}]}})
-    child.is_again("NetworkPolicy", "demo-engine", before)
+    child.wait_for_spec("NetworkPolicy", "demo-engine", before)
 
 
-def test_a_binding_that_names_another_subject_is_put_back(child: AppliedVersion) -> None:
+def test_an_additional_subject_of_a_binding_is_removed(child: ChildObjects) -> None:
     def subjects() -> Any:
         return child.api.get("RoleBinding", child.namespace, "demo-gateway")["subjects"]
 
     before = subjects()
     other = {"kind": "ServiceAccount", "name": "other", "namespace": "default"}
     child.edit("RoleBinding", "demo-gateway", {"subjects": [*before, other]})
-    child.eventually(lambda: subjects() == before, SECONDS, "the gateway alone is bound")
+    child.eventually(lambda: subjects() == before, SECONDS, "only the gateway is bound")
 
 
-def test_a_binding_of_another_role_is_made_anew(child: AppliedVersion) -> None:
-    """As after an upgrade that gives the gateways' role another name: a binding cannot change its role."""
+def test_a_binding_to_another_role_is_recreated(child: ChildObjects) -> None:
+    """The role of a binding is immutable; an upgrade may give the gateways' role another name."""
     before = child.api.get("RoleBinding", child.namespace, "demo-gateway")
     kept = {key: before["metadata"][key] for key in META}
     child.api.delete("RoleBinding", child.namespace, "demo-gateway")
@@ -105,8 +105,8 @@ def test_a_binding_of_another_role_is_made_anew(child: AppliedVersion) -> None:
     child.api.create(former)
 
     def role() -> str:
-        found = child.api.find("RoleBinding", child.namespace, "demo-gateway")
-        return found["roleRef"]["name"] if found else ""
+        binding = child.api.find("RoleBinding", child.namespace, "demo-gateway")
+        return binding["roleRef"]["name"] if binding else ""
 
     child.eventually(lambda: role() == before["roleRef"]["name"], SECONDS, "the operator's role is bound")
 
@@ -122,15 +122,13 @@ def test_a_binding_of_another_role_is_made_anew(child: AppliedVersion) -> None:
         ("ServiceAccount", "demo-gateway"),
     ],
 )
-def test_what_no_watch_tells_of_comes_back_while_all_runs(
-    child: AppliedVersion, kind: str, name: str
-) -> None:
+def test_a_deleted_unwatched_child_is_recreated(child: ChildObjects, kind: str, name: str) -> None:
     child.api.delete(kind, child.namespace, name)
-    child.eventually(lambda: child.api.find(kind, child.namespace, name), SECONDS, "it is there again")
+    child.eventually(lambda: child.api.find(kind, child.namespace, name), SECONDS, "the child exists again")
 
 
-def test_pods_of_a_gateway_are_replaced_whose_account_was_made_anew(child: AppliedVersion) -> None:
-    """Their tokens are bound to the account that was deleted: the API server takes them no more."""
+def test_gateway_pods_are_replaced_if_their_service_account_is_recreated(child: ChildObjects) -> None:
+    """The API server rejects their tokens, which are bound to the deleted account."""
 
     def accounts() -> tuple[str, list[str]]:
         account = child.api.find("ServiceAccount", child.namespace, "demo-gateway") or {"metadata": {}}
@@ -148,16 +146,16 @@ def test_pods_of_a_gateway_are_replaced_whose_account_was_made_anew(child: Appli
         account, bound = accounts()
         return account not in ("", first) and bound == [account]
 
-    child.eventually(renewed, 60, "its pods have tokens of the new account")
-    child.eventually(child.settled, 60, "it serves")
+    child.eventually(renewed, 60, "the gateway's pods have tokens of the new account")
+    child.eventually(child.settled, 60, "the service serves")
     generation = child.api.get("Deployment", child.namespace, "demo-gateway")["metadata"]["generation"]
     time.sleep(3)
     gateway = child.api.get("Deployment", child.namespace, "demo-gateway")
-    assert gateway["metadata"]["generation"] == generation, "once is enough"
+    assert gateway["metadata"]["generation"] == generation, "the pods are replaced only once"
 
 
-def test_a_restart_and_what_users_note_on_a_child_stay(child: AppliedVersion) -> None:
-    """`kubectl rollout restart`, a label of their own, and what the API server fills in are no drift."""
+def test_restarts_labels_and_annotations_of_users_are_kept(child: ChildObjects) -> None:
+    """`kubectl rollout restart`, labels and annotations of users, and default values are not drift."""
     restarted = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
     child.edit(
         "Deployment",
@@ -168,13 +166,13 @@ def test_a_restart_and_what_users_note_on_a_child_stay(child: AppliedVersion) ->
         },
     )
     child.edit("Service", "demo-gateway", {"metadata": {"annotations": {"team": "a"}}})
-    child.eventually(child.settled, 90, "it serves")
-    child.edit("Deployment", "demo-gateway", {"spec": {"replicas": 3}})  # has it looked at
+    child.eventually(child.settled, 90, "the service serves")
+    child.edit("Deployment", "demo-gateway", {"spec": {"replicas": 3}})  # causes a comparison
     child.eventually(lambda: child.spec("Deployment", "demo-gateway")["replicas"] == 1)
-    found = child.api.get("Deployment", child.namespace, "demo-gateway")
-    noted = found["spec"]["template"]["metadata"]["annotations"]
-    assert {name: value for name, value in noted.items() if name != SERVICE_ACCOUNT_UID} == restarted
-    assert found["metadata"]["labels"]["team"] == "a"
+    deployment = child.api.get("Deployment", child.namespace, "demo-gateway")
+    annotations = deployment["spec"]["template"]["metadata"]["annotations"]
+    assert {name: value for name, value in annotations.items() if name != SERVICE_ACCOUNT_UID} == restarted
+    assert deployment["metadata"]["labels"]["team"] == "a"
     service = child.api.get("Service", child.namespace, "demo-gateway")
     assert service["metadata"]["annotations"]["team"] == "a"
 
@@ -187,10 +185,10 @@ STORED = {
     "requests": {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1G"},
     "limits": {"cpu": "2001m", "memory": "1536Mi", "ephemeral-storage": "2e9"},
 }
-"""The same amounts as the API server writes them."""
+"""The quantities of AMOUNTS in the canonical form of the API server."""
 
 
-def test_an_amount_that_is_stored_as_other_text_is_no_drift(
+def test_a_quantity_in_canonical_form_is_not_drift(
     live_service: Callable[..., Service], operators: Any
 ) -> None:
     def count(name: str) -> float:
@@ -205,14 +203,14 @@ def test_an_amount_that_is_stored_as_other_text_is_no_drift(
     demo.settle(1)
     assert resources() == STORED
     applied = count('mizzen_operator_actions_total{action="ApplyDeployment"}')
-    for number in range(3):  # what others note on it has it looked at
-        looks = count("mizzen_operator_reconcile_duration_seconds_count")
+    for number in range(3):  # a foreign label causes a reconcile
+        reconciles = count("mizzen_operator_reconcile_duration_seconds_count")
         meta = {"metadata": {"labels": {"round": str(number)}}}
         demo.api.patch("Deployment", demo.namespace, "demo-gateway", meta)
-        demo.eventually(lambda at=looks: count("mizzen_operator_reconcile_duration_seconds_count") > at)
+        demo.eventually(lambda n=reconciles: count("mizzen_operator_reconcile_duration_seconds_count") > n)
     assert count('mizzen_operator_actions_total{action="ApplyDeployment"}') == applied
     halved = {"name": "gateway", "resources": {"requests": {"cpu": "500m"}}}
     patch = {"spec": {"template": {"spec": {"containers": [halved]}}}}
     strategic = "application/strategic-merge-patch+json"
     demo.api.patch("Deployment", demo.namespace, "demo-gateway", patch, content_type=strategic)
-    demo.eventually(lambda: resources() == STORED, SECONDS, "the amount is the spec's again")
+    demo.eventually(lambda: resources() == STORED, SECONDS, "the quantity of the spec is restored")

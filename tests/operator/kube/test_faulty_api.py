@@ -1,4 +1,4 @@
-"""The operator behind an API server that refuses, forgets to answer, is slow, and cuts watches."""
+"""The operator behind a proxy that injects refusals, lost responses, latency and cut watches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from marks import CONTROL_PLANE
-from mizzen_local.addresses import free_port
+from mizzen_local.addresses import find_free_port
 from mizzen_local.controlplane import ControlPlane
 
 PROXY = Path(__file__).parents[2] / "cluster/noloss/api_faults.py"
@@ -28,10 +28,10 @@ pytestmark = CONTROL_PLANE
 
 
 class Faults:
-    """The fault proxy."""
+    """A process of the fault proxy tests/cluster/noloss/api_faults.py, and its control API."""
 
     def __init__(self, plane: ControlPlane) -> None:
-        pki, port = plane.folder / "pki", free_port(plane.addresses.host)
+        pki, port = plane.folder / "pki", find_free_port(plane.addresses.host)
         self._tls = ssl.create_default_context(cafile=str(plane.authority))
         self.server = f"https://{plane.addresses.host}:{port}"
         options = {"upstream": plane.server, "ca": plane.authority, "host": plane.addresses.host}
@@ -40,16 +40,16 @@ class Faults:
         self.process = subprocess.Popen([sys.executable, str(PROXY), *words], stdout=subprocess.DEVNULL)
 
     def share(self, share: float, seed: int = 0) -> dict[str, Any]:
-        return self.told(share=share, seed=seed)
+        return self.configure(share=share, seed=seed)
 
     def refuse(self, method: str, path: str, code: int | str = 409) -> None:
-        self.told(refuse=[{"method": method, "path": path, "code": code}])
+        self.configure(refuse=[{"method": method, "path": path, "code": code}])
 
     def refused(self) -> bool:
-        return not self.told()["refuse"]
+        return not self.configure()["refuse"]
 
-    def told(self, **given: Any) -> dict[str, Any]:
-        body = json.dumps(given).encode()
+    def configure(self, **settings: Any) -> dict[str, Any]:
+        body = json.dumps(settings).encode()
         request = urllib.request.Request(f"{self.server}/-/faults", body, method="PUT")
         with urllib.request.urlopen(request, timeout=30, context=self._tls) as answer:
             return json.loads(answer.read())
@@ -65,7 +65,7 @@ class Faults:
 
 @pytest.fixture(scope="module")
 def faults(control_plane: ControlPlane, operators: Any) -> Iterator[Faults]:
-    """The one operator reaches the API server through the proxy; afterwards another one leads."""
+    """Replace the operator by one behind the proxy; after the tests, a direct operator leads again."""
     proxy = Faults(control_plane)
     wait(proxy.up, "the proxy answers")
     wait(operators.leads, "an operator leads")
@@ -81,15 +81,15 @@ def faults(control_plane: ControlPlane, operators: Any) -> Iterator[Faults]:
     proxy.process.wait(60)
 
 
-def wait(check: Callable[[], Any], what: str) -> None:
+def wait(check: Callable[[], Any], expectation: str) -> None:
     deadline = time.monotonic() + 120
     while not check():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, expectation
         time.sleep(0.05)
 
 
 def settled(api: Any, namespace: str, name: str) -> bool:
-    """Whether a service is Ready as its spec is now, with no group too many."""
+    """Return whether a service is Ready at its current spec, with exactly the groups of that spec."""
     body = api.get("InferenceService", namespace, name)
     status, groups = body.get("status", {}), body["spec"]["replicas"]
     pods = [
@@ -108,7 +108,7 @@ def settled(api: Any, namespace: str, name: str) -> bool:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_every_rollout_comes_to_its_end(
+def test_every_rollout_completes(
     api: Any,
     node: Any,
     operators: Any,
@@ -118,7 +118,7 @@ def test_every_rollout_comes_to_its_end(
     eventually: Any,
     seed: int,
 ) -> None:
-    """And on its way: no pod is made twice, the last group is never taken away, nobody else leads."""
+    """Meanwhile no pod is created twice, the last group is never deleted, and the leader stays the same."""
     faults.share(SHARE, seed)
     leader, before = operators.leader(), operators.log()
     names = ("first", "second", "third")
@@ -130,7 +130,7 @@ def test_every_rollout_comes_to_its_end(
     def all_settled() -> bool:
         return all(settled(api, namespace, name) for name in names)
 
-    eventually(all_settled, 120, "all are up")
+    eventually(all_settled, 120, "all services have settled")
     node.reset_lowest(namespace)
     for number, changes in enumerate(
         (
@@ -141,14 +141,14 @@ def test_every_rollout_comes_to_its_end(
     ):
         for name in names:
             api.patch("InferenceService", namespace, name, {"spec": changes})
-        if number == 1:  # changed again, in the middle
+        if number == 1:  # the next change comes during this rollout
             continue
         eventually(all_settled, 120, f"change {number} is in force")
     done = faults.share(0.0)
     assert len({"409", "410", "429", "500", "500_after", "closed", "latency"} & done.keys()) >= 4, done
     assert node.lowest[namespace] >= len(names)
-    made = [name for name in node.names if name.startswith(f"{namespace}/")]
-    assert len(made) == len(set(made))
+    created = [name for name in node.names if name.startswith(f"{namespace}/")]
+    assert len(created) == len(set(created))
     assert operators.leader() == leader
     assert not re.search(r"Traceback|unexpected error", operators.log().removeprefix(before))
     for name in names:
@@ -159,7 +159,7 @@ def test_every_rollout_comes_to_its_end(
 def demo(
     api: Any, node: Any, faults: Faults, namespace: str, minimal: Callable[..., Any]
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A service; called with changes of its spec, it makes them and waits until they are in force."""
+    """Create a service; the yielded function changes its spec and waits until the service has settled."""
     body = minimal("demo", engine={"device": "CPU"}, gateway={"replicas": 1}, replicas=2)
     body["metadata"]["namespace"] = namespace
     api.create(body)
@@ -177,7 +177,7 @@ def demo(
 @pytest.mark.parametrize(
     ("method", "path", "spec"),
     [
-        # The only write that this change makes: were it lost, nothing would tell of it for ten minutes.
+        # The only write of this change: if it were lost, the next reconcile would come after ten minutes.
         ("PATCH", "/inferenceservices/demo/status", {"rollout": {"progressDeadlineSeconds": 601}}),
         ("DELETE", "/pods/demo-", {"replicas": 1}),
         ("POST", "/pods", {"replicas": 3}),
@@ -186,7 +186,7 @@ def demo(
     ],
     ids=["status", "deletion", "creation", "gate", "deployment"],
 )
-def test_what_met_a_conflict_is_done_again(
+def test_a_write_that_met_a_conflict_is_repeated(
     demo: Callable[..., None], faults: Faults, method: str, path: str, spec: dict[str, Any]
 ) -> None:
     faults.refuse(method, path)
@@ -194,20 +194,20 @@ def test_what_met_a_conflict_is_done_again(
     assert faults.refused()
 
 
-def test_a_revision_whose_answer_was_lost_is_the_services_own(
+def test_a_revision_is_adopted_if_the_response_to_its_creation_was_lost(
     demo: Callable[..., None], faults: Faults, api: Any, namespace: str
 ) -> None:
-    """The request is sent again, and meets what it has made."""
+    """The request is repeated, and meets the object that it has created."""
     faults.refuse("POST", "/controllerrevisions", "500_after")
     demo({"engine": {"maxRunningRequests": 9}})
     assert faults.refused()
-    assert not [one for one in api.list("Event", namespace) if one["reason"] == "NameTaken"]
+    assert not [event for event in api.list("Event", namespace) if event["reason"] == "NameTaken"]
 
 
-def test_a_failure_is_counted_also_where_the_look_ends_in_its_middle(
+def test_a_failure_is_counted_even_if_the_reconcile_that_found_it_is_interrupted(
     demo: Callable[..., None], api: Any, node: Any, faults: Faults, namespace: str
 ) -> None:
-    """The pods that show it are deleted in that look, and the next one sees but their end."""
+    """That reconcile deletes the failed pods, so the next one no longer sees the failure."""
     spec = {"parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}}
     api.patch("InferenceService", namespace, "demo", {"spec": spec})
 
@@ -216,23 +216,26 @@ def test_a_failure_is_counted_also_where_the_look_ends_in_its_middle(
 
     def pairs() -> bool:
         names = {pod["metadata"]["name"] for pod in api.list("Pod", namespace, ENGINES)}
-        there = status()
-        serving = {group["name"] for group in there["groups"] if len(group.get("pods", ())) == 2}
-        return there["availableReplicas"] == 2 == len(serving & names) and len(names) == 4
+        current = status()
+        serving = {group["name"] for group in current["groups"] if len(group.get("pods", ())) == 2}
+        return current["availableReplicas"] == 2 == len(serving & names) and len(names) == 4
 
     wait(pairs, "two groups of two pods serve")
     lost = next(pod for pod in api.list("Pod", namespace, ENGINES) if pod["spec"].get("readinessGates"))
-    faults.refuse("POST", "/pods")  # of the group's replacement, once the group was deleted
+    faults.refuse("POST", "/pods")  # a pod of the replacement, after the deletion of the group
     node.behaviour.failed.add(lost["metadata"]["uid"])
     wait(faults.refused, "a pod of the new group was refused")
     wait(lambda: pairs() and lost["metadata"]["name"] not in str(status()["groups"]), "the group is replaced")
-    assert [one["name"] for one in status().get("recentFailures", [])] == [lost["metadata"]["name"]]
+    failures = status().get("recentFailures", [])
+    assert [failure["name"] for failure in failures] == [lost["metadata"]["name"]]
 
 
-def test_a_conflict_on_its_lease_costs_no_leadership(api: Any, operators: Any, faults: Faults) -> None:
+def test_a_leader_stays_leader_after_a_conflict_on_its_lease(
+    api: Any, operators: Any, faults: Faults
+) -> None:
     leader = operators.leader()
     faults.refuse("PUT", "/leases/")
-    wait(faults.refused, "the Lease was to be renewed")
+    wait(faults.refused, "a renewal of the Lease is refused")
     renewed = api.get("Lease", "mizzen-system", "mizzen-operator")["spec"]["renewTime"]
 
     def again() -> bool:

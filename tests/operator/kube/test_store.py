@@ -1,4 +1,4 @@
-"""What is held of the API server's objects: never older than what was seen, and found by label."""
+"""The store of the API server's objects never goes back to an older version, and finds objects by label."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def body(name: str, version: int, uid: str = "", labels: dict[str, str] | None =
     }
 
 
-class Told(list[tuple[str, str]]):
-    """What the cache said has changed."""
+class RecordedChanges(list[tuple[str, str]]):
+    """Records the changes that a store reports: name of the object, and its service."""
 
     def __call__(self, kind: str, name: ObjectName, labels: Any) -> None:
         self.append((name.name, labels.get(SERVICE, "")))
 
 
-def test_older_news_are_left_out_and_the_ended_do_not_return() -> None:
-    told = Told()
-    cache = ObjectStore("Pod", told)
+def test_older_events_are_ignored_and_deleted_objects_do_not_return() -> None:
+    changes = RecordedChanges()
+    cache = ObjectStore("Pod", changes)
     cache.put_event(body("one", 5))
     cache.put_event(body("one", 4))
     assert cache.get(ObjectName("a", "one"))["spec"] == {"version": 5}  # type: ignore[index]
@@ -49,84 +49,84 @@ def test_older_news_are_left_out_and_the_ended_do_not_return() -> None:
     assert cache.get(ObjectName("a", "one"))["metadata"]["uid"] == "another"  # type: ignore[index]
     cache.remove_deleted(body("one", 10, uid="uid of one"))
     assert len(cache) == 1
-    assert told == [("one", ""), ("one", ""), ("one", "")]
+    assert changes == [("one", ""), ("one", ""), ("one", "")]
 
 
-def test_what_others_changed_before_a_write_of_ours_is_told_when_its_event_comes_later() -> None:
-    """The answer holds the others' change too, so that the event is no newer than what is held."""
-    told = Told()
-    cache, one = ObjectStore("Pod", told), ObjectName("a", "one")
+def test_a_foreign_change_before_an_own_write_is_reported_when_its_event_comes() -> None:
+    """The response to the own write contains the foreign change, so its event is older than the object."""
+    changes = RecordedChanges()
+    cache, one = ObjectStore("Pod", changes), ObjectName("a", "one")
     cache.put_event(body("one", 1))
-    for version in (3, 5):  # 2 and 4 are others' changes
+    for version in (3, 5):  # 2 and 4 are foreign changes
         cache.begin_write(one)
         cache.end_write(one, cache.put_write_response(body("one", version)))
-    assert len(told) == 1
+    assert len(changes) == 1
     expected = {2: 2, 3: 2, 4: 3, 5: 3, 6: 4}
     for version, number in expected.items():
         cache.put_event(body("one", version))
-        assert len(told) == number, version
+        assert len(changes) == number, version
     cache.put_event(body("one", 4))
-    assert len(told) == 4
+    assert len(changes) == 4
     assert cache.get(one)["spec"] == {"version": 6}  # type: ignore[index]
 
 
-def test_what_loses_its_label_and_has_it_again_is_held_again() -> None:
-    """Watched are objects with a label: without it, the watch says that an object is deleted."""
-    told = Told()
-    cache, one = ObjectStore("Pod", told), ObjectName("a", "one")
+def test_an_object_that_regains_its_label_is_stored_again() -> None:
+    """Watches select objects by label: when an object loses the label, the watch reports its deletion."""
+    changes = RecordedChanges()
+    cache, one = ObjectStore("Pod", changes), ObjectName("a", "one")
     cache.put_event(body("one", 5))
     cache.remove_deleted(body("one", 6))
     assert cache.get(one) is None
-    cache.put_write_response(body("one", 7))  # our own apply may be what puts it back
+    cache.put_write_response(body("one", 7))  # an own apply may restore the label
     assert cache.get(one)["spec"] == {"version": 7}  # type: ignore[index]
     cache.apply_list({}, 9)
     cache.put_event(body("one", 8))
     assert cache.get(one) is None
     cache.put_event(body("one", 10))
     assert cache.get(one)["spec"] == {"version": 10}  # type: ignore[index]
-    cache.mark_deleted(one, "uid of one")  # by the API server's own word, for good
+    cache.mark_deleted(one, "uid of one")  # the response to a deletion is final
     cache.put_event(body("one", 11))
     assert cache.get(one) is None
 
 
-def test_what_a_list_shows_of_others_changes_below_our_own_is_told() -> None:
-    """The watch was cut before their event came, and a list shows the answer's version alone."""
-    told = Told()
-    cache, one = ObjectStore("Pod", told), ObjectName("a", "one")
+def test_a_list_reports_foreign_changes_before_an_own_write() -> None:
+    """The watch was cut before their event came; the list shows only the version of the own write."""
+    changes = RecordedChanges()
+    cache, one = ObjectStore("Pod", changes), ObjectName("a", "one")
     cache.put_event(body("one", 1))
     cache.begin_write(one)
-    cache.end_write(one, cache.put_write_response(body("one", 3)))  # 2 was another's
-    assert len(told) == 1
+    cache.end_write(one, cache.put_write_response(body("one", 3)))  # 2 is a foreign change
+    assert len(changes) == 1
     listed = {one: ObjectVersion("uid of one", 3)}
     cache.apply_list(listed, 4)
-    assert len(told) == 2
+    assert len(changes) == 2
     cache.put_event(body("one", 3))
     cache.apply_list(listed, 5)
-    assert len(told) == 2
+    assert len(changes) == 2
 
 
-def test_an_object_that_changes_hands_is_told_of_to_both() -> None:
-    told = Told()
-    cache = ObjectStore("Pod", told)
+def test_a_change_of_the_service_label_is_reported_for_both_services() -> None:
+    changes = RecordedChanges()
+    cache = ObjectStore("Pod", changes)
     cache.put_event(body("one", 1, labels={SERVICE: "old"}))
     cache.put_event(body("one", 2, labels={SERVICE: "old", "x": "y"}))
-    assert told == [("one", "old")] * 2
+    assert changes == [("one", "old")] * 2
     cache.put_event(body("one", 3, labels={SERVICE: "new"}))
-    assert told[2:] == [("one", "new"), ("one", "old")]
+    assert changes[2:] == [("one", "new"), ("one", "old")]
 
 
-def test_what_is_read_may_be_changed() -> None:
-    cache = ObjectStore("Pod", Told())
+def test_a_returned_object_is_a_copy() -> None:
+    cache = ObjectStore("Pod", RecordedChanges())
     cache.put_event(body("one", 1))
-    for found in (cache.get(ObjectName("a", "one")), *cache.list("a")):
-        assert found is not None
-        found["spec"]["version"] = 7
+    for copy in (cache.get(ObjectName("a", "one")), *cache.list("a")):
+        assert copy is not None
+        copy["spec"]["version"] = 7
     assert cache.list()[0]["spec"] == {"version": 1}
 
 
-def test_an_own_write_is_no_news_whichever_way_it_is_heard_first() -> None:
-    told = Told()
-    cache = ObjectStore("Pod", told)
+def test_an_own_write_is_not_reported_whether_its_event_or_its_response_comes_first() -> None:
+    changes = RecordedChanges()
+    cache = ObjectStore("Pod", changes)
     one = ObjectName("a", "one")
     cache.begin_write(one)
     cache.put_event(body("one", 5))
@@ -134,34 +134,34 @@ def test_an_own_write_is_no_news_whichever_way_it_is_heard_first() -> None:
     cache.begin_write(one)
     cache.end_write(one, cache.put_write_response(body("one", 6)))
     cache.put_event(body("one", 6))
-    assert not told
+    assert not changes
     cache.begin_write(one)
     cache.put_event(body("one", 7))
     cache.put_event(body("one", 8))
-    assert not told
+    assert not changes
     cache.end_write(one, cache.put_write_response(body("one", 8)))
-    assert told == [("one", "")]  # somebody else wrote 7
+    assert changes == [("one", "")]  # 7 is a foreign change
     cache.begin_write(one)
     cache.put_event(body("one", 9))
     cache.end_write(one, None)
-    assert len(told) == 2
+    assert len(changes) == 2
     cache.begin_write(one)
     cache.end_write(one, cache.put_write_response(body("one", 10)), notify=True)
-    assert len(told) == 3
+    assert len(changes) == 3
 
 
-def test_what_a_list_lacks_has_ended_whatever_is_still_on_its_way() -> None:
-    told = Told()
-    cache = ObjectStore("Pod", told)
+def test_an_object_missing_in_a_list_is_removed_whatever_events_are_pending() -> None:
+    changes = RecordedChanges()
+    cache = ObjectStore("Pod", changes)
     cache.apply_list({}, 3)
     cache.put_event(body("one", 5))
     listed = {
         ObjectName("a", "two"): ObjectVersion("uid of two", 6),
         ObjectName("a", "three"): ObjectVersion("uid of three", 7),
     }
-    cache.apply_list(listed, 9)  # the watch was cut: nobody told that `one` had ended
+    cache.apply_list(listed, 9)  # the watch was cut, so no event reported the deletion of `one`
     assert cache.get(ObjectName("a", "one")) is None
-    cache.put_event(body("late", 8))  # was heard before, and is handled only now
+    cache.put_event(body("late", 8))  # received before the list, and handled only now
     assert len(cache) == 0 and not cache.synced
     cache.put_event(body("two", 4))
     cache.put_event(body("three", 7))
@@ -169,13 +169,13 @@ def test_what_a_list_lacks_has_ended_whatever_is_still_on_its_way() -> None:
     cache.put_event(body("two", 6))
     assert cache.synced and len(cache) == 2
     cache.put_event(body("new", 10))
-    assert told == [("one", ""), ("one", ""), ("two", ""), ("three", ""), ("two", ""), ("new", "")]
+    assert changes == [("one", ""), ("one", ""), ("two", ""), ("three", ""), ("two", ""), ("new", "")]
 
 
 class ListsAndEvents(RuleBasedStateMachine):
-    """A server whose watch is cut at times, and queues, one for each object, in which what was heard waits.
+    """A server whose watch is cut at times, and a queue of received events for each object.
 
-    Whatever was lost or late, the cache ends up as the server.
+    Whatever events are lost or late, the store finally equals the server.
     """
 
     def __init__(self) -> None:
@@ -183,10 +183,10 @@ class ListsAndEvents(RuleBasedStateMachine):
         self.version = 0
         self.server: dict[str, dict[str, Any]] = {}
         self.sent: list[tuple[str, dict[str, Any]]] = []
-        """Events that a cut would lose."""
-        self.heard: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-        """Events that wait in the queues of their objects, by uid."""
-        self.cache = ObjectStore("Pod", Told())
+        """Events that the server has sent, and that a cut of the watch would lose."""
+        self.queued: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        """Received events that wait in the queues of their objects, by uid."""
+        self.cache = ObjectStore("Pod", RecordedChanges())
         self.uids = 0
 
     @initialize()
@@ -216,55 +216,56 @@ class ListsAndEvents(RuleBasedStateMachine):
                 self.cache.mark_deleted(ObjectName("a", name), old["uid"])
 
     @rule(number=st.integers(1, 4))
-    def hear(self, number: int) -> None:
+    def deliver(self, number: int) -> None:
         for event in self.sent[:number]:
-            self.heard.setdefault(event[1]["metadata"]["uid"], []).append(event)
+            self.queued.setdefault(event[1]["metadata"]["uid"], []).append(event)
         del self.sent[:number]
 
     @rule(data=st.data())
-    def handle(self, data: st.DataObject) -> None:
-        """The events of one object, in their order, before or after those of others."""
-        if self.heard:
-            for kind, event in self.heard.pop(data.draw(st.sampled_from(sorted(self.heard)))):
+    def handle_queued(self, data: st.DataObject) -> None:
+        """Handle the queued events of one object in order; the order among objects is arbitrary."""
+        if self.queued:
+            for kind, event in self.queued.pop(data.draw(st.sampled_from(sorted(self.queued)))):
                 (self.cache.remove_deleted if kind == "DELETED" else self.cache.put_event)(event)
 
     @rule()
     def cut_and_list(self) -> None:
-        """The watch broke for good: a list takes the place of the events that were under way."""
+        """Break the watch for good: a list replaces the events in transit."""
         self.sent.clear()
-        self.cache.apply_list(self.there(), self.version)
-        for one in self.server.values():
-            self.heard.setdefault(one["metadata"]["uid"], []).append((None, one))  # type: ignore[arg-type]
+        self.cache.apply_list(self.listed_versions(), self.version)
+        for obj in self.server.values():
+            self.queued.setdefault(obj["metadata"]["uid"], []).append((None, obj))  # type: ignore[arg-type]
 
     @rule()
-    def compare(self) -> None:
-        """A list of ours while the watch goes on."""
-        self.cache.apply_list(self.there(), self.version)
+    def list_during_watch(self) -> None:
+        """Apply a list while the watch continues."""
+        self.cache.apply_list(self.listed_versions(), self.version)
 
-    def there(self) -> dict[ObjectName, ObjectVersion]:
+    def listed_versions(self) -> dict[ObjectName, ObjectVersion]:
         return {
             ObjectName("a", name): ObjectVersion(
-                one["metadata"]["uid"], int(one["metadata"]["resourceVersion"])
+                obj["metadata"]["uid"], int(obj["metadata"]["resourceVersion"])
             )
-            for name, one in self.server.items()
+            for name, obj in self.server.items()
         }
 
     @invariant()
-    def it_is_the_server_once_all_is_handled(self) -> None:
-        if not self.sent and not self.heard:
-            assert self.cache.is_up_to_date(self.there(), self.version)
+    def store_equals_server_once_all_events_are_handled(self) -> None:
+        if not self.sent and not self.queued:
+            assert self.cache.is_up_to_date(self.listed_versions(), self.version)
             assert self.cache.synced
-        if self.cache.is_up_to_date(self.there(), self.version):
+        if self.cache.is_up_to_date(self.listed_versions(), self.version):
             for selector in (f"{SERVICE}=s", f"{SERVICE}=t", f"{GATEWAY}=shared", GATEWAY, ""):
                 key, _, value = selector.partition("=")
                 wanted = {
                     name
-                    for name, one in self.server.items()
-                    if not key or (key in (found := one["metadata"]["labels"]) and value in ("", found[key]))
+                    for name, obj in self.server.items()
+                    if not key
+                    or (key in (labels := obj["metadata"]["labels"]) and value in ("", labels[key]))
                 }
                 for namespace in ("a", ""):
-                    found = self.cache.list(namespace, selector)
-                    assert [one["metadata"]["name"] for one in found] == sorted(wanted)
+                    listed = self.cache.list(namespace, selector)
+                    assert [obj["metadata"]["name"] for obj in listed] == sorted(wanted)
                 assert self.cache.list("b", selector) == []
 
 

@@ -1,4 +1,4 @@
-"""The loop: what a new leader looks at first."""
+"""The controller: the order in which a new leader reconciles services, and the end of its workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from mizzen_operator.reconciler.reconciler import ReconcileResult
 SERVICES = 20
 
 
-class Fakes:
-    """An API server with services, number 7 of which was changed, and a reconciler that notes its looks."""
+class FakeCluster:
+    """Fake API server with services, of whose specs only 7 has changed, and a recording reconciler."""
 
     def __init__(self) -> None:
-        self.looks: list[str] = []
-        self.all_seen = asyncio.Event()
+        self.reconciled: list[str] = []
+        self.all_reconciled = asyncio.Event()
 
     async def list(self, *_: Any) -> list[dict[str, Any]]:
         return [
@@ -36,67 +36,67 @@ class Fakes:
         ]
 
     async def reconcile(self, key: ServiceKey) -> ReconcileResult:
-        self.looks.append(key.name)
-        if len(self.looks) == SERVICES:
-            self.all_seen.set()
+        self.reconciled.append(key.name)
+        if len(self.reconciled) == SERVICES:
+            self.all_reconciled.set()
         return ReconcileResult()
 
     async def other_api_keys(self) -> list[ServiceKey]:
         return []
 
 
-async def test_a_new_leader_begins_with_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod of 11 has ended, and 13 was changed, while nobody led; what happened to 3 is long ago."""
-    fakes, now = Fakes(), 1000.0
+async def test_a_new_leader_begins_with_recently_changed_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no replica led, a pod of 11 ended and 13 changed; the change of 3 is not recent."""
+    fake, now = FakeCluster(), 1000.0
     monkeypatch.setattr("mizzen_operator.manager.controller.time.monotonic", lambda: now)
-    known = cast(Any, fakes)
-    loop = Controller(known, known, OperatorConfig(workers=1), Metrics())
-    loop.on_object_changed(labels.KIND, ObjectName("n", "3"), {})
+    untyped = cast(Any, fake)
+    controller = Controller(untyped, untyped, OperatorConfig(workers=1), Metrics())
+    controller.on_object_changed(labels.KIND, ObjectName("n", "3"), {})
     now += RECENT_SECONDS + 1
-    loop.on_object_changed("Pod", ObjectName("n", "11-0-0"), {labels.SERVICE: "11"})
-    loop.on_object_changed(labels.KIND, ObjectName("n", "13"), {})
+    controller.on_object_changed("Pod", ObjectName("n", "11-0-0"), {labels.SERVICE: "11"})
+    controller.on_object_changed(labels.KIND, ObjectName("n", "13"), {})
     stop = asyncio.Event()
-    work = asyncio.create_task(loop.run(stop))
+    work = asyncio.create_task(controller.run(stop))
     async with asyncio.timeout(60):
-        await fakes.all_seen.wait()
+        await fake.all_reconciled.wait()
         stop.set()
         await work
-    assert sorted(fakes.looks[:3]) == ["11", "13", "7"]
-    assert sorted(fakes.looks, key=int) == [str(number) for number in range(SERVICES)]
+    assert sorted(fake.reconciled[:3]) == ["11", "13", "7"]
+    assert sorted(fake.reconciled, key=int) == [str(number) for number in range(SERVICES)]
 
 
-async def test_what_begins_no_more_looks_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader that looks at nothing would hold the Lease for ever."""
-    fakes = cast(Any, Fakes())
+async def test_the_controller_ends_if_its_workers_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a leader that reconciles nothing would hold the Lease forever."""
+    fake = cast(Any, FakeCluster())
     monkeypatch.setattr(
         "mizzen_operator.manager.controller.WorkQueue.get", AsyncMock(side_effect=RuntimeError("broken"))
     )
     async with asyncio.timeout(60):
         with pytest.raises(ExceptionGroup, match="TaskGroup"):
-            await Controller(fakes, fakes, OperatorConfig(workers=1), Metrics()).run(asyncio.Event())
+            await Controller(fake, fake, OperatorConfig(workers=1), Metrics()).run(asyncio.Event())
 
 
-async def test_no_look_begins_any_more_once_it_is_to_stop() -> None:
-    """Looks that ask for others without end keep nobody from taking over."""
-    stop, begun, looks = asyncio.Event(), asyncio.Event(), list[str]()
+async def test_no_reconcile_begins_once_the_controller_is_stopping() -> None:
+    """Reconciles that enqueue further services without end do not delay the next leader."""
+    stop, begun, reconciled = asyncio.Event(), asyncio.Event(), list[str]()
 
-    class Restless(Fakes):
+    class Restless(FakeCluster):
         async def list(self, *_: Any) -> list[dict[str, Any]]:
             return (await super().list())[:1]
 
         async def reconcile(self, key: ServiceKey) -> ReconcileResult:
-            looks.append(key.name)
+            reconciled.append(key.name)
             begun.set()
             await stop.wait()
             await asyncio.sleep(0)
             return ReconcileResult(
-                also_enqueue=(ServiceKey("n", f"{key.name}, again"),) if len(looks) < 100 else ()
+                also_enqueue=(ServiceKey("n", f"{key.name}, again"),) if len(reconciled) < 100 else ()
             )
 
-    fakes = cast(Any, Restless())
-    work = asyncio.create_task(Controller(fakes, fakes, OperatorConfig(workers=2), Metrics()).run(stop))
+    fake = cast(Any, Restless())
+    work = asyncio.create_task(Controller(fake, fake, OperatorConfig(workers=2), Metrics()).run(stop))
     async with asyncio.timeout(60):
         await begun.wait()
         stop.set()
         await work
-    assert looks == ["0"]
+    assert reconciled == ["0"]

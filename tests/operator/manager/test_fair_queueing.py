@@ -1,4 +1,4 @@
-"""Turns at looks: whatever one namespace's looks do, those of others go on."""
+"""Fair queueing: slow reconciles of one namespace do not delay the reconciles of other namespaces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DELAYS = st.sampled_from([0.0, 0.0, 0.0, 0.5, 20.0])
 
 
 class Machine(RuleBasedStateMachine):
-    """Services of some namespaces, whose looks take any time, against a model that looks at all of them."""
+    """Reconciles of any duration in several namespaces, compared with a model of the queue."""
 
     namespaces = "abcdefgh"
 
@@ -79,10 +79,10 @@ class Machine(RuleBasedStateMachine):
             assert self.due.pop(key) <= self.now and key not in self.running
             assert self.lane_open(self.flow(key)) and self.any_may_begin()
             self.running[key] = (self.flow(key), self.now)
-        assert not self.left(), "nobody waits for a turn that is there"
+        assert not self.left(), "no due service waits although it may be reconciled"
 
     def left(self) -> list[ServiceKey]:
-        """Services that are due and have a turn."""
+        """Return the services that are due and may be reconciled now."""
         return self.have_a_turn() if self.any_may_begin() else []
 
     def have_a_turn(self) -> list[ServiceKey]:
@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
         assert len(self.running) <= 8 * EACH
 
     def teardown(self) -> None:
-        """In the end everybody has had a turn."""
+        """Check that finally every service has been reconciled."""
         for _ in range(40):
             self.now += 30.0
             self.take_all()
@@ -107,7 +107,7 @@ class Machine(RuleBasedStateMachine):
 
 
 class TwoNamespaces(Machine):
-    """One of them cannot keep the other's quick looks from their turns, whatever else goes on."""
+    """One namespace cannot delay the quick reconciles of the other one."""
 
     namespaces = "ab"
 

@@ -1,4 +1,4 @@
-"""The Lease goes with the operator's Deployment, and a missing right to look at that costs no leadership."""
+"""The operator's Deployment owns the Lease; an operator that may not read it still becomes leader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "mizzen-operator
 
 
 class Server:
-    """Objects by kind, as the elector reads and writes them."""
+    """Fake API server with one object of each kind; reading the Deployment may be forbidden."""
 
     def __init__(self, objects: dict[str, dict[str, Any]], *, forbidden: bool = False) -> None:
         self.objects = objects
@@ -47,17 +47,19 @@ NAME = {"name": "mizzen-operator", "namespace": "default"}
 EARLIER = {"metadata": {**NAME, "resourceVersion": "7"}, "spec": {}}
 
 
-@pytest.mark.parametrize("earlier", [{}, {"Lease": EARLIER}], ids=["made", "taken over"])
+@pytest.mark.parametrize("earlier", [{}, {"Lease": EARLIER}], ids=["created Lease", "existing Lease"])
 async def test_the_deployment_owns_the_lease(earlier: dict[str, Any]) -> None:
     metadata = await lead(Server({"Deployment": DEPLOYMENT, **earlier}), "mizzen-operator")
     assert metadata["ownerReferences"] == [OWNER]
     assert metadata.get("resourceVersion") == ("7" if earlier else None)
 
 
-@pytest.mark.parametrize("server", [Server({}), Server({}, forbidden=True)], ids=["absent", "forbidden"])
-async def test_without_a_deployment_the_lease_has_no_owner(server: Server) -> None:
+@pytest.mark.parametrize(
+    "server", [Server({}), Server({}, forbidden=True)], ids=["absent Deployment", "forbidden Deployment"]
+)
+async def test_if_the_deployment_cannot_be_read_the_lease_has_no_owner(server: Server) -> None:
     assert "ownerReferences" not in await lead(server, "mizzen-operator")
 
 
-async def test_an_operator_that_is_told_of_no_owner_asks_for_none() -> None:
+async def test_without_the_option_lease_owner_the_deployment_is_not_read() -> None:
     assert "ownerReferences" not in await lead(Server({"Deployment": DEPLOYMENT}, forbidden=True), "")

@@ -1,4 +1,4 @@
-"""The operator's options, and what its health says of its watches."""
+"""The operator's options, and the staleness of its watches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mizzen_operator.informers.watch_health import FAILING_SECONDS, KINDS, STALE
 from mizzen_operator.metrics import Metrics
 
 
-def test_an_option_wins_over_its_variable() -> None:
+def test_an_option_takes_precedence_over_its_environment_variable() -> None:
     environment = {"MIZZEN_OPERATOR_WORKERS": "3", "MIZZEN_OPERATOR_NAMESPACE": "llm"}
     config = parse_config(["--workers", "5"], environment)
     assert (config.workers, config.namespace) == (5, "llm")
@@ -26,7 +26,9 @@ def test_an_option_wins_over_its_variable() -> None:
         (["--gateway-role-kind", "Role"], {}, "--gateway-role-kind Role needs --namespace"),
     ],
 )
-def test_a_wrong_option_is_named(arguments: list[str], environment: dict[str, str], message: str) -> None:
+def test_the_error_names_an_invalid_option(
+    arguments: list[str], environment: dict[str, str], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         parse_config(arguments, environment)
 
@@ -42,12 +44,12 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    chosen = Clock()
-    monkeypatch.setattr(watches_module, "time", chosen)
-    return chosen
+    clock = Clock()
+    monkeypatch.setattr(watches_module, "time", clock)
+    return clock
 
 
-def test_a_watch_that_nobody_answers_goes_stale(clock: Clock) -> None:
+def test_a_watch_without_responses_becomes_stale(clock: Clock) -> None:
     watches = WatchHealth(Metrics())
     clock.now += 10 * STALE_SECONDS
     assert watches.stale_kinds() == []  # this replica does not lead yet
@@ -61,7 +63,7 @@ def test_a_watch_that_nobody_answers_goes_stale(clock: Clock) -> None:
     assert watches.stale_kinds() == []
 
 
-def test_a_kind_that_is_never_answered_is_stale_soon(clock: Clock) -> None:
+def test_a_kind_that_has_never_got_a_response_becomes_stale_sooner(clock: Clock) -> None:
     watches = WatchHealth(Metrics())
     watches.start()
     clock.now += FAILING_SECONDS - 1
@@ -71,7 +73,7 @@ def test_a_kind_that_is_never_answered_is_stale_soon(clock: Clock) -> None:
     assert watches.stale_kinds() == sorted(set(KINDS) - {"pods"})
 
 
-def test_a_watch_that_fails_goes_stale_sooner_and_recovers(clock: Clock) -> None:
+def test_a_failing_watch_becomes_stale_sooner_and_recovers(clock: Clock) -> None:
     watches = WatchHealth(Metrics())
     watches.start()
     for kind in KINDS:
@@ -86,7 +88,7 @@ def test_a_watch_that_fails_goes_stale_sooner_and_recovers(clock: Clock) -> None
     assert watches.stale_kinds() == []
 
 
-def test_other_requests_are_no_watches(clock: Clock) -> None:
+def test_failures_of_unwatched_kinds_do_not_count(clock: Clock) -> None:
     watches = WatchHealth(Metrics())
     watches.start()
     for kind in KINDS:

@@ -1,4 +1,4 @@
-"""The work queue: a key once, one worker a key, delays and backoff."""
+"""The work queue: each key is queued once and has one worker at a time; delays, back-off and low priority."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def empty(queue: WorkQueue) -> bool:
     return False
 
 
-async def test_a_key_waits_once() -> None:
+async def test_a_key_is_queued_once() -> None:
     queue = WorkQueue(ConcurrencyLimiter(8))
     for _ in range(100):
         queue.add(A)
@@ -34,7 +34,7 @@ async def test_a_key_waits_once() -> None:
     assert await empty(queue)
 
 
-async def test_a_key_that_is_worked_on_waits_until_it_is_done() -> None:
+async def test_a_key_added_during_its_work_waits_until_that_is_done() -> None:
     queue = WorkQueue(ConcurrencyLimiter(8))
     queue.add(A)
     assert await queue.get() == A
@@ -44,7 +44,7 @@ async def test_a_key_that_is_worked_on_waits_until_it_is_done() -> None:
     assert await queue.get() == A
 
 
-async def test_a_delayed_key_is_due_later_and_an_earlier_wish_wins() -> None:
+async def test_a_delayed_key_is_due_later_unless_it_is_added_again_without_delay() -> None:
     queue = WorkQueue(ConcurrencyLimiter(8))
     queue.add(A, 0.15)
     queue.add(B, 30)
@@ -57,14 +57,14 @@ async def test_a_delayed_key_is_due_later_and_an_earlier_wish_wins() -> None:
     assert await empty(queue)
 
 
-async def test_a_later_wish_does_not_put_off() -> None:
+async def test_adding_a_key_with_a_longer_delay_does_not_delay_it() -> None:
     queue = WorkQueue(ConcurrencyLimiter(8))
     queue.add(A, 0.05)
     queue.add(A, 300)
     assert await asyncio.wait_for(queue.get(), 30) == A
 
 
-async def test_a_waiting_worker_is_woken() -> None:
+async def test_adding_a_key_wakes_a_waiting_worker() -> None:
     queue = WorkQueue(ConcurrencyLimiter(8))
     queue.add(B, 60)
     waiting = asyncio.create_task(queue.get())
@@ -73,7 +73,7 @@ async def test_a_waiting_worker_is_woken() -> None:
     assert await asyncio.wait_for(waiting, 30) == A
 
 
-async def test_two_workers_take_two_keys() -> None:
+async def test_two_workers_get_different_keys() -> None:
     queue = WorkQueue(ConcurrencyLimiter(8))
     workers = [asyncio.create_task(queue.get()) for _ in range(2)]
     await asyncio.sleep(0)
@@ -82,7 +82,7 @@ async def test_two_workers_take_two_keys() -> None:
     assert set(await asyncio.wait_for(asyncio.gather(*workers), 30)) == {A, B}
 
 
-async def test_retries_back_off_up_to_a_limit_and_begin_anew() -> None:
+async def test_the_back_off_grows_up_to_a_limit_and_can_be_reset() -> None:
     queue = WorkQueue(ConcurrencyLimiter(8))
     delays = [queue.requeue_with_backoff(A, 1.0) for _ in range(6)]
     for delay, about in zip(delays, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0], strict=True):
@@ -91,33 +91,33 @@ async def test_retries_back_off_up_to_a_limit_and_begin_anew() -> None:
     assert queue.requeue_with_backoff(A) == pytest.approx(0.1, rel=0.11)
 
 
-async def test_what_has_failed_is_not_brought_forward_by_what_happens(
+async def test_events_bring_a_failed_key_forward_only_after_the_hold_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queue, now = WorkQueue(ConcurrencyLimiter(8)), 100.0
     monkeypatch.setattr("mizzen_operator.manager.workqueue.time.monotonic", lambda: now)
     queue.add(A)
     assert await queue.get() == A
-    queue.add(A)  # while it is worked on
+    queue.add(A)  # during the work on it
     assert [queue.requeue_failed(A) for _ in range(9)][-1] > 20
     queue.done(A)
     queue.add(A)
     queue.add(B)
     assert await order(queue) == [B]
     now += FAILURE_HOLD_SECONDS
-    assert await order(queue) == [A], "what has happened is seen long before the next retry"
+    assert await order(queue) == [A], "the event is handled long before the next retry"
     queue.requeue_failed(A)
     queue.reset_backoff(A)
     queue.add(A)
     assert await order(queue) == [A]
 
 
-async def test_the_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
+async def test_the_token_bucket_allows_a_burst_and_then_its_rate() -> None:
     began = time.monotonic()
     slow = TokenBucket(0.01, 10)
     for _ in range(10):
         await slow.acquire()
-    assert time.monotonic() - began < 60, "a burst waits for nothing; its rate would take minutes"
+    assert time.monotonic() - began < 60, "a burst does not wait; at the rate it would take minutes"
     bucket, began = TokenBucket(100, 10), time.monotonic()
     for _ in range(30):
         await bucket.acquire()
@@ -125,27 +125,27 @@ async def test_the_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
 
 
 async def order(queue: WorkQueue) -> list[ServiceKey]:
-    """All keys that are due, as they come."""
-    found = []
+    """Return all queued keys in the order in which they are due."""
+    keys = []
     while queue.depth():
-        found.append(await queue.get())
-        queue.done(found[-1])
-    return found
+        keys.append(await queue.get())
+        queue.done(keys[-1])
+    return keys
 
 
-async def test_what_is_aside_waits_for_the_others() -> None:
+async def test_keys_of_low_priority_wait_for_all_others() -> None:
     queue = WorkQueue(ConcurrencyLimiter(8))
     sweep = [ServiceKey("n", str(number)) for number in range(5)]
     for key in sweep:
         queue.add(key, low_priority=True)
     queue.add(A)
-    queue.add(sweep[3])  # it has changed
-    queue.add(A, low_priority=True)  # and is none of the others for that
+    queue.add(sweep[3])  # raises its priority
+    queue.add(A, low_priority=True)  # does not lower its priority
     assert await order(queue) == [sweep[3], A, *sweep[:3], sweep[4]]
     assert await empty(queue)
 
 
-async def test_what_was_put_aside_for_later_and_changes_is_due_at_once() -> None:
+async def test_a_delayed_key_of_low_priority_is_due_at_once_when_it_is_added_normally() -> None:
     queue = WorkQueue(ConcurrencyLimiter(8))
     queue.add(A, 30, low_priority=True)
     queue.add(B, 0.05, low_priority=True)
@@ -158,7 +158,7 @@ async def test_what_was_put_aside_for_later_and_changes_is_due_at_once() -> None
     assert await order(queue) == [A]
 
 
-async def test_nothing_waits_aside_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_of_low_priority_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     queue, now = WorkQueue(ConcurrencyLimiter(8)), 100.0
     monkeypatch.setattr("mizzen_operator.manager.workqueue.time.monotonic", lambda: now)
     queue.add(A, low_priority=True)

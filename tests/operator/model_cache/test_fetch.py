@@ -1,4 +1,4 @@
-"""Models that are fetched first: on a real API server and Job controller, with simulated pods."""
+"""Models that are fetched before engines start: a real API server and Job controller, with simulated pods."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DOWNLOADING = {
 
 
 class Fetched:
-    """One service whose model is fetched."""
+    """A service whose model is fetched, and its simulated fetch."""
 
     def __init__(self, api: Any, node: Any, namespace: str, eventually: Callable[..., Any]) -> None:
         self.api, self.node, self.namespace, self.eventually = api, node, namespace, eventually
 
     def show(self, **progress: Any) -> None:
-        """Set what the simulated fetch shows from now on."""
+        """Set the progress that the simulated fetch reports from now on."""
         self.node.behaviour.fetches[self.namespace] = progress
 
     def body(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def test_a_failed_fetch_reports_why_and_recovers(fetched: Callable[..., Fetched]
     assert demo.has_condition("Failed", "True", "DownloadFailed") and demo.has_condition(
         "Ready", "False", "DownloadFailed"
     )
-    assert "give a token; it is retried" in demo.message("Failed") and not demo.pods()
+    assert "give a token; retrying" in demo.message("Failed") and not demo.pods()
     demo.show(progress=DOWNLOADING)
     demo.becomes("ModelCached", "False", "Downloading")
     demo.becomes("Failed", "False", "AsExpected")

@@ -30,7 +30,7 @@ def at(seconds: float) -> str:
 
 
 def pod(scheduled: float, fetch: tuple[float, float] | None, began: float, ready: float) -> dict[str, Any]:
-    """An engine's pod with the seconds after its creation at which it came how far."""
+    """Return an engine pod; the times of its stages are seconds after its creation."""
     fetched = {"startedAt": at(fetch[0]), "finishedAt": at(fetch[1]), "exitCode": 0} if fetch else {}
     return {
         "metadata": {"creationTimestamp": at(0)},

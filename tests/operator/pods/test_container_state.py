@@ -1,4 +1,4 @@
-"""Why a pod does not run: engines and gateways, by their containers' states."""
+"""Reason and message of pods that do not run, derived from the states of their containers."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_reason_and_message_of_a_pod_that_does_not_run(
 
 
 def gateway(state: dict[str, Any], restarts: int, last: dict[str, Any] | None = None, **meta: str) -> Any:
-    one = {"name": "gateway", "restartCount": restarts, "ready": False, "state": state}
-    containers = [{**one, "lastState": {"terminated": last} if last else {}}]
+    container_status = {"name": "gateway", "restartCount": restarts, "ready": False, "state": state}
+    containers = [{**container_status, "lastState": {"terminated": last} if last else {}}]
     return read_gateway_pod({"metadata": {"name": "g", **meta}, "status": {"containerStatuses": containers}})
 
 

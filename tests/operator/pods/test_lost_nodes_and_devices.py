@@ -1,4 +1,4 @@
-"""Lost nodes and devices: groups move, nothing waits for the lost part, and one Event gives the reason."""
+"""Lost nodes and devices: groups move without waiting for the lost pod, and one Event gives the reason."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Demo:
         return self.api.get("InferenceService", self.namespace, "demo").get("status", {})
 
     def condition(self, kind: str) -> str:
-        found = self.status().get("conditions", [])
-        return next((one["status"] for one in found if one["type"] == kind), "Absent")
+        conditions = self.status().get("conditions", [])
+        return next((entry["status"] for entry in conditions if entry["type"] == kind), "Absent")
 
     def engines(self) -> list[dict[str, Any]]:
         return self.api.list("Pod", self.namespace, "mizzen.dev/component=engine")
@@ -39,10 +39,10 @@ class Demo:
         )
 
     def events(self, reason: str) -> list[dict[str, Any]]:
-        return [one for one in self.api.list("Event", self.namespace) if one["reason"] == reason]
+        return [entry for entry in self.api.list("Event", self.namespace) if entry["reason"] == reason]
 
     def group(self, name: str) -> dict[str, Any]:
-        return next((one for one in self.status().get("groups", []) if one["name"] == name), {})
+        return next((entry for entry in self.status().get("groups", []) if entry["name"] == name), {})
 
 
 @pytest.fixture
@@ -66,7 +66,9 @@ def test_a_group_on_a_lost_node_is_replaced_while_its_pod_cannot_terminate(demo:
     demo.node.behaviour.dead.add(meta["uid"])
     words = "Taint manager: deleting due to NoExecute taint"
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
-    condition["lastTransitionTime"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")  # else it is stale
+    condition["lastTransitionTime"] = datetime.now(UTC).strftime(
+        "%Y-%m-%dT%H:%M:%SZ"
+    )  # otherwise the status would be stale
     path = f"/api/v1/namespaces/{demo.namespace}/pods/{meta['name']}"
     api.request(
         "PATCH",
@@ -114,8 +116,10 @@ def test_a_group_without_a_working_device_exhausts_its_restart_budget(demo: Demo
     api.patch("InferenceService", demo.namespace, "demo", patch)
 
     def failed() -> dict[str, str]:
-        found = demo.status().get("conditions", [])
-        return next((one for one in found if one["type"] == "Failed" and one["status"] == "True"), {})
+        conditions = demo.status().get("conditions", [])
+        return next(
+            (entry for entry in conditions if entry["type"] == "Failed" and entry["status"] == "True"), {}
+        )
 
     demo.eventually(lambda: failed().get("reason") == "RestartBudgetExceeded", 120)
     assert "failed more than 1 times within an hour (device_lost: rank 0 failed" in failed()["message"]
@@ -134,6 +138,6 @@ def test_a_toleration_in_the_spec_overrides_the_default_one(
     api.create(body)
     eventually(lambda: api.list("Pod", namespace, "mizzen.dev/component=engine"), 60)
     [pod] = api.list("Pod", namespace, "mizzen.dev/component=engine")
-    given = {one["key"]: one.get("tolerationSeconds") for one in pod["spec"]["tolerations"]}
+    given = {entry["key"]: entry.get("tolerationSeconds") for entry in pod["spec"]["tolerations"]}
     assert given == {"node.kubernetes.io/unreachable": None, "node.kubernetes.io/not-ready": 30}
     api.delete("InferenceService", namespace, "demo")

@@ -1,4 +1,4 @@
-"""Groups of several pods start, serve, fail and go together."""
+"""All pods of a multi-pod group start, serve, fail and are deleted together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TWO = {"engine": {"device": "CPU"}, "parallelism": {"tensor": 2}, "accelerator":
 
 
 class Service:
-    """One service of groups of two pods, in a namespace of its own."""
+    """A service with groups of two pods, and queries about it."""
 
     def __init__(self, api: Any, node: Any, namespace: str, eventually: Callable[..., Any]) -> None:
         self.api, self.node, self.namespace, self.eventually = api, node, namespace, eventually
@@ -29,9 +29,11 @@ class Service:
         return {pod["metadata"]["name"]: pod for pod in self.api.list("Pod", self.namespace, ENGINES)}
 
     def attempts(self) -> set[tuple[str, str]]:
-        """Return group and attempt of every pod that is not being deleted."""
+        """Return group and attempt of all pods that are not terminating."""
         found = [
-            one["metadata"] for one in self.pods().values() if "deletionTimestamp" not in one["metadata"]
+            entry["metadata"]
+            for entry in self.pods().values()
+            if "deletionTimestamp" not in entry["metadata"]
         ]
         return {(m["labels"]["mizzen.dev/group"], m["labels"]["mizzen.dev/incarnation"]) for m in found}
 
@@ -46,12 +48,12 @@ class Service:
             and len(self.pods()) == 2 * number
         )
 
-    def until(self, check: Callable[[], Any], what: str) -> None:
+    def until(self, check: Callable[[], Any], expectation: str) -> None:
         try:
-            self.eventually(check, SECONDS, what)
+            self.eventually(check, SECONDS, expectation)
         except AssertionError as error:
             pods = {name: pod.get("status", {}).get("conditions") for name, pod in self.pods().items()}
-            raise AssertionError(f"{what}: {self.status()} {pods}") from error
+            raise AssertionError(f"{expectation}: {self.status()} {pods}") from error
 
     def settle(self, number: int) -> None:
         self.until(lambda: self.ready(number), f"{number} groups of two pods serve")
@@ -66,14 +68,14 @@ def service(
     minimal: Callable[..., dict[str, Any]],
     eventually: Callable[..., Any],
 ) -> Any:
-    """Make the service; it is deleted after the test."""
-    made = Service(api, node, namespace, eventually)
+    """Return a function that creates the service; it is deleted after the test."""
+    ranks_service = Service(api, node, namespace, eventually)
 
     def make(**spec: Any) -> Service:
         body = minimal(**{**TWO, **spec})
         body["metadata"]["namespace"] = namespace
         api.create(body)
-        return made
+        return ranks_service
 
     yield make
     api.delete("InferenceService", namespace, "demo")
@@ -82,25 +84,25 @@ def service(
 def test_all_pods_of_a_group_start_and_only_the_leader_is_routed_to(
     service: Callable[..., Service],
 ) -> None:
-    it = service(replicas=1)
-    it.settle(1)
-    status, pods = it.status(), it.pods()
+    demo = service(replicas=1)
+    demo.settle(1)
+    status, pods = demo.status(), demo.pods()
     leader, worker = sorted(pods)
     assert worker == f"{leader}-1"
     assert status["podsPerGroup"] == 2
     [group] = status["groups"]
     assert group["name"] == leader
-    assert [(one["name"], one["ready"]) for one in group["pods"]] == [(leader, True), (worker, True)]
+    assert [(entry["name"], entry["ready"]) for entry in group["pods"]] == [(leader, True), (worker, True)]
     gates = [pods[name]["spec"].get("readinessGates", []) for name in (leader, worker)]
     assert [len(gate) for gate in gates] == [1, 0]
-    made = it.api.get("Service", it.namespace, "demo-ranks")["spec"]
-    assert (made["clusterIP"], made["publishNotReadyAddresses"]) == ("None", True)
-    assert made["selector"] == {"mizzen.dev/service": "demo", "mizzen.dev/component": "engine"}
+    ranks_service = demo.api.get("Service", demo.namespace, "demo-ranks")["spec"]
+    assert (ranks_service["clusterIP"], ranks_service["publishNotReadyAddresses"]) == ("None", True)
+    assert ranks_service["selector"] == {"mizzen.dev/service": "demo", "mizzen.dev/component": "engine"}
     for name, pod in pods.items():
         assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == (name, "demo-ranks")
         assert pod["spec"]["restartPolicy"] == "Never"
     arguments = pods[worker]["spec"]["containers"][0]["args"]
-    assert arguments[arguments.index("--leader-address") + 1] == f"{leader}.demo-ranks.{it.namespace}.svc"
+    assert arguments[arguments.index("--leader-address") + 1] == f"{leader}.demo-ranks.{demo.namespace}.svc"
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -108,60 +110,63 @@ def test_all_pods_of_a_group_start_and_only_the_leader_is_routed_to(
 def test_the_loss_of_one_pod_replaces_its_whole_group(
     which: int, how: str, service: Callable[..., Service]
 ) -> None:
-    it = service(replicas=2)
-    it.settle(2)
-    it.node.reset_lowest(it.namespace)
-    before = it.pods()
+    demo = service(replicas=2)
+    demo.settle(2)
+    demo.node.reset_lowest(demo.namespace)
+    before = demo.pods()
     victim = sorted(
         name for name, pod in before.items() if pod["metadata"]["labels"]["mizzen.dev/group"] == "0"
     )[which]
     if how == "fails":
-        it.node.behaviour.failed.add(before[victim]["metadata"]["uid"])
+        demo.node.behaviour.failed.add(before[victim]["metadata"]["uid"])
     elif how == "loses its device":
-        it.node.behaviour.lost_devices.add(before[victim]["metadata"]["uid"])
+        demo.node.behaviour.lost_devices.add(before[victim]["metadata"]["uid"])
     else:
         options = {"gracePeriodSeconds": 0} if how == "vanishes" else {}
-        it.api.delete("Pod", it.namespace, victim, **options)
+        demo.api.delete("Pod", demo.namespace, victim, **options)
     gone = {name for name, pod in before.items() if pod["metadata"]["labels"]["mizzen.dev/group"] == "0"}
 
     def replaced() -> bool:
-        return it.ready(2) and not gone & set(it.pods()) and it.attempts() == {("0", "1"), ("1", "0")}
+        return demo.ready(2) and not gone & set(demo.pods()) and demo.attempts() == {("0", "1"), ("1", "0")}
 
-    it.until(replaced, "the group is recreated, and no pod of the old one is left")
-    assert it.node.lowest[it.namespace] >= 1, "the other group served all the time"
-    failures = [(one["group"], one["name"][-3:]) for one in it.status().get("recentFailures", [])]
+    demo.until(replaced, "the group is recreated, and no pod of the old one is left")
+    assert demo.node.lowest[demo.namespace] >= 1, "the other group served all the time"
+    failures = [(entry["group"], entry["name"][-3:]) for entry in demo.status().get("recentFailures", [])]
     assert failures == ([(0, "0-0")] if how in ("fails", "loses its device") else [])
 
 
 def test_a_rollout_replaces_whole_groups_without_an_outage(service: Callable[..., Service]) -> None:
-    it = service(replicas=2)
-    it.settle(2)
-    before = set(it.pods())
-    it.node.reset_lowest(it.namespace)
-    it.api.patch("InferenceService", it.namespace, "demo", {"spec": {"engine": {"pageSize": 32}}})
-    it.until(lambda: it.ready(2) and not before & set(it.pods()), "two new groups")
-    assert it.node.lowest[it.namespace] >= 2
-    it.api.patch("InferenceService", it.namespace, "demo", {"spec": {"accelerator": {"perPod": 2}}})
-    it.until(
-        lambda: len(it.pods()) == it.status()["availableReplicas"] == 2 and "podsPerGroup" not in it.status(),
+    demo = service(replicas=2)
+    demo.settle(2)
+    before = set(demo.pods())
+    demo.node.reset_lowest(demo.namespace)
+    demo.api.patch("InferenceService", demo.namespace, "demo", {"spec": {"engine": {"pageSize": 32}}})
+    demo.until(lambda: demo.ready(2) and not before & set(demo.pods()), "two new groups")
+    assert demo.node.lowest[demo.namespace] >= 2
+    demo.api.patch("InferenceService", demo.namespace, "demo", {"spec": {"accelerator": {"perPod": 2}}})
+    demo.until(
+        lambda: (
+            len(demo.pods()) == demo.status()["availableReplicas"] == 2
+            and "podsPerGroup" not in demo.status()
+        ),
         "two groups of one pod",
     )
 
 
 def test_a_group_that_never_starts_counts_one_failure_per_attempt(service: Callable[..., Service]) -> None:
-    it = service(replicas=1, lifecycle={"maxGroupRestarts": 1})
+    demo = service(replicas=1, lifecycle={"maxGroupRestarts": 1})
     seen: set[str] = set()
 
     def fail_all() -> bool:
-        for name, pod in it.pods().items():
+        for name, pod in demo.pods().items():
             seen.add(name)
-            it.node.behaviour.failed.add(pod["metadata"]["uid"])
-        failed = [c for c in it.status().get("conditions", []) if c["type"] == "Failed"]
+            demo.node.behaviour.failed.add(pod["metadata"]["uid"])
+        failed = [c for c in demo.status().get("conditions", []) if c["type"] == "Failed"]
         return bool(failed) and failed[0]["reason"] == "RestartBudgetExceeded"
 
-    it.until(fail_all, "given up")
+    demo.until(fail_all, "given up")
     assert len({name.split("-")[3] for name in seen}) == 2, "two incarnations of two pods"
-    it.until(lambda: not it.pods(), "nothing is left of it")
+    demo.until(lambda: not demo.pods(), "nothing is left of it")
 
 
 def pod(rank: int, **given: Any) -> dict[str, Any]:

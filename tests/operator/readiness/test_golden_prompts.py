@@ -1,4 +1,4 @@
-"""Golden prompts: how answers are judged, and what a wrong answer does to a rollout."""
+"""Golden prompts: verdicts on answers, and the effect of a wrong answer on a rollout."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_without_an_expected_text_any_answer_passes() -> None:
 
 
 class Scripted:
-    """Answers prompts by a script; the last entry stays."""
+    """A fake client that answers prompts with the entries of a script; the last entry is repeated."""
 
     def __init__(self, *answers: tuple[int, str]) -> None:
         self.answers, self.prompts = list(answers), list[str]()
@@ -128,7 +128,7 @@ def body(
 
 
 class Demo:
-    """The service of a test."""
+    """A service with golden prompts, and queries about it."""
 
     def __init__(self, api: Any, namespace: str, eventually: Any) -> None:
         self.api, self.namespace, self.eventually = api, namespace, eventually
@@ -143,7 +143,7 @@ class Demo:
     def until(self, name: str, status: str, reason: str = "") -> None:
         self.eventually(
             lambda: self.condition(name)[0] == status and reason in ("", self.condition(name)[1]),
-            what=f"{name} is {status}",
+            expectation=f"{name} is {status}",
         )
 
     def patch(self, **spec: Any) -> None:
@@ -164,11 +164,11 @@ def demo(api: Any, namespace: str, eventually: Any, body: Any) -> Demo:
 
 @in_cluster
 def test_the_first_revision_serves_once_its_groups_pass(node: Any, body: Any, demo: Demo) -> None:
-    node.behaviour.mute.add(demo.namespace)
+    node.behaviour.no_golden_prompts.add(demo.namespace)
     body(replicas=2, rollout={"verification": GOLDEN})
     demo.eventually(lambda: [g["state"] for g in demo.status().get("groups", [])] == ["Verifying"] * 2)
     assert demo.condition("Available")[0] == "False"
-    node.behaviour.mute.clear()
+    node.behaviour.no_golden_prompts.clear()
     demo.until("Ready", "True")
     names = {pod["metadata"]["name"] for pod in demo.live()}
     assert {(name, "2 + 2 =") for name in names} <= set(node.golden_prompts), "every group was asked"
@@ -178,12 +178,12 @@ def test_the_first_revision_serves_once_its_groups_pass(node: Any, body: Any, de
 def test_a_first_revision_that_fails_is_abandoned_until_the_spec_changes(
     node: Any, body: Any, demo: Demo
 ) -> None:
-    node.behaviour.says[demo.namespace] = "5"
+    node.behaviour.answers[demo.namespace] = "5"
     body(rollout={"verification": GOLDEN})
     demo.until("Failed", "True", "VerificationFailed")
     assert "expected '4', got '5'" in demo.condition("Failed")[2]
-    demo.eventually(lambda: not demo.live(), what="the group is gone")
-    node.behaviour.says.clear()
+    demo.eventually(lambda: not demo.live(), expectation="the group is gone")
+    node.behaviour.answers.clear()
     demo.patch(rollout={"progressDeadlineSeconds": 3000})
     demo.until("Ready", "True")
     assert "givenUp" not in demo.status()
@@ -191,7 +191,7 @@ def test_a_first_revision_that_fails_is_abandoned_until_the_spec_changes(
 
 @in_cluster
 def test_a_revision_that_fails_is_rolled_back_without_an_outage(node: Any, body: Any, demo: Demo) -> None:
-    node.behaviour.says["/other"] = "5"
+    node.behaviour.answers["/other"] = "5"
     body(replicas=2, rollout={"verification": GOLDEN})
     demo.until("Ready", "True")
     [old] = demo.revisions()
@@ -201,11 +201,11 @@ def test_a_revision_that_fails_is_rolled_back_without_an_outage(node: Any, body:
     new = demo.status()["updateRevision"]
     demo.eventually(
         lambda: demo.status()["availableReplicas"] == 2 and demo.revisions() == {old},
-        what="the former revision is whole again",
+        expectation="the former revision is whole again",
     )
     status = demo.status()
     assert (status["currentRevision"], status["givenUp"]["revision"]) == (old, new)
-    assert f"revision {old} serves on" in status["givenUp"]["message"]
+    assert f"revision {old} continues to serve" in status["givenUp"]["message"]
     assert demo.condition("Progressing")[:2] == ("False", "VerificationFailed")
     assert demo.condition("Available")[0] == "True"
     assert node.lowest[demo.namespace] == 1, "never fewer than the spec allows"
@@ -216,7 +216,7 @@ def test_a_revision_that_fails_is_rolled_back_without_an_outage(node: Any, body:
 
 @in_cluster
 def test_on_failure_pause_keeps_the_failed_group_without_requests(node: Any, body: Any, demo: Demo) -> None:
-    node.behaviour.says["/other"] = "5"
+    node.behaviour.answers["/other"] = "5"
     body(rollout={"verification": {**GOLDEN, "onFailure": "Pause"}})
     demo.until("Ready", "True")
     [old] = demo.revisions()

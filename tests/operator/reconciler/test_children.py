@@ -1,4 +1,4 @@
-"""The children of a service: created, repaired, left alone if they belong to another owner."""
+"""The children of a service are created and repaired; objects of other owners are left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Degraded mode: services whose spec is unusable run on as they are, and their status says so."""
+"""Degraded mode: a service with an unusable spec keeps running, and its status reports the problem."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ours() -> dict[str, Any]:
 def other_release(
     api: Any, ours: dict[str, Any], minimal: Callable[..., Any], eventually: Any
 ) -> Iterator[Callable[[], None]]:
-    """Replace our CRD by another release's, without partition and with any text as maxSurge."""
+    """Yield a function that replaces the CRD by that of another release, with any text as maxSurge."""
     probe = minimal("probe", rollout={"partition": 1})
     probe["metadata"]["namespace"] = "default"
 
@@ -44,7 +44,7 @@ def other_release(
                 return False
             return ("partition" in found["spec"]["rollout"]) == ("partition" in _rollout(crd))
 
-        eventually(served, what="the API server has the other CRD")
+        eventually(served, expectation="the API server has the other CRD")
 
     def change() -> None:
         crd = copy.deepcopy(ours)
@@ -85,14 +85,14 @@ def make(
         api.delete("InferenceService", namespace, name)
 
 
-def says(demo: Any, kind: str, status: str, reason: str) -> bool:
-    """Whether a condition is so, of the generation that is there."""
+def has_condition(demo: Any, kind: str, status: str, reason: str) -> bool:
+    """Return whether a condition of the current generation has a status and reason."""
     found, generation = demo.condition(kind), demo.body()["metadata"]["generation"]
     return (found["status"], found["reason"], found.get("observedGeneration")) == (status, reason, generation)
 
 
 def spoil(demo: Any, other_release: Callable[[], None]) -> None:
-    """Have a service stored as another release has it, and wait until the operator has met it."""
+    """Store a service that is invalid in this release, and wait until the operator has reported that."""
     other_release()
 
     def met() -> bool:
@@ -112,7 +112,7 @@ def test_a_spec_of_another_release_is_reported_and_its_pods_are_left_alone(
     pods = {pod["metadata"]["uid"] for pod in demo.pods()}
     spoil(demo, other_release)
     demo.patch(replicas=3)
-    demo.eventually(lambda: says(demo, "Failed", "True", "InvalidSpec"))
+    demo.eventually(lambda: has_condition(demo, "Failed", "True", "InvalidSpec"))
     words = demo.condition("Failed")["message"]
     assert words.startswith("spec.rollout.partition is missing; ") and "helm upgrade" in words
     status = demo.status()
@@ -125,19 +125,21 @@ def test_a_spec_of_another_release_is_reported_and_its_pods_are_left_alone(
         ("GatewayReady", "True", "AllReplicasReady"),
         ("Scheduled", "True", "AllGroupsHaveNodes"),
     ):
-        assert says(demo, kind, truth, reason), demo.condition(kind)
+        assert has_condition(demo, kind, truth, reason), demo.condition(kind)
     assert {pod["metadata"]["uid"] for pod in demo.pods()} == pods
     for name in demo.live():
         api.delete("Pod", demo.namespace, name)
-    demo.eventually(lambda: says(demo, "Available", "False", "NoGroupServes"))
+    demo.eventually(lambda: has_condition(demo, "Available", "False", "NoGroupServes"))
     assert demo.status()["availableReplicas"] == 0
     demo.eventually(lambda: not demo.pods())
 
     def reported() -> list[str]:
         reasons = ("InvalidSpec", "NoGroupServes")
-        return sorted(one["reason"] for one in api.list("Event", demo.namespace) if one["reason"] in reasons)
+        return sorted(
+            event["reason"] for event in api.list("Event", demo.namespace) if event["reason"] in reasons
+        )
 
-    demo.eventually(lambda: len(set(reported())) == 2, what="an Event is written after the status")
+    demo.eventually(lambda: len(set(reported())) == 2, expectation="an Event is written after the status")
     assert reported() == ["InvalidSpec", "NoGroupServes"]
 
 
@@ -148,10 +150,10 @@ def test_the_service_recovers_with_the_crd(
     demo.settle(1)
     spoil(demo, other_release)
     demo.patch(replicas=2)
-    demo.eventually(lambda: says(demo, "Failed", "True", "InvalidSpec"))
+    demo.eventually(lambda: has_condition(demo, "Failed", "True", "InvalidSpec"))
     demo.api.apply_any(ours, CRDS)
     demo.settle(2)
-    assert says(demo, "Failed", "False", "AsExpected")
+    assert has_condition(demo, "Failed", "False", "AsExpected")
 
 
 def test_a_value_that_only_another_crd_accepts_is_reported_by_its_field(
@@ -162,9 +164,9 @@ def test_a_value_that_only_another_crd_accepts_is_reported_by_its_field(
     other_release()
     demo.patch(rollout={"maxSurge": "lots"})
     demo.api.apply_any(ours, CRDS)
-    words = "spec.rollout.maxSurge: 'lots' is no share such as '25%'; "
+    words = "spec.rollout.maxSurge: 'lots' is not a percentage such as '25%'; "
     demo.eventually(lambda: demo.condition("Failed")["message"].startswith(words))
-    assert says(demo, "Available", "True", "Serving") and len(demo.live()) == 1
+    assert has_condition(demo, "Available", "True", "Serving") and len(demo.live()) == 1
     demo.patch(rollout={"maxSurge": 1})
     demo.settle(1)
 
@@ -181,10 +183,10 @@ def test_an_error_of_the_operator_on_a_value_is_reported(
 
     def reported() -> bool:  # a reconcile of the object as the watch of the other CRD has it may come between
         words = demo.condition("Failed")["message"]
-        return says(demo, "Failed", "True", "OperatorError") and "ValueError" in words
+        return has_condition(demo, "Failed", "True", "OperatorError") and "ValueError" in words
 
     demo.eventually(reported)
-    assert says(demo, "Available", "True", "Serving") and len(demo.live()) == 1
+    assert has_condition(demo, "Available", "True", "Serving") and len(demo.live()) == 1
     demo.patch(model={"parameters": "1B"})
     demo.settle(1)
 
@@ -197,24 +199,24 @@ def test_a_group_that_no_gateway_reaches_is_reported(
     spoil(demo, other_release)
     uid = demo.pods()[0]["metadata"]["uid"]
     node.behaviour.unreachable.add(uid)  # its pod is ready; the gateway has lost it
-    demo.eventually(lambda: says(demo, "Available", "False", "NoGroupServes"))
+    demo.eventually(lambda: has_condition(demo, "Available", "False", "NoGroupServes"))
     node.behaviour.unreachable.clear()
-    demo.eventually(lambda: says(demo, "Available", "True", "Serving"))
+    demo.eventually(lambda: has_condition(demo, "Available", "True", "Serving"))
 
 
 def test_a_shared_gateway_keeps_serving_a_service_with_an_invalid_spec(
     make: Callable[..., Any], other_release: Callable[[], None], api: Any, node: Any, ours: Any
 ) -> None:
-    """One of two services cannot be read: the gateway goes on serving it, by its settings."""
+    """The spec of one of two services is invalid; the gateway keeps serving it with the previous settings."""
     shared = {"mode": "Shared", "replicas": 1}
     demo = make(gateway=shared)
     demo.settle(1)
     make("other", gateway={**shared, "replicas": 2})
 
-    def there(name: str) -> dict[str, Any]:
+    def get_service(name: str) -> dict[str, Any]:
         return api.get("InferenceService", demo.namespace, name)
 
-    demo.eventually(lambda: there("other").get("status", {}).get("availableReplicas") == 1)
+    demo.eventually(lambda: get_service("other").get("status", {}).get("availableReplicas") == 1)
 
     def files() -> tuple[object, object]:
         config = api.get("ConfigMap", demo.namespace, "mizzen-shared")
@@ -224,18 +226,18 @@ def test_a_shared_gateway_keeps_serving_a_service_with_an_invalid_spec(
     other_release()
     demo.patch(rollout={"maxSurge": "lots"})
     api.apply_any(ours, CRDS)
-    demo.eventually(lambda: says(demo, "Failed", "True", "InvalidSpec"))
+    demo.eventually(lambda: has_condition(demo, "Failed", "True", "InvalidSpec"))
     api.patch("InferenceService", demo.namespace, "other", {"spec": {"replicas": 2}})
-    demo.eventually(lambda: there("other")["status"]["availableReplicas"] == 2)
+    demo.eventually(lambda: get_service("other")["status"]["availableReplicas"] == 2)
     assert files() == before
     assert api.get("Deployment", demo.namespace, "mizzen-shared")["spec"]["replicas"] == 1
-    assert says(demo, "Available", "True", "Serving")
-    failed = {c["type"]: c for c in there("other")["status"]["conditions"]}["Failed"]
+    assert has_condition(demo, "Available", "True", "Serving")
+    failed = {c["type"]: c for c in get_service("other")["status"]["conditions"]}["Failed"]
     assert failed["status"] == "False", failed
     api.patch("InferenceService", demo.namespace, "other", {"spec": {"model": {"aliases": ["more"]}}})
 
     def waits() -> bool:
-        found = {c["type"]: c for c in there("other")["status"]["conditions"]}["Failed"]
+        found = {c["type"]: c for c in get_service("other")["status"]["conditions"]}["Failed"]
         return found["reason"] == "NeighbourInvalid" and "demo" in found["message"]
 
     demo.eventually(waits)

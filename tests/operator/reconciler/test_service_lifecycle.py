@@ -173,12 +173,12 @@ def test_a_group_is_available_only_once_the_gateways_route_to_it(
     service: Callable[..., Service], node: Any
 ) -> None:
     demo = service()
-    node.behaviour.deaf_gateways = {demo.namespace}
+    node.behaviour.failing_gateways = {demo.namespace}
     demo.eventually(lambda: demo.status().get("readyReplicas") == 1)
     time.sleep(0.5)
     assert demo.condition("Ready")["status"] == demo.condition("Available")["status"] == "False"
     assert demo.status()["groups"][0]["state"] == "Connecting"
-    node.behaviour.deaf_gateways = set()
+    node.behaviour.failing_gateways = set()
     demo.settle(1)
 
 

@@ -1,4 +1,4 @@
-"""The size of PodDisruptionBudgets."""
+"""The minimum of available pods in PodDisruptionBudgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fetch Job, its claim, and the pods of models cached on nodes."""
+"""The fetch Job, its claim, and engine pods with models that are cached on their nodes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_the_fetch_pod_is_restricted_and_its_credentials_are_only_mounted(
     service: Make, api: Any, namespace: str
 ) -> None:
     tolerations = [{"key": "gpu", "operator": "Exists"}]
-    one = service(podTemplate={"tolerations": tolerations}, accelerator={"nodeSelector": {"gpu": "h200"}})
-    job = fetch_job(one, CONFIG)
+    demo = service(podTemplate={"tolerations": tolerations}, accelerator={"nodeSelector": {"gpu": "h200"}})
+    job = fetch_job(demo, CONFIG)
     assert api.create({**job, "metadata": {**job["metadata"], "namespace": namespace}}, dryRun="All")
     template = job["spec"]["template"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "namespace": namespace}, **template}
@@ -60,9 +60,9 @@ def test_the_fetch_command_accepts_the_arguments_of_the_job(service: Make) -> No
 
     from mizzen.cli import app
 
-    one = service({"endpoint": "http://127.0.0.1:1"})
-    given = {"model": {"folder": cache_folder(one), "resolvedRevision": COMMIT}}
-    [container] = fetch_job(replace(one, status=given), CONFIG)["spec"]["template"]["spec"]["containers"]
+    demo = service({"endpoint": "http://127.0.0.1:1"})
+    given = {"model": {"folder": cache_folder(demo), "resolvedRevision": COMMIT}}
+    [container] = fetch_job(replace(demo, status=given), CONFIG)["spec"]["template"]["spec"]["containers"]
     assert container["args"][container["args"].index("--pin") + 1] == COMMIT
     ran = CliRunner().invoke(app, [*container["args"], "--help"])
     assert ran.exit_code == 0, ran.output
@@ -71,9 +71,9 @@ def test_the_fetch_command_accepts_the_arguments_of_the_job(service: Make) -> No
 
 
 def test_the_jobs_name_depends_on_its_source_and_not_on_the_resolved_revision(service: Make) -> None:
-    one = service()
-    name = fetch_job(one, CONFIG)["metadata"]["name"]
-    pinned = replace(one, status={"model": {"folder": cache_folder(one), "resolvedRevision": COMMIT}})
+    demo = service()
+    name = fetch_job(demo, CONFIG)["metadata"]["name"]
+    pinned = replace(demo, status={"model": {"folder": cache_folder(demo), "resolvedRevision": COMMIT}})
     assert fetch_job(pinned, CONFIG)["metadata"]["name"] == name and len(name) <= 63
     others = [
         service({"source": "hf://Qwen/Qwen3-1.7B"}),
@@ -81,15 +81,15 @@ def test_the_jobs_name_depends_on_its_source_and_not_on_the_resolved_revision(se
         service({"cache": {**MODEL["cache"], "claimName": "other"}}),
     ]
     assert len({name, *(fetch_job(other, CONFIG)["metadata"]["name"] for other in others)}) == 4
-    assert len({revision(other, CONFIG) for other in (one, *others)}) == 4
+    assert len({revision(other, CONFIG) for other in (demo, *others)}) == 4
 
 
 def test_a_cache_on_the_node_is_filled_by_an_init_container(
     service: Make, api: Any, lax_namespace: str
 ) -> None:
-    one = service({"cache": {"mode": "HostPath", "path": "/srv/models"}})
-    one = replace(one, status={"model": {"folder": cache_folder(one), "resolvedRevision": COMMIT}})
-    [pod] = engine_pods(one, CONFIG, revision="abcd1234", group=0, attempt=0)
+    demo = service({"cache": {"mode": "HostPath", "path": "/srv/models"}})
+    demo = replace(demo, status={"model": {"folder": cache_folder(demo), "resolvedRevision": COMMIT}})
+    [pod] = engine_pods(demo, CONFIG, revision="abcd1234", group=0, attempt=0)
     pod["metadata"]["namespace"] = lax_namespace
     api.create(pod, dryRun="All")
     [first], [engine] = pod["spec"]["initContainers"], pod["spec"]["containers"]

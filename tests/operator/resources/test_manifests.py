@@ -1,4 +1,4 @@
-"""Pods and gateways as they are rendered from a spec that the API server has filled in."""
+"""Engine pods, gateways and keys, rendered from a spec with the API server's defaults."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def option(arguments: list[str], name: str) -> str:
     return arguments[arguments.index(name) + 1]
 
 
-def test_an_engines_pod_keeps_the_contract(service: Make, api: Any) -> None:
+def test_an_engine_pod_has_the_documented_labels_ports_and_arguments(service: Make, api: Any) -> None:
     pod = render(service(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 7}))
     api.request("POST", "/api/v1/namespaces/default/pods", pod, params={"dryRun": "All"})
     labels = pod["metadata"]["labels"]
@@ -79,7 +79,7 @@ def test_an_engines_pod_keeps_the_contract(service: Make, api: Any) -> None:
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
 
 
-def test_the_overlay_reaches_the_pod(service: Make, api: Any) -> None:
+def test_the_pod_template_is_merged_into_the_pod(service: Make, api: Any) -> None:
     pod = render(
         service(
             model={"source": "pvc://weights/qwen3/8b/"},
@@ -122,7 +122,7 @@ def test_the_overlay_reaches_the_pod(service: Make, api: Any) -> None:
     assert (spec["schedulerName"], spec["runtimeClassName"]) == ("kai", "nvidia")
     assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("reader", False)
     assert spec["affinity"] == {"nodeAffinity": {}}
-    assert [one["topologyKey"] for one in spec["topologySpreadConstraints"]] == ["rack"]
+    assert [demo["topologyKey"] for demo in spec["topologySpreadConstraints"]] == ["rack"]
     assert spec["imagePullSecrets"] == [{"name": "pull"}]
     shm = {"medium": "Memory", "sizeLimit": "1Gi"}
     assert {"name": "mizzen-shm", "emptyDir": shm} in spec["volumes"]
@@ -130,7 +130,7 @@ def test_the_overlay_reaches_the_pod(service: Make, api: Any) -> None:
     assert (pod["metadata"]["labels"]["team"], pod["metadata"]["annotations"]["note"]) == ("a", "b")
 
 
-def test_a_cpu_engine_asks_for_no_gpu(service: Make) -> None:
+def test_a_cpu_engine_requests_no_gpu(service: Make) -> None:
     container = render(service(engine={"device": "CPU"}))["spec"]["containers"][0]
     assert container["resources"] == {}
     assert option(container["args"], "--device") == "cpu"
@@ -149,7 +149,7 @@ def test_model_path(service: Make, source: str, path: str) -> None:
     assert model_path(service(model={"source": source})) == path
 
 
-def test_the_revision_covers_what_reaches_the_engine(service: Make) -> None:
+def test_the_revision_depends_on_every_field_that_reaches_the_engine(service: Make) -> None:
     base = revision(service(), CONFIG)
     same: list[dict[str, Any]] = [
         {"replicas": 7},
@@ -178,7 +178,7 @@ def test_the_revision_covers_what_reaches_the_engine(service: Make) -> None:
     assert revision(service(), OperatorConfig(engine_image="engine:2")) != base
 
 
-def test_the_gateway_keeps_the_contract(service: Make) -> None:
+def test_a_gateway_has_the_documented_ports_probes_and_arguments(service: Make) -> None:
     manifests = gateway_manifests(
         dedicated_gateway_spec(service(model={"aliases": ["x", "y"]}, suspend=True)), CONFIG
     )
@@ -199,8 +199,8 @@ def test_the_gateway_keeps_the_contract(service: Make) -> None:
     assert "8000" in str(by_kind["Service"]["spec"]["ports"])
 
 
-def test_a_gateway_gets_the_users_secrets_as_files_and_nothing_else(service: Make, api: Any) -> None:
-    one = service(
+def test_a_gateway_mounts_exactly_the_secrets_of_its_spec(service: Make, api: Any) -> None:
+    demo = service(
         gateway={
             "apiKeys": {"secretNames": ["team-a", "team-b"]},
             "tls": {"secretName": "cert"},
@@ -208,7 +208,7 @@ def test_a_gateway_gets_the_users_secrets_as_files_and_nothing_else(service: Mak
             "admission": {"maxTokensInFlight": 5000},
         }
     )
-    deployment = gateway_manifests(dedicated_gateway_spec(one), CONFIG)[-1]
+    deployment = gateway_manifests(dedicated_gateway_spec(demo), CONFIG)[-1]
     api.request("POST", "/apis/apps/v1/namespaces/default/deployments", deployment, params={"dryRun": "All"})
     spec = deployment["spec"]["template"]["spec"]
     [container] = spec["containers"]
@@ -230,12 +230,12 @@ def test_a_gateway_gets_the_users_secrets_as_files_and_nothing_else(service: Mak
 
 
 @pytest.mark.parametrize("labelled", [(), ("keys", "team-a", "team-c")])
-def test_a_gateway_that_finds_keys_by_their_label_is_never_open(
+def test_a_gateway_with_keys_from_labels_always_requires_a_key(
     service: Make, api: Any, labelled: tuple[str, ...]
 ) -> None:
-    one = service(gateway={"apiKeys": {"secretNames": ["team-a"], "fromLabel": True}})
-    front = replace(dedicated_gateway_spec(one), labelled_secrets=labelled)
-    deployment = gateway_manifests(front, CONFIG)[-1]
+    demo = service(gateway={"apiKeys": {"secretNames": ["team-a"], "fromLabel": True}})
+    gateway_spec = replace(dedicated_gateway_spec(demo), labelled_secrets=labelled)
+    deployment = gateway_manifests(gateway_spec, CONFIG)[-1]
     api.request("POST", "/apis/apps/v1/namespaces/default/deployments", deployment, params={"dryRun": "All"})
     spec = deployment["spec"]["template"]["spec"]
     [container] = spec["containers"]
@@ -243,41 +243,41 @@ def test_a_gateway_that_finds_keys_by_their_label_is_never_open(
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     at = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
     folders = [arguments[n + 1] for n, a in enumerate(arguments) if a == "--api-keys-file"]
-    assert at[folders[0]]["emptyDir"] == {}  # keys are asked for, whatever else is there
+    assert at[folders[0]]["emptyDir"] == {}  # requires a key even if no Secret is mounted
     secrets = {at[folder]["secret"]["secretName"]: at[folder]["secret"] for folder in folders[1:]}
     assert len(secrets) == len(folders) - 1
-    # What has both a name in the spec and the label is mounted once, and must be there.
+    # A labelled Secret that the spec also names is mounted once, and must exist.
     assert {name: secret.get("optional", False) for name, secret in secrets.items()} == {
         "team-a": False,
         **{name: True for name in labelled if name != "team-a"},
     }
 
 
-def test_the_gateway_understands_its_arguments(service: Make, tmp_path: Path) -> None:
-    """What the operator renders is what the gateway's command line takes."""
-    one = service(
+def test_the_gateway_accepts_its_rendered_arguments(service: Make, tmp_path: Path) -> None:
+    """The gateway's command line accepts the arguments, and then fails because no keys are mounted."""
+    demo = service(
         gateway={"mode": "Shared", "tls": {"secretName": "c"}, "cors": {"allowOrigins": ["*"]}}, suspend=True
     )
-    sharing = resolve_sharing([one])
+    sharing = resolve_sharing([demo])
     assert sharing is not None
-    for front in (shared_gateway_spec(sharing), dedicated_gateway_spec(one)):
-        [container] = gateway_manifests(front, CONFIG)[-1]["spec"]["template"]["spec"]["containers"]
+    for gateway_spec in (shared_gateway_spec(sharing), dedicated_gateway_spec(demo)):
+        [container] = gateway_manifests(gateway_spec, CONFIG)[-1]["spec"]["template"]["spec"]["containers"]
         command = [sys.executable, "-m", "mizzen.cli", *container["args"]]
         environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none")}
         run = subprocess.run(
             command, capture_output=True, text=True, timeout=120, env=environment, check=False
         )
-        assert run.returncode == 1, run.stderr  # 2 would be a wrong option
+        assert run.returncode == 1, run.stderr  # status 2 would mean an invalid option
         assert "/var/run/mizzen/keys" in run.stderr + run.stdout
 
 
-def test_a_shared_gateway_tells_its_services_apart(service: Make, api: Any) -> None:
-    one = replace(service(gateway={"mode": "Shared"}, model={"aliases": ["x"]}), created="2026-01-01")
-    two = replace(one, name="other", uid="2", model=replace(one.model, served_name="x"), suspend=True)
-    sharing = resolve_sharing([two, replace(one, uid="1")])
+def test_the_config_map_of_a_shared_gateway_lists_its_services(service: Make, api: Any) -> None:
+    demo = replace(service(gateway={"mode": "Shared"}, model={"aliases": ["x"]}), created="2026-01-01")
+    other = replace(demo, name="other", uid="2", model=replace(demo.model, served_name="x"), suspend=True)
+    sharing = resolve_sharing([other, replace(demo, uid="1")])
     assert sharing is not None
-    front = shared_gateway_spec(sharing)
-    listed = services_config_map(sharing, front, {"demo": EngineKeys(("k" * 40, "n" * 40), 3)})
+    gateway_spec = shared_gateway_spec(sharing)
+    listed = services_config_map(sharing, gateway_spec, {"demo": EngineKeys(("k" * 40, "n" * 40), 3)})
     api.request("POST", "/api/v1/namespaces/default/configmaps", listed, params={"dryRun": "All"})
     content = listed["data"]["services.json"]
     assert json.loads(content) == {
@@ -295,44 +295,44 @@ def test_a_shared_gateway_tells_its_services_apart(service: Make, api: Any) -> N
     }
     [first, second] = parse_services(content.encode(), "the list")
     assert (first.name, first.models, second.suspended) == ("demo", ("demo", "x"), True)
-    for manifest in gateway_manifests(front, CONFIG):
+    for manifest in gateway_manifests(gateway_spec, CONFIG):
         meta = manifest["metadata"]
         assert meta["name"] == "mizzen-shared"
         assert "mizzen.dev/service" not in meta["labels"]
         assert [owner["uid"] for owner in meta["ownerReferences"]] == ["1", "2"]
-    assert render(one)["metadata"]["labels"]["mizzen.dev/gateway"] == "shared"
+    assert render(demo)["metadata"]["labels"]["mizzen.dev/gateway"] == "shared"
 
 
-def test_keys_belong_together_and_follow_from_one_secret(service: Make) -> None:
-    one = service()
-    root = root_secret(one)
-    engine, gateway = mounted_secrets(one, root)
-    assert [engine, gateway] == mounted_secrets(one, root)
+def test_the_mounted_secrets_match_and_are_derived_from_one_secret(service: Make) -> None:
+    demo = service()
+    root = root_secret(demo)
+    engine, gateway = mounted_secrets(demo, root)
+    assert [engine, gateway] == mounted_secrets(demo, root)
     assert set(engine["data"]) == {"engine.public", "engine.secret", "gateway.public"}
     assert set(gateway["data"]) == {"gateway.public", "gateway.secret", "engine.public", "admin.token"}
     assert read_value(engine, "gateway.public") == read_value(gateway, "gateway.public")
     assert read_value(gateway, "engine.public") == read_value(engine, "engine.public")
     assert len(read_value(engine, "engine.secret")) == 40
-    assert root_secret(one)["data"] != root["data"]
+    assert root_secret(demo)["data"] != root["data"]
     with pytest.raises(ValueError, match=r"Secret demo-keys has no usable engine\.secret: delete it"):
-        mounted_secrets(one, {**root, "data": {}})
+        mounted_secrets(demo, {**root, "data": {}})
 
 
-def test_the_root_of_the_keys_can_be_made_anew_of_both_sides(service: Make) -> None:
-    one = service()
-    root = root_secret(one)
-    engine, gateway = mounted_secrets(one, root)
-    assert restored_root_secret(one, engine, gateway) == root
+def test_the_root_secret_can_be_restored_from_both_mounted_secrets(service: Make) -> None:
+    demo = service()
+    root = root_secret(demo)
+    engine, gateway = mounted_secrets(demo, root)
+    assert restored_root_secret(demo, engine, gateway) == root
     with pytest.raises(ValueError, match=r"Secret demo-gateway-keys has no usable admin\.token"):
         restored_root_secret(
-            one, engine, {**gateway, "data": {"gateway.secret": gateway["data"]["gateway.secret"]}}
+            demo, engine, {**gateway, "data": {"gateway.secret": gateway["data"]["gateway.secret"]}}
         )
-    assert mounted_secret_patch(engine, mounted_secrets(one, root)[0], root) is None
+    assert mounted_secret_patch(engine, mounted_secrets(demo, root)[0], root) is None
     with pytest.raises(ValueError, match="Secret demo-engine-keys does not match Secret demo-keys: delete"):
-        mounted_secret_patch(engine, mounted_secrets(one, root_secret(one))[0], root)
+        mounted_secret_patch(engine, mounted_secrets(demo, root_secret(demo))[0], root)
 
 
-def test_a_foreign_crd_is_named() -> None:
+def test_the_error_for_a_missing_field_names_the_crd_of_another_release() -> None:
     meta = {"name": "a", "namespace": "b", "uid": "c", "generation": 1}
     with pytest.raises(
         InvalidServiceError, match=r"spec\.engine is missing; the CRD of the cluster is older or newer"
@@ -340,7 +340,7 @@ def test_a_foreign_crd_is_named() -> None:
         parse_service({"metadata": meta, "spec": {"model": {"source": "x"}}})
 
 
-def test_covers_forgives_defaults_and_sees_drift() -> None:
+def test_covers_ignores_defaults_and_detects_drift() -> None:
     live = {"a": 1, "b": {"c": 2, "default": 3}, "list": [{"name": "x", "default": 1}, {"name": "y"}]}
     assert covers(live, {"a": 1, "b": {"c": 2}, "list": [{"name": "x"}]})
     assert not covers(live, {"b": {"c": 3}})

@@ -1,4 +1,4 @@
-"""Pods of groups of several, as they are rendered: how they find one another, and where they run."""
+"""Rendered pods of multi-pod groups: how they find each other, and where they run."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def option_of(pod: dict[str, Any], name: str) -> str:
     return arguments[arguments.index(name) + 1]
 
 
-def test_the_pods_of_a_group_find_one_another(service: Make, api: Any) -> None:
-    made = service(parallelism={"tensor": 8}, accelerator={"perPod": 2}, networkPolicy="Enabled")
-    pods = engine_pods(made, CONFIG, revision="abcd1234", group=3, attempt=7)
+def test_the_pods_of_a_group_find_each_other(service: Make, api: Any) -> None:
+    demo = service(parallelism={"tensor": 8}, accelerator={"perPod": 2}, networkPolicy="Enabled")
+    pods = engine_pods(demo, CONFIG, revision="abcd1234", group=3, attempt=7)
     for pod in pods:
         api.request("POST", "/api/v1/namespaces/default/pods", pod, params={"dryRun": "All"})
     leader = "demo-abcd1234-3-7"
@@ -43,18 +43,18 @@ def test_the_pods_of_a_group_find_one_another(service: Make, api: Any) -> None:
         assert ("wire" in [port["name"] for port in container["ports"]]) == (rank == 0)
     assert "--leader-address" not in pods[0]["spec"]["containers"][0]["args"]
     assert option_of(pods[1], "--leader-address") == f"{leader}.demo-ranks.default.svc"
-    engines, *_ = service_network_policies(made, CONFIG)
+    engines, *_ = service_network_policies(demo, CONFIG)
     [among] = [rule for rule in engines["spec"]["ingress"] if "ports" not in rule]
     assert among["from"] == [{"podSelector": engines["spec"]["podSelector"]}]
 
 
-def test_the_longest_name_of_a_service_leaves_room_for_host_names(service: Make) -> None:
-    made = replace(service(parallelism={"tensor": 8}, accelerator={"perPod": 1}), name="x" * 40)
-    pods = engine_pods(made, CONFIG, revision="abcd1234", group=999, attempt=99999)
+def test_host_names_are_valid_for_the_longest_name_of_a_service(service: Make) -> None:
+    demo = replace(service(parallelism={"tensor": 8}, accelerator={"perPod": 1}), name="x" * 40)
+    pods = engine_pods(demo, CONFIG, revision="abcd1234", group=999, attempt=99999)
     assert max(len(pod["spec"]["hostname"]) for pod in pods) <= 63
 
 
-def test_the_pods_of_a_group_are_near_one_another(service: Make) -> None:
+def test_the_pods_of_a_group_prefer_the_same_topology_domain(service: Make) -> None:
     several = {"parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}}
     pod, other = engine_pods(service(**several), CONFIG, revision="r", group=3, attempt=7)
     [near] = pod["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
@@ -71,13 +71,13 @@ def test_the_pods_of_a_group_are_near_one_another(service: Make) -> None:
     mine = {"topologyKey": "a", "labelSelector": {}}
     hard = "requiredDuringSchedulingIgnoredDuringExecution"
     several["parallelism"]["topologyKey"] = "example.com/rack"
-    given = service(**several, podTemplate={"affinity": {"podAffinity": {hard: [mine]}}})
-    pod, _ = engine_pods(given, CONFIG, revision="r", group=3, attempt=7)
+    with_affinity = service(**several, podTemplate={"affinity": {"podAffinity": {hard: [mine]}}})
+    pod, _ = engine_pods(with_affinity, CONFIG, revision="r", group=3, attempt=7)
     terms = pod["spec"]["affinity"]["podAffinity"][hard]
     assert [term["topologyKey"] for term in terms] == ["a", "example.com/rack"]
 
 
-def test_kueue_is_told_which_pods_to_admit_together(service: Make) -> None:
+def test_pods_of_a_group_have_the_pod_group_labels_of_kueue(service: Make) -> None:
     queue = {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
     several = {"parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}}
     for pod in engine_pods(service(**several, podTemplate=queue), CONFIG, revision="r", group=3, attempt=7):
@@ -87,22 +87,22 @@ def test_kueue_is_told_which_pods_to_admit_together(service: Make) -> None:
     assert "kueue.x-k8s.io/pod-group-name" not in alone["metadata"]["labels"]
 
 
-def test_the_revision_covers_how_a_group_is_spread(service: Make) -> None:
+def test_the_revision_depends_on_pods_per_group_and_topology(service: Make) -> None:
     two = {"engine": {"device": "CPU"}, "parallelism": {"tensor": 2}}
     near = {**two, "parallelism": {"tensor": 2, "topologyKey": "example.com/rack"}}
-    made = [service(**two), service(**two, accelerator={"perPod": 1}), service(**near)]
-    assert len({revision(one, CONFIG) for one in made}) == 3
+    services = [service(**two), service(**two, accelerator={"perPod": 1}), service(**near)]
+    assert len({revision(variant, CONFIG) for variant in services}) == 3
 
 
 @pytest.mark.parametrize(
     ("groups", "unavailable", "least"), [(3, 0, 5), (3, 1, 5), (3, 2, 3), (1, 0, 2), (1, 1, 1), (0, 0, 0)]
 )
-def test_an_eviction_leaves_enough_whole_groups(
+def test_evictions_leave_the_minimum_of_complete_groups(
     groups: int, unavailable: int, least: int, service: Make
 ) -> None:
-    """Of groups of two pods: as many may lack a pod as may be missing."""
+    """In groups of two pods, at most `maxUnavailable` groups may lack a pod."""
     spec = {"parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}, "replicas": groups}
-    made = service(**spec, rollout={"maxUnavailable": unavailable})
-    budget = engine_disruption_budget(made)["spec"]
+    demo = service(**spec, rollout={"maxUnavailable": unavailable})
+    budget = engine_disruption_budget(demo)["spec"]
     assert budget["minAvailable"] == least
     assert "mizzen.dev/rank" not in budget["selector"]["matchLabels"]

@@ -1,4 +1,4 @@
-"""NetworkPolicies of a service: who may reach what, and that they come and go with the spec."""
+"""NetworkPolicies of a service: allowed peers of each port, and their creation and deletion with the spec."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 FILES = {"source": "file:///models/demo", "cache": None}
 
 
-def open_to(policy: dict[str, Any]) -> dict[int, list[dict[str, Any]] | None]:
-    """Who may reach which port of a policy's pods; None stands for anyone."""
+def allowed_peers(policy: dict[str, Any]) -> dict[int, list[dict[str, Any]] | None]:
+    """Return the allowed peers of each TCP port of a policy's pods; None stands for all peers."""
     rules = [rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["protocol"] == "TCP"]
     return {rule["ports"][0]["port"]: rule.get("from") for rule in rules}
 
 
-def test_only_the_gateway_prometheus_and_the_operator_get_in(
+def test_policies_admit_only_the_gateway_prometheus_and_the_operator(
     api: Any,
     operators: Any,
     node: Any,
@@ -27,26 +27,26 @@ def test_only_the_gateway_prometheus_and_the_operator_get_in(
     api.create(body)
 
     def names() -> list[str]:
-        return sorted(one["metadata"]["name"] for one in api.list("NetworkPolicy", namespace))
+        return sorted(policy["metadata"]["name"] for policy in api.list("NetworkPolicy", namespace))
 
     eventually(lambda: names() == ["demo-engine", "demo-gateway"], 120)
     engine, gateway = (api.get("NetworkPolicy", namespace, name) for name in names())
     assert engine["spec"]["podSelector"]["matchLabels"]["mizzen.dev/component"] == "engine"
     assert engine["spec"]["policyTypes"] == gateway["spec"]["policyTypes"] == ["Ingress"]
-    wire = open_to(engine)[5557]
+    wire = allowed_peers(engine)[5557]
     assert wire is not None
     assert [peer["podSelector"]["matchLabels"]["mizzen.dev/component"] for peer in wire] == ["gateway"]
     assert not any("namespaceSelector" in peer for peer in wire)
-    metrics = open_to(engine)[8081]
+    metrics = allowed_peers(engine)[8081]
     assert metrics is not None
     assert metrics[0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "prometheus"}
-    assert set(open_to(engine)) == {5557, 5558, 8081}
-    assert open_to(gateway)[8000] is None
-    admin = open_to(gateway)[8001]
+    assert set(allowed_peers(engine)) == {5557, 5558, 8081}
+    assert allowed_peers(gateway)[8000] is None
+    admin = allowed_peers(gateway)[8001]
     assert admin is not None
     space = admin[0]["namespaceSelector"]["matchLabels"]
     assert space == {"kubernetes.io/metadata.name": "mizzen-system"}
-    assert set(open_to(gateway)) == {8000, 8001}
+    assert set(allowed_peers(gateway)) == {8000, 8001}
     model = {
         "source": "hf://org/tiny",
         "cache": {"mode": "PersistentVolumeClaim", "claimName": "weights", "size": "1Gi"},
@@ -55,7 +55,7 @@ def test_only_the_gateway_prometheus_and_the_operator_get_in(
     eventually(lambda: names() == ["demo-engine", "demo-fetch", "demo-gateway"], 120)
     fetch = api.get("NetworkPolicy", namespace, "demo-fetch")
     assert fetch["spec"]["podSelector"]["matchLabels"]["mizzen.dev/component"] == "fetch"
-    assert open_to(fetch) == {8082: [admin[0]]}
+    assert allowed_peers(fetch) == {8082: [admin[0]]}
     api.patch("InferenceService", namespace, "demo", {"spec": {"model": FILES}})
     eventually(lambda: names() == ["demo-engine", "demo-gateway"], 120)
     api.patch("InferenceService", namespace, "demo", {"spec": {"networkPolicy": "Disabled"}})

@@ -1,7 +1,6 @@
-"""Restricted Pod Security: the API server's own admission judges every pod that the product makes.
+"""Every pod of the product meets Pod Security `restricted`, as checked by the API server's admission.
 
-`default`, and the namespaces where the operator works in tests, take restricted pods alone, so that every
-other test here that has a pod holds it too.
+The namespaces of all other operator tests enforce this level too.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ BROKEN = [
     ("container", "allowPrivilegeEscalation", None),
     ("container", "capabilities", None),
 ]
-"""What makes a pod unrestricted: where, the field, and its value (None: the field is gone)."""
+"""Changes that violate the level: part of the pod, field, and value; None removes the field."""
 ONLY_THE_VOLUME = (
     'violates PodSecurity "restricted:latest": restricted volume types '
     '(volume "mizzen-model" uses restricted volume type "hostPath")'
@@ -62,18 +61,18 @@ def engines(service: InferenceService) -> list[Pod]:
 
 
 def of_template(template: Mapping[str, Any]) -> Pod:
-    """The pod that a controller makes of it."""
+    """Return the pod that a controller creates from a template."""
     metadata = {**template["metadata"], "name": "one", "namespace": "default"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
 def of_workload(manifests: list[dict[str, Any]]) -> Pod:
-    [workload] = [one for one in manifests if one["kind"] in ("Deployment", "Job")]
+    [workload] = [manifest for manifest in manifests if manifest["kind"] in ("Deployment", "Job")]
     return of_template(workload["spec"]["template"])
 
 
 def pods(make: Make) -> Iterator[tuple[str, Pod]]:
-    """Every kind of pod that the product makes and that touches no folder of its node."""
+    """Yield name and pod for each kind of pod of the product that mounts no folder of its node."""
     for number, pod in enumerate(engines(make(rollout=GOLDEN, podTemplate={"sharedMemorySizeLimit": "1Gi"}))):
         yield f"engine {number}", pod
     several = make(parallelism={"tensor": 4}, accelerator={"perPod": 2}, networkPolicy="Enabled")
@@ -81,8 +80,8 @@ def pods(make: Make) -> Iterator[tuple[str, Pod]]:
         yield f"rank {number} of a group", pod
     for number, pod in enumerate(engines(make(model=FETCHED))):
         yield f"engine {number} of a model in a claim", pod
-    one = make(gateway={**FULL_GATEWAY, "mode": "Dedicated"})
-    yield "gateway", of_workload(gateway_manifests(dedicated_gateway_spec(one), CONFIG))
+    dedicated = make(gateway={**FULL_GATEWAY, "mode": "Dedicated"})
+    yield "gateway", of_workload(gateway_manifests(dedicated_gateway_spec(dedicated), CONFIG))
     sharing = resolve_sharing([make(gateway=FULL_GATEWAY)])
     assert sharing is not None
     yield "shared gateway", of_workload(gateway_manifests(shared_gateway_spec(sharing), CONFIG))
@@ -91,7 +90,7 @@ def pods(make: Make) -> Iterator[tuple[str, Pod]]:
 
 
 def refusal(api: Any, pod: Pod, namespace: str = "default") -> str:
-    """What Pod Security has against a pod; empty when it is taken."""
+    """Return the error of Pod Security for a pod; empty if the pod is admitted."""
     body = {**pod, "metadata": {**pod["metadata"], "namespace": namespace}}
     body["spec"] = {name: value for name, value in pod["spec"].items() if name != "serviceAccountName"}
     try:
@@ -104,36 +103,34 @@ def refusal(api: Any, pod: Pod, namespace: str = "default") -> str:
 
 
 def without(pod: Pod, place: str, name: str, value: Any) -> Pod:
-    """A pod with one field of its security changed; the container's, or else the pod's."""
-    made = copy.deepcopy(pod)
-    spec = made["spec"]
+    """Return a pod with one changed field of a security context: the container's, or else the pod's."""
+    changed = copy.deepcopy(pod)
+    spec = changed["spec"]
     holder = spec["containers"][0] if place == "container" else spec
     context = dict(holder["securityContext"])
     context.pop(name, None)
     holder["securityContext"] = context if value is None else {**context, name: value}
-    return made
+    return changed
 
 
 def test_every_pod_is_restricted(service: Make, api: Any) -> None:
-    found = {name: refusal(api, pod) for name, pod in pods(service)}
-    assert len(found) == 8
-    assert {name: words for name, words in found.items() if words} == {}
+    refusals = {name: refusal(api, pod) for name, pod in pods(service)}
+    assert len(refusals) == 8
+    assert {name: error for name, error in refusals.items() if error} == {}
 
 
 @pytest.mark.parametrize(("place", "name", "value"), BROKEN)
-def test_what_is_not_restricted_is_refused(
-    service: Make, api: Any, place: str, name: str, value: Any
-) -> None:
-    """The admission is on: each field of the security contexts is needed."""
+def test_an_unrestricted_pod_is_rejected(service: Make, api: Any, place: str, name: str, value: Any) -> None:
+    """Admission is enabled, and each field of the security contexts is required."""
     for kind, pod in pods(service):
         assert "restricted" in refusal(api, without(pod, place, name, value)), kind
 
 
-def test_a_cache_on_the_node_is_all_that_keeps_a_pod_from_being_restricted(
+def test_pods_with_a_cache_on_the_node_violate_the_level_only_by_their_volume(
     service: Make, api: Any, lax_namespace: str
 ) -> None:
-    one = service(model=ON_NODE)
-    for pod in (*engines(one), of_workload([fetch_job(one, CONFIG)])):
+    cached = service(model=ON_NODE)
+    for pod in (*engines(cached), of_workload([fetch_job(cached, CONFIG)])):
         assert pod["spec"]["volumes"]
         words = refusal(api, pod)
         assert words.endswith(ONLY_THE_VOLUME), words

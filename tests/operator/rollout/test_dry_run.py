@@ -49,10 +49,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "spec.podTemplate.volumes[0].hostPath.path: Invalid value",
     ),
 ]
-"""A podTemplate, and what the condition says of it."""
+"""A podTemplate, and a part of the condition's message."""
 
 
-@pytest.mark.parametrize(("template", "words"), WRONG, ids=lambda one: one if isinstance(one, str) else "")
+@pytest.mark.parametrize(
+    ("template", "words"), WRONG, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_an_invalid_pod_field_is_reported_by_its_field_in_the_service(
     live_service: Callable[..., Service], template: dict[str, Any], words: str
 ) -> None:
@@ -107,7 +109,7 @@ def test_a_field_path_of_a_pod_is_translated_to_the_service(
 def test_serving_groups_stay_while_the_next_revision_is_rejected(
     live_service: Callable[..., Service],
 ) -> None:
-    """Without room for a surge, a group would be deleted before the next one is rejected."""
+    """Without surge, an outdated group would otherwise be deleted before the new one is rejected."""
     demo = live_service(replicas=2, rollout={"maxSurge": 0, "maxUnavailable": 1})
     demo.settle(2)
     before = demo.live()
@@ -117,7 +119,7 @@ def test_serving_groups_stay_while_the_next_revision_is_rejected(
     assert demo.live() == before
     assert demo.condition("Available")["status"] == "True"
     demo.api.delete("Pod", demo.namespace, before[0], gracePeriodSeconds=0)
-    demo.eventually(lambda: demo.status()["availableReplicas"] == 2, what="a lost group is recreated")
+    demo.eventually(lambda: demo.status()["availableReplicas"] == 2, expectation="a lost group is recreated")
     [old] = {pod["metadata"]["labels"]["mizzen.dev/revision"] for pod in demo.pods()}
     assert old == demo.status()["currentRevision"] != demo.status()["updateRevision"]
 

@@ -1,4 +1,4 @@
-"""The planner, case by case of its table. `test_rollouts.py` exposes it to everything that can happen."""
+"""The planner, with each case of its table; `test_planner_properties.py` tests it with random events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plan_table import CASES
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_planner(case: Case) -> None:
+def test_the_planner_returns_the_actions_of_its_table(case: Case) -> None:
     assert run(plan, case) == case.actions
     assert run(plan, case, reverse=True) == case.actions, "the order of groups does not matter"
 

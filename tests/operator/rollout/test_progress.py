@@ -23,7 +23,7 @@ FAILING = [group("a2", restarts=3), group("a3", restarts=3)]
 def after(
     before: InferenceService, groups: list[Group], seconds: float = 0, serves: str = "ab", newest: str = "a"
 ) -> InferenceService:
-    """The service with the status that a reconcile with these groups writes."""
+    """Return the service with the status that a reconcile with these groups writes."""
     serving = frozenset(group.uid for group in groups if group.revision in serves)
     memory = update_state(before, newest, groups, serving, NOW + timedelta(seconds=seconds))
     entries = [{"name": group.name, "restarts": group.restarts} for group in groups]
@@ -55,7 +55,7 @@ def test_the_newest_revision_becomes_stable_at_zero_groups_unless_paused() -> No
     ids=["partition", "verification"],
 )
 def test_a_revision_on_trial_does_not_become_stable_at_zero_groups(given: Rollout) -> None:
-    """Else a lull that an autoscaler sleeps through ends a canary, and lets through what answers wrong."""
+    """Otherwise scaling to zero would end a canary, or accept a revision that fails its golden prompts."""
     demo = after(rolling(given), [group("a0")])
     assert load_state(demo.status).stable_revision == "a"
     assert load_state(after(replace(demo, replicas=0), [], newest="b").status).stable_revision == "a"
@@ -148,7 +148,7 @@ def test_repeated_scaling_does_not_hide_a_rollout_without_progress() -> None:
 
 
 def test_an_abandoned_group_is_retried_for_each_group_that_is_no_longer_wanted() -> None:
-    """What is wanted would else lack it for ever, and a service that slept never wake."""
+    """Otherwise a wanted group would be missing forever, and a service at zero groups could never wake."""
     budget = {"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2}
     demo = after(rolling(replicas=4, lifecycle=budget), [group("a0"), group("a1"), *FAILING])
     assert load_state(demo.status).abandoned.groups == (2, 3)  # type: ignore[union-attr]
@@ -197,8 +197,8 @@ def test_many_groups_that_fail_in_turn_are_all_abandoned_eventually() -> None:
     demo = rolling(replicas=9, lifecycle=budget)
     gone: tuple[int, ...] = ()
     for turn in range(1, 60):
-        there = [group(f"a{number}", restarts=turn) for number in range(9) if number not in gone]
-        demo = after(demo, there, turn)
+        groups = [group(f"a{number}", restarts=turn) for number in range(9) if number not in gone]
+        demo = after(demo, groups, turn)
         assert len(load_state(demo.status).failures) <= 64
         given_up = load_state(demo.status).abandoned
         gone = given_up.groups if given_up is not None else ()

@@ -1,4 +1,4 @@
-"""A service while the API server rejects pods: because of a quota, or of a failing webhook."""
+"""Services while the API server rejects their pods because of a quota or a failing webhook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from live_service import ENGINES, Service, api_requests
 from marks import CONTROL_PLANE
 from mizzen_local.controlplane import ControlPlane
-from webhooks import BOUND_SECONDS, failing, hanging, is_asked, is_refused
+from webhooks import LIMIT_SECONDS, failing, hanging, is_called, rejects_pods
 
 pytestmark = CONTROL_PLANE
 
@@ -36,7 +36,7 @@ def test_a_rollout_continues_if_a_quota_allows_no_additional_group(
     demo.eventually(lambda: quota(api, namespace).get("used") == {"pods": "3"})
     before = demo.live()
     demo.patch(engine={"pageSize": 32})
-    demo.eventually(lambda: not set(before) & set(demo.live()), what="other groups")
+    demo.eventually(lambda: not set(before) & set(demo.live()), expectation="all groups are replaced")
     demo.settle(2)
     assert demo.condition("Failed")["status"] == "False"
 
@@ -48,14 +48,14 @@ def test_policies_are_applied_before_the_first_engine_starts(
     demo = live_service(replicas=3, networkPolicy="Enabled")
     demo.eventually(lambda: demo.condition("Failed")["reason"] == "PodRejected")
     for kind in ("NetworkPolicy", "PodDisruptionBudget"):
-        demo.eventually(lambda kind=kind: api.find(kind, namespace, "demo-engine"), what=kind)
+        demo.eventually(lambda kind=kind: api.find(kind, namespace, "demo-engine"), expectation=kind)
     assert "quota" in demo.condition("Failed")["message"]
 
 
 def test_a_rejected_revision_does_not_block_groups_of_another_one(
     live_service: Callable[..., Service], api: Any, namespace: str
 ) -> None:
-    """The old one's priority class is gone, so that no group of it can be made; then it is there again."""
+    """The old revision's pods are rejected while its priority class is deleted; later it is restored."""
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
     kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": namespace}}
     api.request("POST", classes, {**kind, "value": 7})
@@ -92,7 +92,7 @@ def test_a_rejected_pod_is_retried_with_back_off_whatever_the_events(
     demo.settle(1)
     demo.patch(replicas=2)
     demo.eventually(lambda: demo.condition("Failed")["reason"] == "PodRejected")
-    demo.eventually(lambda: rejections() >= first + 6, what="retries are a second apart and more")
+    demo.eventually(lambda: rejections() >= first + 6, expectation="retries are at least a second apart")
     before, began = rejections(), time.monotonic()
     for number in range(30):
         api.patch("Pod", namespace, demo.live()[0], {"metadata": {"annotations": {"touched": str(number)}}})
@@ -110,7 +110,10 @@ def test_nothing_is_created_in_a_namespace_that_is_being_deleted(
     kept = demo.live()[0]
     api.patch("Pod", namespace, kept, {"metadata": {"finalizers": ["tests/kept"]}})
     api.request("DELETE", f"/api/v1/namespaces/{namespace}")
-    demo.eventually(lambda: demo.condition("Ready")["reason"] == "NamespaceTerminating", what="pods go first")
+    demo.eventually(
+        lambda: demo.condition("Ready")["reason"] == "NamespaceTerminating",
+        expectation="the status reports that the namespace terminates",
+    )
     demo.eventually(lambda: demo.condition("Failed")["status"] == "False")
     demo.eventually(lambda: [pod["metadata"]["name"] for pod in demo.pods()] == [kept])
     api.patch("Pod", namespace, kept, {"metadata": {"finalizers": None}})
@@ -125,7 +128,7 @@ def test_the_status_stays_accurate_while_a_webhook_fails(
     demo = live_service()
     demo.settle(1)
     with failing(api, namespace):
-        demo.eventually(lambda: is_refused(api, namespace), what="the webhook is called")
+        demo.eventually(lambda: rejects_pods(api, namespace), expectation="the webhook is called")
         api.delete("Pod", namespace, demo.live()[0], gracePeriodSeconds=0)
         demo.eventually(lambda: demo.condition("Available")["status"] == "False")
         assert demo.condition("Ready")["status"] == "False"
@@ -145,9 +148,9 @@ def test_the_status_stays_accurate_while_a_webhook_hangs(
     demo = live_service()
     demo.settle(1)
     with hanging(api, control_plane, namespace) as webhook:
-        demo.eventually(lambda: is_asked(api, namespace, webhook), what="the webhook is called")
+        demo.eventually(lambda: is_called(api, namespace, webhook), expectation="the webhook is called")
         api.delete("Pod", namespace, demo.live()[0], gracePeriodSeconds=0)
-        demo.eventually(lambda: demo.condition("Available")["status"] == "False", BOUND_SECONDS)
+        demo.eventually(lambda: demo.condition("Available")["status"] == "False", LIMIT_SECONDS)
         assert demo.condition("Ready")["status"] == "False"
         demo.eventually(lambda: demo.condition("Failed")["reason"] == "WebhookFailed", 120)
     demo.settle(1)

@@ -12,7 +12,7 @@ from mizzen_operator.kube.go_json import go_json, has_sorted_keys
 
 pytestmark = CONTROL_PLANE
 VALUE = '<&> \u2028 \t\b\x7f é 😀 "\\'
-"""An environment variable's value with what Go writes in its own way."""
+"""Value of an environment variable; Go and Python write some of its characters differently in JSON."""
 STRATEGIC = "application/strategic-merge-patch+json"
 
 
@@ -34,7 +34,7 @@ def test_unsorted_keys_are_detected() -> None:
 
 
 class Orphans:
-    """One service, and its ControllerRevisions as the API server has them."""
+    """One service, and its ControllerRevisions in the API server."""
 
     def __init__(self, api: Any, namespace: str, minimal: Callable[..., Any], eventually: Any) -> None:
         self.api, self.namespace, self.eventually = api, namespace, eventually
@@ -46,29 +46,31 @@ class Orphans:
     def revisions(self) -> list[dict[str, Any]]:
         return self.api.list("ControllerRevision", self.namespace, "mizzen.dev/service=demo")
 
-    def refused(self) -> list[str]:
-        """Patches of them that are not taken."""
-        found = []
-        for one in self.revisions():
+    def rejected_patches(self) -> list[str]:
+        """Return name and patch type for each patch of a revision that the API server rejects."""
+        rejected = []
+        for revision in self.revisions():
             for kind in (STRATEGIC, "application/merge-patch+json"):
                 try:
-                    self.patch(one, kind)
+                    self.patch(revision, kind)
                 except Exception as error:
                     assert "field is immutable" in str(error)
-                    found.append(f"{one['metadata']['name']}: {kind}")
-        return found
+                    rejected.append(f"{revision['metadata']['name']}: {kind}")
+        return rejected
 
-    def patch(self, one: dict[str, Any], kind: str) -> None:
-        name, body = one["metadata"]["name"], {"revision": one["revision"]}
+    def patch(self, revision: dict[str, Any], kind: str) -> None:
+        name, body = revision["metadata"]["name"], {"revision": revision["revision"]}
         self.api.patch("ControllerRevision", self.namespace, name, body, content_type=kind)
 
-    def write_as_before(self, one: dict[str, Any]) -> None:
-        """Write one as releases did that did not know how Go writes it."""
-        data = {name: one["data"][name] for name in ("spec", "image")}
-        self.api.delete("ControllerRevision", self.namespace, one["metadata"]["name"])
-        meta = {name: one["metadata"][name] for name in ("name", "namespace", "labels", "ownerReferences")}
+    def write_unsorted(self, revision: dict[str, Any]) -> None:
+        """Recreate a revision as earlier releases wrote it, with unsorted keys."""
+        data = {name: revision["data"][name] for name in ("spec", "image")}
+        self.api.delete("ControllerRevision", self.namespace, revision["metadata"]["name"])
+        meta = {
+            name: revision["metadata"][name] for name in ("name", "namespace", "labels", "ownerReferences")
+        }
         self.api.create(
-            {"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": one["revision"]}
+            {"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": revision["revision"]}
             | {"metadata": meta, "data": data}
         )
 
@@ -81,21 +83,31 @@ def orphans(
     api.delete("InferenceService", namespace, "demo", propagationPolicy="Background")
 
 
-def test_a_service_can_be_deleted_while_its_children_are_kept(orphans: Orphans) -> None:
-    """Also when an earlier release wrote its revisions, once the operator has looked at them."""
-    [first] = orphans.eventually(orphans.revisions, 60, "its revision is recorded")
-    assert orphans.refused() == []
-    orphans.write_as_before(first)
-    assert orphans.refused() == [f"{first['metadata']['name']}: {STRATEGIC}"], "what there is to mend"
+def test_a_service_can_be_deleted_without_its_children(orphans: Orphans) -> None:
+    """That holds for revisions of an earlier release too, once the operator has rewritten them."""
+    [first] = orphans.eventually(orphans.revisions, 60, "the revision is recorded")
+    assert orphans.rejected_patches() == []
+    orphans.write_unsorted(first)
+    assert orphans.rejected_patches() == [f"{first['metadata']['name']}: {STRATEGIC}"], (
+        "the unsorted revision rejects strategic patches"
+    )
     orphans.api.patch("InferenceService", orphans.namespace, "demo", {"spec": {"engine": {"pageSize": 32}}})
     orphans.eventually(
-        lambda: len(orphans.revisions()) == 2 and not orphans.refused(), 60, "all take patches"
+        lambda: len(orphans.revisions()) == 2 and not orphans.rejected_patches(),
+        60,
+        "all revisions accept patches",
     )
-    [same] = [one for one in orphans.revisions() if one["metadata"]["name"] == first["metadata"]["name"]]
+    [same] = [
+        revision
+        for revision in orphans.revisions()
+        if revision["metadata"]["name"] == first["metadata"]["name"]
+    ]
     assert (same["data"], same["revision"]) == (first["data"], 1)
     assert same["metadata"]["labels"] == first["metadata"]["labels"]
     orphans.api.delete("InferenceService", orphans.namespace, "demo", propagationPolicy="Orphan")
     orphans.eventually(
-        lambda: orphans.api.find("InferenceService", orphans.namespace, "demo") is None, 60, "it is gone"
+        lambda: orphans.api.find("InferenceService", orphans.namespace, "demo") is None,
+        60,
+        "the service is deleted",
     )
-    assert all("ownerReferences" not in one["metadata"] for one in orphans.revisions())
+    assert all("ownerReferences" not in revision["metadata"] for revision in orphans.revisions())

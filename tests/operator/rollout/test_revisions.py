@@ -1,4 +1,4 @@
-"""ControllerRevisions: recorded once, restored, rewritten after an upgrade."""
+"""ControllerRevisions are recorded once, restored, and rewritten after an upgrade of the operator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_service_is_restored_from_its_revision() -> None:
 
 
 class FakeKube:
-    """Keeps ControllerRevisions, and counts what is asked of it."""
+    """Fake API server for ControllerRevisions that counts requests."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -74,15 +74,15 @@ class FakeKube:
 async def test_revisions_are_recorded_once_and_the_oldest_are_deleted() -> None:
     kube = FakeKube()
     revisions = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
-    one = replace(rolling(), history_limit=1)
-    assert await revisions.sync(one, "a", ()) == {"a"}
-    assert await revisions.sync(one, "a", ()) == {"a"}
+    demo = replace(rolling(), history_limit=1)
+    assert await revisions.sync(demo, "a", ()) == {"a"}
+    assert await revisions.sync(demo, "a", ()) == {"a"}
     assert kube.calls == ["create"], "a new service costs one request, and then none"
-    one = replace(one, status={"updateRevision": "a"})
+    demo = replace(demo, status={"updateRevision": "a"})
     for newest, used in (("b", {"a"}), ("c", {"b"}), ("d", {"c"})):
-        recorded = await revisions.sync(one, newest, used)
+        recorded = await revisions.sync(demo, newest, used)
     assert recorded == {"b", "c", "d"}
-    assert await revisions.sync(one, "b", {"d"}) == {"b", "c", "d"}
+    assert await revisions.sync(demo, "b", {"d"}) == {"b", "c", "d"}
     assert {name: body["revision"] for name, body in kube.objects.items()} == {
         "demo-b": 5,
         "demo-c": 3,
@@ -90,15 +90,15 @@ async def test_revisions_are_recorded_once_and_the_oldest_are_deleted() -> None:
     }
     calls = len(kube.calls)
     after_restart = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
-    assert await after_restart.sync(one, "b", {"d"}) == {"b", "c", "d"}
+    assert await after_restart.sync(demo, "b", {"d"}) == {"b", "c", "d"}
     assert kube.calls[calls:] == ["list"]
 
 
 async def test_a_record_with_unsorted_data_is_recreated_once() -> None:
-    kube, one = FakeKube(), replace(rolling(), status={"updateRevision": "b"})
+    kube, demo = FakeKube(), replace(rolling(), status={"updateRevision": "b"})
     revisions = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
     for newest in ("a", "b"):
-        await revisions.sync(one, newest, {"a"})
+        await revisions.sync(demo, newest, {"a"})
     before = json.dumps(kube.objects, sort_keys=True)
     for body in kube.objects.values():
         body["data"] = {"spec": body["data"]["spec"], "image": body["data"]["image"]}
@@ -106,7 +106,7 @@ async def test_a_record_with_unsorted_data_is_recreated_once() -> None:
     del kube.calls[:]
     for _ in range(2):
         after_upgrade = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
-        assert await after_upgrade.sync(one, "b", {"a"}) == {"a", "b"}
+        assert await after_upgrade.sync(demo, "b", {"a"}) == {"a", "b"}
     assert kube.calls == ["list", "delete", "create", "delete", "create", "list", "list"]
     assert json.dumps(kube.objects, sort_keys=True) == before
     assert all(list(body["data"]) == ["image", "spec"] for body in kube.objects.values())
@@ -115,16 +115,16 @@ async def test_a_record_with_unsorted_data_is_recreated_once() -> None:
 async def test_an_unreadable_or_deleted_record_is_reported_and_then_left_out() -> None:
     kube = FakeKube()
     revisions = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
-    one = replace(rolling(), status={"updateRevision": "a"})
-    await revisions.sync(one, "a", ())
-    await revisions.sync(one, "b", {"a"})
+    demo = replace(rolling(), status={"updateRevision": "a"})
+    await revisions.sync(demo, "a", ())
+    await revisions.sync(demo, "b", {"a"})
     del kube.objects["demo-a"]["data"]["spec"]["engine"]["device"], kube.objects["demo-a"]["data"]["image"]
     with pytest.raises(Refused, match="revision a cannot be created again"):
-        await revisions.restore(one, "a")
-    assert await revisions.sync(one, "b", {"a"}) == {"b"}
+        await revisions.restore(demo, "a")
+    assert await revisions.sync(demo, "b", {"a"}) == {"b"}
     del kube.objects["demo-a"]
     with pytest.raises(Refused, match="revision a is gone"):
-        await revisions.restore(one, "a")
+        await revisions.restore(demo, "a")
 
 
 async def test_an_object_of_another_owner_is_not_taken_for_a_revision() -> None:
@@ -136,7 +136,7 @@ async def test_an_object_of_another_owner_is_not_taken_for_a_revision() -> None:
 
 
 def test_an_upgrade_of_the_operator_keeps_the_revision() -> None:
-    """Fields that a release adds must not change the name of a revision by coming with their defaults."""
+    """New fields of a release must not change the name of a revision while they have their defaults."""
     template = {"labels": {}, "sharedMemorySizeLimit": "8Gi"}
     spread = {"podDisruptionBudget": "Auto", "spreadTopologyKey": "kubernetes.io/hostname"}
     first = service(podTemplate=template, availability=spread)

@@ -26,30 +26,30 @@ def service(live_service: Callable[..., Service]) -> Callable[..., Service]:
 def test_pods_that_a_node_rejects_are_created_again_with_back_off(
     service: Callable[..., Service], node: Any, namespace: str
 ) -> None:
-    node.behaviour.turned_away = {namespace}
+    node.behaviour.rejected = {namespace}
     demo = service()
     demo.eventually(lambda: demo.condition("Failed")["status"] == "True")
     assert demo.condition("Failed")["reason"] == "UnexpectedAdmissionError"
     assert "no device is left" in demo.condition("Ready")["message"]
 
-    def made() -> list[datetime]:
+    def creation_times() -> list[datetime]:
         ours = [
             name for name in node.names if name.startswith(f"{namespace}/demo-") and "gateway" not in name
         ]
         return [datetime.fromisoformat(node.created[name]) for name in ours]
 
-    demo.eventually(lambda: len(made()) >= 3, 90)
+    demo.eventually(lambda: len(creation_times()) >= 3, 90)
     # Attempt n backs off for 2^(n + 1) s. Times and back-offs are whole seconds.
-    for attempt, (one, next_one) in enumerate(pairwise(made())):
-        assert (next_one - one).total_seconds() >= BACKOFF_BASE_SECONDS * 2**attempt
-    node.behaviour.turned_away = set()
+    for attempt, (earlier, later) in enumerate(pairwise(creation_times())):
+        assert (later - earlier).total_seconds() >= BACKOFF_BASE_SECONDS * 2**attempt
+    node.behaviour.rejected = set()
     demo.settle(1)
 
 
 def test_an_engine_that_no_gateway_reaches_is_not_available(
     service: Callable[..., Service], node: Any
 ) -> None:
-    """Its pod stays ready, so no watch reports the loss: only the gateways know it."""
+    """The pod stays ready, so only the gateways notice the loss, and no watch reports it."""
     demo = service()
     demo.settle(1)
     time.sleep(2)  # nothing is in progress any more, so that nothing else triggers a reconcile
@@ -70,7 +70,7 @@ def test_an_engine_that_no_gateway_reaches_is_not_available(
 def test_engines_with_another_protocol_than_the_gateways_are_replaced(
     service: Callable[..., Service], node: Any
 ) -> None:
-    """An upgrade that changes the protocol: no gateway reaches old groups any more, and new ones all do."""
+    """After an upgrade that changes the protocol, gateways reach only the new groups."""
     demo = service(replicas=2, rollout={"paused": True})
     demo.settle(2)
     old = {pod["metadata"]["uid"] for pod in demo.pods()}
@@ -85,7 +85,7 @@ def test_engines_with_another_protocol_than_the_gateways_are_replaced(
 
 
 def test_old_engines_that_no_gateway_reaches_are_replaced(service: Callable[..., Service], node: Any) -> None:
-    """They are ready and may be reached again, but a rollout that waited for that might wait for ever."""
+    """They are ready and may become reachable again, but a rollout that waits for that might never end."""
     demo = service(replicas=2)
     demo.settle(2)
     old = {pod["metadata"]["uid"] for pod in demo.pods()}
@@ -98,10 +98,10 @@ def test_old_engines_that_no_gateway_reaches_are_replaced(service: Callable[...,
 
 
 def revisions(demo: Service) -> dict[str, int]:
-    """The numbers of a service's ControllerRevisions, by revision."""
-    found = demo.api.list("ControllerRevision", demo.namespace, "mizzen.dev/service=demo")
-    assert all(one["metadata"]["name"] == f"demo-{label(one, 'revision')}" for one in found)
-    return {label(one, "revision"): one["revision"] for one in found}
+    """Return the `revision` numbers of a service's ControllerRevisions, by revision label."""
+    listed = demo.api.list("ControllerRevision", demo.namespace, "mizzen.dev/service=demo")
+    assert all(earlier["metadata"]["name"] == f"demo-{label(earlier, 'revision')}" for earlier in listed)
+    return {label(earlier, "revision"): earlier["revision"] for earlier in listed}
 
 
 def label(body: dict[str, Any], name: str) -> str:
@@ -142,19 +142,19 @@ def test_a_partition_keeps_and_restores_the_old_revision(service: Callable[..., 
 
     demo.eventually(restored, 90)
     demo.eventually(lambda: demo.condition("Ready")["reason"] == "PartitionReached", 90)
-    [made] = [
+    [creation_times] = [
         pod
         for pod in demo.pods()
         if label(pod, "revision") == old and pod["metadata"]["uid"] != kept["metadata"]["uid"]
     ]
-    assert made["spec"]["containers"][0]["args"] == kept["spec"]["containers"][0]["args"]
+    assert creation_times["spec"]["containers"][0]["args"] == kept["spec"]["containers"][0]["args"]
     demo.patch(rollout={"partition": 0})
     demo.settle(2)
     assert {label(pod, "revision") for pod in demo.pods()} == {demo.status()["updateRevision"]} != {old}
 
 
 def evict(demo: Service, name: str) -> int:
-    """Ask for a pod's eviction; returns the API server's code."""
+    """Evict a pod, and return the API server's status code."""
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
     try:
         demo.api.request("POST", f"/api/v1/namespaces/{demo.namespace}/pods/{name}/eviction", body)
@@ -164,9 +164,10 @@ def evict(demo: Service, name: str) -> int:
 
 
 def allowed(demo: Service, name: str) -> int:
-    """Evictions that a budget of this generation allows now; -1 before it counts all of its pods as healthy.
+    """Return the number of evictions that a budget allows now.
 
-    Until then none is allowed either, but by other rules: a pod that is not ready may always go.
+    Return -1 until the budget's status has the current generation and counts all of its pods as healthy,
+    because pods that are not ready may always be evicted.
     """
     budget = demo.api.find("PodDisruptionBudget", demo.namespace, name)
     if budget is None or budget["status"].get("observedGeneration") != budget["metadata"]["generation"]:

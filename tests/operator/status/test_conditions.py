@@ -1,4 +1,4 @@
-"""Conditions and the status object follow from the status inputs."""
+"""Conditions and status object that follow from the status inputs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ CRASHED = replace(
         (replace(GOOD, service=service(replicas=0), groups=[]), "Available", (False, "ScaledToZero")),
     ],
 )
-def test_condition(inputs: StatusInputs, name: str, expected: tuple[bool, str]) -> None:
+def test_a_condition_follows_from_the_status_inputs(
+    inputs: StatusInputs, name: str, expected: tuple[bool, str]
+) -> None:
     assert conditions(inputs)[name] == expected
 
 
@@ -144,8 +146,8 @@ def test_a_long_message_is_cut() -> None:
 
 
 def gateway(state: dict[str, Any], restarts: int, last: dict[str, Any] | None = None, **meta: str) -> Any:
-    one = {"name": "gateway", "restartCount": restarts, "ready": False, "state": state}
-    containers = [{**one, "lastState": {"terminated": last} if last else {}}]
+    status = {"name": "gateway", "restartCount": restarts, "ready": False, "state": state}
+    containers = [{**status, "lastState": {"terminated": last} if last else {}}]
     return read_gateway_pod({"metadata": {"name": "g", **meta}, "status": {"containerStatuses": containers}})
 
 
@@ -172,9 +174,9 @@ def test_a_failing_gateway_pod_of_an_older_template_does_not_fail_the_service() 
 def test_a_gateway_whose_pods_are_rejected_fails_the_service() -> None:
     refused = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: few"}]
     down = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1, "conditions": refused}}
-    found = {c.type: c for c in every_condition(replace(GOOD, gateways=[], deployment=down))}
-    assert (found["Failed"].reason, found["Failed"].message) == ("GatewayRejected", "exceeded quota: few")
-    assert found["Ready"].reason == "GatewayRejected"
+    by_type = {c.type: c for c in every_condition(replace(GOOD, gateways=[], deployment=down))}
+    assert (by_type["Failed"].reason, by_type["Failed"].message) == ("GatewayRejected", "exceeded quota: few")
+    assert by_type["Ready"].reason == "GatewayRejected"
 
 
 UNFIT = replace(SERVING, node="", unschedulable="0/1 nodes", containers_ready=False, routable=False)
@@ -202,8 +204,8 @@ UNFIT = replace(SERVING, node="", unschedulable="0/1 nodes", containers_ready=Fa
 def test_the_schedulers_message_is_the_reason_of_a_waiting_service(
     inputs: StatusInputs, scheduled: tuple[bool, str], ready: tuple[bool, str]
 ) -> None:
-    found = conditions(inputs)
-    assert (found["Scheduled"], found["Ready"]) == (scheduled, ready)
+    by_type = conditions(inputs)
+    assert (by_type["Scheduled"], by_type["Ready"]) == (scheduled, ready)
 
 
 def test_a_gateway_that_is_not_ready_names_its_secrets() -> None:
@@ -211,7 +213,7 @@ def test_a_gateway_that_is_not_ready_names_its_secrets() -> None:
     gateway = {**SPEC["gateway"], "apiKeys": keys, "tls": {"secretName": "cert"}}
     down = {**DEPLOYED, "status": {**DEPLOYED["status"], "readyReplicas": 0}}
     inputs = replace(GOOD, service=service(gateway=gateway), deployment=down, gateways=[])
-    [ready] = [one for one in every_condition(inputs) if one.type == "GatewayReady"]
+    [ready] = [c for c in every_condition(inputs) if c.type == "GatewayReady"]
     assert "they need the Secrets teams, cert of spec.gateway" in ready.message
     assert builder.build_status(inputs, NOW)["url"].startswith("https://")
 
@@ -230,7 +232,7 @@ def test_a_gateway_without_any_api_key_is_reported(
         "spec": {"template": {"spec": {"volumes": [{"name": name} for name in volumes]}}},
     }
     inputs = replace(GOOD, service=service(gateway=gateway), deployment=deployed)
-    [ready] = [one for one in every_condition(inputs) if one.type == "GatewayReady"]
+    [ready] = [c for c in every_condition(inputs) if c.type == "GatewayReady"]
     words = "every request gets 401 because no Secret has the label mizzen.dev/api-keys=demo-gateway"
     assert ready.status
     assert (words in ready.message) is closed
@@ -248,6 +250,6 @@ def test_a_gateway_without_any_api_key_is_reported(
 def test_a_gateways_report_on_api_keys_sets_the_condition(
     report: ApiKeys | None, condition: tuple[bool, str] | None, ready: tuple[bool, str]
 ) -> None:
-    found = conditions(replace(GOOD, api_keys=report))
-    assert found.get("ApiKeysInForce") == condition
-    assert found["Ready"] == ready
+    by_type = conditions(replace(GOOD, api_keys=report))
+    assert by_type.get("ApiKeysInForce") == condition
+    assert by_type["Ready"] == ready

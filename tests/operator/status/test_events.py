@@ -16,13 +16,13 @@ class Writes:
     """Records created Events; fails on demand."""
 
     def __init__(self) -> None:
-        self.made: list[str] = []
+        self.recorded: list[str] = []
         self.fails = False
 
     async def create(self, manifest: dict[str, Any]) -> bool:
         if self.fails:
             raise KubeError(500, "", "no")
-        self.made.append(f"{manifest['reason']}: {manifest['message']}")
+        self.recorded.append(f"{manifest['reason']}: {manifest['message']}")
         return True
 
 
@@ -47,12 +47,12 @@ def condition(kind: str, status: str, reason: str) -> dict[str, Any]:
     ],
 )
 def test_a_relevant_change_of_a_condition_is_an_event(before: Any, after: Any, reasons: list[str]) -> None:
-    assert [one.reason for one in condition_events([condition(*before)], [condition(*after)])] == reasons
+    assert [event.reason for event in condition_events([condition(*before)], [condition(*after)])] == reasons
 
 
 def test_a_moved_group_is_reported_once() -> None:
     lost = {"name": "demo-a-0-0", "reason": "NodeLost", "message": "node n is lost"}
-    assert [one.message for one in moved_group_events([], [lost])] == ["demo-a-0-0: node n is lost"]
+    assert [event.message for event in moved_group_events([], [lost])] == ["demo-a-0-0: node n is lost"]
     assert moved_group_events([lost], [lost]) == []
 
 
@@ -63,12 +63,12 @@ async def test_a_warning_is_not_repeated_within_ten_minutes() -> None:
     for minute in range(20):
         times.append(60.0 * minute)
         await recorder.record(service(), [pulling, waiting])
-    assert writes.made == 2 * ["ErrImagePull: no such image", "ImagePullBackOff: later"]
+    assert writes.recorded == 2 * ["ErrImagePull: no such image", "ImagePullBackOff: later"]
     await recorder.record(service(), [Event("ErrImagePull", "no such tag", True)])
-    assert writes.made[-1] == "ErrImagePull: no such tag", "another message is another warning"
+    assert writes.recorded[-1] == "ErrImagePull: no such tag", "another message is another warning"
     for _ in range(2):
         await recorder.record(service(), [Event("KeysRotating", "both")])
-    assert writes.made[-2:] == 2 * ["KeysRotating: both"], "an Event that is not a warning is repeated"
+    assert writes.recorded[-2:] == 2 * ["KeysRotating: both"], "an Event that is not a warning is repeated"
 
 
 async def test_the_number_of_remembered_warnings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ async def test_the_number_of_remembered_warnings_is_bounded(monkeypatch: pytest.
     recorder = EventRecorder(writes)  # type: ignore[arg-type]
     for number in (*range(5), 4, 0):
         await recorder.record(service(), [Event("NodeLost", str(number), True)])
-    assert [one.partition(": ")[2] for one in writes.made] == ["0", "1", "2", "3", "4", "0"]
+    assert [event.partition(": ")[2] for event in writes.recorded] == ["0", "1", "2", "3", "4", "0"]
 
 
 async def test_a_failed_write_of_an_event_stops_nothing_and_is_repeated() -> None:
@@ -87,4 +87,4 @@ async def test_a_failed_write_of_an_event_stops_nothing_and_is_repeated() -> Non
     await recorder.record(service(), [Event("NodeLost", "x", True)])
     writes.fails = False
     await recorder.record(service(), [Event("NodeLost", "x", True)])
-    assert writes.made == ["NodeLost: x"], "the first write has failed"
+    assert writes.recorded == ["NodeLost: x"], "the first write has failed"

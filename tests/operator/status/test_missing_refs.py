@@ -1,4 +1,4 @@
-"""Objects that a spec names and pods need, with the field that names each."""
+"""Objects that pods need, each with the field of the spec that names it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_field_that_names_an_object_is_known() -> None:
     ]
     keys = {"secretNames": ["x", "y"], "fromLabel": False}
     gateway = service(gateway={**SPEC["gateway"], "apiKeys": keys, "tls": {"secretName": "cert"}}).gateway
-    assert [(one.name, one.field) for one in gateway_refs(gateway)] == [
+    assert [(ref.name, ref.field) for ref in gateway_refs(gateway)] == [
         ("x", "spec.gateway.apiKeys.secretNames[0]"),
         ("y", "spec.gateway.apiKeys.secretNames[1]"),
         ("cert", "spec.gateway.tls.secretName"),
@@ -64,8 +64,8 @@ def test_a_fetched_model_needs_its_credentials_and_a_claim_without_a_size() -> N
     token = RequiredRef(SECRET, "hub", "spec.model.credentialsSecretRef.name")
     assert engine_refs(service(model=model)) == [claim]
     assert fetch_refs(service(model=model)) == [token, claim]
-    made = {**model, "cache": {**cache, "size": "1Gi"}}
-    assert engine_refs(service(model=made)) == []
+    fetched = {**model, "cache": {**cache, "size": "1Gi"}}
+    assert engine_refs(service(model=fetched)) == []
     node = {**model, "cache": {"mode": "HostPath", "path": "/models"}}
     assert engine_refs(service(model=node)) == [token]
 

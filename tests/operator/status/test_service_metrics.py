@@ -1,4 +1,4 @@
-"""Series per service: starts, restarts, rollouts and ages of keys follow from the reconciles."""
+"""Series of each service: starts, restarts, rollouts and ages of keys, recorded by the reconciles."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ FAILED = {"failed": True, "reason": "ErrImagePull"}
 def test_a_rollout_without_progress_is_overdue_by_the_deadline_in_the_spec(
     state: dict[str, Any], since: int, serving: int, further: int | None, overdue: float
 ) -> None:
-    """Also if a lost group does not come back; not if a rollout is slow and makes progress."""
+    """A lost group that is not replaced counts as well; a slow rollout that makes progress does not."""
 
     def ago(seconds: float) -> datetime:
         return datetime.now(UTC) - timedelta(seconds=seconds)

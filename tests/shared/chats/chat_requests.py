@@ -1,4 +1,4 @@
-"""Chat request of the gateway's tests, and its streamed answer."""
+"""A chat request and its streamed answer, for tests of the gateway."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ EXTRA = {
     "return_token_ids", "skip_special_tokens", "return_tokens_as_token_ids", "add_special_tokens", "regex",
     "guided_json", "json_schema", "ebnf", "structured_outputs", "response_format",
 }  # fmt: skip
-"""Fields that the official client does not know."""
+"""Fields of a request that OpenAI's client does not know."""
 
 
 async def complete(client: openai.AsyncOpenAI, prompt: Any = PROMPT, **options: Any) -> Any:
-    """Complete a prompt; fields that the client does not know go into the extra body."""
+    """Complete a prompt; fields in EXTRA are passed as `extra_body`."""
     extra = {key: options.pop(key) for key in list(options) if key in EXTRA}
     return await client.completions.create(model="demo", prompt=prompt, extra_body=extra, **options)

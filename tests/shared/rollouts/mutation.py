@@ -53,7 +53,7 @@ class Mutant:
 
 
 class EndlessLoopError(Exception):
-    """A mutant's `while` loops iterated too often."""
+    """The `while` loops of a mutant exceeded MAX_LOOPS iterations."""
 
 
 class Subject:
@@ -63,7 +63,7 @@ class Subject:
         self._source = Path(str(module.__file__)).read_text()
         self._tree = ast.parse(self._source)
         self._statements = [pickle.dumps(statement) for statement in self._tree.body]
-        """For fresh copies: this is faster than `deepcopy`."""
+        """Pickled statements, from which fresh copies are made faster than by `deepcopy`."""
         self._rounds = 0
         self._copy = types.ModuleType(f"{module.__name__}_copy")
         self._copy.__dict__["_next_round"] = self._next_round
@@ -71,21 +71,21 @@ class Subject:
         self._run(ast.parse(self._source).body)
 
     def mutants(self) -> list[Mutant]:
-        """Return all mutants except those that a comment declares to be equivalent.
+        """Return all mutants except the ones that comments declare to be equivalent.
 
         Raises:
             AssertionError: a comment declares a mutant that does not exist.
         """
         all_mutants = list(_mutants(self._tree))
-        kinds = {(one.line, one.kind) for one in all_mutants}
+        kinds = {(mutant.line, mutant.kind) for mutant in all_mutants}
         equivalent = {
             (number, kind.strip())
             for number, line in enumerate(self._source.splitlines(), 2)
-            if (found := EQUIVALENT.search(line))
-            for kind in found[1].split(",")
+            if (declaration := EQUIVALENT.search(line))
+            for kind in declaration[1].split(",")
         }
         assert equivalent <= kinds, f"no such mutants: {sorted(equivalent - kinds)}"
-        return [one for one in all_mutants if (one.line, one.kind) not in equivalent]
+        return [mutant for mutant in all_mutants if (mutant.line, mutant.kind) not in equivalent]
 
     @contextmanager
     def applied(self, mutant: Mutant) -> Iterator[types.ModuleType]:
@@ -102,7 +102,7 @@ class Subject:
 
     def _run(self, statements: list[ast.stmt]) -> None:
         """Execute statements in the copy, with their `while` loops bounded."""
-        for node in (one for statement in statements for one in ast.walk(statement)):
+        for node in (node for statement in statements for node in ast.walk(statement)):
             if isinstance(node, ast.While):
                 node.test = ast.BoolOp(ast.And(), [ast.parse("_next_round()", mode="eval").body, node.test])
         tree = ast.fix_missing_locations(ast.Module(statements, []))
@@ -138,7 +138,7 @@ def _shown(node: ast.AST) -> str:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, Change]]:
-    """Yield kinds of change of one node, the part that each is about, and the change."""
+    """Yield kind, changed part and change for each possible change of a node."""
     match node:
         case ast.BoolOp(op=operator, values=values):
             for index, value in enumerate(values):
@@ -228,7 +228,7 @@ def _without(field: str, index: int) -> Change:
 
 
 def _keep_other(index: int) -> Change:
-    """Drop one of several bounds; of two the other one alone is left."""
+    """Return the change that drops one operand; if two operands existed, the other one replaces the node."""
 
     def change(node: ast.AST) -> None:
         assert isinstance(node, ast.Call)

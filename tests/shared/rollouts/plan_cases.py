@@ -127,8 +127,10 @@ def parse_group(text: str) -> Group:
 
 
 def _group_of_three_pods(name: str, state: str) -> Group:
-    one = parse_group(f"{name} {OF_THREE_PODS[state]}")
-    pods = [GroupPod(f"{one.name}{f'-{rank}' if rank else ''}", f"{name}/{rank}", rank) for rank in range(3)]
+    group = parse_group(f"{name} {OF_THREE_PODS[state]}")
+    pods = [
+        GroupPod(f"{group.name}{f'-{rank}' if rank else ''}", f"{name}/{rank}", rank) for rank in range(3)
+    ]
     if state == "partly_terminating":
         pods[1] = replace(pods[1], terminating=True)
     elif state.endswith("incomplete"):
@@ -136,7 +138,7 @@ def _group_of_three_pods(name: str, state: str) -> Group:
     elif state == "partly_created":
         del pods[2]
     return replace(
-        one,
+        group,
         size=3,
         members=tuple(pods),
         terminating=state == "partly_terminating",

@@ -351,9 +351,9 @@ a stable group that backs off counts towards the surge
     2 B stable: A3 backing_off -> +A0, +B1
 an updated group that backs off counts towards the surge
     2 B stable: B3-1 backing_off -> +A0, +A1
-a stable group does not back off in the place of a starting one
+a stable group that backs off does not replace a starting one
     1 B stable: A0 starting, A1 backing_off, B2 starting -> -A1
-a stable group does not back off in the place of a serving one
+a stable group that backs off does not replace a serving one
     1 B stable: A0 serving, A1 backing_off, B2 starting -> -A1
 
 # Names that are taken, and the reasons of actions.

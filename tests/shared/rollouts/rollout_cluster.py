@@ -105,8 +105,8 @@ class Cluster:
 
     @property
     def groups(self) -> list[Group]:
-        """All groups as the operator sees them. A protocol mismatch is known of ready groups only."""
-        observed = [one.observe() for one in self.simulated.values()]
+        """All groups as the operator sees them; it knows protocol mismatches only of ready groups."""
+        observed = [simulated.observe() for simulated in self.simulated.values()]
         return [
             replace(group, protocol_mismatch=group.containers_ready and group.revision in self.mismatched)
             for group in observed
@@ -114,21 +114,21 @@ class Cluster:
 
     @property
     def live(self) -> list[Group]:
-        """Groups that are to stay."""
+        """Groups that are not ending."""
         return [group for group in self.groups if group.live]
 
     @property
     def verification_id(self) -> str:
-        """Identifier of the golden prompts; empty if there are none."""
+        """Identifier of the golden prompts; empty if the spec has no golden prompts."""
         return verification_id(self.service)
 
     def serving(self) -> frozenset[str]:
         """Return the UIDs of the live groups that every gateway routes to."""
         return frozenset(
-            one.group.uid
-            for one in self.simulated.values()
-            if one.acknowledged and not one.group.awaiting_verification
-            if (group := one.observe()).containers_ready and group.live
+            simulated.group.uid
+            for simulated in self.simulated.values()
+            if simulated.acknowledged and not simulated.group.awaiting_verification
+            if (group := simulated.observe()).containers_ready and group.live
         )
 
     def count_may_serve(self) -> int:
@@ -142,14 +142,17 @@ class Cluster:
         return sum(group.uid in serving or may_serve_again(group) for group in self.live)
 
     def count_duplicates(self) -> int:
-        """Count groups whose index and revision another group has; only a stale observation causes any."""
+        """Count groups with the index and revision of another group; only stale observations cause them."""
         return len(self.live) - len({(group.index, group.revision) for group in self.live})
 
     def verify(self, name: str, *, unlucky: bool = False) -> None:
-        """Ask a group its golden prompts if it may be asked; an `unlucky` group alone answers wrong."""
+        """Send the golden prompts to a group that awaits verification.
+
+        An `unlucky` group answers wrong although its revision answers right.
+        """
         group = self.simulated[name].observe()
-        asked = group.live and group.containers_ready and group.awaiting_verification
-        if not asked or group.revision != self.revision or group.revision in self.mismatched:
+        can_answer = group.live and group.containers_ready and group.awaiting_verification
+        if not can_answer or group.revision != self.revision or group.revision in self.mismatched:
             return
         verification = self.verification_id
         known_to_fail = group.failed_verification == verification or has_failed_verification(
@@ -178,8 +181,8 @@ class Cluster:
         for rank in (action.ranks or range(size))[:max_pods]:
             self.created += 1
             uid, name = f"uid-{self.created}", f"{action.name}-{rank}" if rank else action.name
-            one = self.simulated.get(action.name)
-            if one is None:
+            simulated = self.simulated.get(action.name)
+            if simulated is None:
                 group = Group(
                     name=action.name,
                     uid=uid,
@@ -190,16 +193,16 @@ class Cluster:
                     awaiting_verification=bool(self.verification_id) and action.revision == self.revision,
                     created=timestamp(self.now),
                 )
-                one = self.simulated[action.name] = SimulatedGroup(group, {})
-            if rank in one.pods:
+                simulated = self.simulated[action.name] = SimulatedGroup(group, {})
+            if rank in simulated.pods:
                 return False
-            one.pods[rank] = GroupPod(name, uid, rank)
+            simulated.pods[rank] = GroupPod(name, uid, rank)
         return True
 
     def delete(self, action: DeleteGroup) -> None:
         """Begin to delete the pods of an action that still exist."""
-        one = self.simulated.get(action.name)
-        for rank, pod in list(one.pods.items()) if one else []:
+        simulated = self.simulated.get(action.name)
+        for rank, pod in list(simulated.pods.items()) if simulated else []:
             if (pod.name, pod.uid) in action.pods:
                 self.terminate(action.name, rank)
 

@@ -27,7 +27,7 @@ from rollout_cluster import Cluster
 Plan = Callable[..., list[Action]]
 UNLIMITED = 1 << 30
 MAX_RECONCILES = 80
-"""Reconciles within which a service must come to rest."""
+"""Number of reconciles within which a service must settle."""
 
 
 def machine(plan: Plan) -> type[RuleBasedStateMachine]:
@@ -48,7 +48,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             write_status: bool = True,
             reject_pods: bool = False,
         ) -> bool:
-            """Reconcile once, and return whether there was anything to do.
+            """Reconcile once, and return whether the planner returned any actions.
 
             Args:
                 max_actions: actions after which the operator is killed.
@@ -163,7 +163,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
 
         @rule(expected=st.sampled_from(["", "a", "b"]), on_failure=st.sampled_from(["Rollback", "Pause"]))
         def change_golden_prompts(self, expected: str, on_failure: str) -> None:
-            """Ask golden prompts from now on, ask others, or ask none any more."""
+            """Add golden prompts, change them, or remove them."""
             prompts = (Prompt("2 + 2 =", expected, 16),)
             verification = Verification(prompts, on_failure, 30) if expected else None
             service = self.cluster.service
@@ -222,7 +222,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data())
         def acknowledge_a_group(self, data: st.DataObject) -> None:
-            """Route to a group; a gateway that does not know golden prompts claims so in any case."""
+            """Route to a group; gateways without golden prompts claim to do so before it is verified."""
             name = self._draw_group(data)
             self.cluster.acknowledge(name)
             self.cluster.misrouted = {self.cluster.simulated[name].group.uid}
@@ -248,19 +248,21 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             """Break all groups of the revision for good, until a change of the spec repairs it."""
             cluster = self.cluster
             cluster.broken = {cluster.revision}
-            for name, one in cluster.simulated.items():
-                if one.group.revision in cluster.broken:
+            for name, simulated in cluster.simulated.items():
+                if simulated.group.revision in cluster.broken:
                     cluster.change(name, containers_ready=False, routable=False, reason="Error")
             self.change_spec(revision, edit)
 
         @rule(revision=st.sampled_from("abc"), edit=st.integers(0, 3))
         def upgrade_the_gateways(self, revision: str, edit: int) -> None:
-            """Start gateways of another release, whose protocol the present engines do not speak."""
+            """Replace the gateways by ones with another protocol than all existing engines."""
             cluster = self.cluster
-            cluster.mismatched = {one.group.revision for one in cluster.simulated.values()} - {revision}
-            for name, one in cluster.simulated.items():
-                if one.group.revision in cluster.mismatched:
-                    one.acknowledged = False
+            cluster.mismatched = {simulated.group.revision for simulated in cluster.simulated.values()} - {
+                revision
+            }
+            for name, simulated in cluster.simulated.items():
+                if simulated.group.revision in cluster.mismatched:
+                    simulated.acknowledged = False
                     cluster.change(name, routable=False)
             self.change_spec(revision, edit)
 
@@ -271,7 +273,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data(), every=st.booleans())
         def stop_routing(self, data: st.DataObject, every: bool) -> None:
-            """Let every gateway say that it does not route to a group, or to any: the gate closes."""
+            """Let all gateways report that they route to no pod of a group, or of any group."""
             for name in self._draw_groups(data, every):
                 self.cluster.simulated[name].acknowledged = False
                 self.cluster.change(name, routable=False)
@@ -281,7 +283,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data())
         def lose_a_device(self, data: st.DataObject) -> None:
-            """End an engine that lost its device; the engine that kubelet starts instead has the same one."""
+            """End an engine because its device is lost; the kubelet restarts it with the same device."""
             name = self._draw_group(data)
             group = self.cluster.simulated[name].group
             self.cluster.change(
@@ -321,8 +323,8 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         def remove_a_pod(self, data: st.DataObject) -> None:
             """Remove a pod that was terminating, or a pod of several whose node was removed."""
             name, rank = self._draw_pod(data)
-            one = self.cluster.simulated[name]
-            if one.pods[rank].terminating or one.group.size > 1:
+            simulated = self.cluster.simulated[name]
+            if simulated.pods[rank].terminating or simulated.group.size > 1:
                 self.cluster.remove(name, rank)
 
         # In the end all goes well.
@@ -341,8 +343,8 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             state, verification = load_state(service.status), service.rollout.verification
             if state.abandoned is None or state.abandoned.reason != reasons.VERIFICATION_FAILED:
                 return
-            for one in cluster.simulated.values():
-                assert not (one.group.routable and one.group.awaiting_verification), (
+            for simulated in cluster.simulated.values():
+                assert not (simulated.group.routable and simulated.group.awaiting_verification), (
                     "a group serves unverified"
                 )
             if verification is not None and verification.on_failure == "Pause":
@@ -355,7 +357,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
                 assert serving == present == service.groups, "the stable revision does not serve"
 
         def teardown(self) -> None:
-            """Let nothing go wrong any more, and check that the service reaches the state of its spec."""
+            """Stop all faults, and check that the service reaches the state of its spec."""
             cluster = self.cluster
             cluster.misrouted = set()
             cluster.broken.discard(cluster.revision)

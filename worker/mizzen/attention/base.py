@@ -1,4 +1,4 @@
-"""The interface of attention backends, and the paged KV cache that they read.
+"""Interface of attention backends, and the paged KV cache that they read.
 
 The tokens of a step form one batch: first one token per decode row, then the tokens of each prefill chunk.
 Prefill and decode may use different backends.
@@ -20,46 +20,34 @@ if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
 
 E4M3_LARGEST = 448.0
-"""Largest number of torch.float8_e4m3fn."""
+"""Largest finite value of torch.float8_e4m3fn."""
 
 PlannedAttention = Callable[[int, torch.Tensor, Any, Any, torch.Tensor], None]
-"""(layer, q, k, v, out): computes attention for the decodes or prefills of a batch into `out`; k and v are
-already cached.
+"""Function (layer, q, k, v, out) that attends the decodes or the prefill chunks of a batch.
 
-k and v are the new ones of these tokens, [tokens, kv_heads, d], or None if a fused kernel cached them; GPU
-backends read them from the cache.
+It reads q [tokens, heads, d] and writes `out` of the same shape. k and v [tokens, kv_heads, d] belong to
+these tokens and are already cached. After a fused kernel that cached them, None is passed instead; this
+happens only on GPUs, whose backends read keys and values from the cache.
 """
+QKNorms = tuple[torch.Tensor, torch.Tensor] | None
+"""RMSNorm weights [d] of queries and keys; None for a model without QK norm."""
+FusedDecode = Callable[[int, torch.Tensor, QKNorms, float, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Function (layer, qkv, norms, epsilon, cos, sin, out) that attends decodes from the raw QKV projection.
 
-
-FusedDecode = Callable[
-    [
-        int,
-        torch.Tensor,
-        tuple[torch.Tensor, torch.Tensor] | None,
-        float,
-        torch.Tensor,
-        torch.Tensor,
-        torch.Tensor,
-    ],
-    None,
-]
-"""(layer, qkv, norms, epsilon, cos, sin, out): fused QKV-prep decode, attention of decodes from the raw
-projection.
-
-It applies QK norm (norms: weights [d] of queries and keys, or None) and RoPE (cos and sin [rows, 1, d / 2])
-to queries and keys, and stores keys and values.
+It applies QK norm and RoPE (cos and sin [rows, 1, d / 2]) to queries and keys, stores keys and values, and
+writes `out` [rows, heads, d].
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """Shape of a model's attention on one rank."""
+    """Numbers of heads, head dim and sliding windows of a model's attention on one rank."""
 
     heads: int
     kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]
-    """Sliding window by layer: tokens that a token attends to, itself included; None for all."""
+    """Sliding window by layer: number of tokens that a token attends to, including itself; None for all."""
 
     @property
     def gqa_group_size(self) -> int:
@@ -101,17 +89,17 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedKV:
-    """Keys and values of all layers, each [layers, pages * page_size, kv_heads, head_dim].
+    """Paged KV cache: keys and values of all layers, each [layers, pages * page_size, kv_heads, head_dim].
 
-    A KV slot is an index into the second dimension: page * page_size + offset. All values are finite from the
-    start: masked KV slots are multiplied by zero, which a NaN would survive.
+    A KV slot is an index into the second dimension: page * page_size + offset. All entries must be finite
+    from the start, because masked KV slots are multiplied by zero, which does not cancel a NaN.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     page_size: int
     key_scales: tuple[float, ...] = ()
-    """Factor of queries by layer, the divisor of the cached keys; empty if all are 1."""
+    """Scale by layer: queries are multiplied, and cached keys divided, by it; empty if all scales are 1."""
 
     @property
     def device(self) -> torch.device:
@@ -125,15 +113,14 @@ class PagedKV:
 
     @property
     def quantized(self) -> bool:
-        """Whether keys and values are 8-bit floats (e4m3, stored without scaling: the weights contain the
-        scales)."""
+        """Whether keys and values are 8-bit floats (e4m3); their scales are folded into the weights."""
         return self.keys.dtype == torch.float8_e4m3fn
 
     def store(self, layer: int, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k, v [tokens, kv_heads, head_dim] to the KV slots `slot_mapping` (int64 [tokens])."""
         keys, values = self.keys[layer], self.values[layer]
         if self.quantized:
-            # The format has no infinity: saturate at its largest number.
+            # The format has no infinity: saturate at its largest value.
             k, v = (x.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(keys.dtype).view(torch.uint8) for x in (k, v))
             keys, values = keys.view(torch.uint8), values.view(torch.uint8)
         keys.index_copy_(0, slot_mapping, k)
@@ -142,7 +129,7 @@ class PagedKV:
     def read(
         self, layer: int, kv_slots: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather the keys and values of KV slots (int64, any shape) as `dtype`."""
+        """Gather keys and values, each [*slots, kv_heads, head_dim], of KV slots (int64); cast 8-bit KV."""
         keys, values = self.keys[layer], self.values[layer]
         if self.quantized:
             return tuple(x.view(torch.uint8)[kv_slots].view(x.dtype).to(dtype) for x in (keys, values))  # type: ignore[return-value]
@@ -151,7 +138,7 @@ class PagedKV:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTable:
-    """The page table, int32 [slots, columns], on the host and on the device (the same memory on the CPU)."""
+    """Page table, int32 [slots, columns], on the host and on the device; both are the same on the CPU."""
 
     host: Int32
     device: torch.Tensor
@@ -159,12 +146,12 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRows:
-    """Decode rows, with one query token each."""
+    """Rows of a decode batch, with one query token each."""
 
     slots: Int64
-    """Row of the page table by decode row, [rows]."""
+    """Row of the page table for each decode row, [rows]."""
     lengths: Int32
-    """Tokens whose KV is read, the query's own included, [rows]."""
+    """Number of tokens whose KV each row reads, including the query token itself, [rows]."""
     pages: PageTable
 
 
@@ -178,16 +165,16 @@ class QueryChunk:
 
     @property
     def end(self) -> int:
-        """Tokens whose KV the last query token reads."""
+        """Number of tokens whose KV the last query token reads."""
         return self.start + self.count
 
 
 def unsupported_error(name: str, reason: str) -> ValueError:
-    """Return the error for a backend that was chosen, under the name of the option, but is not supported."""
+    """Return the error for an unsupported backend, which `name` names with its option ("attention fa3")."""
     return ValueError(f"{name} does not run here: {reason}; choose reference or auto")
 
 
-def requires(
+def find_unmet_requirement(
     kv: KVFormat,
     head_dim: int,
     *,
@@ -197,16 +184,15 @@ def requires(
     dtype_names: str,
     head_dims: tuple[int, ...] | None = None,
 ) -> str | None:
-    """Return the first requirement of a backend that a KV cache does not meet, as a reason; None if it meets
-    all.
+    """Return the first requirement that a KV cache or its GPU does not meet; None if all are met.
 
     Args:
         kv: Format of the KV cache.
         head_dim: Head dim of the model.
-        min_capability: Minimum major compute capability of the GPU.
+        min_capability: Minimum major compute capability of the GPU; None for any device.
         hopper: Whether the GPU must be a Hopper GPU.
-        dtypes: Supported data types of the cache.
-        dtype_names: Names of these types, for the reason.
+        dtypes: Supported dtypes of the cache.
+        dtype_names: Names of these dtypes, for the message.
         head_dims: Supported head dims; None if the caller checks them.
     """
     device = kv.device
@@ -223,7 +209,7 @@ def requires(
 
 
 def copy_to_device(array: Int32, device: torch.device) -> torch.Tensor:
-    """Copy a small array to the device asynchronously."""
+    """Copy a small array to the device asynchronously, through pinned memory."""
     return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(device, non_blocking=True)
 
 
@@ -238,34 +224,32 @@ class AttentionBackend(ABC):
         self.kv = kv
 
     def kernel_specs(self, *, norm: bool) -> set[KernelSpec]:
-        """Return the specs of the kernels to compile at start-up; `norm` says whether the model has QK
-        norm."""
+        """Return the specs of kernels to compile at start-up, for a model with QK norm if `norm`."""
         return set()
 
     @abstractmethod
     def plan_decode(self, rows: DecodeRows) -> PlannedAttention:
-        """Plan a batch of decodes."""
+        """Plan attention for a batch of decodes."""
 
     @abstractmethod
     def plan_prefill(self, chunks: tuple[QueryChunk, ...], pages: PageTable) -> PlannedAttention:
-        """Plan prefill chunks, whose tokens are concatenated."""
+        """Plan attention for prefill chunks, whose tokens are concatenated in this order."""
 
 
 @runtime_checkable
 class DevicePlannedDecode(Protocol):
-    """A backend that plans decodes whose lengths only the device knows, as captured graphs need it."""
+    """A backend that can plan decodes from lengths on the device, as captured graphs require."""
 
     def plan_decode_on_device(
         self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor
     ) -> PlannedAttention:
-        """Plan a batch of decodes: int32 [rows], int32 [rows], int32 [slots, columns]."""
+        """Plan decodes from slots and lengths (int32 [rows]) and the page table (int32 [slots, columns])."""
         ...
 
 
 @runtime_checkable
 class DevicePlannedSequences(Protocol):
-    """A backend that plans sequences of any lengths that only the device knows, as captured graphs need
-    it."""
+    """A backend that can plan sequences from lengths on the device, as captured graphs require."""
 
     def plan_on_device(
         self,
@@ -275,16 +259,16 @@ class DevicePlannedSequences(Protocol):
         table: torch.Tensor,
         longest: int,
     ) -> PlannedAttention:
-        """Plan a batch of query sequences, each the last tokens of a slot.
+        """Plan a batch of query sequences; each sequence consists of the last tokens of a slot.
 
         Args:
-            starts: First token of each sequence in the batch, and the end of the last one, int32 [sequences +
-                1].
-            slots: Rows of the page table, int32 [sequences].
-            lengths: Tokens whose KV the last query of each sequence reads, at least 1, int32 [sequences].
-                Excess queries at the front of a sequence attend to nothing and yield zeros.
+            starts: Index of the first query of each sequence, and the end of the last sequence, int32
+                [sequences + 1].
+            slots: Row of the page table for each sequence, int32 [sequences].
+            lengths: Number of tokens whose KV the last query of each sequence reads, at least 1, int32
+                [sequences]. Excess queries at the front of a sequence attend to nothing and yield zeros.
             table: Page table, int32 [slots, columns].
-            longest: Maximum number of queries of a sequence.
+            longest: Maximum number of queries in a sequence.
         """
         ...
 
@@ -294,13 +278,13 @@ class HostPlannedDecode(Protocol):
     """A `DevicePlannedDecode` whose captured batches the host must plan again before each replay."""
 
     def refresh(self, rows: int, lengths: Int32) -> None:
-        """Plan a captured batch of `rows` for new lengths (int32 [at most rows]; padding rows have 1)."""
+        """Plan a captured batch of `rows` rows for new lengths (int32 [at most rows]; 1 for padding rows)."""
         ...
 
 
 @runtime_checkable
 class LengthSplitDecode(Protocol):
-    """A `DevicePlannedDecode` with length-aware splits, planned from lengths that only the device knows."""
+    """A `DevicePlannedDecode` that can also plan length-aware splits from lengths on the device."""
 
     @property
     def concurrent_splits(self) -> int:
@@ -308,9 +292,9 @@ class LengthSplitDecode(Protocol):
         ...
 
     def length_splits_are_faster(self, rows: int, lengths: Int32) -> bool:
-        """Return whether length-aware splits are faster for a batch padded to `rows` with these lengths.
+        """Return whether length-aware splits are faster than equal ones for a batch padded to `rows` rows.
 
-        `lengths` is int32 [at most rows].
+        `lengths` (int32 [at most rows]) is the number of tokens whose KV each row reads.
         """
         ...
 
@@ -323,7 +307,7 @@ class LengthSplitDecode(Protocol):
 
 @runtime_checkable
 class FusedQKVDecode(Protocol):
-    """A `PlannedAttention` of decodes that can start at the raw QKV projection."""
+    """A `PlannedAttention` of decodes that can also start at the raw QKV projection."""
 
     def fuse_qkv_prep(self, slot_mapping: torch.Tensor) -> FusedDecode:
         """Return the fused decode that stores new keys and values to `slot_mapping` (int64 [rows])."""
@@ -331,7 +315,7 @@ class FusedQKVDecode(Protocol):
 
 
 class StepAttention:
-    """Attention of one step's mixed batch, called layer by layer."""
+    """Planned attention of one step's mixed batch, called once per layer."""
 
     def __init__(
         self,
@@ -349,12 +333,13 @@ class StepAttention:
         self.decode = decode
         self.prefill = prefill
         self.fused_decode: FusedDecode | None = None
-        """Fused QKV-prep decode, if the whole batch supports it."""
+        """Decode attention that starts at the raw QKV projection; None if the batch has prefill chunks, or if
+        the decode backend does not support it."""
         if prefill is None and isinstance(decode, FusedQKVDecode):
             self.fused_decode = decode.fuse_qkv_prep(slot_mapping)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store k, v [tokens, kv_heads, d] and attend q [tokens, heads, d] → [tokens, heads, d]."""
+        """Store k and v [tokens, kv_heads, d], and attend q; q and the result are [tokens, heads, d]."""
         self.kv.store(layer, self.slot_mapping, k, v)
         out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.decode_count
         if self.decode is not None:
@@ -364,7 +349,7 @@ class StepAttention:
         return out
 
     def attend_cached(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Attend q [tokens, heads, d] whose keys and values are already cached; GPUs only."""
+        """Attend q to KV that is already cached, on GPUs only; q and the result are [tokens, heads, d]."""
         out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.decode_count
         if self.decode is not None:
             self.decode(layer, q[:count], None, None, out[:count])
@@ -374,7 +359,7 @@ class StepAttention:
 
 
 class MixedAttention:
-    """Attention of a mixed batch: stores new KV, then runs decodes and prefill chunks."""
+    """Attention of an engine: plans mixed batches with one backend for decodes and one for prefill chunks."""
 
     def __init__(
         self,
@@ -385,7 +370,7 @@ class MixedAttention:
     ) -> None:
         self.kv = kv
         self.backend_names = backend_names
-        """Names of the decode and the prefill backend, as in the options."""
+        """Names of the decode backend and of the prefill backend, as in the options."""
         self.decode = decode
         self.prefill = prefill
 

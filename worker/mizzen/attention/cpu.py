@@ -1,5 +1,7 @@
-"""Attention for the CPU, where memory traffic dominates: KV is read in place, and shared prefixes only
-once."""
+"""Attention backend for the CPU.
+
+Memory traffic dominates there, so KV is read in place, and a shared prefix is read once for all its rows.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,15 @@ from mizzen.attention.reference import ReferenceAttention, group_queries
 flash_with_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """PyTorch's CPU kernel of scaled_dot_product_attention; called directly because it returns log-sum-exps.
 
-q [batch, heads, n, d], k, v [batch, heads, m, d], any strides → out [batch, heads, n, d], [batch, heads, n].
+It maps q [batch, heads, n, d] and k, v [batch, heads, m, d] of any strides to out [batch, heads, n, d] and
+log-sum-exps [batch, heads, n].
 """
 
 
 class CpuAttention(AttentionBackend):
-    """Merges attention over shared KV spans by their log-sum-exps.
+    """CPU backend that attends to shared KV spans separately and merges the results by their log-sum-exps.
 
-    Layers whose sliding window is shorter than the batch use the reference backend.
+    If a layer's sliding window is shorter than the longest row of the batch, it uses the reference backend.
     """
 
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
@@ -50,17 +53,17 @@ class CpuAttention(AttentionBackend):
         return self.by_layer(longest, full, windowed)
 
     def any_full(self, longest: int) -> bool:
-        """Return whether any layer attends to all tokens of a batch of this length."""
+        """Return whether any layer attends to all of `longest` tokens."""
         return any(window is None or window >= longest for window in self.geometry.windows)
 
     def any_windowed(self, longest: int) -> bool:
-        """Return whether any layer's window is shorter than a batch of this length."""
+        """Return whether any layer's sliding window is shorter than `longest` tokens."""
         return any(window is not None and window < longest for window in self.geometry.windows)
 
     def by_layer(
         self, longest: int, full: PlannedAttention | None, windowed: PlannedAttention | None
     ) -> PlannedAttention:
-        """Select the plan for each layer by its window."""
+        """Return a plan that uses `windowed` for layers with a window below `longest`, else `full`."""
         if windowed is None and full is not None:
             return full
 
@@ -74,10 +77,10 @@ class CpuAttention(AttentionBackend):
 
 
 class PartialResults:
-    """Partial results of a batch's tokens, by level; each level holds at most one partial result per token.
+    """Partial attention results of a batch in levels; a level holds at most one result per token.
 
-    Tokens are in the order of the spans' sorted rows, with the query heads that share a KV head adjacent:
-    [kv_heads, tokens * group size, head_dim].
+    A level's results are [kv_heads, tokens * group size, head_dim]: tokens are in the order of the sorted
+    rows of `KVSpans`, and query heads that share a KV head are adjacent.
     """
 
     def __init__(self, geometry: Geometry, levels: int, tokens: int, dtype: torch.dtype) -> None:
@@ -90,8 +93,10 @@ class PartialResults:
     def attend_span(
         self, level: int, first: int, last: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Attend tokens first..last-1 of q [kv_heads, tokens * group size, d] to all of keys [m, kv_heads,
-        d]."""
+        """Attend tokens first..last-1 to a whole span, and store the partial results in `level`.
+
+        q is [kv_heads, tokens * group size, d]; keys and values are [m, kv_heads, d].
+        """
         rows = slice(first * self.geometry.gqa_group_size, last * self.geometry.gqa_group_size)
         out, lse = flash_with_lse(
             q[:, rows][None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None], 0.0, False
@@ -100,7 +105,10 @@ class PartialResults:
         self.lse[level, :, rows] = lse[0]
 
     def by_token(self, level: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """View a level as out [tokens, kv_heads, group size, d] and lse [tokens, kv_heads, group size]."""
+        """Return views of a level: its results [tokens, kv_heads, group size, d] and its log-sum-exps.
+
+        The log-sum-exps are [tokens, kv_heads, group size].
+        """
         kv_heads, group_size, size = (
             self.geometry.kv_heads,
             self.geometry.gqa_group_size,
@@ -110,7 +118,7 @@ class PartialResults:
         return out, self.lse[level].view(kv_heads, -1, group_size).transpose(0, 1)
 
     def merge(self) -> torch.Tensor:
-        """Merge the partial results by their share of the softmax sum; return [tokens, heads, d]."""
+        """Merge all levels, weighted by their shares of the softmax sum; return [tokens, heads, d]."""
         weights = self.lse.softmax(dim=0).to(self.outs.dtype)
         merged = torch.einsum("lhr,lhrd->hrd", weights, self.outs)
         kv_heads, group_size, size = (
@@ -126,14 +134,16 @@ class PartialResults:
 
 
 def by_kv_head(q: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """Return q [tokens, heads, d] as [kv_heads, tokens * group size, d]."""
+    """Rearrange q [tokens, heads, d] to [kv_heads, tokens * group size, d]."""
     shape = (len(q), geometry.kv_heads, geometry.gqa_group_size, geometry.head_dim)
     return q.reshape(shape).transpose(0, 1).reshape(geometry.kv_heads, -1, geometry.head_dim)
 
 
 class CpuDecode:
-    """A batch of decodes: shared spans are read in place, all other KV slots are gathered into one padded
-    tensor."""
+    """Planned attention of a decode batch.
+
+    Shared spans are read in place; all other KV slots are gathered into one padded tensor.
+    """
 
     def __init__(self, geometry: Geometry, kv: PagedKV, rows: DecodeRows) -> None:
         self.geometry = geometry
@@ -156,7 +166,7 @@ class CpuDecode:
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Attend q [rows, heads, d] into `out`."""
+        """Attend q [rows, heads, d], and write the result to `out` of the same shape."""
         keys, values, geometry = self.kv.keys[layer], self.kv.values[layer], self.geometry
         q = q[self.order]
         shape = (len(q), -1, geometry.kv_heads, geometry.head_dim)
@@ -184,8 +194,10 @@ class CpuDecode:
 
 
 class CpuPrefill:
-    """Prefill chunks: each attends causally to its own tokens, and fully to the tokens that its slot already
-    holds."""
+    """Planned attention of prefill chunks.
+
+    A chunk attends causally to its own tokens, and fully to the tokens that its slot already holds.
+    """
 
     def __init__(
         self, geometry: Geometry, kv: PagedKV, chunks: tuple[QueryChunk, ...], pages: PageTable
@@ -199,9 +211,9 @@ class CpuPrefill:
         order = self.spans.order
         begins = np.cumsum(counts) - counts
         self.own = [slice(int(begins[row]), int(begins[row] + counts[row])) for row in order]
-        """Tokens of each sorted row in the batch."""
+        """Slice of the batch's tokens that belongs to each sorted row."""
         self.edges = np.concatenate([[0], np.cumsum(counts[order])]).tolist()
-        """First token of each sorted row among the sorted tokens; then the number of tokens."""
+        """Index of the first token of each sorted row among the sorted tokens, then the number of tokens."""
         self.tokens = torch.from_numpy(np.concatenate([np.arange(s.start, s.stop) for s in self.own]))
         self.leftover = [(row, torch.from_numpy(c)) for row, c in enumerate(self.spans.leftover) if len(c)]
         self.levels = self.spans.levels + bool(self.leftover)
@@ -211,18 +223,21 @@ class CpuPrefill:
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Attend q [tokens, heads, d] into `out`; k and v [tokens, kv_heads, d] are the chunks' own."""
+        """Attend q [tokens, heads, d], and write the result to `out` of the same shape.
+
+        k and v [tokens, kv_heads, d] are the keys and values of the same tokens.
+        """
         kv_heads = self.geometry.kv_heads
         if self.levels == 1:
             for span_slots in self.own:
                 group_queries(out[span_slots], kv_heads).copy_(
-                    self.causal(q[span_slots], k[span_slots], v[span_slots])[0]
+                    self.attend_causally(q[span_slots], k[span_slots], v[span_slots])[0]
                 )
             return
         merged, merged_lse = self.partial.by_token(0)
         for row, span_slots in enumerate(self.own):
             sorted_slots = slice(self.edges[row], self.edges[row + 1])
-            own, lse = self.causal(q[span_slots], k[span_slots], v[span_slots])
+            own, lse = self.attend_causally(q[span_slots], k[span_slots], v[span_slots])
             merged[sorted_slots] = own.permute(2, 1, 0, 3)
             merged_lse[sorted_slots] = lse.permute(2, 1, 0)
         keys, values = self.kv.keys[layer], self.kv.values[layer]
@@ -236,8 +251,14 @@ class CpuPrefill:
             self.partial.attend_span(self.levels - 1, first, last, q, keys[kv_slots], values[kv_slots])
         out[self.tokens] = self.partial.merge()
 
-    def causal(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend one chunk to itself: out [group size, kv_heads, n, d] and lse [group size, kv_heads, n]."""
+    def attend_causally(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend a chunk causally to itself: q [n, heads, d], k and v [n, kv_heads, d].
+
+        Returns:
+            The result [group size, kv_heads, n, d] and its log-sum-exps [group size, kv_heads, n].
+        """
         queries = group_queries(q, self.geometry.kv_heads)
         shape = (len(queries), k.shape[1], len(k), k.shape[2])
         return flash_with_lse(

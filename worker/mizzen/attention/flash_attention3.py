@@ -1,7 +1,7 @@
 """FlashAttention 3 (arXiv 2407.08608) over paged KV, from sgl-kernel's build for Hopper.
 
-Lengths and page table stay on the device, so captured graphs follow them. The tiles of a decode batch are
-scheduled once per step, not once per layer.
+Kernels read the lengths and the page table on the device, so each replay of a captured graph uses their
+current values. The tiles of a decode batch are scheduled once per step, not once per layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mizzen.attention.base import (
     PlannedAttention,
     QueryChunk,
     copy_to_device,
-    requires,
+    find_unmet_requirement,
     unsupported_error,
 )
 from mizzen.core.request import Int32
@@ -34,8 +34,8 @@ PACKAGE = "sgl_kernel.flash_attn"
 
 
 def unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
-    """Return the reason why this backend is not supported; None if it is."""
-    reason = requires(
+    """Return the reason why this backend does not support a KV cache or model; None if it does."""
+    reason = find_unmet_requirement(
         kv, geometry.head_dim, hopper=True, dtypes=DTYPES, dtype_names="bfloat16, float16 or float8"
     )
     if reason is not None:
@@ -48,18 +48,18 @@ def unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
         importlib.import_module(PACKAGE)
     except (ImportError, OSError) as error:  # each version is built for one version of PyTorch
         cause = next(iter(str(error).splitlines()), repr(error))
-        advice = f"take the version that is built for PyTorch {torch.__version__}"
+        advice = f"install the version that is built for PyTorch {torch.__version__}"
         return f"the package sglang-kernel does not load: {advice} ({cause})"
     return None
 
 
 def flash_window(window: int | None, causal: bool) -> tuple[int, int]:
-    """Return the tokens visible to the left and right of a query; -1 means no limit."""
+    """Return the numbers of tokens that a query sees to its left and right; -1 means no limit."""
     return (-1, 0 if causal else -1) if window is None else (window - 1, 0)
 
 
 class FlashAttention3(AttentionBackend):
-    """One kernel call for a batch of decodes, one for all prefill chunks."""
+    """FlashAttention 3 backend: per layer, one kernel call for all decodes and one for all prefill chunks."""
 
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
         """Load the kernels.
@@ -81,10 +81,12 @@ class FlashAttention3(AttentionBackend):
         if kv.quantized and kv.key_scales:
             self.scales = torch.tensor(kv.key_scales, dtype=torch.float32, device=kv.keys.device)
 
-    def queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Convert queries to the dtype of the cache, because the kernels need equal dtypes.
+    def cast_queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Cast queries q [tokens, heads, d] to the dtype of the cache, because kernels need equal dtypes.
 
-        The keys' scale is left out, as it would move queries out of the format's range; `descale` applies it.
+        Queries come multiplied by the scale of the keys, which could move 8-bit queries out of the format's
+        range. They are therefore divided by it here, and the kernel multiplies the query-key products by it
+        instead (`descale`).
         """
         if not self.kv.quantized:
             return q
@@ -93,7 +95,7 @@ class FlashAttention3(AttentionBackend):
         return q.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(self.kv.keys.dtype)
 
     def descale(self, layer: int, rows: int) -> torch.Tensor | None:
-        """Return the factor of query-key products, float32 [rows, kv_heads]; None without scales."""
+        """Return the factor for query-key products, float32 [rows, kv_heads]; None if keys have no scales."""
         if self.scales is None:
             return None
         return self.scales[layer].expand(rows, self.geometry.kv_heads)
@@ -109,8 +111,8 @@ class FlashAttention3(AttentionBackend):
         """Plan a batch of decodes from device tensors only; may be captured in a graph.
 
         Args:
-            slots: Rows of the page table, int32 [rows].
-            lengths: Tokens whose KV is read, the query's own included, int32 [rows].
+            slots: Row of the page table for each decode row, int32 [rows].
+            lengths: Number of tokens whose KV each row reads, including the query token itself, int32 [rows].
             table: Page table, int32 [slots, columns].
         """
         geometry, page = self.geometry, self.kv.page_size
@@ -134,7 +136,7 @@ class FlashAttention3(AttentionBackend):
         def run(layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
             window = geometry.windows[layer]
             self.attention_kernel(
-                self.queries(layer, q)[:, None],
+                self.cast_queries(layer, q)[:, None],
                 self.keys[layer],
                 self.values[layer],
                 cache_seqlens=lengths,
@@ -156,7 +158,13 @@ class FlashAttention3(AttentionBackend):
         table: torch.Tensor,
         longest: int,
     ) -> PlannedAttention:
-        """Plan sequences of any lengths from device tensors only; may be captured in a graph."""
+        """Plan sequences of any lengths from device tensors only; may be captured in a graph.
+
+        `starts` (int32 [sequences + 1]) holds the index of each sequence's first query, and the end of the
+        last sequence. `slots` and `lengths` (int32 [sequences]) hold its row of the page table and the number
+        of tokens whose KV its last query reads. `table` is the page table, int32 [slots, columns], and
+        `longest` the maximum number of queries in a sequence.
+        """
         geometry, page = self.geometry, self.kv.page_size
         schedules = {
             window: self.schedule(
@@ -179,7 +187,7 @@ class FlashAttention3(AttentionBackend):
         def run(layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
             window = geometry.windows[layer]
             self.attention_kernel(
-                self.queries(layer, q),
+                self.cast_queries(layer, q),
                 self.keys[layer],
                 self.values[layer],
                 cache_seqlens=lengths,

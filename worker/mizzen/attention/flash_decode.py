@@ -1,10 +1,9 @@
-"""Mizzen's own split-KV decode attention over paged KV; decodes only.
+"""Attention backend for decodes with Mizzen's own split-KV kernels over paged KV.
 
-The kernel is `mizzen.kernels.attention.flash_decode_mma` on Hopper for the shapes that it supports, otherwise
-`mizzen.kernels.attention.flash_decode_triton`.
-
-Lengths and page table stay on the device, so captured graphs follow them. `flash_decode_mma` also supports
-length-aware splits, which `mizzen.kernels.attention.split_plan` plans on the device once per step.
+The kernel is `mizzen.kernels.attention.flash_decode_mma` on Hopper and later GPUs, for the shapes that it
+supports, and otherwise `mizzen.kernels.attention.flash_decode_triton`. Both read the lengths and the page
+table on the device, so each replay of a captured graph uses their current values. `flash_decode_mma` also
+supports length-aware splits, which `mizzen.kernels.attention.split_plan` plans on the device once per step.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from mizzen.attention.base import (
     PlannedAttention,
     QueryChunk,
     copy_to_device,
-    requires,
+    find_unmet_requirement,
     unsupported_error,
 )
 from mizzen.core.request import Int32, Int64
@@ -41,17 +40,17 @@ HEAD_DIMS = (32, 64, 128, 256)
 MAX_GQA_GROUP_SIZE = 16
 """Maximum number of query heads that share a KV head."""
 PROGRAMS = 256
-"""Number of programs (a row, KV head and split each) that fill the GPU."""
+"""Number of programs (one per row, KV head and split) that fill the GPU."""
 SPLITS = ((8, 32), (MAX_GQA_GROUP_SIZE, 16))
-"""(GQA group size at most, splits): maximum number of splits of a row; the last program merges all their
-sums."""
+"""(GQA group size at most, splits at most): limits of the Triton kernel, whose last program per row and KV
+head merges the sums of all splits."""
 MIN_WORKSPACE_PROGRAMS = 1024
-"""Minimum number of programs that the workspace has room for; both kernels need less when they split."""
+"""Minimum number of programs for which the workspace has room; enough for all batches with equal splits."""
 
 
 def unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
-    """Return the reason why this backend is not supported; None if it is."""
-    reason = requires(
+    """Return the reason why this backend does not support a KV cache or model; None if it does."""
+    reason = find_unmet_requirement(
         kv,
         geometry.head_dim,
         min_capability=8,
@@ -67,8 +66,10 @@ def unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
 
 
 def split_count(rows: int, kv_heads: int, groups: int) -> int:
-    """Return the number of splits of each row's context for a batch of `rows`, with `groups` query heads per
-    KV head."""
+    """Return the number of splits of each row in the Triton kernel, for a batch of `rows` rows.
+
+    `groups` is the number of query heads per KV head.
+    """
     splits, most = 1, next(programs for heads, programs in SPLITS if groups <= heads)
     while splits < most and rows * kv_heads * splits < PROGRAMS:
         splits *= 2
@@ -77,9 +78,9 @@ def split_count(rows: int, kv_heads: int, groups: int) -> int:
 
 
 def pack_slots_and_lengths(slots: Int64, lengths: Int32) -> Int32:
-    """Return slots and lengths in one array [2, rows rounded up to 4], for one copy to the device.
+    """Return slots and lengths in one array, int32 [2, rows rounded up to 4], for one copy to the device.
 
-    Both start at a multiple of 16 bytes: Triton would compile kernels again for other alignments, while a
+    Both start at a multiple of 16 bytes: for other alignments, Triton would compile the kernel again while a
     request waits.
     """
     rows = len(slots)
@@ -89,7 +90,7 @@ def pack_slots_and_lengths(slots: Int64, lengths: Int32) -> Int32:
 
 
 class FlashDecodeBatch:
-    """A planned batch of decodes."""
+    """Planned attention of a decode batch."""
 
     def __init__(
         self,
@@ -99,18 +100,18 @@ class FlashDecodeBatch:
         table: torch.Tensor,
         plans: Mapping[int | None, torch.Tensor] | None = None,
     ) -> None:
-        """Plan a batch; `plans` holds the length-aware splits by window, None for equal splits."""
+        """Plan a batch; `plans` holds the plans of length-aware splits by window, None means equal splits."""
         self.backend = backend
         self.plans = plans
         self.slots, self.lengths, self.table = slots, lengths, table
         self.tiling = backend.tiling(len(slots))
 
     def __call__(self, layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
-        """Attend ready queries [rows, heads, d], with all keys and values in the cache."""
+        """Attend ready queries [rows, heads, d], whose keys and values are all in the cache."""
         self.attend(layer, q, None, out)
 
     def fuse_qkv_prep(self, slot_mapping: torch.Tensor) -> FusedDecode:
-        """Return attention from the raw projection; new keys and values are stored to `slot_mapping`."""
+        """Return the fused decode that stores new keys and values to `slot_mapping` (int64 [rows])."""
         from mizzen.kernels.attention.flash_decode_triton import QKVPrep
 
         def run(
@@ -128,7 +129,11 @@ class FlashDecodeBatch:
         return run
 
     def attend(self, layer: int, q: torch.Tensor, qkv_prep: QKVPrep | None, out: torch.Tensor) -> None:
-        """Run the kernel for one layer."""
+        """Run the kernel for one layer, and write the result to `out` [rows, heads, d].
+
+        `q` holds raw projections [rows, (heads + 2 * kv_heads) * d] if `qkv_prep` is given, else ready
+        queries [rows, heads, d].
+        """
         from mizzen.kernels.attention.flash_decode_triton import LayerKV
 
         kv = self.backend.kv
@@ -146,7 +151,7 @@ class FlashDecodeBatch:
 
 
 class FlashDecodeAttention(AttentionBackend):
-    """One kernel call per layer, from the QKV projection to the attention output."""
+    """Backend for decodes with one kernel call per layer, from the QKV projection to the attention output."""
 
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
         """Select the kernel and allocate its workspace.
@@ -167,7 +172,7 @@ class FlashDecodeAttention(AttentionBackend):
         self.sm_count = torch.cuda.get_device_properties(device).multi_processor_count
         self.blocks_per_sm = flash_decode_mma.BLOCKS_PER_SM[size, kv.dtype] if self.uses_mma else 0
         self.windows = tuple(dict.fromkeys(geometry.windows))
-        # Kernels follow one another, so that all share it.
+        # Kernels run one after another, so all layers and batches share one workspace.
         room = max(
             MIN_WORKSPACE_PROGRAMS,
             split_plan.max_partial_results(geometry.kv_heads, self.sm_count, self.blocks_per_sm),
@@ -177,8 +182,7 @@ class FlashDecodeAttention(AttentionBackend):
         )
 
     def kernel_specs(self, *, norm: bool) -> set[KernelSpec]:
-        """Return the specs of the decode kernels: eager and captured, with equal and with length-aware
-        splits."""
+        """Return the specs of the decode kernels with equal and with length-aware splits."""
         if not self.uses_mma:
             return set()
         from mizzen.kernels.attention import flash_decode_mma
@@ -189,7 +193,7 @@ class FlashDecodeAttention(AttentionBackend):
         )
 
     def tiling(self, rows: int) -> DecodeTiling:
-        """Return the tiling of a batch."""
+        """Return the tiling of a batch of `rows` rows."""
         from mizzen.kernels.attention import flash_decode_mma, flash_decode_triton
 
         if self.uses_mma:
@@ -217,17 +221,17 @@ class FlashDecodeAttention(AttentionBackend):
 
     @property
     def concurrent_splits(self) -> int:
-        """Return the number of splits that run at once; 0 if length-aware splits are not supported."""
+        """Number of splits that run at once; 0 if length-aware splits are not supported."""
         return self.sm_count * self.blocks_per_sm
 
     def schedule(self, rows: int) -> SplitSchedule:
-        """Return qkv_prep a batch may be schedule by its lengths."""
+        """Return the schedule of length-aware splits for a batch of `rows` rows."""
         from mizzen.kernels.attention.split_plan import make_schedule
 
         return make_schedule(rows, self.geometry.kv_heads, self.sm_count, self.blocks_per_sm)
 
     def length_splits_are_faster(self, rows: int, lengths: Int32) -> bool:
-        """Return whether a batch of `rows` has rows that are long enough for length-aware splits."""
+        """Return whether a batch padded to `rows` rows has rows long enough for length-aware splits."""
         from mizzen.kernels.attention.split_plan import is_faster
 
         return any(is_faster(lengths, window, self.schedule(rows)) for window in self.windows)
@@ -243,9 +247,9 @@ class FlashDecodeAttention(AttentionBackend):
         return FlashDecodeBatch(self, slots, lengths, table, plans)
 
     def plan_prefill(self, chunks: tuple[QueryChunk, ...], pages: PageTable) -> PlannedAttention:
-        """Reject prefills.
+        """Raise an error, because this backend supports only decodes.
 
         Raises:
             ValueError: always.
         """
-        raise ValueError("attention split serves decodes alone: choose another for --attention-prefill")
+        raise ValueError("attention split supports only decodes: choose another for --attention-prefill")

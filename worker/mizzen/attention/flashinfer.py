@@ -1,9 +1,9 @@
-"""FlashInfer (arXiv 2501.01005) over paged KV, with its fa2 and fa3 kernel templates.
+"""FlashInfer backend (arXiv 2501.01005) over paged KV, with FlashInfer's fa2 and fa3 kernel templates.
 
-The host plans the tiling of a batch from its lengths. Page indices are built on the device. A captured batch
-of decodes is planned again before each replay (`refresh`), while the previous step runs. A plan's pinned
-buffer is overwritten only after the copy of the previous plan is done, which is when the previous step is
-done.
+The host plans the tiling of a batch from its lengths; page indices are built on the device. A captured batch
+of decodes is planned again before each replay (`refresh`), while the previous step still runs. A plan is
+copied to the device from a pinned buffer, in stream order and thus after the previous step; the buffer is
+overwritten only once that copy is complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mizzen.attention.base import (
     PageTable,
     PlannedAttention,
     QueryChunk,
-    requires,
+    find_unmet_requirement,
     unsupported_error,
 )
 from mizzen.core.request import Int32
@@ -41,20 +41,24 @@ FA3_DTYPES = (torch.bfloat16, torch.float16)
 DTYPES = (*FA3_DTYPES, torch.float8_e4m3fn)
 HEAD_DIMS = (64, 128, 256)
 FLOAT_BYTES = 256 << 20
-"""Minimum workspace for partial results, which all plans share: kernels of one stream run in sequence."""
+"""Minimum bytes of the workspace for partial results. Plans share it: kernels of a stream run in sequence."""
 PLAN_BYTES = 1 << 20
+"""Bytes of a decode plan, in addition to `ROW_BYTES` per row."""
 ROW_BYTES = 32
-"""Maximum size of a decode plan per row (and head, with fa3), besides `PLAN_BYTES`."""
+"""Maximum bytes of a decode plan per row (with fa3, per row and head)."""
 TILE = 16
-"""Query heads and rows that a decode program processes together."""
+"""Number of pairs of a row and a query head that a decode program processes together."""
 SPARE_TILES = 512
-"""Maximum number of programs of a batch beyond its number of tiles."""
+"""Maximum number of programs of a decode batch in addition to one per tile of `TILE` pairs."""
 
 
 def unsupported_reason(geometry: Geometry, kv: KVFormat, template: str = "fa2") -> str | None:
-    """Return the reason why this backend is not supported; None if it is."""
+    """Return the reason why this backend does not support a KV cache or model; None if it does.
+
+    `template` is fa2 or fa3.
+    """
     is_fa3 = template == "fa3"
-    reason = requires(
+    reason = find_unmet_requirement(
         kv,
         geometry.head_dim,
         min_capability=9 if is_fa3 else 8,
@@ -69,14 +73,14 @@ def unsupported_reason(geometry: Geometry, kv: KVFormat, template: str = "fa2") 
         return "it needs the package flashinfer-python (pip install 'mizzen[gpu]')"
     if not (has_compiled_kernels() or has_compiler()):
         return (
-            "its kernels are not compiled, and no nvcc is here to do it: it needs the package "
-            "flashinfer-jit-cache, of the version of flashinfer-python (docs/images.md)"
+            "its kernels are not compiled, and there is no nvcc to compile them: it needs the package "
+            "flashinfer-jit-cache in the version of flashinfer-python (docs/images.md)"
         )
     return None
 
 
 def has_compiled_kernels() -> bool:
-    """Return whether compiled kernels come with the package, or with flashinfer-jit-cache."""
+    """Return whether flashinfer-jit-cache or FlashInfer itself is installed with compiled kernels."""
     if importlib.util.find_spec("flashinfer_jit_cache") is not None:
         return True
     package = importlib.util.find_spec("flashinfer")
@@ -95,7 +99,10 @@ def has_compiler() -> bool:
 
 
 def make_indptr(counts: NDArray[np.int32]) -> torch.Tensor:
-    """Return the start of each run of `counts` entries, and the end of the last one; int32, pinned."""
+    """Return the start of each run of `counts` entries, and the end of the last run.
+
+    The result is int32 [len(counts) + 1], in pinned memory.
+    """
     starts = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
     return torch.from_numpy(starts).pin_memory()
@@ -103,18 +110,19 @@ def make_indptr(counts: NDArray[np.int32]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostBatch:
-    """Lengths of a batch on the host, for planning."""
+    """Lengths of a batch on the host, from which FlashInfer makes its plan."""
 
     indptr: torch.Tensor
-    """First page index of each row, and the end of the last row, int32 [rows + 1], pinned."""
+    """Index at which each row's pages start in the list of all rows' pages, then the length of that list,
+    int32 [rows + 1], pinned."""
     last_page_len: torch.Tensor
-    """Tokens in each row's last page, int32 [rows], pinned."""
+    """Number of tokens in each row's last page, int32 [rows], pinned."""
     lengths: torch.Tensor
-    """Tokens of each row, int32 [rows]."""
+    """Number of tokens of each row, int32 [rows]."""
 
     @classmethod
     def for_lengths(cls, lengths: Int32, page_size: int) -> HostBatch:
-        """Return the batch with these lengths."""
+        """Make a batch from the rows' lengths in tokens (int32 [rows], at least 1) and the page size."""
         counts = -(-lengths // page_size)
         return cls(
             indptr=make_indptr(counts),
@@ -139,7 +147,7 @@ class PlanFence:
 
 
 class CapturedDecodeBatch:
-    """The FlashInfer wrappers of a captured batch of `rows` decodes, one per window."""
+    """FlashInfer wrappers of a captured batch of `rows` decodes, one per sliding window."""
 
     def __init__(self, backend: FlashInferAttention, rows: int, page_indices: PageIndices) -> None:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper
@@ -164,7 +172,7 @@ class CapturedDecodeBatch:
         self.fence.run(lambda: self.plan_first(ones, pages))
 
     def plan_first(self, batch: HostBatch, pages: torch.Tensor) -> None:
-        """Plan once, so that the wrappers know everything except the lengths."""
+        """Make the first plan of each wrapper; `refresh` reuses everything in it except for the lengths."""
         for window, wrapper in self.wrappers.items():
             wrapper.plan(
                 batch.indptr,
@@ -175,7 +183,7 @@ class CapturedDecodeBatch:
             )
 
     def refresh(self, lengths: Int32) -> None:
-        """Plan for new lengths; the captured step itself builds the page indices on the device."""
+        """Plan for new lengths (int32 [rows]); the captured step builds the page indices on the device."""
         from flashinfer.decode import fast_decode_plan
 
         batch = HostBatch.for_lengths(lengths, self.backend.kv.page_size)
@@ -195,7 +203,10 @@ class CapturedDecodeBatch:
 
 
 class FlashInferAttention(AttentionBackend):
-    """One plan per step, window and kind (decode or prefill); one kernel call per layer and kind."""
+    """FlashInfer backend.
+
+    It makes one plan per step, window and kind (decode or prefill), and one kernel call per layer and kind.
+    """
 
     def __init__(self, geometry: Geometry, kv: PagedKV, template: str = "fa2") -> None:
         """Load the package.
@@ -225,17 +236,20 @@ class FlashInferAttention(AttentionBackend):
             self.decodes[window] = BatchDecodeWithPagedKVCacheWrapper(
                 self.workspace, use_tensor_cores=True, backend=template
             )
-        # One fence each, so that planning the second kind of a step does not wait for the first.
+        # One fence per kind, so that planning the second kind of a step does not wait for the first.
         self.prefill_fence, self.decode_fence = PlanFence(), PlanFence()
         self.graph_workspace = self.workspace
         self.decode_plans: dict[int | None, torch.Tensor] = {}
-        """Plans of captured batches by window; replays run in sequence, so those of a window share one."""
+        """Device buffer for the plan of each window. Captured batches share it: replays run in sequence."""
         self.page_indices: PageIndices | None = None
-        """Page indices of the largest captured batch; the others use its head."""
+        """Page indices of the largest captured batch; smaller batches use the head of its lists."""
         self.graphs: dict[int, CapturedDecodeBatch] = {}
 
     def allocate_for_graphs(self, rows: int, columns: int) -> PageIndices:
-        """Allocate the memory that captured batches of at most `rows` share; return their page indices."""
+        """Allocate the memory that captured batches of up to `rows` rows share; return their page indices.
+
+        `columns` is the number of columns of the page table.
+        """
         from mizzen.kernels.attention.page_indices import PageIndices
 
         geometry = self.geometry
@@ -252,7 +266,7 @@ class FlashInferAttention(AttentionBackend):
         return self.page_indices
 
     def plan_arguments(self, window: int | None) -> dict[str, Any]:
-        """Return the arguments that all decode plans share."""
+        """Return the arguments of FlashInfer's plan functions that do not depend on the batch."""
         geometry, stored = self.geometry, self.kv.keys.dtype
         return {
             "num_qo_heads": geometry.heads,
@@ -265,7 +279,7 @@ class FlashInferAttention(AttentionBackend):
         }
 
     def planned_attention(self, wrappers: dict[int | None, Any]) -> PlannedAttention:
-        """Return attention by planned wrappers."""
+        """Return the planned attention that runs `wrappers`, one per window."""
         windows = self.geometry.windows
 
         def run(layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
@@ -274,7 +288,10 @@ class FlashInferAttention(AttentionBackend):
         return run
 
     def build_indices(self, slots: NDArray[Any], lengths: Int32, pages: PageTable, total: int) -> PageIndices:
-        """Build the page indices of a batch whose lengths the host knows."""
+        """Build the page indices on the device from slots and lengths ([rows]) on the host.
+
+        `total` is the number of pages of all rows.
+        """
         from mizzen.kernels.attention.page_indices import PageIndices, build_page_indices
 
         packed = torch.from_numpy(np.stack([slots.astype(np.int32), lengths])).pin_memory()
@@ -305,13 +322,14 @@ class FlashInferAttention(AttentionBackend):
     def plan_decode_on_device(
         self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor
     ) -> PlannedAttention:
-        """Plan a batch that will be captured; `refresh` plans each replay.
+        """Plan a batch of decodes that will be captured; `refresh` plans each replay.
 
-        The first batch must be the largest. Outside of a capture, all lengths are 1.
+        The largest batch must be planned first. The plan is for lengths of 1 until `refresh` is called, so a
+        run outside of a capture must have such lengths.
 
         Args:
-            slots: Rows of the page table, int32 [rows].
-            lengths: Tokens whose KV is read, the query's own included, int32 [rows].
+            slots: Row of the page table for each decode row, int32 [rows].
+            lengths: Number of tokens whose KV each row reads, including the query token itself, int32 [rows].
             table: Page table, int32 [slots, columns].
         """
         from mizzen.kernels.attention.page_indices import build_page_indices
@@ -327,11 +345,11 @@ class FlashInferAttention(AttentionBackend):
         return self.planned_attention(batch.wrappers)
 
     def refresh(self, rows: int, lengths: Int32) -> None:
-        """Plan the next replay of a batch of `rows`, whose last rows may be padding.
+        """Plan the next replay of a captured batch, whose last rows may be padding.
 
         Args:
-            rows: Size of the captured batch.
-            lengths: Tokens whose KV each row reads, int32 [at most rows]; padding rows have 1.
+            rows: Number of rows of the captured batch.
+            lengths: Number of tokens whose KV each row reads, int32 [at most rows]; padding rows read one.
         """
         padded = np.ones(rows, np.int32)
         padded[: len(lengths)] = lengths

@@ -1,8 +1,8 @@
-"""Shared KV spans: runs of consecutive KV slots that as many rows of a batch as possible read together.
+"""Finds runs of consecutive KV slots that several rows of a batch can read together, called shared KV spans.
 
 Attention over a set of tokens does not depend on their order, and partial results merge exactly by their
-log-sum-exps. So a prefix that many rows share is read once for all of them (as in Hydragen, arXiv 2402.05099,
-and cascade inference), and long consecutive runs are read in place; only the remaining KV slots are gathered.
+log-sum-exps. So a prefix that many rows share is read once for all these rows (as in Hydragen, arXiv
+2402.05099, and cascade inference), and long runs are read in place; only the other KV slots are gathered.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import numpy as np
 from mizzen.core.request import Int32, Int64
 
 MIN_SPAN = 64
-"""Minimum of tokens times rows for which a span of its own is faster than gathering."""
+"""Minimum number of tokens times rows for which a span is faster than gathering its KV slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpan:
-    """KV slots start..start+count-1, read by the (sorted) rows first..last-1 as their partial result
-    `level`."""
+    """KV slots start..start+count-1, which the sorted rows first..last-1 read together.
+
+    `level` is the index of this span among the partial results of each of these rows.
+    """
 
     first: int
     last: int
@@ -33,23 +35,26 @@ class KVSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSpans:
-    """KVSpans and remaining KV slots of a batch's rows."""
+    """Shared spans of a batch, and the remaining KV slots of each row."""
 
     order: Int64
-    """Caller's row of each sorted row, [rows]. Rows that share pages are adjacent."""
+    """Row of the batch for each sorted row, [rows]; sorting makes rows that share pages adjacent."""
     spans: tuple[KVSpan, ...]
     levels: int
-    """One more than the maximum number of spans of a row; level 0 is for the remaining KV slots."""
+    """Maximum number of spans of a row plus one, as level 0 is for the remaining KV slots."""
     leftover: tuple[Int64, ...]
     """KV slots that no span covers, by sorted row."""
 
 
 def find_shared_spans(table: Int32, slots: Int64, lengths: Int64, page_size: int, keep_last: bool) -> KVSpans:
-    """Find the spans of what rows read: positions 0..lengths[i]-1 of slots[i], by the page table [slots,
-    columns].
+    """Find the shared spans of a batch; KV slots of partial pages and of short runs are left over.
 
-    Partial pages are left over, and so are full pages in short runs. With `keep_last`, each row's last token
-    is always left over.
+    Args:
+        table: Page table, [slots, columns].
+        slots: Row of the page table for each row of the batch, [rows].
+        lengths: Number of tokens that each row reads, from position 0 on, [rows].
+        page_size: Tokens per page.
+        keep_last: Whether the KV slot of each row's last token must be left over, even if its page is full.
     """
     full = (lengths - keep_last) // page_size
     keys = [table[slot, :count].tobytes() for slot, count in zip(slots, full, strict=True)]
@@ -76,7 +81,15 @@ def find_shared_spans(table: Int32, slots: Int64, lengths: Int64, page_size: int
 
 
 def leftover_slots(pages: list[Int32], columns: Int32, full: int, length: int, page_size: int) -> Int64:
-    """Return the KV slots of full pages, and of the filled part of the page after the first `full` ones."""
+    """Return the KV slots of a row that no span covers.
+
+    Args:
+        pages: Lists of full pages that no span covers.
+        columns: The row's pages by column of the page table.
+        full: Number of full pages that the row reads; the page after them is read in part.
+        length: Number of tokens that the row reads.
+        page_size: Tokens per page.
+    """
     offsets = np.arange(page_size)
     full_pages = np.concatenate(pages)[:, None] * page_size + offsets if pages else np.empty(0, np.int64)
     filled = length - full * page_size
@@ -85,10 +98,11 @@ def leftover_slots(pages: list[Int32], columns: Int32, full: int, length: int, p
 
 
 def shared_pages(pages: list[Int32]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (first row, last row, first column, last column) of pages that these rows share.
+    """Yield (first row, last row, first column, last column) for columns in which these rows share pages.
 
-    The rows must be sorted; together the ranges cover each row's columns exactly once, left to right. They
-    are the edges of the rows' prefix tree.
+    The ranges exclude their ends, and may consist of one row. `pages` lists the pages of each row; rows must
+    be sorted by them. The ranges are the edges of the rows' prefix tree, so together they cover each column
+    of a row exactly once, from left to right.
     """
     common = [0] + [shared_length(a, b) for a, b in pairwise(pages)]
     stack = [(0, len(pages), 0)]
@@ -109,14 +123,14 @@ def shared_pages(pages: list[Int32]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def shared_length(a: Int32, b: Int32) -> int:
-    """Return the number of leading pages that are equal."""
+    """Return the number of leading pages that two rows have in common."""
     count = min(len(a), len(b))
     differs = a[:count] != b[:count]
     return int(differs.argmax()) if differs.any() else count
 
 
 def page_runs(pages: Int32) -> Iterator[tuple[int, int]]:
-    """Yield (first page, count) of the runs of consecutive numbers in sorted pages."""
+    """Yield (first page, count) for each run of consecutive numbers in sorted `pages`."""
     breaks = np.flatnonzero(np.diff(pages) != 1) + 1
     for run in np.split(pages, breaks):
         yield int(run[0]), len(run)

@@ -1,4 +1,4 @@
-"""Reference attention in plain PyTorch on any device; other backends are tested against it."""
+"""Reference backend in plain PyTorch for any device; other backends are tested against it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mizzen.attention.base import (
 )
 
 MAX_TOKENS_AT_ONCE = 1 << 18
-"""Maximum number of tokens (padding included) whose KV is gathered at once; bounds temporary memory."""
+"""Maximum number of tokens, including padding, whose KV is gathered at once; bounds temporary memory."""
 
 
 def kv_slots_of(pages: torch.Tensor, tokens: int, page_size: int) -> torch.Tensor:
@@ -28,8 +28,7 @@ def kv_slots_of(pages: torch.Tensor, tokens: int, page_size: int) -> torch.Tenso
 
 
 def group_queries(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """View q [tokens, heads, d] as [group size, kv_heads, tokens, d]; queries that share keys lie along dim
-    0."""
+    """View q [tokens, heads, d] as [group size, kv_heads, tokens, d]: dim 0 holds heads that share keys."""
     tokens, heads, size = q.shape
     return q.view(tokens, kv_heads, heads // kv_heads, size).permute(2, 1, 0, 3)
 
@@ -37,9 +36,10 @@ def group_queries(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
 def attend_chunk(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, mask: torch.Tensor | None
 ) -> None:
-    """Attend q [n, heads, d] to k, v [m, kv_heads, d] into `out`; without a mask, causally with n = m.
+    """Attend q [n, heads, d] to k and v [m, kv_heads, d], and write the result to `out` [n, heads, d].
 
-    Keys are broadcast by strides over the query heads that share them.
+    `mask` is bool [n, m]; without a mask, attention is causal, and n must equal m. Keys are broadcast by
+    strides over the query heads that share them.
     """
     queries = group_queries(q, k.shape[1])
     shape = (len(queries), k.shape[1], len(k), k.shape[2])
@@ -54,7 +54,7 @@ def attend_chunk(
 
 
 def chunk_mask(chunk: QueryChunk, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """Return the mask of a chunk's queries, bool [count, end]; None if it is plainly causal."""
+    """Return the mask of a chunk's queries, bool [count, end]; None if it is just causal."""
     if chunk.start == 0 and (window is None or chunk.end <= window):
         return None
     queries = torch.arange(chunk.start, chunk.end, device=device)[:, None]
@@ -64,10 +64,10 @@ def chunk_mask(chunk: QueryChunk, window: int | None, device: torch.device) -> t
 
 
 class ReferenceAttention(AttentionBackend):
-    """Gathers pages into padded tensors and calls scaled_dot_product_attention."""
+    """Reference backend: gathers pages into padded tensors and calls scaled_dot_product_attention."""
 
     def plan_decode(self, rows: DecodeRows) -> PlannedAttention:
-        """Plan a batch of decodes, in groups of bounded temporary memory."""
+        """Plan a batch of decodes in parts, so that temporary memory is bounded."""
         longest = int(rows.lengths.max())
         step = max(1, MAX_TOKENS_AT_ONCE // longest)
         parts = [
@@ -102,7 +102,7 @@ class ReferenceAttention(AttentionBackend):
 
 
 class ReferenceDecodeRows:
-    """Some rows of a decode batch, padded to the longest of them."""
+    """Planned attention of some rows of a decode batch, padded to the longest of these rows."""
 
     def __init__(self, geometry: Geometry, kv: PagedKV, rows: DecodeRows, part: slice) -> None:
         self.geometry = geometry
@@ -122,7 +122,7 @@ class ReferenceDecodeRows:
             self.masks[window] = mask[:, None, None]
 
     def run(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Attend these rows of q [rows, heads, d] into the same rows of `out`."""
+        """Attend these rows of q [rows, heads, d], and write the results to the same rows of `out`."""
         shape = (-1, self.geometry.kv_heads, self.geometry.gqa_group_size, self.geometry.head_dim)
         keys, values = self.kv.read(layer, self.kv_slots, q.dtype)
         result = F.scaled_dot_product_attention(

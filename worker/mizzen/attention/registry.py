@@ -1,4 +1,4 @@
-"""Attention backends by name, and the choice of the default."""
+"""Attention backends by name, and the selection of the default backend."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ log = logging.getLogger(__name__)
 
 BackendFactory = Callable[[Geometry, PagedKV], AttentionBackend]
 SupportCheck = Callable[[Geometry, KVFormat], str | None]
-"""Returns the reason why a backend does not support a KV cache of that format; None if it does."""
+"""Function that returns the reason why a backend does not support a KV cache or model; None if it does."""
 
 
 def make_reference(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
-    """Make the backend that runs on any device."""
+    """Make the reference backend, which runs on any device."""
     return ReferenceAttention(geometry, kv)
 
 
 def cpu_unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
-    """Return the reason why the CPU backend is not supported; None if it is."""
+    """Return the reason why the CPU backend does not support a KV cache; None if it does."""
     return None if kv.device.type == "cpu" else f"it needs --device cpu, not {kv.device.type}"
 
 
 def make_cpu(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
-    """Make the fast backend for the CPU."""
+    """Make the fast backend for the CPU.
+
+    Raises:
+        ValueError: the KV cache is on another device.
+    """
     from mizzen.attention.cpu import CpuAttention
 
     if reason := cpu_unsupported_reason(geometry, kv):
@@ -77,10 +81,10 @@ FACTORIES: dict[str, BackendFactory] = {
     "reference": make_reference,
     "split": make_flash_decode,
 }
-"""Backends by name. Heavy imports belong inside a factory: a backend is imported only if it is chosen."""
+"""Backend factories by name; each imports its backend only when it is called, because imports are slow."""
 
 
-def unsupported_reasons() -> dict[str, SupportCheck]:
+def support_checks() -> dict[str, SupportCheck]:
     """Return the support check of each backend by name."""
     from mizzen.attention import flash_attention3, flash_decode, flashinfer
 
@@ -95,16 +99,17 @@ def unsupported_reasons() -> dict[str, SupportCheck]:
 
 
 def check_backends(geometry: Geometry, kv: KVFormat, *, prefill: str, decode: str) -> None:
-    """Reject backends that do not support a KV cache; it need not be allocated.
+    """Check that the chosen backends support a KV cache, which need not be allocated yet.
 
     Raises:
-        ValueError: names the option, the reason and the way out.
+        ValueError: an option names an unknown or unsupported backend; the message names the option, the
+            reason and the alternatives.
     """
     if prefill == "split":
         raise ValueError(
-            "attention split serves decodes alone: choose another for prompts (--attention-prefill)"
+            "attention split supports only decodes: choose another for prompts (--attention-prefill)"
         )
-    checks = unsupported_reasons()
+    checks = support_checks()
     for option, name in (("--attention-prefill", prefill), ("--attention-decode", decode)):
         if name == "auto":
             continue
@@ -115,10 +120,10 @@ def check_backends(geometry: Geometry, kv: KVFormat, *, prefill: str, decode: st
 
 
 def select_backend(name: str, geometry: Geometry, kv: KVFormat, *, decode: bool) -> str:
-    """Resolve `auto` for a device and a geometry: the fastest measured backend that is supported.
+    """Return the backend `name`, or for `auto`, the supported backend that was measured to be fastest.
 
-    Decodes prefer Mizzen's own kernels, which were faster than fa3 at every batch size for GQA groups of up
-    to eight (docs/benchmarks.md; benchmarks/attention.py measures all backends).
+    Decodes prefer Mizzen's own kernels: for GQA groups of up to eight they were faster than fa3 at every
+    batch size (docs/benchmarks.md; benchmarks/attention.py measures all backends).
     """
     if name != "auto":
         return name
@@ -126,11 +131,11 @@ def select_backend(name: str, geometry: Geometry, kv: KVFormat, *, decode: bool)
         return "cpu"
     candidates = ["fa3", "flashinfer"]
     if decode:
-        # With a GQA group of 16, fa3 took 10.7, 27 and 160 us at batches of 1, 32 and 256, split 12.6, 34 and
-        # 147. Over 8-bit KV, fa3 also multiplies in 8 bits, and was slower.
+        # With a GQA group of 16, at batches of 1, 32 and 256, fa3 took 10.7, 27 and 160 us, and split took
+        # 12.6, 34 and 147 us. Over 8-bit KV, where fa3 also multiplies in 8 bits, fa3 was slower.
         fa3_is_faster = geometry.gqa_group_size > 8 and not kv.quantized
         candidates.insert(1 if fa3_is_faster else 0, "split")
-    checks, reasons = unsupported_reasons(), list[str]()
+    checks, reasons = support_checks(), list[str]()
     for candidate in candidates:
         if (reason := checks[candidate](geometry, kv)) is None:
             return candidate
@@ -140,7 +145,7 @@ def select_backend(name: str, geometry: Geometry, kv: KVFormat, *, decode: bool)
 
 
 def make_attention(geometry: Geometry, kv: PagedKV, *, prefill: str, decode: str) -> MixedAttention:
-    """Make the attention of an engine from the names of its backends.
+    """Make the attention of an engine from the names of its backends; a name may be `auto`.
 
     Raises:
         ValueError: a name is unknown (the message lists the known ones), or its backend is not supported.

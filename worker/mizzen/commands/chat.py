@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 HELP = """\
 /reset    forget the conversation
-/help     show this
-/exit     leave; so does Ctrl-D
+/help     show the commands
+/exit     leave, as with Ctrl-D
 Ctrl-C    stops an answer"""
 
 
 class Conversation:
-    """Messages of a conversation, and the options with which the next answer is generated."""
+    """Messages of a conversation, and the service and options that generate the next answer."""
 
     def __init__(self, client: ApiClient, generation_options: GenerationOptions, system: str) -> None:
         self._client, self._generation, self._system = client, generation_options, system
@@ -34,12 +34,14 @@ class Conversation:
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def send_question(self, text: str, show: Callable[[str], None]) -> None:
-        """Send a question and show the answer as it streams.
+        """Send a question, and call `show` with each piece of the streamed answer.
 
-        The received part of an answer stopped by Ctrl-C stays in the conversation; a failed turn does not.
+        If Ctrl-C stops an answer, the conversation keeps the part that was received. It keeps neither
+        question nor answer if the request fails.
 
         Raises:
-            ServiceError, ServiceUnreachable: raised by the client.
+            ServiceError: the service rejected the request or failed during the answer.
+            ServiceUnreachable: no server answers at the URL.
         """
         question = {"role": "user", "content": text}
         pieces: list[str] = []
@@ -56,7 +58,7 @@ class Conversation:
 
 
 def _line_reader() -> Callable[[], str]:
-    """Return a function that reads the next line: with a line editor on a terminal, plainly elsewhere."""
+    """Return a function that reads the next line of input, with a line editor if the input is a terminal."""
     if not sys.stdin.isatty():
         return input
     from prompt_toolkit import PromptSession
@@ -76,7 +78,7 @@ def _write_piece(piece: str) -> None:
 
 
 def _run_conversation(conversation: Conversation, read: Callable[[], str]) -> None:
-    """Read lines and answer them until the end of input."""
+    """Read lines, and answer questions and commands until the end of input or /exit."""
     from mizzen.commands.client import ServiceError, ServiceUnreachable
 
     while True:
@@ -90,7 +92,7 @@ def _run_conversation(conversation: Conversation, read: Callable[[], str]) -> No
             return
         if line == "/reset":
             conversation.reset()
-            print("The conversation is forgotten.")
+            print("The conversation has been forgotten.")
         elif line == "/help":
             print(HELP)
         elif line.startswith("/"):
@@ -118,7 +120,7 @@ def _chat(
     """Chat with a model on the terminal.
 
     Answers are streamed. Ctrl-C stops an answer, /reset forgets the conversation, /help shows the commands.
-    A model folder is served as long as the shell runs.
+    A model folder is served until the command exits.
     """
     from mizzen.commands.client import ServiceError, ServiceUnreachable
 

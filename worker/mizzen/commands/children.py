@@ -1,6 +1,6 @@
-"""Child processes that are started, monitored and stopped together.
+"""Start, monitor and stop child processes.
 
-`mizzen serve` runs its engine and its gateway with it.
+`mizzen serve` runs its engine and its gateway in this way.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 KILL_GRACE_SECONDS = 10.0
-"""Time after its own drain timeout after which a child is killed."""
+"""Time after a child's drain timeout after which the child is killed."""
 SECOND_SIGNAL_SECONDS = 0.25
-"""Pause between two signals to a child: simultaneous ones would be merged."""
+"""Pause between two signals to a child; without it, the kernel may merge them into one."""
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ChildExited:
-    """Event: a child has exited. A negative code is a signal, as in `subprocess`."""
+    """Event: a child has exited. The code is negative if a signal killed the child, as in `subprocess`."""
 
     name: str
     code: int
@@ -33,14 +33,14 @@ class ChildExited:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Event: this process was asked to exit."""
+    """Event: this process received a signal that requests its exit."""
 
     signal: int
 
 
 @dataclass(frozen=True, slots=True)
 class SignalReceived:
-    """Event: this process received a signal that does not stop it."""
+    """Event: this process received another signal, which does not request its exit."""
 
     signal: int
 
@@ -49,7 +49,7 @@ ChildEvent = ChildExited | StopRequested | SignalReceived
 
 
 def terminate_with_parent() -> None:
-    """Receive SIGTERM when the parent dies, even if it is killed (prctl(2), PR_SET_PDEATHSIG).
+    """Make this process receive SIGTERM when its parent dies (prctl(2), PR_SET_PDEATHSIG).
 
     Called in a new child process. Does nothing on kernels other than Linux.
     """
@@ -58,7 +58,7 @@ def terminate_with_parent() -> None:
 
 
 class ChildProcesses:
-    """Starts processes, queues their exits and this process's signals as events, and stops them in order."""
+    """Child processes by name, and a queue of events: exits of children and signals to this process."""
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[ChildEvent] = queue.SimpleQueue()
@@ -66,16 +66,16 @@ class ChildProcesses:
         self._previous_handlers: dict[int, object] = {}
 
     def handle_signals(self, *signals: int, event: Callable[[int], ChildEvent] = StopRequested) -> None:
-        """Queue signals as events until `close`."""
+        """Queue the given signals to this process as events, until `close`."""
         for number in signals:
             self._previous_handlers[number] = signal.signal(
                 number, lambda received, _: self._events.put(event(received))
             )
 
     def start(self, name: str, command: Sequence[str], on_line: Callable[[str], None] | None = None) -> None:
-        """Start a process in its own session, so that Ctrl-C on a terminal reaches only this process.
+        """Start a child in its own session, so that Ctrl-C on a terminal signals only this process.
 
-        A thread passes each line of the process's standard error to `on_line`, if it is given.
+        If `on_line` is not None, a thread calls it with each line of the child's standard error.
         """
         process = subprocess.Popen(
             command,
@@ -94,7 +94,7 @@ class ChildProcesses:
         self._events.put(ChildExited(name, process.wait()))
 
     def next_event(self, seconds: float | None = None) -> ChildEvent | None:
-        """Return the next event, or None after `seconds` without one."""
+        """Return the next event, or None if there is no event within `seconds`."""
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:
@@ -109,9 +109,9 @@ class ChildProcesses:
             self._running[name].send_signal(number)
 
     def stop(self, name: str, seconds: float, *, hurry: bool = False) -> None:
-        """Stop a child with SIGTERM, then SIGKILL after `seconds` or at a second signal to this process.
+        """Stop a child with SIGTERM; after `seconds`, or if this process is signalled again, with SIGKILL.
 
-        With `hurry` the child gets SIGTERM twice, which makes it exit without draining.
+        With `hurry` the child receives SIGTERM twice, which makes it exit without draining.
         """
         process = self._running.get(name)
         if process is None:
@@ -125,7 +125,7 @@ class ChildProcesses:
             self._running.pop(name, None)
 
     def _wait_for_exit(self, name: str, seconds: float) -> bool:
-        """Wait until a child exits; return False after `seconds`, or at a signal."""
+        """Wait until a child exits; return False after `seconds`, or if this process is asked to exit."""
         deadline = time.monotonic() + seconds
         while name in self._running:
             event = self.next_event(max(0.0, deadline - time.monotonic()))
@@ -134,7 +134,7 @@ class ChildProcesses:
         return True
 
     def close(self) -> None:
-        """Kill all children that still run and restore the signal handlers."""
+        """Kill all children that are still running, and restore the signal handlers."""
         for process in self._running.values():
             _kill_group(process)
             process.wait()
@@ -158,12 +158,15 @@ def _read_lines(process: subprocess.Popen[bytes], on_line: Callable[[str], None]
 
 
 def describe_exit(code: int) -> str:
-    """Describe how a process ended."""
+    """Return text about a process's exit to append to the process's name: "exited with code 1"."""
     if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"
 
 
 def shell_exit_code(code: int) -> int:
-    """Return the exit code for a child's unexpected exit as shells define it: 128 plus the signal."""
+    """Return the exit code with which to report a child's unexpected exit.
+
+    As in shells, it is 128 + n if signal n killed the child; it is 1 if the child exited with 0.
+    """
     return 128 - code if code < 0 else code or 1

@@ -1,4 +1,4 @@
-"""Minimal client of the OpenAI API for `chat` and `complete`: text deltas from server-sent events."""
+"""Minimal client of the OpenAI API for `chat` and `complete`, which streams the text of answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOPBACK = ("localhost", "127.", "::1")
 
 
 class ServiceError(Exception):
-    """Raised if the service rejects a request or fails during an answer; the message holds the reason."""
+    """Raised if the service rejects a request or fails during an answer; the message is the reason."""
 
 
 class ServiceUnreachable(Exception):
@@ -29,7 +29,7 @@ class ServiceUnreachable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """Parameters with which an answer is generated; None leaves a value to the service."""
+    """Parameters with which an answer is generated; None means the service's default."""
 
     model: str
     temperature: float | None = None
@@ -37,19 +37,19 @@ class GenerationOptions:
     seed: int | None = None
 
     def request_fields(self) -> dict[str, Any]:
-        """Return the fields of a streamed request."""
+        """Return the options as fields of the body of a streamed request."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {**{name: value for name, value in values.items() if value is not None}, "stream": True}
 
 
 def base_url(text: str) -> str:
-    """Return the base URL (`…/v1`) for a URL given by a user."""
+    """Return a user's URL as the base URL of the API, which ends in `/v1`."""
     url = text.rstrip("/")
     return url if url.endswith("/v1") else f"{url}/v1"
 
 
 class ApiClient:
-    """Client of one service."""
+    """Client of one service's OpenAI API."""
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
         self.url = base_url(url)
@@ -70,10 +70,11 @@ class ApiClient:
         self._http.close()
 
     def models(self) -> list[str]:
-        """Return the names of the models.
+        """Return the names of the models that the service serves.
 
         Raises:
-            ServiceError, ServiceUnreachable: see the classes.
+            ServiceError: the service rejected the request, or its answer is malformed.
+            ServiceUnreachable: no server answers at the URL.
         """
         with self._translate_errors():
             response = self._http.get(f"{self.url}/models")
@@ -84,26 +85,29 @@ class ApiClient:
                 raise ServiceError(f"{self.url}/models does not answer as the OpenAI API does") from error
 
     def chat(self, messages: list[dict[str, str]], generation: GenerationOptions) -> Iterator[str]:
-        """Yield the text deltas of the answer to a conversation.
+        """Yield the pieces of the text that answers a conversation, as they arrive.
 
         Raises:
-            ServiceError, ServiceUnreachable: see the classes.
+            ServiceError: the service rejected the request or failed during the answer.
+            ServiceUnreachable: no server answers at the URL.
         """
         body = {**generation.request_fields(), "messages": messages}
         for choice in self._stream("chat/completions", body):
             yield choice.get("delta", {}).get("content") or ""
 
     def complete(self, prompt: str, generation: GenerationOptions) -> Iterator[str]:
-        """Yield the text deltas of the continuation of a prompt.
+        """Yield the pieces of the text that continues a prompt, as they arrive.
 
         Raises:
-            ServiceError, ServiceUnreachable: see the classes.
+            ServiceError: the service rejected the request or failed during the answer.
+            ServiceUnreachable: no server answers at the URL.
         """
         for choice in self._stream("completions", {**generation.request_fields(), "prompt": prompt}):
             yield choice.get("text") or ""
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the first choice of every event; closing the iterator early aborts the request."""
+        """Post a request and yield the first choice of each event; closing the iterator aborts the
+        request."""
         with self._translate_errors(), self._http.stream("POST", f"{self.url}/{path}", json=body) as response:
             _raise_for_status(response)
             for line in response.iter_lines():
@@ -120,7 +124,7 @@ class ApiClient:
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Convert errors of the HTTP client to this module's exceptions."""
+        """Convert errors of the HTTP client to `ServiceError` and `ServiceUnreachable`."""
         try:
             yield
         except httpx.ConnectError as error:
@@ -134,7 +138,7 @@ class ApiClient:
 
 
 def _raise_for_status(response: httpx.Response) -> None:
-    """Raise a ServiceError with the service's message unless the status is a success."""
+    """Raise a ServiceError with the service's message if the response reports an error."""
     if response.is_success:
         return
     text = response.read().decode(errors="replace")
@@ -145,5 +149,5 @@ def _raise_for_status(response: httpx.Response) -> None:
     retry = response.headers.get("retry-after")
     hint = f" (try again in {retry} s)" if retry else ""
     if response.status_code == 401:
-        hint = f" (${KEY_VARIABLE} holds the key that is sent)"
+        hint = f" (the key is taken from ${KEY_VARIABLE})"
     raise ServiceError(f"{response.status_code}: {message}{hint}")

@@ -1,4 +1,4 @@
-"""`mizzen complete`: a single answer, for scripts."""
+"""`mizzen complete`: writes the answer to one prompt, for scripts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _complete(
     model: targets.Model = "",
     system: Annotated[str, typer.Option(help="System message.")] = "",
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+        bool, typer.Option("--raw", help="Continue the prompt without applying the chat template.")
     ] = False,
     temperature: targets.Temperature = None,
     max_tokens: targets.MaxTokens = None,
@@ -31,13 +31,13 @@ def _complete(
 ) -> None:
     """Write the answer to a prompt to standard output.
 
-    Exit codes: 0 answered, 1 the service refused or failed, 2 wrong options, 3 no server answers at the URL,
-    130 interrupted. Errors go to standard error.
+    Exit codes: 0 success, 1 the service rejected the request or failed, 2 wrong options, 3 no server answers
+    at the URL, 130 interrupted. Errors go to standard error.
     """
     from mizzen.commands.client import ServiceError, ServiceUnreachable
 
     if raw and system:
-        raise typer.BadParameter("--system needs the chat template; leave --raw or --system out")
+        raise typer.BadParameter("--system needs the chat template; omit --raw or --system")
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise typer.BadParameter("the prompt is empty; give it as an argument or on standard input")
@@ -58,7 +58,8 @@ def _complete(
     except KeyboardInterrupt as interrupt:
         raise typer.Exit(INTERRUPTED) from interrupt
     except BrokenPipeError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail too
+        # otherwise flushing at exit fails too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from error
 
 

@@ -1,4 +1,4 @@
-"""`mizzen fetch`: fetch a model from a hub, a bucket or a registry into a folder."""
+"""`mizzen fetch`: downloads a model from a hub, a bucket or a registry into a folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ def _fetch(
     source: Annotated[
         str, typer.Argument(help="hf://org/name@revision, s3://bucket/prefix or oci://host/repository:tag")
     ],
-    to: Annotated[Path, typer.Option("--to", help="Folder for this model only; created if missing")],
+    to: Annotated[
+        Path, typer.Option("--to", help="Folder that contains only this model; created if missing")
+    ],
     **values: Any,
 ) -> None:
-    """Fetch a model into a folder: resumable, with checksums, and only once."""
+    """Fetch a model into a folder.
+
+    Files are checked against their checksums. An interrupted download resumes, and a complete model is not
+    downloaded again.
+    """
     config = build(FetchConfig, values)
     from mizzen.fetch.run import run_fetch
 

@@ -1,4 +1,4 @@
-"""Convert the fields of configuration dataclasses to command line options, and back."""
+"""Convert configuration dataclasses to command line options, and configurations to command line arguments."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import typer
 from mizzen.common.options import flag
 
 METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT"}
-"""Placeholder of a value in the help text, by type."""
+"""Placeholder for an option's value in the help text, by the type of the value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """Description of one field of a configuration dataclass, from which an option is built."""
+    """Description of a configuration field, from which a command line option is built."""
 
     name: str
     kind: Any
-    """Type of the field without `None`; `list[str]` for a repeatable option."""
+    """Type of the option's value, without `None`; `list[str]` for a repeatable option."""
     optional: bool
     default: Any
-    """Default of the option; `...` if the option is required."""
+    """Default value of the option; `...` if the option is required."""
     help: str
     choices: tuple[str, ...]
     low: float | None
@@ -34,7 +34,8 @@ class Setting:
 
 
 def settings(config: type) -> list[Setting]:
-    """Return the settings of a dataclass whose fields are declared with `mizzen.common.options.option`."""
+    """Return a setting for each field of a dataclass that declares its fields with
+    `mizzen.common.options`."""
     hints = typing.get_type_hints(config)
     result = []
     for field in dataclasses.fields(config):
@@ -53,7 +54,7 @@ def settings(config: type) -> list[Setting]:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """Return a type without `None`, and whether `None` was part of it."""
+    """Return a type hint without `None`, with tuples as lists, and whether it allowed `None`."""
     optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
     if optional:
         (hint,) = [part for part in typing.get_args(hint) if part is not type(None)]
@@ -82,9 +83,9 @@ def parameter(setting: Setting) -> inspect.Parameter:
 
 
 def command(run: Callable[..., None], offered: Iterable[Setting]) -> Callable[..., None]:
-    """Return a command that calls `run` and has one additional option per setting.
+    """Return a typer command that calls `run`, and adds an option for each setting in `offered`.
 
-    `run` receives the values of these options in `**values`; repeatable options are tuples.
+    `run` receives the values of these options as keyword arguments; values of repeatable options are tuples.
     """
     own = inspect.signature(run, eval_str=True).parameters.values()
     parameters = [p for p in own if p.kind is not p.VAR_KEYWORD] + [parameter(s) for s in offered]
@@ -100,10 +101,10 @@ def command(run: Callable[..., None], offered: Iterable[Setting]) -> Callable[..
 
 
 def build(config: type, values: Mapping[str, Any]) -> Any:
-    """Return a configuration with the given values.
+    """Return an instance of a configuration dataclass with the given values.
 
     Raises:
-        typer.BadParameter: the configuration rejects a value; the message is that of its ValueError.
+        typer.BadParameter: the configuration rejects a value with a ValueError, whose message is used.
     """
     try:
         return config(**values)
@@ -112,7 +113,7 @@ def build(config: type, values: Mapping[str, Any]) -> Any:
 
 
 def arguments(config: Any) -> list[str]:
-    """Return the command line arguments for a configuration; defaults are omitted."""
+    """Return the command line arguments that produce a configuration; default values are omitted."""
     result = []
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), flag(field.name)

@@ -1,4 +1,4 @@
-"""`mizzen engine` and `mizzen gateway`: each the main process of a pod."""
+"""`mizzen engine` and `mizzen gateway`, the main processes of the pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mizzen.server.config import EngineConfig
 def _engine(**values: Any) -> None:
     """Run one engine, which loads a model and serves gateways over ZMQ.
 
-    Clients need a gateway (or `mizzen serve`) to talk to it.
+    Clients reach it through a gateway. `mizzen serve` starts both.
     """
     config = build(EngineConfig, values)
     from mizzen.server import supervisor
@@ -25,7 +25,7 @@ def _engine(**values: Any) -> None:
 def _gateway(**values: Any) -> None:
     """Run one gateway, which serves the OpenAI API and routes requests to engines.
 
-    Its engines are given by --engine, or are the pods of the service.
+    The engines are those of the options --engine, or else the engine pods of the service on Kubernetes.
     """
     config = build(GatewayConfig, values)
     from mizzen.gateway import main

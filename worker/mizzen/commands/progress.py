@@ -1,4 +1,4 @@
-"""Startup progress that `mizzen serve` shows, on a terminal and elsewhere."""
+"""Displays for the startup progress of `mizzen serve`, on terminals and in log files."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ HIDDEN_FIELDS = ("time", "level", "event", "process", "program", "traceback")
 
 
 class StartupProgress(AbstractContextManager["StartupProgress"], Protocol):
-    """Display of startup progress and of notes for the user."""
+    """Display that shows startup progress and notes to the user."""
 
     def on_line(self, name: str) -> OnLine | None:
-        """Return a function that handles a process's log lines, or None to pass them through unchanged."""
+        """Return a function that handles a process's log lines; None means that they are passed through."""
         ...
 
     def update(self, state: str, share: float | None = None) -> None:
-        """Show the state of the startup, and the finished share of that state, 0 to 1."""
+        """Show the state of the startup, and the finished share of the work in this state, 0 to 1."""
         ...
 
     def note(self, text: str) -> None:
-        """Show a permanent line."""
+        """Show a line that stays visible."""
         ...
 
 
 class PlainProgress(AbstractContextManager["PlainProgress"]):
-    """Display for log files: a line whenever the state changes, and at each quarter of a long state."""
+    """Display for log files: writes a line when the state changes, and after each quarter of its work."""
 
     def __init__(self) -> None:
         self._shown = ("", 0)
@@ -42,11 +42,11 @@ class PlainProgress(AbstractContextManager["PlainProgress"]):
         return None
 
     def on_line(self, name: str) -> OnLine | None:
-        """Pass log lines through."""
+        """Return None, so that log lines are passed through unchanged."""
         return None
 
     def update(self, state: str, share: float | None = None) -> None:
-        """Write the state if it has changed or advanced by a quarter."""
+        """Write the state if it has changed or another quarter of its work is finished."""
         quarters = int((share or 0) * QUARTERS)
         if (state, quarters) != self._shown:
             self._shown = (state, quarters)
@@ -58,7 +58,7 @@ class PlainProgress(AbstractContextManager["PlainProgress"]):
 
 
 class TerminalProgress(AbstractContextManager["TerminalProgress"]):
-    """Display for terminals: a status line, and only the warnings of the logs."""
+    """Display for terminals: a status line, and logged warnings and errors, or all log lines if verbose."""
 
     def __init__(self, verbose: bool) -> None:
         from rich.console import Console
@@ -77,7 +77,7 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
         self._status.stop()
 
     def on_line(self, name: str) -> OnLine | None:
-        """Return a function that shows a process's warnings, or all of its lines if verbose."""
+        """Return a function that shows a process's warnings and errors, or all its log lines if verbose."""
 
         def show(line: str) -> None:
             text = line if self._verbose else extract_warning(line)
@@ -87,23 +87,26 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
         return show
 
     def update(self, state: str, share: float | None = None) -> None:
-        """Show the state and the time since the startup began."""
+        """Show the state, its finished share, and the time since the startup began."""
         self._status.update(f"{format_progress(state, share)} ({time.monotonic() - self._began:.0f} s)")
 
     def note(self, text: str) -> None:
-        """Show a permanent line and remove the status line."""
+        """Show a line that stays visible, and remove the status line."""
         self._status.stop()
         self._console.print(f"mizzen: {text}", markup=False, highlight=False)
 
 
 def format_progress(state: str, share: float | None) -> str:
-    """Format a state and its finished share."""
+    """Return a state and its finished share (0 to 1, or None) as text."""
     return state if share is None else f"{state}, {share:.0%}"
 
 
 def extract_warning(line: str) -> str:
-    """Return the event and fields of a log line if it is a warning, the whole line if it is not JSON, else
-    \"\"."""
+    """Return the text to show for a log line.
+
+    This is the event with its fields if the line is a warning or error, the whole line if it is not JSON, and
+    an empty string otherwise.
+    """
     try:
         entry = msgspec.json.decode(line)
     except msgspec.DecodeError:
@@ -115,5 +118,5 @@ def extract_warning(line: str) -> str:
 
 
 def create_progress(verbose: bool) -> StartupProgress:
-    """Return the display that suits standard error."""
+    """Return the display for standard error, which may be a terminal or a log file."""
     return TerminalProgress(verbose) if sys.stderr.isatty() else PlainProgress()

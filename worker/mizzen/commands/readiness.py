@@ -1,4 +1,4 @@
-"""Readiness of the processes of `mizzen serve`, probed over HTTP."""
+"""Probe the readiness of the processes of `mizzen serve` over HTTP."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ PHASES = {
 
 
 class ReadinessProbe:
-    """Probes whether a request would succeed; `state` describes the startup of both processes.
+    """Probe that checks whether a request would succeed.
 
-    `progress` is the finished share of that state, 0 to 1, or None if it is not measured.
+    After each check, `state` describes how far the startup is, and `progress` is the finished share of the
+    work in this state, 0 to 1, or None if it is not measured.
     """
 
     def __init__(self, engine: EngineConfig, gateway: GatewayConfig) -> None:
@@ -38,7 +39,7 @@ class ReadinessProbe:
         """Return whether both processes are ready and the gateway would route a request to the engine."""
         status, text = _get(self._engine.http_host, self._engine.http_port, "/readyz")
         if not status and self.state != "starting":
-            return False  # the engine is exiting: keep the last state, which is more useful
+            return False  # the engine is exiting: keep showing its last state
         if status != 200:
             phase, self.progress = _parse_phase(text)
             self.state = f"engine: {phase}"
@@ -56,7 +57,7 @@ class ReadinessProbe:
 
 
 def _get(host: str, port: int, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
-    """Return the status and body of a GET request; status 0 if no server answers."""
+    """Send a GET request; return the status and body of the response, or status 0 if no server answers."""
     connection = HTTPConnection(host, port, timeout=PROBE_SECONDS)
     try:
         connection.request("GET", path, headers=headers or {})
@@ -69,14 +70,14 @@ def _get(host: str, port: int, path: str, headers: dict[str, str] | None = None)
 
 
 class _ReadyzBody(msgspec.Struct):
-    """Fields of an engine's `/readyz` that are used here."""
+    """Fields of an engine's `/readyz` response that the probe uses."""
 
     phase: str = ""
     progress: float | None = None
 
 
 def _parse_phase(text: str) -> tuple[str, float | None]:
-    """Return the description and progress of an engine's startup phase, from the body of its `/readyz`."""
+    """Return the description and progress of the startup phase in the body of an engine's `/readyz`."""
     try:
         ready = msgspec.json.decode(text, type=_ReadyzBody)
     except msgspec.DecodeError:

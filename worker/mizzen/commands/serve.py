@@ -1,4 +1,4 @@
-"""`mizzen serve`: a gateway and an engine on this machine, the same processes as in pods."""
+"""`mizzen serve`: runs a gateway and an engine on this machine, as the same processes that run in pods."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ SET_BY_SERVE = {
     },
 }
 ANY_PORT = {
-    "http_port": "Port of the engine's /healthz, /readyz, /metrics; 0 is any free one",
-    "admin_port": "Port of the gateway's /healthz, /readyz, /metrics; 0 is any free one",
+    "http_port": "Port of the engine's /healthz, /readyz, /metrics; 0 chooses a free port",
+    "admin_port": "Port of the gateway's /healthz, /readyz, /metrics; 0 chooses a free port",
 }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Configurations of both processes, and the folder that is removed after they exit."""
+    """Configurations of engine and gateway, and the temporary folder for keys, token and socket."""
 
     engine: EngineConfig
     gateway: GatewayConfig
@@ -64,7 +64,7 @@ class ServeConfig:
 
 
 def serve_settings() -> list[options.Setting]:
-    """Return the settings of both processes that `serve` leaves to the user, shared settings once."""
+    """Return the settings of engine and gateway that are options of `serve`; shared settings appear once."""
     settings = {}
     for config, process in ((EngineConfig, "engine"), (GatewayConfig, "gateway")):
         for setting in options.settings(config):
@@ -77,10 +77,16 @@ def serve_settings() -> list[options.Setting]:
 
 
 def reserve_port(reserved: contextlib.ExitStack, host: str, port: int, option: str = "--port") -> int:
-    """Return `port`, or a free port for 0, and keep it reserved until `reserved` is closed.
+    """Bind a port until `reserved` is closed, and return its number.
+
+    Args:
+        reserved: Stack that closes the socket.
+        host: Host name or IP address to bind.
+        port: Port to bind; 0 chooses a free port.
+        option: Option that sets the port, for the error message.
 
     Raises:
-        typer.BadParameter: the address is unusable; the message names the option that sets another port.
+        typer.BadParameter: the port cannot be bound; the message names the option.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = reserved.enter_context(socket.socket(family))
@@ -89,8 +95,8 @@ def reserve_port(reserved: contextlib.ExitStack, host: str, port: int, option: s
         listener.bind((host, port))
     except OSError as error:
         raise typer.BadParameter(
-            f"cannot listen on port {port} of {host}: {error.strerror}; choose another with {option}, "
-            "or 0 for any free one"
+            f"cannot listen on port {port} of {host}: {error.strerror}; choose another port with {option}, "
+            "or 0 for a free port"
         ) from error
     return listener.getsockname()[1]
 
@@ -105,16 +111,21 @@ def _check_model(model: Path) -> None:
             f"{str(model)!r} {problem}; give a folder with config.json, the tokenizer and safetensors"
         )
     try:
-        build_text_model("", read_files(model))  # fails with the error that the gateway would report later
+        build_text_model("", read_files(model))  # raises the error that the gateway would report later
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{str(model)!r}: {error}") from error
 
 
 def build_config(model: Path, values: dict[str, Any], folder: Path) -> ServeConfig:
-    """Build both configurations from the given options; write keys and token to `folder`.
+    """Return the configurations of engine and gateway; write CURVE keys and the admin token to `folder`.
+
+    Args:
+        model: Folder of the model.
+        values: Values of the options of `serve_settings`, by name.
+        folder: Temporary folder for keys, token and socket.
 
     Raises:
-        typer.BadParameter: an option is invalid; the message names it and the allowed values.
+        typer.BadParameter: an option is invalid; the message names the option and the allowed values.
     """
     from mizzen.server.config_check import check_config
     from mizzen.wire.curve_keys import write_keys
@@ -133,7 +144,7 @@ def build_config(model: Path, values: dict[str, Any], folder: Path) -> ServeConf
     write_keys(folder)
     (folder / "admin.token").write_text(secrets.token_urlsafe(32))
     endpoint = f"ipc://{folder}/wire"
-    if len(endpoint) > 100:  # the path of a Unix socket has at most 107 bytes
+    if len(endpoint) > 100:  # Linux limits the path of a Unix socket to 107 bytes
         endpoint = f"tcp://{local}:{wire_port}"
     engine = {
         **_fields(EngineConfig, values),
@@ -154,7 +165,7 @@ def build_config(model: Path, values: dict[str, Any], folder: Path) -> ServeConf
     }
     config = ServeConfig(options.build(EngineConfig, engine), options.build(GatewayConfig, gateway), folder)
     try:
-        check_config(config.engine)  # fails with the error that the engine would report later
+        check_config(config.engine)  # raises the error that the engine would report later
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     return config
@@ -165,19 +176,19 @@ def _fields(config: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def base_url(gateway: GatewayConfig) -> str:
-    """Return the URL for clients on this machine."""
+    """Return the URL at which clients on this machine reach the gateway."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(gateway.host, gateway.host)
     scheme = "https" if gateway.tls_cert else "http"
     return f"{scheme}://[{host}]:{gateway.port}/v1" if ":" in host else f"{scheme}://{host}:{gateway.port}/v1"
 
 
 def process_command(command: str, config: Any) -> Sequence[str]:
-    """Return the command line of one process, as in a pod."""
+    """Return the command line of an engine or gateway process, the same as in a pod."""
     return [sys.executable, "-m", "mizzen.cli", command, *options.arguments(config)]
 
 
 def run_processes(config: ServeConfig, progress: StartupProgress) -> int:
-    """Run both processes until one exits or a signal arrives; return the exit code."""
+    """Run engine and gateway until one exits or a signal requests the exit; return the exit code."""
     children = ChildProcesses()
     children.handle_signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     children.handle_signals(signal.SIGUSR2, event=SignalReceived)
@@ -198,7 +209,7 @@ def _supervise(children: ChildProcesses, config: ServeConfig, progress: StartupP
     while True:
         event = children.next_event(None if ready else POLL_SECONDS)
         if isinstance(event, StopRequested):
-            progress.note("ending: open streams may finish; another signal ends at once")
+            progress.note("stopping: open streams may finish; another signal stops at once")
             _stop(children, config)
             return 0
         if isinstance(event, ChildExited):
@@ -211,7 +222,7 @@ def _supervise(children: ChildProcesses, config: ServeConfig, progress: StartupP
         ready = readiness.check()
         progress.update(readiness.state, readiness.progress)
         if ready:
-            progress.note(f"serving {config.gateway.served_name} on {config.engine.device}; Ctrl-C ends it")
+            progress.note(f"serving {config.gateway.served_name} on {config.engine.device}; Ctrl-C stops it")
             print(base_url(config.gateway), flush=True)
         elif time.monotonic() > deadline:
             progress.note(
@@ -225,12 +236,13 @@ def _supervise(children: ChildProcesses, config: ServeConfig, progress: StartupP
 def _stop_after_exit(
     event: ChildExited, children: ChildProcesses, config: ServeConfig, progress: StartupProgress, ready: bool
 ) -> None:
-    """Stop the remaining process after one has exited, and show the reason."""
+    """Stop the other process after one has exited, and show why it exited."""
     description = _describe_child_exit(event, config)
     if event.name == "engine":
         if ready:
-            progress.note(f"{description}; open requests end with an error")
-        children.stop("gateway", KILL_GRACE_SECONDS, hurry=True)  # it would wait in vain for the engine
+            progress.note(f"{description}; open requests fail")
+        # its drain would wait in vain for the engine
+        children.stop("gateway", KILL_GRACE_SECONDS, hurry=True)
     _stop(children, config)
     progress.note(description)  # last, where users look first
 
@@ -244,12 +256,12 @@ def _stop(children: ChildProcesses, config: ServeConfig) -> None:
 def _request_trace(
     children: ChildProcesses, config: ServeConfig, progress: StartupProgress, ready: bool
 ) -> None:
-    """Make the engine take a trace; do not signal a starting engine, which the signal would kill."""
+    """Make the engine take a trace, unless it is starting: the signal might kill it then."""
     if ready and config.engine.profile:
         children.signal("engine", signal.SIGUSR2)
     else:
         progress.note(
-            "SIGUSR2 takes a trace of a model that is served with --profile FOLDER; nothing is done"
+            "SIGUSR2 ignored: a trace needs an engine that is ready and was started with --profile FOLDER"
         )
 
 
@@ -265,13 +277,17 @@ def _serve(
     *,
     model: Annotated[Path, typer.Argument(help="Folder with config.json, the tokenizer and safetensors.")],
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="On a terminal, show all logs, not warnings alone.")
+        bool,
+        typer.Option(
+            "--verbose", help="On a terminal, show all log lines instead of only warnings and errors."
+        ),
     ] = False,
     **values: Any,
 ) -> None:
     """Serve a model on this machine: one engine and one gateway with the OpenAI API.
 
-    The URL is written to standard output once requests succeed; all other output goes to standard error.
+    When requests can be served, the URL is written to standard output. All other output goes to standard
+    error.
     """
     folder = Path(tempfile.mkdtemp(prefix="mizzen-"))  # private: mkdtemp makes it 0700
     try:

@@ -1,4 +1,4 @@
-"""Target of `chat` and `complete`: the URL of a service, or a model folder that is served temporarily."""
+"""Target of `chat` and `complete`: the URL of a service, or a model folder, which is served temporarily."""
 
 from __future__ import annotations
 
@@ -27,22 +27,30 @@ LOG_LINES = 20
 Target = Annotated[
     str, typer.Argument(help="URL of a service, such as http://127.0.0.1:8000/v1, or a model folder.")
 ]
-Model = Annotated[str, typer.Option(help="Name of the model; the service's first one by default.")]
+Model = Annotated[str, typer.Option(help="Name of the model; by default the service's first model.")]
 Temperature = Annotated[
     float | None,
-    typer.Option(min=0, max=2, help="0 takes the most probable token; the service's default is 1."),
+    typer.Option(
+        min=0,
+        max=2,
+        help="Sampling temperature; 0 chooses the most probable token; the service's default is 1.",
+    ),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(min=1, help="Longest answer, in tokens; with --raw the API's default is 16.")
+    int | None,
+    typer.Option(min=1, help="Maximum length of the answer in tokens; with --raw the API's default is 16."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Makes an answer reproducible.")]
-Timeout = Annotated[float, typer.Option(min=1, help="Seconds to wait for the next piece of an answer.")]
+Seed = Annotated[int | None, typer.Option(help="Random seed, which makes the answer reproducible.")]
+Timeout = Annotated[
+    float, typer.Option(min=1, help="Maximum time to wait for the next piece of the answer, in seconds.")
+]
 FOLDER_OPTIONS = ("device", "dtype", "tensor", "threads", "context_length")
-"""Options of `serve` that are allowed with a model folder; for others, use `mizzen serve` and its URL."""
+"""Options of `serve` that `chat` and `complete` accept with a model folder; other options need `mizzen
+serve`."""
 
 
 def folder_settings() -> list[Setting]:
-    """Return the settings for a model folder; None stands for the default of `serve`."""
+    """Return the settings for serving a model folder; None means the default of `serve`."""
     return [
         dataclasses.replace(setting, default=None, optional=True)
         for setting in settings(EngineConfig)
@@ -52,20 +60,24 @@ def folder_settings() -> list[Setting]:
 
 @contextlib.contextmanager
 def open_client(target: str, values: Mapping[str, Any], timeout_seconds: float) -> Iterator[ApiClient]:
-    """Yield a client of a URL, or of a model folder that is served with the options in `values` until exit.
+    """Yield a client of the service at a URL, or of a temporary service of a model folder.
+
+    Args:
+        target: URL or model folder.
+        values: Values of the settings from `folder_settings`, by name; a setting that was not given is None.
+        timeout_seconds: Maximum time to wait for the next piece of an answer.
 
     Raises:
-        typer.BadParameter: the target is neither, or options of `serve` are given with a URL.
-        ServiceError: the folder could not be served; the message holds the end of the log.
+        typer.BadParameter: the target is neither a URL nor a model folder, or `values` contains options for
+            a model folder although the target is a URL.
+        ServiceError: the folder could not be served; the message contains the end of the log.
     """
     from mizzen.commands.client import ApiClient
 
     serve_options = [f"{flag(name)}={value}" for name, value in values.items() if value is not None]
     if target.startswith(("http://", "https://")):
         if serve_options:
-            raise typer.BadParameter(
-                f"{' '.join(serve_options)}: this goes with a model folder, not with a URL"
-            )
+            raise typer.BadParameter(f"{' '.join(serve_options)}: this needs a model folder instead of a URL")
         with ApiClient(target, timeout_seconds) as client:
             yield client
         return
@@ -80,7 +92,7 @@ def open_client(target: str, values: Mapping[str, Any], timeout_seconds: float) 
 def generation_options(
     client: ApiClient, model: str, temperature: float | None, max_tokens: int | None, seed: int | None
 ) -> GenerationOptions:
-    """Return the generation options; query the service for a model name if none is given."""
+    """Return the generation options; without a model name, use the service's first model."""
     from mizzen.commands.client import GenerationOptions, ServiceError
 
     if not model:
@@ -93,7 +105,7 @@ def generation_options(
 
 @contextlib.contextmanager
 def _serve_folder(folder: str, serve_options: Sequence[str]) -> Iterator[str]:
-    """Run `mizzen serve` and yield its URL."""
+    """Run `mizzen serve` for a model folder, and yield the URL of the service."""
     command = [sys.executable, "-m", "mizzen.cli", "serve", "--port=0", *serve_options, "--", folder]
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
@@ -114,7 +126,7 @@ def _serve_folder(folder: str, serve_options: Sequence[str]) -> Iterator[str]:
 
 
 def _spinner(text: str) -> contextlib.AbstractContextManager[object]:
-    """Show a spinner if standard error is a terminal."""
+    """Return a context manager that shows a spinner if standard error is a terminal."""
     if not sys.stderr.isatty():
         return contextlib.nullcontext()
     from rich.console import Console
@@ -123,11 +135,11 @@ def _spinner(text: str) -> contextlib.AbstractContextManager[object]:
 
 
 def _read_url(process: subprocess.Popen[str], log: IO[str]) -> str:
-    """Return the URL that `serve` prints when it is ready."""
+    """Wait until `serve` is ready, and return the URL that it prints."""
     from mizzen.commands.client import ServiceError
 
     assert process.stdout is not None
-    url = process.stdout.readline().strip()  # serve exits if its startup takes too long
+    url = process.stdout.readline().strip()  # empty if serve exits, e.g. because its startup takes too long
     if not url:
         process.wait()
         log.seek(0)
@@ -138,7 +150,7 @@ def _read_url(process: subprocess.Popen[str], log: IO[str]) -> str:
 
 
 def _stop_serve(process: subprocess.Popen[str]) -> None:
-    """Stop `serve` immediately: it has no other clients."""
+    """Stop `serve` without waiting for requests, because it has no other clients."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)

@@ -1,1 +1,1 @@
-"""Helpers shared by gateway, engine and commands: no torch, no knowledge of requests."""
+"""Helpers shared by gateway, engine and commands; they import neither torch nor other packages of Mizzen."""

@@ -10,14 +10,14 @@ from typing import Any
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one line of JSON; `extra={"fields": {...}}` adds members."""
+    """Formats a log record as one line of JSON, with the members of `extra={"fields": {...}}`."""
 
     def __init__(self, **fixed: Any) -> None:
         super().__init__()
         self._fixed = fixed
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one line of JSON."""
+        """Return a log record as one line of JSON."""
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{when}.{int(record.msecs):03d}Z",
@@ -32,7 +32,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logging(**fixed: Any) -> None:
-    """Log to standard error as JSON lines, each with the members `fixed`."""
+    """Make the root logger write JSON lines to standard error, each with the members `fixed`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(**fixed))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

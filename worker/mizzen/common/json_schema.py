@@ -1,4 +1,4 @@
-"""JSON Schema keywords (draft 2020-12), by what they constrain and whether grammars enforce them."""
+"""JSON Schema keywords (draft 2020-12), grouped by the type they constrain and by support in grammars."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 Schema = dict[str, Any]
 
 CONDITIONS = ("if", "then", "else", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef")
-"""Keywords that are not enforced and may describe properties."""
+"""Keywords that grammars do not enforce but whose schemas may describe an object's properties."""
 NOT_ENFORCED = (
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired",
     "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef", "additionalItems",
@@ -23,9 +23,9 @@ OBJECT = (
     "maxProperties", "unevaluatedProperties",
 )  # fmt: skip
 STRUCTURE = (*STRING, *NUMBER, *ARRAY, *OBJECT)
-"""Keywords that constrain values of one type."""
-MORE = ("additionalProperties", "unevaluatedProperties")
-"""Keywords for members of an object beyond its described properties."""
+"""Keywords that constrain the values of a single type."""
+EXTRA_MEMBERS = ("additionalProperties", "unevaluatedProperties")
+"""Keywords that constrain an object's members other than its described properties."""
 CHOICES = ("$ref", "anyOf", "oneOf", "allOf")
 TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,

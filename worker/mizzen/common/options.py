@@ -1,4 +1,4 @@
-"""Self-describing configuration fields: each carries its help text, choices and bounds.
+"""Self-describing fields of configuration dataclasses: each field has a help text, choices and bounds.
 
 Command line options are generated from these fields, so an option and its field cannot differ.
 """
@@ -17,7 +17,7 @@ def option(
     low: float | None = None,
     high: float | None = None,
 ) -> Any:
-    """Declare a field of a configuration dataclass; `low` and `high` are inclusive."""
+    """Declare a field of a configuration dataclass; the bounds `low` and `high` are inclusive."""
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
@@ -25,7 +25,7 @@ def option(
 
 
 def required(help: str) -> Any:
-    """Declare a field without a default."""
+    """Declare a field of a configuration dataclass that has no default."""
     return option(dataclasses.MISSING, help)
 
 
@@ -35,10 +35,10 @@ def flag(name: str) -> str:
 
 
 def check(config: Any) -> None:
-    """Check every declared field of a configuration dataclass.
+    """Check the choices and bounds of every declared field of a configuration.
 
     Raises:
-        ValueError: names the option, its value, and what would be right.
+        ValueError: a value is not allowed; the message names the option, its value and the allowed values.
     """
     for field in dataclasses.fields(config):
         value, rules = getattr(config, field.name), field.metadata

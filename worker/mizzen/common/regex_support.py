@@ -1,4 +1,4 @@
-"""Which features of regular expressions grammars support as written."""
+"""Check that a regular expression uses only features that the grammar compiler supports."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from collections.abc import Iterator
 _ESCAPED = ("\\\\", '\\"', "\\x22", "\\x5c", "\\x5C", "\\u0022", "\\u005c", "\\u005C")
 
 _UNKNOWN = (*"123456789bBAZzpPkKGQE", "")
-"""Escapes that do not stand for a character: back references, boundaries and properties."""
+"""Characters that form an unsupported escape with the preceding backslash: back references, boundaries and
+properties. The empty string is a backslash at the end of the pattern."""
 
 
 def pattern_fault(pattern: str, *, quoted: bool) -> str | None:
-    """Return why the grammar compiler would misread a pattern, or None if it would not.
+    """Return why the grammar compiler would misread a pattern, or None if it supports the pattern.
 
-    A pattern must match the whole text. A `quoted` pattern stands inside a JSON string, where characters
-    that JSON escapes cannot be matched.
+    A pattern must match the whole text. A `quoted` pattern is for the contents of a JSON string, in which
+    characters that JSON escapes cannot be matched.
     """
-    found = list(pieces(pattern))
-    for index, (piece, in_class) in enumerate(found):
+    pieces = list(split_pattern(pattern))
+    for index, (piece, in_class) in enumerate(pieces):
         if in_class:
             continue
         if piece == "^" and index:
             return "may have ^ only at its beginning: the whole text is matched"
-        if piece == "$" and index < len(found) - 1:
+        if piece == "$" and index < len(pieces) - 1:
             return "may have $ only at its end: the whole text is matched"
-        behind = [part for part, _ in found[index + 1 : index + 3]]
-        if piece == "(" and behind[:1] == ["?"] and behind[1:] != [":"]:
+        following = [part for part, _ in pieces[index + 1 : index + 3]]
+        if piece == "(" and following[:1] == ["?"] and following[1:] != [":"]:
             return "may have only plain groups and (?:...): no look-around, named groups or flags"
         if piece[0] == "\\" and piece[1:] in _UNKNOWN:
             return f"may not have {piece}"
@@ -34,8 +35,8 @@ def pattern_fault(pattern: str, *, quoted: bool) -> str | None:
     return None
 
 
-def pieces(pattern: str) -> Iterator[tuple[str, bool]]:
-    """Yield each character or escape of a pattern, and whether it is inside a character class."""
+def split_pattern(pattern: str) -> Iterator[tuple[str, bool]]:
+    """Yield each character or escape of a pattern, and whether it belongs to a character class."""
     index, in_class = 0, False
     while index < len(pattern):
         piece = pattern[index]

@@ -1,4 +1,4 @@
-"""Groups of coroutines that run and fail together."""
+"""Run groups of coroutines that fail together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 
-async def together(*work: Coroutine[Any, Any, None]) -> None:
+async def run_together(*work: Coroutine[Any, Any, None]) -> None:
     """Run coroutines concurrently; if one fails, cancel the others and raise its error."""
-    tasks = [asyncio.create_task(one) for one in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     done: set[asyncio.Task[None]] = set()
     try:
         done |= (await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION))[0]
@@ -17,12 +17,13 @@ async def together(*work: Coroutine[Any, Any, None]) -> None:
     finally:
         cancel(tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
-        # a task's error refers to this list: break the cycle, so that no garbage collection is needed
+        # A failed task's traceback refers to this list. Break the cycle, so that no garbage collection is
+        # needed to free them.
         tasks.clear()
         done.clear()
 
 
 def cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks."""
+    """Cancel tasks without waiting for their end."""
     for task in tasks:
         task.cancel()

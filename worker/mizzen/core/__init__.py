@@ -1,1 +1,1 @@
-"""Scheduler, KV pages, prefix cache and policies: no torch and no I/O."""
+"""Scheduler, scheduling policies, KV pages and prefix cache; imports no torch and does no I/O."""

@@ -1,4 +1,4 @@
-"""Admission: starts waiting requests while slots, pages and prefill tokens are left."""
+"""Admission: moves waiting requests into a step while slots, pages and prefill tokens are left."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from mizzen.core.sequence import SequencePhase, SequenceState
 from mizzen.core.waiting_queue import WaitingQueue
 
 _SHARED_TOKENS = 32
-"""A request waits for another's prefill if the two share at least this many further prompt tokens."""
+"""Minimum number of uncached prompt tokens that two requests must have in common for the later one to wait
+until the earlier one's prefill has cached them."""
 
 SharedPrefixKey = tuple[RadixNode, bytes]
-"""A prefix-cache node and the next tokens of a request, as bytes: equal keys mean a shared longer prefix."""
+"""Last cached node of a request's prefix, and the bytes of the tokens that follow it.
+
+Requests with equal keys have a longer prefix in common than the cache holds."""
 
 
 class PrefixLookup:
@@ -25,7 +28,7 @@ class PrefixLookup:
         self._memory = memory
 
     def cached_prefix(self, waiting: SequenceState) -> CachedPrefix:
-        """Return the cached prefix of a request; a lookup continues where the previous one ended."""
+        """Return the cached prefix of a waiting request, continuing from the node of its previous lookup."""
         memory = self._memory
         prefix = memory.cache.peek(
             waiting.tokens_as_bytes(),
@@ -38,7 +41,7 @@ class PrefixLookup:
 
 
 class PrefillAdmission:
-    """The waiting queue, and the decision which requests leave it."""
+    """Owns the waiting queue and decides which of its requests a step admits."""
 
     def __init__(self, config: SchedulerConfig, memory: KvManager) -> None:
         self.queue = WaitingQueue(POLICIES[config.policy], config.max_waiting_requests)
@@ -46,25 +49,26 @@ class PrefillAdmission:
         self._kv = memory
         self._prefixes = PrefixLookup(memory)
         self.reserve = memory.pages_for(config.reserve_tokens)
-        """Number of pages that admission leaves available for each running request."""
+        """Number of pages per running request that admission leaves available."""
         self._blocked_at: tuple[tuple[int, int], int, int] | None = None
-        """Versions of queue and cache, available pages and running requests at the last failed admission.
-        While none of them has improved, another attempt is pointless."""
+        """State at the last attempt that ran out of pages: versions of queue and prefix cache, number of
+        available pages, number of running requests. No new attempt is made until one of them improves."""
         self._shares = config.prefix_cache != "none"
         self._shared_pages = memory.pages_for(_SHARED_TOKENS)
 
     def admit(self, builder: PlanBuilder, running: int, above_rank: int | None = None) -> list[SequenceState]:
-        """Add slot starts and first chunks of waiting requests to a plan; return the admitted requests.
+        """Admit waiting requests into a plan: add their slot starts and first chunks; return them.
 
-        A request that shares its next pages with a prompt of this step is skipped: a later step finds them
-        in the prefix cache. The first request without enough pages ends the round, so that smaller ones
-        cannot overtake it for ever. After a failed round without skipped requests, the queue is not ordered
-        again until pages or requests change, because ordering may look up the prefix of every request.
+        A request that shares its next pages with another prompt in this step is skipped, because a later
+        step finds these pages in the prefix cache. Admission stops at the first request for which pages are
+        short, so that smaller requests cannot overtake it forever. If no request was skipped before that,
+        the queue is not ordered again until pages or requests change: ordering may look up every prefix.
 
         Args:
             builder: the plan under construction.
             running: number of running requests.
-            above_rank: admit only requests of a higher priority, and starved ones; None admits all.
+            above_rank: admit only requests with a higher priority, or that were overtaken too often; None
+                admits any request.
         """
         admitted: list[SequenceState] = []
         if not builder.budget or not self._kv.free_slots or self._still_blocked(running):
@@ -99,14 +103,14 @@ class PrefillAdmission:
 
     @property
     def _version(self) -> tuple[int, int]:
-        """Versions of the queue and of the prefix cache's contents."""
+        """Versions of the waiting queue and of the prefix cache's contents, in this order."""
         return self.queue.version, self._kv.cache.additions
 
     def _record_blocked(self, running: int) -> None:
         self._blocked_at = (self._version, self._kv.available_pages, running)
 
     def _still_blocked(self, running: int) -> bool:
-        """Return whether an attempt would fail again: nothing improved since the last failed one."""
+        """Return whether admission would run out of pages again, because nothing has improved since."""
         if self._blocked_at is None:
             return False
         changes, available, running_then = self._blocked_at
@@ -125,9 +129,13 @@ class PrefillAdmission:
         builder.add_chunk(sequence)
 
     def _shared_prefix_key(self, sequence: SequenceState, node: RadixNode | None) -> SharedPrefixKey | None:
-        """Return the key that two requests with a shared longer prefix have in common.
+        """Return a key that is equal for requests with more tokens in common than the prefix cache holds.
 
-        Returns None if too few tokens are left, or without a prefix cache.
+        Returns None if the request has too few tokens after `node`, or if there is no prefix cache.
+
+        Args:
+            sequence: a waiting or prefilling request.
+            node: the last node of its cached prefix.
         """
         if not self._shares or node is None:
             return None

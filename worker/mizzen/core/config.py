@@ -11,25 +11,29 @@ from mizzen.core.policies import POLICIES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Sizes of the device state, and the policies by which requests share it."""
+    """Sizes of the state on the device, and the policies by which requests share that state."""
 
     pages_total: int = required("KV pages of the device")
-    context_length: int = required("Prompt plus output tokens of a request at most")
-    page_size: int = option(16, "Tokens in a KV page", low=1)
-    max_running_requests: int = option(256, "Slots: requests that hold device state at once", low=1)
-    max_waiting_requests: int = option(2048, "Requests that may wait for a slot", low=1)
-    prefill_chunk_tokens: int = option(8192, "Prompt tokens in one step at most", low=1)
+    context_length: int = required("Maximum number of prompt plus output tokens of a request")
+    page_size: int = option(16, "Tokens per KV page", low=1)
+    max_running_requests: int = option(256, "Number of slots: requests that run at the same time", low=1)
+    max_waiting_requests: int = option(2048, "Maximum number of new requests that wait for a slot", low=1)
+    prefill_chunk_tokens: int = option(8192, "Maximum number of prompt tokens in one step", low=1)
     max_step_milliseconds: float | None = option(
-        None, "While streams run, prompt work in a step is cut to fit this", low=1
+        None, "Duration to which the prefill in a step is limited while requests decode", low=1
     )
     end_token_ids: tuple[int, ...] = ()
     """Token ids that end a request unless it sets `ignore_eos`."""
-    steps_in_flight: int = option(2, "Steps launched before the first one's tokens are read", low=1, high=8)
-    prefix_cache: str = option("radix", "Reuse the KV of common prefixes", choices=("radix", "none"))
-    eviction: str = option("lru", "Which cached prefixes go first", choices=tuple(STRATEGIES))
-    policy: str = option("fcfs", "Which waiting request goes first", choices=tuple(POLICIES))
+    steps_in_flight: int = option(
+        2, "Number of steps that are launched before the tokens of the first one are read", low=1, high=8
+    )
+    prefix_cache: str = option(
+        "radix", "Cache that reuses the KV of common prefixes", choices=("radix", "none")
+    )
+    eviction: str = option("lru", "Eviction strategy of the prefix cache", choices=tuple(STRATEGIES))
+    policy: str = option("fcfs", "Order in which waiting requests are admitted", choices=tuple(POLICIES))
     reserve_tokens: int = option(
-        16, "KV that admission leaves for the next tokens of each running request, in tokens", low=0
+        16, "Free KV, in tokens per running request, that admission leaves for their next tokens", low=0
     )
     check_integrity: bool = option(False, "Check pages, slots and prefix tree whenever the scheduler is idle")
 
@@ -50,8 +54,8 @@ class SchedulerConfig:
 
     @property
     def capacity_tokens(self) -> int:
-        """Maximum prompt plus output tokens of a request: the context length, or the capacity of all
-        pages."""
+        """Maximum number of prompt plus output tokens of a request: the smaller of the context length and
+        the capacity of all pages."""
         return min(self.context_length, self.pages_total * self.page_size)
 
     @property

@@ -1,7 +1,7 @@
-"""The running decodes, as arrays indexed by slot: a step touches arrays, never single requests.
+"""The decoding requests, as arrays indexed by slot, so that a step needs no loop over requests.
 
-Every request of the batch gains one token per step. Counters are stored minus the step number; adding the
-current step gives the value, so nothing is incremented per step.
+Every request of the batch gains one token per step. Counters that grow with it are stored minus the step
+number: adding the number of the current step gives their value, so nothing is incremented per step.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ _FULL = -1
 
 
 class SampleColumns(NamedTuple):
-    """Columns needed to process a step's tokens, one entry per row: int64 [rows] each.
+    """Request and position of each token that a step samples; int64 [rows] each.
 
-    Add the step number to `tokens` and `offsets`.
+    `tokens` and `offsets` are stored minus the step number: add it before use.
     """
 
     tokens: Int64
-    """Index, in the flat token history, of the token that the step samples."""
+    """Index in `KvManager.flat_tokens` at which the sampled token is stored."""
     rids: Int64
+    """Id of the request that the token belongs to."""
     offsets: Int64
-    """Index of that token within the request's output."""
+    """Index of the sampled token within the request's output."""
 
 
 class DecodeFrame:
-    """The decode batch as consecutive steps share it; slots ascend."""
+    """The slots that decode in a step, ascending; steps share one object while the slots are the same."""
 
     __slots__ = ("columns", "positions", "rows", "slots", "version")
 
@@ -42,52 +43,60 @@ class DecodeFrame:
         self.version = version
         self.slots = slots
         self.rows = rows
-        """The slots as int64, for indexing."""
+        """`slots` as int64, for indexing arrays."""
         self.columns: SampleColumns | None = None
-        """Columns of `rows`; computed when the first step is complete."""
+        """`SampleColumns` of `rows`; None until the first step with this frame is complete."""
         self.positions: Int64 | None = None
-        """`DecodeBatch._positions` of `rows`; computed if every step starts new pages (page size 1)."""
+        """Page-table column and flat page-table index of the page that each slot starts, int64 [2, rows].
+
+        Both are stored minus the step number. Computed only if the page size is 1."""
 
 
 PageGrowth = tuple[Int32, Int64, Int64]
-"""Page-table cells that a step is the first to write to: slots, columns and flat indices, [n] each."""
+"""Page-table entries of the pages that a step starts: slots (int32), columns (int64), and indices of the
+entries in the flattened page table (int64)."""
 
 
 class DecodeBatch:
-    """The set of decoding slots, with the arrays that steps need."""
+    """The set of decoding requests, as arrays indexed by slot."""
 
-    def __init__(self, holders: list[SequenceState | None], columns: int, width: int, page_size: int) -> None:
+    def __init__(
+        self, slot_owners: list[SequenceState | None], columns: int, width: int, page_size: int
+    ) -> None:
         """Create an empty batch.
 
         Args:
-            holders: the request of each slot, shared with `KvManager`.
+            slot_owners: request in each slot; the list of `KvManager`, which updates it.
             columns: width of the page table, in pages.
-            width: width of the token history, in tokens.
-            page_size: tokens per page.
+            width: width of `KvManager.tokens`, in tokens.
+            page_size: number of tokens per page.
         """
-        slots = len(holders)
+        slots = len(slot_owners)
         self.size = 0
         self.next_finish = _NEVER
-        """Lower bound of the next step at which a request reaches its length limit."""
-        self._page_cells = columns
-        self._token_cells = width
+        """Lower bound of the number of the next step at which a request reaches its length limit."""
+        self._page_columns = columns
+        self._token_columns = width
         self._page_size = page_size
         self._step = 0
         self._active = np.zeros(slots, np.bool_)
         self._columns: Int64 = np.zeros((3, slots), np.int64)
-        """Rows as in `SampleColumns`: tokens, rids, offsets. A column stays until its slot's last step is
-        complete."""
+        """`SampleColumns` of all slots, int64 [3, slots]. A slot's column is valid until the last step that
+        uses the slot is complete."""
         self.stops: UInt8 = np.zeros(slots, np.uint8)
-        """Stop-table bits of each slot."""
+        """`StopTable` bits of the request in each slot."""
         self._positions: Int64 = np.zeros((2, slots), np.int64)
-        """Position that a step computes, and its index in a flat page table of one-token pages; both minus
-        the step number."""
+        """Sequence position of the token that a step computes in each slot, and the sum of this position and
+        the index at which the slot's row starts in the flattened page table. Both are stored minus the step
+        number. At page size 1, the sum is the index of the position's page-table entry."""
         self._lengths: Int64 = self._positions[0]
         self._phases: Int64 = np.full(slots, _FULL, np.int64)
-        """Step number, modulo the page size, at which each slot starts a new page."""
+        """Step number, modulo the page size, at which each slot starts a new page; `_FULL` for slots that do
+        not decode."""
         self._last_steps: Int64 = np.full(slots, _NEVER, np.int64)
-        """Last step of each request in the batch, by its length limit."""
-        self._slot_owners = holders
+        """Step at which the request in each slot reaches its length limit; `_NEVER` for slots that do not
+        decode."""
+        self._slot_owners = slot_owners
         self._dirty = False
         none = np.empty(0, np.int64)
         self._frame = self._launched = DecodeFrame(0, none.astype(np.int32), none)
@@ -98,7 +107,7 @@ class DecodeBatch:
         )
 
     def frame(self) -> DecodeFrame:
-        """Return the current batch; the same object while the set of slots is unchanged."""
+        """Return the current batch: the same object as before if the set of slots has not changed."""
         if self._dirty:
             self._dirty = False
             rows = self._active.nonzero()[0]
@@ -112,44 +121,47 @@ class DecodeBatch:
         return self._frame
 
     def columns(self, rows: Int64) -> SampleColumns:
-        """Return the columns of slots that `set_columns` has filled. `rows`: int64 [n]."""
+        """Return the `SampleColumns` of slots, int64 [n]; `set_columns` must have been called for each."""
         tokens, rids, offsets = self._columns.take(rows, axis=1)
         return SampleColumns(tokens, rids, offsets)
 
     def page_growth(self, step: int) -> PageGrowth | None:
-        """Return the page-table cells of the pages that a step starts, or None if it starts none."""
+        """Return the page-table entries of the pages that `step` starts, or None if it starts no page."""
         size = self._page_size
         if size == 1:
             frame = self.frame()
             if frame.positions is None:
                 frame.positions = self._positions.take(frame.rows, axis=1)
-            lengths, cells = frame.positions + step
-            return frame.slots, lengths, cells
+            lengths, flat_indices = frame.positions + step
+            return frame.slots, lengths, flat_indices
         rows = (self._phases == step % size).nonzero()[0]
         if not len(rows):
             return None
         columns = self._lengths.take(rows)
         columns += step
         columns //= size
-        return rows.astype(np.int32), columns, rows * self._page_cells + columns
+        return rows.astype(np.int32), columns, rows * self._page_columns + columns
 
     def computed_tokens(self, sequence: SequenceState) -> int:
-        """Return the number of tokens whose KV exists after all launched steps."""
+        """Return the number of tokens of a request whose KV exists once all launched steps are complete."""
         return self._lengths.item(sequence.slot) + self._step + 1
 
     def set_columns(self, sequence: SequenceState, step: int) -> None:
-        """Set the columns of a completely prefilled request, as if it decoded from `step` on."""
+        """Set the sample columns, position and stop bits of a request whose first decode step is `step`.
+
+        Required also for a request that finishes with its prefill, although it never decodes.
+        """
         slot, length = sequence.slot, sequence.computed - step
         self._columns[:, slot] = (
-            slot * self._token_cells + length + 1,
+            slot * self._token_columns + length + 1,
             sequence.rid,
             length + 1 - sequence.prompt_tokens,
         )
-        self._positions[:, slot] = length, slot * self._page_cells + length
+        self._positions[:, slot] = length, slot * self._page_columns + length
         self.stops[slot] = sequence.stop_bits
 
     def add(self, sequence: SequenceState, step: int) -> None:
-        """Add a request, whose columns are set, to the batch from `step` on."""
+        """Add a request to the batch from `step` on; call `set_columns` first."""
         slot = sequence.slot
         self.size += 1
         self._dirty = True
@@ -161,7 +173,7 @@ class DecodeBatch:
             self.next_finish = leave
 
     def remove(self, sequence: SequenceState, phase: SequencePhase, last_step: int) -> None:
-        """Remove a request from the batch and store its length and last step in it."""
+        """Remove a request from the batch; set its phase, its last step and its number of computed tokens."""
         slot = sequence.slot
         self.size -= 1
         self._dirty = True
@@ -173,7 +185,10 @@ class DecodeBatch:
         sequence.phase = phase
 
     def advance(self, step: int) -> list[SequenceState]:
-        """Record that `frame()` was launched as `step`; remove and return requests that end with it."""
+        """Record that `frame()` was launched as `step`.
+
+        Returns the requests that reach their length limit with this step, after removing them.
+        """
         self._launched = self._frame
         self._step = step
         if step < self.next_finish:

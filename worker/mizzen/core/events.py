@@ -7,16 +7,16 @@ from msgspec import Struct
 from mizzen.core.request import Request
 
 
-class Arrive(Struct, frozen=True):
+class AddRequest(Struct, frozen=True):
     """Add a request to the queue."""
 
     request: Request
 
 
-class Abort(Struct, frozen=True):
-    """Abort a request; unknown and finished ones are ignored."""
+class AbortRequest(Struct, frozen=True):
+    """Abort a request; ignored if the request is unknown or has finished."""
 
     rid: int
 
 
-Event = Arrive | Abort
+Event = AddRequest | AbortRequest

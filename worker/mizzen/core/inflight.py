@@ -1,7 +1,7 @@
-"""Steps in flight, and the frees deferred until they are complete (fences).
+"""Steps in flight, and frees of slots and pages that are deferred until these steps are complete.
 
-The scheduler launches step N+1 before it reads the tokens of step N. Slots and pages freed meanwhile may
-still be in use by a launched step, so each is reusable only after the last step that may use it.
+The scheduler launches step N+1 before it reads the tokens of step N. A launched step may still use a slot or
+page that is freed meanwhile, so it becomes reusable only when the last step that may use it is complete.
 """
 
 from __future__ import annotations
@@ -18,54 +18,58 @@ from mizzen.core.step_plan import StepTokens
 
 
 class DeferredFree(Struct, frozen=True):
-    """Slot and pages of a finished (or retracted) request, or pages it replaced by the prefix cache's."""
+    """Slot and pages to free after a step: those of a finished or retracted request, or duplicate pages.
+
+    Pages are duplicates if the prefix cache already held pages with the same tokens; `pages` lists them.
+    """
 
     slot: int = -1
-    """Slot to free; -1 if none."""
+    """Slot to free; -1 if only `pages` are freed."""
     node: RadixNode | None = None
     """Prefix-cache node to unlock, after the request's own pages are cached below it."""
     cached_columns: int = 0
-    """Number of leading page-table columns whose pages are full of known tokens: these are cached."""
+    """Number of leading page-table columns whose pages go to the prefix cache: they are full, and the ids of
+    their tokens are known."""
     held_columns: int = 0
-    """Number of page-table columns in use; pages from `cached_columns` on are freed."""
+    """Number of page-table columns in use; pages from column `cached_columns` on are freed."""
     pages: Int32 | None = None
-    """Pages to free."""
+    """Duplicate pages to free, int32 [n]; None if a slot is freed."""
 
 
 class InflightStep(Struct):
-    """One launched step."""
+    """A launched step whose tokens have not been read."""
 
     step: int
     frame: DecodeFrame
     rows: Int64
     """Slots that the step samples a token for, int64 [samples], in the order of its tokens."""
     finishing: list[SequenceState]
-    """Requests whose last token (by length) this step samples."""
+    """Requests that reach their length limit with the token that this step samples."""
     launch_time: float
     """Time of launch in seconds."""
     prompt_tokens: int
-    """Number of prompt tokens that the step computes."""
+    """Number of prompt tokens in the step."""
     discarded: list[int] = field(default_factory=list)
-    """Slots whose token is to be discarded, because the request left them after the launch."""
+    """Slots whose token is discarded: their request left after the launch, or wants an embedding only."""
     deferred_frees: list[DeferredFree] = field(default_factory=list)
-    """Frees to carry out when the step is complete."""
+    """Frees that wait until this step is complete."""
 
     def tokens(self, result: StepTokens) -> Int32:
-        """Return the step's tokens, int32 [samples].
+        """Return the tokens in the result of this step, int32 [samples].
 
         Raises:
-            ValueError: the number of tokens differs from the number of rows, or a row has several.
+            ValueError: the result does not have exactly one token for each of `rows`.
         """
         count = len(self.rows)
         if result.counts is not None or result.tokens.shape != (count, 1):
             raise ValueError(
-                f"step {self.step} samples {count} tokens, one a row; the shape of its tokens is "
+                f"step {self.step} samples {count} tokens, one per row, but the shape of its tokens is "
                 f"{result.tokens.shape}"
             )
         return result.tokens.reshape(-1)
 
     def kept_rows(self) -> Int64:
-        """Return the indices of rows whose token is not discarded, int64 [n]. Needs a discarded slot."""
+        """Return the indices in `rows` whose token is kept, int64 [n]; `discarded` must not be empty."""
         rows = self.rows
         wanted = rows != self.discarded[0]
         for slot in self.discarded[1:]:
@@ -74,58 +78,67 @@ class InflightStep(Struct):
 
 
 class InflightSteps:
-    """The launched and not yet complete steps, oldest first. Step numbers have no gap."""
+    """Queue of the steps in flight, oldest first. Step numbers are consecutive."""
 
     def __init__(self) -> None:
         self.launched = 0
+        """Number of the last launched step; 0 before the first one."""
         self.completed = 0
+        """Number of the last complete step; 0 before the first one."""
         self._queue: deque[InflightStep] = deque()
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, flight: InflightStep) -> None:
+    def add(self, inflight_step: InflightStep) -> None:
         """Add the step that was just launched."""
-        self.launched = flight.step
-        self._queue.append(flight)
+        self.launched = inflight_step.step
+        self._queue.append(inflight_step)
 
     def complete(self, step: int) -> InflightStep:
         """Remove and return the oldest step, which is now complete.
 
         Raises:
-            ValueError: `step` is not the oldest in flight.
+            ValueError: `step` is not the oldest step in flight.
         """
         if not self._queue or self._queue[0].step != step:
             expected = self._queue[0].step if self._queue else "none"
-            raise ValueError(f"tokens of step {step} came, the oldest step in flight is {expected}")
+            raise ValueError(f"got tokens of step {step}, but the oldest step in flight is {expected}")
         self.completed = step
         return self._queue.popleft()
 
     def defer(self, release: DeferredFree, last_step: int) -> bool:
-        """Defer a free until step `last_step` is complete; return False if it is complete already."""
+        """Defer a free until `last_step` is complete; return False if that step is complete already."""
         if last_step <= self.completed:
             return False
         self._queue[last_step - self.completed - 1].deferred_frees.append(release)
         return True
 
     def discard_tokens(self, slot: int, first_step: int, last_step: int) -> int:
-        """Discard the tokens that steps first_step..last_step in flight sample for a slot; return their
-        number."""
+        """Discard a slot's tokens in the steps in flight whose number is in [`first_step`, `last_step`].
+
+        Returns the number of discarded tokens.
+        """
         count = 0
-        for flight in self._queue:
-            if first_step <= flight.step <= last_step:
-                flight.discarded.append(slot)
+        for inflight_step in self._queue:
+            if first_step <= inflight_step.step <= last_step:
+                inflight_step.discarded.append(slot)
                 count += 1
         return count
 
     def frees_pending(self) -> bool:
-        """Return whether the completion of a step in flight will free slots or pages."""
-        return any(flight.deferred_frees or flight.finishing for flight in self._queue)
+        """Return whether slots or pages will become free when the steps in flight are complete."""
+        return any(inflight_step.deferred_frees or inflight_step.finishing for inflight_step in self._queue)
 
     def finishing(self) -> list[SequenceState]:
-        """Return the requests whose last step (by length) is in flight."""
-        return [s for flight in self._queue for s in flight.finishing if s.phase is SequencePhase.LEAVING]
+        """Return the requests that reach their length limit in a step in flight."""
+        return [
+            sequence
+            for inflight_step in self._queue
+            for sequence in inflight_step.finishing
+            if sequence.phase is SequencePhase.LEAVING
+        ]
 
     def deferred_frees(self) -> list[DeferredFree]:
-        """Return all deferred frees."""
-        return [release for flight in self._queue for release in flight.deferred_frees]
+        """Return the deferred frees of all steps in flight."""
+        return [release for inflight_step in self._queue for release in inflight_step.deferred_frees]

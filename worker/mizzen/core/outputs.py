@@ -1,4 +1,4 @@
-"""Outputs of the scheduler: tokens by request, finished requests, cache events and load."""
+"""Outputs of the scheduler: tokens and side outputs by request, finished requests, cache events, load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from mizzen.core.step_plan import Float32
 
 
 class RequestLogprobs(Struct, frozen=True):
-    """Log probabilities of n tokens of a request; see `mizzen.core.step_plan.SlotLogprobs`."""
+    """Log probabilities at n positions of a request, with m entries per position.
+
+    The entries have the order of `mizzen.core.step_plan.SlotLogprobs`: the token itself comes first.
+    """
 
     rid: int
     ids: Int32
@@ -17,32 +20,32 @@ class RequestLogprobs(Struct, frozen=True):
     values: Float32
     """Log probabilities, float32 [n, m]."""
     prompt: bool
-    """Whether the tokens are the prompt's, from the second on, each once and in order; else the output's."""
+    """Whether these are prompt tokens (from the second on, each reported once and in order) or output."""
 
 
 class RequestVector(Struct, frozen=True):
-    """The embedding of a request, which finishes in the same step."""
+    """The embedding of a request; the request finishes in the same step."""
 
     rid: int
     vector: Float32
-    """float32 [hidden size]."""
+    """The embedding, float32 [hidden size]."""
     prompt_tokens: int
     cached_tokens: int
 
 
 class RequestSideOutputs(Struct, frozen=True):
-    """Outputs of a step other than tokens, by request."""
+    """Log probabilities and embeddings that a step returns, by request."""
 
     logprobs: tuple[RequestLogprobs, ...] = ()
     vectors: tuple[RequestVector, ...] = ()
 
 
 class StepOutput(Struct, frozen=True, kw_only=True):
-    """New tokens of a step as columns, one row for each request that received tokens.
+    """Output of a step, as columns with one row for each request that received tokens.
 
-    `tokens` (int32) is flat: row i has `counts[i]` of them (1 each if `counts` is None). `offsets[i]` is the
-    index of the row's first token within the request's output, so that a receiver can detect a gap.
-    `finished` holds the requests that finish with this step; their last tokens are in the rows.
+    `tokens` is flat: row i has `counts[i]` tokens, or one if `counts` is None. `offsets[i]` is the index of
+    the row's first token within the request's output, by which a receiver can detect a gap. `finished` holds
+    the requests that finish with this step; the rows contain their last tokens.
     """
 
     step: int
@@ -55,9 +58,10 @@ class StepOutput(Struct, frozen=True, kw_only=True):
 
 
 class CacheEvents(Struct, frozen=True):
-    """Blocks that entered or left the prefix cache since the last events, as chained 64-bit hashes.
+    """Blocks that entered or left the prefix cache since the previous `CacheEvents`.
 
-    See `mizzen.core.kv.block_hashes`: a hash identifies the whole prefix up to the block's end.
+    A block is given by its 64-bit hash, which identifies the whole prefix up to the end of the block (see
+    `mizzen.core.kv.block_hashes`).
     """
 
     stored: tuple[int, ...] = ()
@@ -70,23 +74,26 @@ class Load(Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     waiting_tokens: int
-    """Number of prompt tokens of waiting requests, including cached ones."""
+    """Number of known tokens of all waiting requests, whether they are in the prefix cache or not."""
     pages_total: int
     pages_used: int
-    """Number of pages held by running requests."""
+    """Number of pages that cannot be allocated now, because running requests or steps in flight use them."""
     pages_cached: int
-    """Number of pages held by the prefix cache alone, which are evicted on demand."""
+    """Number of pages that only the prefix cache holds; they are evicted on demand."""
 
 
 class GrammarCounts(Struct, kw_only=True):
-    """Counters of structured output since the engine started."""
+    """Counters of structured output (grammars) since the engine started."""
 
     compiled: int = 0
+    """Number of compiled grammars."""
     refused: int = 0
+    """Number of refused grammars."""
     hits: int = 0
     """Number of requests whose grammar was compiled already."""
     compile_seconds: float = 0.0
+    """Total time of compilation, in seconds."""
     masks: int = 0
-    """Number of token bitmasks, one per constrained row and step."""
+    """Number of computed token bitmasks: one per constrained row and step."""
     mask_seconds: float = 0.0
-    """Seconds that the engine's loop spent on bitmasks, without matching and waiting for tokens."""
+    """Seconds that the engine's loop spent on bitmasks, without matching and without waiting for tokens."""

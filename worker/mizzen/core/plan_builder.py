@@ -16,7 +16,10 @@ _NO_WRITES = PageWrites()
 
 
 class PlanBuilder(Struct):
-    """Collects page writes, slot starts and prefill chunks of one step. Later writes to a cell win."""
+    """Collects the page writes, slot starts and prefill chunks of one step.
+
+    If a page-table entry is written twice, the later write wins.
+    """
 
     budget: int
     """Number of prompt tokens that may still be added."""
@@ -26,17 +29,17 @@ class PlanBuilder(Struct):
     starts: list[SlotStart] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
     prefilled: list[SequenceState] = field(default_factory=list)
-    """Requests of `chunks`, in the same order."""
+    """Requests that `chunks` belong to, in the order of `chunks`."""
     writes: list[tuple[Int32, Int32, Int32]] = field(default_factory=list)
-    """Slots, columns and pages of page-table cells to set, int32 [n] each; never modified later."""
+    """Slots, columns and pages of page-table entries to set, int32 [n] each; the arrays must not change."""
 
     def write_pages(self, slot: int, first: int, pages: Int32) -> None:
-        """Set the page-table cells of one slot from column `first` on. `pages`: int32 [n]."""
-        slots, columns = self.kv.table_cells(slot, first, first + len(pages))
+        """Set the page-table entries of a slot, from column `first` on, to `pages` (int32 [n])."""
+        slots, columns = self.kv.table_indices(slot, first, first + len(pages))
         self.writes.append((slots, columns, pages))
 
     def start_slot(self, sequence: SequenceState) -> None:
-        """Assign a request's slot to it in this step."""
+        """Add the `SlotStart` with which the device assigns a slot to a request."""
         request = sequence.request
         self.starts.append(
             SlotStart(
@@ -50,7 +53,7 @@ class PlanBuilder(Struct):
         )
 
     def add_chunk(self, sequence: SequenceState) -> None:
-        """Add a chunk with as many of a request's uncomputed tokens as the budget allows."""
+        """Add a prefill chunk with as many uncomputed tokens of a request as the budget allows."""
         start, tokens = sequence.computed, sequence.tokens
         known = len(tokens)
         end = min(known, start + self.budget)

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 REORDER_WINDOW = 128
 """Number of requests at the head of the queue that a policy may reorder; bounds its cost."""
 MAX_OVERTAKES = 4 * REORDER_WINDOW
-"""Number of admissions that may overtake a request before it goes first."""
+"""Number of later requests that may be admitted before a waiting request; after that, it goes first."""
 
 
 class Prefix(Protocol):
-    """The cached prefix of a request."""
+    """The part of a request's tokens that the prefix cache holds."""
 
     @property
     def pages(self) -> int:
@@ -29,7 +29,7 @@ class Prefix(Protocol):
 
 
 class Prefixes(Protocol):
-    """Lookup of cached prefixes."""
+    """Looks up cached prefixes of waiting requests."""
 
     def cached_prefix(self, waiting: Waiting) -> Prefix:
         """Return the cached prefix of a request."""
@@ -56,11 +56,14 @@ def first_come_first_served(
 def longest_prefix_match(
     waiting: Sequence[Waiting], admissions: int, prefixes: Prefixes
 ) -> Iterable[Waiting]:
-    """Order by length of the cached prefix, longest first, then by arrival; starved requests go first."""
+    """Order requests by length of the cached prefix (longest first), then by arrival.
+
+    Requests that must not be overtaken any more precede all others.
+    """
 
     def rank(sequence: Waiting) -> tuple[bool, int]:
-        patient = may_be_overtaken(sequence, admissions)
-        return patient, -prefixes.cached_prefix(sequence).pages if patient else 0
+        reorderable = may_be_overtaken(sequence, admissions)
+        return reorderable, -prefixes.cached_prefix(sequence).pages if reorderable else 0
 
     return sorted(waiting, key=rank)
 
@@ -68,10 +71,11 @@ def longest_prefix_match(
 def depth_first_by_weight(
     waiting: Sequence[Waiting], admissions: int, prefixes: Prefixes
 ) -> Iterable[Waiting]:
-    """Order requests depth-first along the radix tree, at each node the branch with the largest weight first.
+    """Order requests depth-first along the radix tree, visiting branches with the largest weight first.
 
-    The weight of a branch is the number of cached pages of all requests that wait below it. Requests that
-    share a prefix run consecutively, before it is evicted. Ties go by arrival; starved requests go first.
+    The weight of a branch is the sum of the cached pages of all waiting requests whose prefix lies in it. So
+    requests with a common prefix run one after another, before the prefix is evicted. Branches of equal
+    weight are ordered by arrival. Requests that must not be overtaken any more precede all others.
     """
     known = [prefixes.cached_prefix(sequence) for sequence in waiting]
     paths = [prefix.path() for prefix in known]
@@ -86,7 +90,7 @@ def depth_first_by_weight(
         if not may_be_overtaken(waiting[index], admissions):
             return False, ()
         branches = tuple((-weights[node], seen[node]) for node in paths[index])
-        return True, (*branches, (1, index))  # requests that end at a node come after its branches
+        return True, (*branches, (1, index))  # a request that ends at a node comes after the node's branches
 
     return [waiting[index] for index in sorted(range(len(waiting)), key=rank)]
 
@@ -98,4 +102,4 @@ POLICIES: dict[str, Policy] = {
     "priority": first_come_first_served,
 }
 RANKED = frozenset({"priority"})
-"""Policies under which requests of a higher priority go first and may preempt running ones."""
+"""Policies under which a request precedes those of lower priority, and may preempt them if they run."""

@@ -1,4 +1,4 @@
-"""Preemption: chooses running requests to retract for a waiting one of a higher priority."""
+"""Preemption: chooses running requests to retract in favor of a waiting request of higher priority."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from mizzen.core.prefill import prefill_tokens_ahead
 from mizzen.core.sequence import SequencePhase, SequenceState
 
 
-class _ProjectedSpace:
-    """Free slots and pages after the steps in flight, with a set of victims retracted."""
+class _SpaceAfterRetraction:
+    """Slots and pages that will be free once the steps in flight are complete and the victims have left."""
 
     def __init__(
-        self, memory: KvManager, decode: DecodeBatch, flights: InflightSteps, known: CachedPrefix
+        self, memory: KvManager, decode: DecodeBatch, inflight: InflightSteps, prefix: CachedPrefix
     ) -> None:
-        self._memory, self._decode, self._known = memory, decode, known
+        self._memory, self._decode, self._prefix = memory, decode, prefix
         self._locks: dict[RadixNode, int] = {}
-        """Remaining lock count of every prefix-cache node that a leaving request holds."""
+        """Lock count that remains on each prefix-cache node that a victim or finishing request holds."""
         self.pages, self.slots = memory.available_pages, len(memory.free_slots)
-        for release in flights.deferred_frees():
+        for release in inflight.deferred_frees():
             self.slots += release.slot >= 0
             self.pages += len(memory.deferred_pages(release))
-        for sequence in flights.finishing():
+        for sequence in inflight.finishing():
             self.add_victim(sequence)
 
     def add_victim(self, sequence: SequenceState) -> None:
-        """Count the slot and pages that a running request frees if it leaves."""
+        """Add the slot and pages that a running request frees when it leaves."""
         node, decodes = sequence.node, sequence.phase is SequencePhase.DECODE
         assert node is not None
         computed = self._decode.computed_tokens(sequence) if decodes else sequence.computed
@@ -48,41 +48,43 @@ class _ProjectedSpace:
 
     @property
     def shared_pages(self) -> int:
-        """Number of cached pages of the waiting request that others hold; unlocked ones count as
-        available."""
-        ends = ((node, min(node.end, self._known.pages)) for node in self._known.path())
+        """Number of pages of the waiting request's cached prefix that remaining requests lock.
+
+        The prefix's unlocked pages are not included: `pages` counts them, because they are evictable.
+        """
+        ends = ((node, min(node.end, self._prefix.pages)) for node in self._prefix.path())
         return sum(end - node.start for node, end in ends if self._locks.get(node, node.lock_count))
 
 
 def choose_victims(
     head: SequenceState,
-    known: CachedPrefix,
+    prefix: CachedPrefix,
     running: Iterable[SequenceState],
     memory: KvManager,
     decode: DecodeBatch,
-    flights: InflightSteps,
+    inflight: InflightSteps,
     reserve: int,
 ) -> list[SequenceState]:
-    """Return the fewest requests to retract so that a waiting one finds a slot and pages.
+    """Return the smallest set of requests to retract so that a waiting request gets a slot and pages.
 
-    The lowest priority is retracted first, within it the youngest request. The list is empty if no request
-    needs to be retracted, or if retracting all candidates would not suffice.
+    Requests of the lowest priority are chosen first, the youngest of them first. The result is empty if no
+    request needs to be retracted, or if retracting every request of lower priority would not suffice.
 
     Args:
         head: the waiting request.
-        known: its cached prefix.
+        prefix: the cached prefix of `head`.
         running: all running requests.
-        memory: pages and slots.
+        memory: the free and cached pages, and the free slots.
         decode: the decoding requests.
-        flights: the steps in flight.
-        reserve: number of pages that admission leaves available for each running request.
+        inflight: the steps in flight.
+        reserve: number of pages per running request that admission leaves available.
     """
     candidates = list(running)
     lower = [sequence for sequence in candidates if sequence.rank < head.rank and not sequence.starved]
     if not lower:
         return []
     lower.sort(key=lambda sequence: (-sequence.rank, sequence.serial))
-    space, need = _ProjectedSpace(memory, decode, flights, known), memory.pages_for(len(head.tokens))
+    space, need = _SpaceAfterRetraction(memory, decode, inflight, prefix), memory.pages_for(len(head.tokens))
     chosen: list[SequenceState] = []
 
     def enough() -> bool:
@@ -96,7 +98,7 @@ def choose_victims(
 
 
 class Preemption:
-    """Finds the running requests to retract for the head of the queue."""
+    """Chooses running requests to retract so that the head of the waiting queue can be admitted."""
 
     def __init__(
         self,
@@ -109,27 +111,27 @@ class Preemption:
         self._steps_in_flight = config.steps_in_flight
         self._kv, self._decode_batch, self._inflight, self._admission = kv, decode_batch, inflight, admission
         self._no_victims_version = -1
-        """Version of the queue at which no running request had a lower priority than the queue's head."""
+        """Version of the queue for which no running request has a lower priority than the queue's head."""
 
     def victims(self, prefilling: Collection[SequenceState], prefill_budget: int) -> list[SequenceState]:
-        """Return the requests to retract now; empty if the head of the queue needs no preemption.
+        """Return the requests to retract now, which may be none (see `choose_victims`).
 
         Args:
-            prefilling: running requests whose prompt is not computed completely.
+            prefilling: running requests whose prefill is not finished.
             prefill_budget: maximum number of prompt tokens of the next step.
         """
         queue = self._admission.queue
         head = queue.head()
         if head is None or self._no_victims_version == queue.version:
             return []
-        # Pages freed now are reusable only after the steps in flight. Do not preempt if prefills ahead of
-        # `head` would use up those steps anyway.
+        # Pages freed now are reusable only after the steps in flight. Do not preempt if prefills that precede
+        # `head` need at least as many steps anyway.
         ahead = prefill_tokens_ahead(head, prefilling)
         if ahead and ahead >= prefill_budget * self._steps_in_flight:
             return []
         running = [*self._decode_batch, *prefilling]
         if all(sequence.rank >= head.rank for sequence in running):
-            # This stays true until the queue changes, because new running requests come from the queue.
+            # This holds until the queue changes, because every request that starts to run leaves the queue.
             self._no_victims_version = queue.version
             return []
         prefix = self._admission.cached_prefix(head)

@@ -1,4 +1,4 @@
-"""Distributes a step's prefill budget among running prefills and waiting requests."""
+"""Distributes the prefill budget of a step among running prefills and waiting requests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from mizzen.core.sequence import SequenceState
 def fill_prefill(
     builder: PlanBuilder, prefilling: List[SequenceState], admission: PrefillAdmission, decodes: int
 ) -> list[SequenceState]:
-    """Add prefill chunks to a plan, of running prefills first; return the newly admitted requests.
+    """Add chunks of running prefills to a plan, then admit waiting requests with the rest of the budget.
+
+    Returns the newly admitted requests.
 
     Args:
-        builder: the plan under construction.
-        prefilling: running requests whose prompts are not computed completely, in order of admission.
+        builder: the plan under construction; its budget bounds the number of prompt tokens.
+        prefilling: running requests whose prefill is not finished, in order of admission.
         admission: the waiting requests.
         decodes: number of decoding requests.
     """
@@ -32,9 +34,10 @@ def fill_prefill(
 def fill_prefill_by_rank(
     builder: PlanBuilder, prefilling: List[SequenceState], admission: PrefillAdmission, decodes: int
 ) -> list[SequenceState]:
-    """Add prefill chunks as `fill_prefill` does, by priority across running and waiting requests.
+    """Add prefill chunks of running and waiting requests to a plan, in order of priority.
 
-    No request starves: a prefill that was overtaken too often goes first.
+    No request starves: a prefill that was overtaken too often goes first. Takes the same arguments as
+    `fill_prefill`, and also returns the newly admitted requests.
     """
     queue, running = admission.queue, decodes + len(prefilling)
     admitted: list[SequenceState] = []
@@ -51,7 +54,7 @@ def fill_prefill_by_rank(
 
 
 def prefill_tokens_ahead(head: SequenceState, prefilling: Iterable[SequenceState]) -> int:
-    """Return the number of prompt tokens of running prefills that go before a waiting request."""
+    """Return the number of prompt tokens still to be computed in prefills that precede a waiting request."""
     ahead = (sequence for sequence in prefilling if sequence.starved or sequence.rank >= head.rank)
     return sum(len(sequence.tokens) - sequence.computed for sequence in ahead)
 

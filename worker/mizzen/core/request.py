@@ -1,4 +1,4 @@
-"""Requests to the scheduler, and how they finish."""
+"""Requests to the scheduler, and the results with which they finish."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FinishReason(enum.IntEnum):
     """Reason why a request finished. The numbers are part of the wire protocol."""
 
     STOP = 1
-    """An end token of the model or one of `stop_token_ids`."""
+    """An end token of the model or one of `stop_token_ids` was sampled."""
     LENGTH = 2
     """`max_tokens` or the context length was reached."""
     ABORT = 3
@@ -28,21 +28,21 @@ class FinishReason(enum.IntEnum):
 
 
 class Pooling(enum.StrEnum):
-    """Pooling of a prompt's last hidden states (after the final norm) into its embedding."""
+    """Pooling of a prompt's hidden states (after the final norm) into an embedding."""
 
     LAST = "last"
-    """The last token's."""
+    """Hidden state of the last token."""
     MEAN = "mean"
-    """The mean over all tokens."""
+    """Mean of the hidden states of all tokens."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """One prompt to continue or embed."""
+    """A prompt to continue or to embed."""
 
     rid: int
-    """Request id chosen by the caller; unique among the live requests of this scheduler."""
+    """Request id chosen by the caller; unique among the requests that wait or run."""
     prompt: Int32
-    """Token ids, int32 [n], n >= 1; never modified after submission."""
+    """Token ids, int32 [n], n >= 1; must not be modified after submission."""
     sampling: SamplingParams
     seed: int = 0
     """Effective seed, resolved by the caller from `sampling.seed` (0 <= seed < 2**64)."""
@@ -51,16 +51,16 @@ class Request(Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Priority under the priority policy; a higher one goes first."""
     generated: int = 0
-    """Number of trailing tokens of `prompt` that are output of a lost engine: they count towards
-    `max_tokens`, `min_tokens` and penalties, and output offsets continue after them."""
+    """Number of trailing tokens of `prompt` that another engine generated before it was lost. They count
+    towards `max_tokens`, `min_tokens` and penalties, and output offsets continue after them."""
     pooling: Pooling | None = None
-    """Pooling of the prompt into one vector instead of generation; None generates."""
+    """Pooling for an embedding request; None for a generation request."""
     normalize: bool = True
-    """Whether the pooled vector is scaled to length 1."""
+    """Whether the embedding is scaled to length 1."""
     tenant: int = 0
-    """Opaque tenant number; resources that one tenant could exhaust are shared fairly among tenants."""
+    """Opaque tenant number, by which limited resources are shared fairly."""
     arrival: float = 0.0
-    """Arrival time in seconds, of the same monotonic clock as `now` of `Scheduler.schedule`."""
+    """Time of arrival in seconds; the clock is that of the `now` argument of `Scheduler.schedule`."""
 
 
 class Finished(Struct, frozen=True, kw_only=True):
@@ -70,15 +70,17 @@ class Finished(Struct, frozen=True, kw_only=True):
     reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
-    """Number of prompt tokens whose KV came from the prefix cache at first admission."""
+    """Number of prompt tokens whose KV came from the prefix cache when the request was first admitted."""
     output_tokens: int
     stop_token: int | None = None
     """Token that ended the request (counted in `output_tokens`) if `reason` is STOP."""
     message: str = ""
     refused: bool = False
-    """Whether every engine would reject the request; `message` begins with the field's name. Nothing has
-    run."""
+    """Whether the request was rejected as invalid, before any of it ran; any engine would reject it.
+    `message` begins with the name of the invalid field."""
     busy: bool = False
-    """Whether the engine was too busy; the request may be retried. Nothing has run."""
+    """Whether the request was rejected because the engine is too busy, before any of it ran; a retry may
+    succeed."""
     at_fault: bool = False
-    """Whether the request itself causes the error, in any engine; `message` begins with the field's name."""
+    """Whether the request itself caused the error, so that it would fail in any engine. `message` begins with
+    the name of the offending field."""

@@ -1,8 +1,8 @@
-"""Sampling parameters: the one definition that the API's schema, the wire and the engine are derived from.
+"""Sampling parameters: the single definition from which API schema, wire format and engine are derived.
 
-A parameter is a field of `SamplingParams` declared with `parameter()`, which holds its default, its bounds
-and which layers use it. `mizzen.wire.messages.Sampling` is generated from these fields in their order, so a
-new one must come last: gateways and engines of other versions then ignore it or use its default.
+Each parameter is a field of `SamplingParams`, declared with `parameter()` together with its default, its
+bounds and the layers that use it. `mizzen.wire.messages.Sampling` is generated from these fields in order, so
+a new field must be last: gateways and engines of other versions then ignore it or use its default.
 `mizzen.gateway.openai.schemas` declares the API's field of the same name, and a test compares the two.
 """
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 LARGEST = 2**31 - 1
-"""Largest integer that reaches the device (int32)."""
+"""Largest int32: the upper bound of `top_k` and `min_tokens`."""
 LEAST_POSITIVE = math.ulp(0.0)
 LEAST_REPETITION = 0.01
 """Lower bound of `repetition_penalty`: dividing logits by much less makes them equal or not finite."""
 MAX_LOGPROBS = 20
-"""Maximum number of most probable tokens reported for each token."""
+"""Maximum of `logprobs` and `prompt_logprobs`: the most probable tokens reported per position."""
 MAX_LOGIT_BIAS = 1024
 """Maximum number of entries of `logit_bias`."""
 MAX_LOGPROB_TOKEN_IDS = 128
@@ -28,7 +28,7 @@ MAX_LOGPROB_TOKEN_IDS = 128
 
 
 class GrammarKind(enum.StrEnum):
-    """How a grammar is written."""
+    """Language in which a grammar is written."""
 
     JSON_OBJECT = "json_object"
     """Any JSON object; `text` is empty."""
@@ -36,52 +36,53 @@ class GrammarKind(enum.StrEnum):
     REGEX = "regex"
     EBNF = "ebnf"
     STRUCTURAL_TAG = "structural_tag"
-    """xgrammar's JSON description of free text with constrained parts: tool calls that a model may make."""
+    """xgrammar's JSON description of free text with constrained parts; used for optional tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must conform to; the engine compiles it."""
+    """Constraint that the output of a request must match; the engine compiles it."""
 
     kind: GrammarKind
     text: str = ""
+    """The grammar itself, in the language of `kind`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Inclusive bounds of a number, and their wording in errors."""
+    """Inclusive bounds of a number, and their wording in error messages."""
 
     low: float
     high: float
     wording: str = ""
-    """Replaces "between `low` and `high`"."""
+    """Wording in error messages; empty for "between `low` and `high`"."""
 
     @property
     def rule(self) -> str:
-        """The bounds as error messages state them."""
+        """The bounds in the wording of error messages."""
         return self.wording or f"between {self.low} and {self.high}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One sampling parameter, as every layer but the declaration itself sees it."""
+    """Description of one sampling parameter, for all code that handles parameters generically."""
 
     name: str
     default: Any
     bounds: Bounds | None
-    """Bounds of the number; None for parameters that are not one number."""
+    """Bounds of the value; None if the value is not a number."""
     max_entries: int | None
-    """Maximum length of a tuple."""
+    """Maximum number of entries if the value is a tuple; None for no limit."""
     request_field: bool
-    """Whether the API's requests have a field of this name that sets it directly."""
+    """Whether a field of the same name in API requests sets the parameter directly."""
     sent: bool
-    """Whether the engine needs it. The gateway alone acts on the others."""
+    """Whether the gateway sends the parameter to the engine; otherwise only the gateway uses it."""
     wire_type: Any
-    """Type of its element in `mizzen.wire.messages.Sampling`."""
+    """Type of the parameter's element in `mizzen.wire.messages.Sampling`."""
     slot_option: bool
-    """Whether a value other than the default needs per-slot state beyond temperature and filters."""
+    """Whether a value other than the default needs `mizzen.core.step_plan.SlotOptions`."""
     profiled: Any
-    """Value in the step that measures peak memory; the default where the value makes no difference."""
+    """Value in the step that measures peak memory; the default if the parameter does not affect memory."""
 
 
 def parameter(
@@ -95,7 +96,7 @@ def parameter(
     slot_option: bool = False,
     profiled: Any = None,
 ) -> Any:
-    """Declare a field of `SamplingParams`; the arguments are described at `Parameter`."""
+    """Declare a field of `SamplingParams`; see `Parameter` for the arguments."""
     metadata = {
         "bounds": bounds,
         "max_entries": max_entries,
@@ -110,30 +111,30 @@ def parameter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling and stopping of one request.
+    """Parameters for sampling and stopping of one request.
 
-    `stop` holds strings, which are matched where the text is: by the gateway or the offline class. The engine
-    gets `stop_token_ids` only.
+    The gateway or the offline `LLM` class matches the strings of `stop`, because only they have the text. The
+    engine handles `stop_token_ids`.
     """
 
     temperature: float = parameter(1.0, Bounds(0, 100), request_field=True, profiled=0.9)
-    """Divisor of the logits; 0 chooses the most probable token (greedy)."""
+    """Divisor of the logits; 0 always chooses the most probable token (greedy)."""
     top_k: int = parameter(0, Bounds(0, LARGEST, f"between 0 (off) and {LARGEST}"), request_field=True)
-    """Number of most probable tokens to sample from; 0 keeps all."""
+    """Number of most probable tokens to sample from; 0 samples from all."""
     top_p: float = parameter(
         1.0, Bounds(LEAST_POSITIVE, 1, "above 0 and at most 1"), request_field=True, profiled=0.9
     )
-    """Probability that the smallest set of tokens to sample from must reach, in (0, 1]."""
+    """Total probability, in (0, 1], of the smallest set of most probable tokens to sample from."""
     min_p: float = parameter(0.0, Bounds(0, 1), request_field=True)
-    """Least probability of a token relative to the most probable one, in [0, 1]."""
+    """Minimum probability of a token to sample, in [0, 1], relative to the most probable token."""
     seed: int | None = parameter(None, Bounds(-(2**63), 2**64 - 1, "a 64-bit integer"), request_field=True)
-    """Seed that makes the tokens reproducible, alone or in a batch; None draws one."""
+    """Seed that makes sampling reproducible, whatever else is in the batch; None uses a random seed."""
     max_tokens: int | None = parameter(None, Bounds(1, math.inf, "1 or more"))
-    """Maximum number of output tokens; None means up to the context length."""
+    """Maximum number of output tokens; None allows output up to the context length."""
     ignore_eos: bool = parameter(False, request_field=True)
-    """Whether to continue after the model's own end tokens. `stop_token_ids` still end the request."""
+    """Whether to continue after an end token of the model; `stop_token_ids` still end the request."""
     stop_token_ids: tuple[int, ...] = parameter((), request_field=True)
-    """Tokens that end the request."""
+    """Ids of tokens that end the request, in addition to the model's end tokens."""
     stop: tuple[str, ...] = parameter((), request_field=True, sent=False)
     """Strings that end the request."""
     frequency_penalty: float = parameter(
@@ -145,29 +146,32 @@ class SamplingParams:
     repetition_penalty: float = parameter(
         1.0, Bounds(LEAST_REPETITION, 10), request_field=True, slot_option=True, profiled=1.1
     )
-    """Divisor of positive and factor of negative logits of tokens in prompt or output, in [0.01, 10]."""
+    """Penalty in [0.01, 10] for tokens that occur in prompt or output: positive logits are divided by it,
+    negative ones multiplied."""
     min_tokens: int = parameter(0, Bounds(0, LARGEST), request_field=True, slot_option=True)
-    """Number of output tokens before which end tokens cannot be sampled."""
+    """Minimum number of output tokens: until then, no end token can be sampled."""
     logit_bias: tuple[tuple[int, float], ...] = parameter(
         (), max_entries=MAX_LOGIT_BIAS, request_field=True, slot_option=True, profiled=((0, 1.0),)
     )
     """Token ids and the amounts added to their logits, in [-100, 100]; -100 bans the token."""
     logprobs: int | None = parameter(None, Bounds(0, MAX_LOGPROBS), slot_option=True, profiled=MAX_LOGPROBS)
-    """Number of most probable tokens to report beside each output token's own log probability."""
+    """Number of most probable tokens to report for each output token, in addition to the log probability of
+    the token itself; None reports no log probabilities."""
     prompt_logprobs: int | None = parameter(None, Bounds(0, MAX_LOGPROBS), slot_option=True)
-    """The same number for the prompt's tokens, which are then run without the prefix cache."""
+    """Number of most probable tokens to report for each prompt token, in addition to the log probability of
+    the token itself; None reports none. If set, the prompt is computed without the prefix cache."""
     logprob_token_ids: tuple[int, ...] = parameter((), max_entries=MAX_LOGPROB_TOKEN_IDS)
-    """Tokens whose log probabilities are reported for each output token too; needs `logprobs`."""
+    """Ids of further tokens whose log probabilities are reported for each output token; needs `logprobs`."""
     grammar: Grammar | None = parameter(  # noqa: RUF009 - declares a field
         None, wire_type=tuple[str, str] | None, slot_option=True
     )
-    """Grammar that the output must match."""
+    """Grammar that the output must match; None for free text."""
 
     def __post_init__(self) -> None:
-        """Reject values outside their bounds.
+        """Check every field.
 
         Raises:
-            ValueError: names the field, its value and the bounds.
+            ValueError: a value is out of bounds; the message names the field, its value and the bounds.
         """
         for name, optional, bounds in _BOUNDED:
             value = getattr(self, name)
@@ -184,7 +188,7 @@ class SamplingParams:
                 raise ValueError(f"logit_bias must be between -100 and 100, not {bias} (token {token})")
 
     def token_fault(self, vocab_size: int) -> str:
-        """Return which field names a token that a model does not have; empty when none does."""
+        """Return an error message if a token id is not in the vocabulary of a model, else an empty string."""
         named = (
             ("stop_token_ids", self.stop_token_ids),
             ("logit_bias", (token for token, _ in self.logit_bias)),
@@ -215,5 +219,9 @@ _SENT = tuple(entry.name for entry in PARAMETERS if entry.sent)
 
 
 def sent_values(source: object) -> dict[str, Any]:
-    """Return the parameters that the engine needs, by name, of `SamplingParams` or its form on the wire."""
+    """Return the parameters that the engine needs, by name.
+
+    Args:
+        source: a `SamplingParams` or `mizzen.wire.messages.Sampling`.
+    """
     return {name: getattr(source, name) for name in _SENT}

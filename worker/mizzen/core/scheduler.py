@@ -1,10 +1,10 @@
 """The scheduler: continuous batching with chunked prefill.
 
-The engine's loop calls `schedule` for the next `StepPlan` and `complete` with the tokens that it sampled.
-Deterministic: the same events and tokens give the same plans. Every running request decoding in every step;
-prefill chunks share the batch with the decoding (Sarathi-Serve, arXiv 2403.02310). Up to `steps_in_flight`
-steps are launched before the tokens of the first one are read, so a stop token is seen late and the surplus
-tokens are discarded. The end by length is known in advance and costs no extra step.
+The engine's loop calls `schedule` for the next `StepPlan`, and `complete` with the tokens of a step. The
+scheduler is deterministic: the same events and tokens give the same plans. Each step decodes all running
+requests whose prefill is finished, and computes prefill chunks in the same batch (Sarathi-Serve, arXiv
+2403.02310). Up to `steps_in_flight` steps are launched before the tokens of the first one are read. So a stop
+token is noticed late, and tokens sampled after it are discarded; a length limit is known in advance.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from mizzen.core.admission import PrefillAdmission
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.decode_batch import DecodeBatch
-from mizzen.core.events import Abort, Arrive, Event
+from mizzen.core.events import AbortRequest, AddRequest, Event
 from mizzen.core.inflight import DeferredFree, InflightStep, InflightSteps
 from mizzen.core.kv.integrity import IntegrityMonitor
 from mizzen.core.kv.manager import KvManager
@@ -38,8 +38,8 @@ from mizzen.core.validation import RequestValidator
 class Scheduler:
     """Turns events into step plans, and sampled tokens into outputs.
 
-    Call `schedule` for a plan, launch it, and pass its tokens to `complete`, in the order of launch. Not
-    thread-safe.
+    The caller launches each plan that `schedule` returns, and passes the tokens of the steps to `complete` in
+    the order of their launch. Not thread-safe.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -53,14 +53,14 @@ class Scheduler:
         self.admission = PrefillAdmission(config, self.kv)
         self.step_budget = PrefillBudget(config)
         self.prefilling: list[SequenceState] = []
-        """Running requests whose prompt is not computed completely, in order of admission."""
+        """Running requests whose prefill is not finished, in order of admission."""
         self._stops = StopTable()
         self._validator = RequestValidator(config, self._stops)
         self._sequences: dict[int, SequenceState] = {}
         self._finished: list[Finished] = []
         self._page_rewrites: list[tuple[SequenceState, int, Int32]] = []
-        """Page-table cells that the next plan points at the prefix cache's pages: request, first column,
-        pages."""
+        """Page-table entries that the next plan changes to pages of the prefix cache: request, first column,
+        pages (int32 [n])."""
         self._ranked = config.policy in RANKED
         self._fill_prefill = fill_prefill_by_rank if self._ranked else fill_prefill
         self._preemption = Preemption(config, self.kv, self.decode_batch, self.inflight, self.admission)
@@ -71,20 +71,20 @@ class Scheduler:
         return bool(self._sequences) or len(self.inflight) > 0
 
     def schedule(self, events: Iterable[Event], now: float) -> StepPlan | None:
-        """Apply events and return the plan of the next step, or None.
+        """Apply events and return the plan of the next step, or None if no step can be launched now.
 
-        None means that there is nothing to run, that `steps_in_flight` steps are in flight, or that KV
-        pages are short and a step in flight will free some.
+        The reason for None may be that there are no requests, that `steps_in_flight` steps are in flight, or
+        that KV pages are short until a step in flight frees some.
 
         Args:
-            events: requests to add or abort since the last call.
-            now: seconds of a monotonic clock.
+            events: requests that were added or aborted since the last call.
+            now: time in seconds, of a monotonic clock.
 
         Raises:
             ValueError: the `rid` of a new request is already in use.
         """
         for event in events:
-            if isinstance(event, Arrive):
+            if isinstance(event, AddRequest):
                 self._add_request(event.request)
             else:
                 self._abort(event)
@@ -99,7 +99,7 @@ class Scheduler:
         if self._page_rewrites:
             self._write_deduped_pages(builder)
         if has_prefill:
-            # After `_allocate_decode_pages`, which may have retracted every decode.
+            # Computed after `_allocate_decode_pages`, which may have retracted every decode.
             builder.budget = self.prefill_budget()
             self.prefilling += self._fill_prefill(
                 builder, self.prefilling, self.admission, self.decode_batch.size
@@ -110,11 +110,10 @@ class Scheduler:
         return self._launch(builder, now)
 
     def complete(self, result: StepTokens, now: float) -> StepOutput:
-        """Process the tokens of the oldest step in flight.
+        """Apply the tokens of the oldest step in flight, and return its output; `now` is the time in seconds.
 
         Raises:
-            ValueError: `result` belongs to another step, or has another number of tokens than the step
-                samples.
+            ValueError: `result` is not from the oldest step in flight, or its number of tokens is wrong.
         """
         inflight_step = self.inflight.complete(result.step)
         self.step_budget.record_step(
@@ -130,19 +129,19 @@ class Scheduler:
             columns = self.decode_batch.columns(rows)
         else:
             columns = frame.columns = frame.columns or self.decode_batch.columns(rows)
-        holders = self.kv.slot_owners
-        # Before requests finish, because finishing frees their slots.
+        slot_owners = self.kv.slot_owners
+        # Route side outputs before requests finish, because finishing frees their slots.
         side_outputs = (
             NO_SIDE_OUTPUTS
             if result.side_outputs is None
-            else route_side_outputs(result.side_outputs, holders)
+            else route_side_outputs(result.side_outputs, slot_owners)
         )
-        # Discarded tokens are stored too: their slots stay reserved until this step is complete.
+        # Discarded tokens are stored too; their slots stay reserved until this step is complete.
         self.kv.flat_tokens[columns.tokens + step] = tokens
         finished: list[Finished] = []
         for row in self._stops.candidates(tokens, rows, self.decode_batch.stops):
             slot, token = rows.item(row), tokens.item(row)
-            sequence = holders[slot]
+            sequence = slot_owners[slot]
             # A request that finished (or was retracted) since the launch has left its slot.
             if sequence is not None and sequence.slot == slot and token in sequence.stop_tokens:
                 finished.append(self._finish(sequence, FinishReason.STOP, token))
@@ -168,12 +167,12 @@ class Scheduler:
         )
 
     def drain_finished(self) -> tuple[Finished, ...]:
-        """Return and clear the requests that finished outside a step: aborted or rejected."""
+        """Return and clear the requests that were aborted or rejected since the last call."""
         ended, self._finished = tuple(self._finished), []
         return ended
 
     def drain_cache_events(self) -> CacheEvents:
-        """Return and clear the blocks that entered or left the prefix cache since the last call."""
+        """Return the blocks that entered or left the prefix cache since the last call."""
         return self.kv.cache.drain_events()
 
     def cache_snapshot(self) -> tuple[int, ...]:
@@ -212,7 +211,7 @@ class Scheduler:
         sequence.admissions_before = self.admission.admissions + queue.count_ahead(sequence)
         queue.add(sequence)
 
-    def _abort(self, event: Abort) -> None:
+    def _abort(self, event: AbortRequest) -> None:
         sequence = self._sequences.get(event.rid)
         if sequence is not None:
             self._finished.append(self._finish(sequence, FinishReason.ABORT))
@@ -220,16 +219,15 @@ class Scheduler:
     def _finish(
         self, sequence: SequenceState, reason: FinishReason, stop_token: int | None = None
     ) -> Finished:
-        """Finish a request in any phase; its slot and pages are freed after its last step."""
-        if (
-            sequence.phase is SequencePhase.DECODE
-        ):  # `_remove_from_batch` and `_free_slot` inlined: this runs two or three times a step
-            flights = self.inflight
-            self.decode_batch.remove(sequence, SequencePhase.LEAVING, flights.launched)
-            unread = flights.discard_tokens(sequence.slot, sequence.first_sample, flights.launched)
+        """Finish a request in any phase; its slot and pages are freed after the last step that uses them."""
+        if sequence.phase is SequencePhase.DECODE:
+            # `_remove_from_batch` and `_free_slot` are inlined: this path runs two or three times a step.
+            inflight = self.inflight
+            self.decode_batch.remove(sequence, SequencePhase.LEAVING, inflight.launched)
+            unread = inflight.discard_tokens(sequence.slot, sequence.first_sample, inflight.launched)
             known = sequence.computed + 1 - unread
             release = self.kv.prepare_free(sequence, sequence.computed, known)
-            if not flights.defer(release, flights.launched):
+            if not inflight.defer(release, inflight.launched):
                 self.kv.free(release)
         elif sequence.slot >= 0:
             known = self._remove_from_batch(sequence)
@@ -250,7 +248,7 @@ class Scheduler:
         )
 
     def _remove_from_batch(self, sequence: SequenceState) -> int:
-        """Remove a request from future steps; return the number of its known tokens."""
+        """Exclude a running request from future steps; return its number of known tokens."""
         if sequence.phase is SequencePhase.DECODE:
             self.decode_batch.remove(sequence, SequencePhase.LEAVING, self.inflight.launched)
         elif sequence.phase is SequencePhase.PREFILL:
@@ -264,7 +262,11 @@ class Scheduler:
         self._free_or_defer(self.kv.prepare_free(sequence, sequence.computed, known), sequence.last_step)
 
     def _cache_prefix(self, sequence: SequenceState, tokens: int) -> list[DuplicatePages]:
-        """Move the full pages of a running request into the prefix cache; switch to pages it already held."""
+        """Move the full pages of a running request's first `tokens` tokens into the prefix cache.
+
+        If the cache already holds pages with the same tokens, the request uses these from now on, and its own
+        are freed. Returns the cache's pages that the request now uses.
+        """
         duplicates = self.kv.cache_prefix(sequence, tokens)
         if duplicates:
             own = self.kv.dedupe(sequence, duplicates)
@@ -276,9 +278,9 @@ class Scheduler:
             self.kv.free(release)
 
     def _retract(self, sequence: SequenceState) -> None:
-        """Move a running request back into the queue; it resumes from its prompt and output."""
+        """Move a running request back into the queue, from where it resumes with its prompt and output."""
         slot = sequence.slot
-        if sequence.phase is SequencePhase.DECODE:  # requests admitted while it decoded did not overtake it
+        if sequence.phase is SequencePhase.DECODE:  # a request admitted while it decoded did not overtake it
             sequence.admissions_before += self.admission.admissions - sequence.decodes_from
         known = self._remove_from_batch(sequence)
         # Cache immediately, so that the request matches its own pages if it resumes soon.
@@ -291,41 +293,41 @@ class Scheduler:
         self.admission.queue.requeue(sequence)
 
     def _preempt(self) -> None:
-        """Retract low-priority requests if the head of the queue has a higher priority and lacks slot or
-        pages."""
+        """Retract low-priority requests if a high-priority head of the queue lacks a slot or pages."""
         for sequence in self._preemption.victims(self.prefilling, self.prefill_budget()):
             self._retract(sequence)
 
     def _allocate_decode_pages(self, builder: PlanBuilder) -> bool:
-        """Allocate pages for decoding that start a new page; retract the youngest requests if pages are
-        short.
+        """Allocate pages for the decoding requests that start a new page in the next step.
 
-        Returns False if the step must wait until a step in flight frees pages.
+        If pages are short, the youngest requests are retracted. Returns False if the step must wait until a
+        step in flight frees pages.
         """
         while True:
             growth = self.decode_batch.page_growth(self.inflight.launched + 1)
             if growth is None:
                 return True
-            slots, columns, cells = growth
+            slots, columns, flat_indices = growth
             pages = self.kv.allocate_pages(len(columns))
             if pages is not None:
-                self.kv.flat_page_table[cells] = pages
+                self.kv.flat_page_table[flat_indices] = pages
                 builder.writes.append((slots, columns.astype(np.int32), pages))
                 return True
             if self.inflight.frees_pending():
                 return False
             if not self._make_room(len(columns)):
                 raise RuntimeError(
-                    f"{len(columns)} pages are needed, {self.kv.available_pages} available: pages are lost"
+                    f"{len(columns)} pages are needed, {self.kv.available_pages} available: pages were leaked"
                 )
             if not self.decode_batch.size:
                 return True
 
     def _make_room(self, need: int) -> bool:
-        """Retract the youngest requests until `need` pages are free, now or after the steps in flight.
+        """Retract the youngest requests until `need` pages are free or will be after the steps in flight.
 
-        Under the priority policy, requests of low priority are retracted first. Returns False if no request
-        was retracted: a single request always finds its pages.
+        Under the priority policy, requests of the lowest priority are retracted first. The last running
+        request is never retracted, because any single request fits in the KV cache. Returns whether a
+        request was retracted.
         """
         running = sorted(
             [*self.decode_batch, *self.prefilling],
@@ -360,7 +362,11 @@ class Scheduler:
         return plan
 
     def _launch_prefill(self, builder: PlanBuilder, inflight_step: InflightStep) -> None:
-        """Cache the chunks' pages; requests whose prompt is complete decode from the next step on."""
+        """Update the requests whose prefill chunks were just launched.
+
+        Their full pages move into the prefix cache. A request whose last chunk was launched either decodes
+        from the next step on, or finishes with this step.
+        """
         step = inflight_step.step
         sampled: list[int] = []
         for sequence in builder.prefilled:

@@ -6,11 +6,11 @@ Pages of a running request, by column of its page-table row:
     | cached,         | own, full,       | own, to be      |
     | locked          | not cached       | filled          |
 
-Columns below `node.end` hold exactly the pages of the prefix cache from the root to `node`, which the request
-has locked; the request owns the rest. During prefill, full pages move from the request to the prefix cache at
-the launch of each chunk: steps run in order, so a later step finds their KV. Pages of the output move when
-the request finishes. If the cache already held the same tokens, the row is pointed at the cache's pages and
-the request's own pages are freed.
+Columns below `node.end` hold exactly the prefix cache's pages from the root to `node`, which the request has
+locked. The request owns the pages of all later columns. At the launch of each prefill chunk, full pages move
+from the request to the prefix cache: steps run in order, so a later step finds their KV. Pages of the output
+move when the request finishes. If the cache already holds pages with the same tokens, the row is changed to
+these pages, and the request's own pages are freed.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ class SequencePhase(enum.Enum):
     """Phase of a request in the scheduler."""
 
     WAITING = enum.auto()
-    """New or retracted; holds neither slot nor pages."""
+    """New or retracted; the request holds neither slot nor pages."""
     PREFILL = enum.auto()
-    """Holds a slot and pages for all its known tokens, not all of which are computed."""
+    """The request holds a slot and pages for its known tokens, but their KV is not computed completely."""
     DECODE = enum.auto()
-    """Decodes one token in every step."""
+    """The request decodes one token in every step."""
     LEAVING = enum.auto()
-    """Its last step (by length) is in flight."""
+    """The step in which the request reaches its length limit is in flight."""
     ENDED = enum.auto()
+    """The request has finished."""
 
 
 class SequenceState:
-    """State of one request. Counters that change every step are kept in arrays (`DecodeBatch`)."""
+    """Scheduling state of one request; counters that change in every step are in `DecodeBatch` instead.
+
+    The *known* tokens of a request are the prompt and the output tokens that the scheduler has received.
+    """
 
     __slots__ = (
         "admissions_before", "admitted", "cached_tokens", "computed", "decodes_from", "first_sample",
@@ -52,50 +56,56 @@ class SequenceState:
         self.rid = request.rid
         self.prompt_tokens = len(request.prompt) - request.generated
         self.rank = 0
-        """Priority of the request under the priority policy, else 0."""
+        """Priority of the request under the priority policy; 0 under all other policies."""
         self.starved = False
-        """Whether it was overtaken so often that it goes first and is not preempted."""
+        """Whether the request was overtaken so often that it now goes first and is not preempted."""
         self.serial = serial
-        """Number in order of arrival."""
+        """Number of the request in order of arrival."""
         self.limit = limit
-        """Number of prompt plus output tokens at which it finishes."""
+        """Number of prompt plus output tokens at which the request finishes."""
         self.stop_tokens = stops
+        """Ids of all tokens that end the request."""
         self.stop_bits = 0
+        """Bits of `stop_tokens` in the `StopTable`."""
         self.has_options = False
-        """Whether it has `SlotOptions`."""
+        """Whether the request has `SlotOptions`."""
         self.full_prefill = False
-        """Whether every prompt position must be computed for it, without the prefix cache."""
+        """Whether the KV of every prompt position must be computed, without the prefix cache."""
         self.reported_logprobs = 0
         """Number of prompt tokens whose log probabilities were reported."""
         self.phase = SequencePhase.WAITING
         self.admissions_before = 0
-        """Admissions that did not overtake this request: those before it joined the queue, those of requests
-        ahead of it then, and those while it decoded."""
+        """Number of admissions that do not count as overtaking this request: those before it joined the
+        queue, those of requests that were ahead of it then, and those made while it decoded."""
         self.decodes_from = 0
-        """Number of admissions of all requests when it began to decode."""
+        """Total number of admissions when this request began to decode."""
         self.admitted = False
-        """Whether it was admitted at least once."""
+        """Whether the request was admitted at least once."""
         self.cached_tokens = 0
+        """Number of prompt tokens that came from the prefix cache at the first admission."""
         self.tokens: Int32 = np.ascontiguousarray(request.prompt, dtype=np.int32)
-        """Known tokens when it joined the queue, int32 [n]: the prompt, after a retraction also the
-        output."""
+        """Known tokens when the request joined the queue, int32 [n]: the prompt, followed by the output if
+        the request was retracted."""
         self.token_bytes = b""
-        """`tokens` as bytes; created for the first prefix-cache lookup, dropped with the last chunk."""
+        """`tokens` as bytes (native int32); empty before the first prefix-cache lookup and after prefill."""
         self.prefix_hint: RadixNode | None = None
-        """Node at which the last prefix-cache lookup ended, while it waits."""
+        """Node at which the last prefix-cache lookup of the waiting request ended."""
         self.slot = -1
+        """Slot of the running request; -1 if it has none."""
         self.node: RadixNode | None = None
+        """Last prefix-cache node whose pages the running request uses; the request has locked it."""
         self.pages_held = 0
-        """Number of page-table columns filled at admission; a decode holds as many as its tokens need."""
+        """Number of page-table columns that were filled at admission; decoding may fill more."""
         self.computed = 0
-        """Number of tokens whose KV exists after all launched steps (while decoding: see `DecodeBatch`)."""
+        """Number of tokens whose KV exists once all launched steps are complete; not updated while the
+        request decodes (see `DecodeBatch.computed_tokens`)."""
         self.first_sample = 0
-        """Step that samples its first token in this slot; 0 before that."""
+        """Number of the step that samples the first token in this slot; 0 until that step is launched."""
         self.last_step = 0
-        """Last launched step that contains it (not updated while decoding)."""
+        """Number of the last launched step that contains the request; not updated while it decodes."""
 
     def tokens_as_bytes(self) -> bytes:
-        """Return `tokens` as bytes (native int32); cached."""
+        """Return `tokens` as bytes (native int32), which are kept for further calls."""
         if not self.token_bytes:
             self.token_bytes = self.tokens.tobytes()
         return self.token_bytes

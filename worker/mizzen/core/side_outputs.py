@@ -1,4 +1,4 @@
-"""Options beyond sampling, and the side outputs they request: log probabilities and embeddings."""
+"""Slot options of requests, and the routing of side outputs (log probabilities, embeddings) to requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEFAULTS = tuple(parameter.default for parameter in _OPTIONS)
 
 
 def has_slot_options(request: Request) -> bool:
-    """Return whether a request needs `SlotOptions`; most do not."""
+    """Return whether a request needs `SlotOptions`; most requests do not."""
     return request.pooling is not None or _option_values(request.sampling) != _DEFAULTS
 
 
@@ -29,7 +29,7 @@ def needs_full_prefill(request: Request) -> bool:
 
 
 def slot_options(sequence: SequenceState) -> SlotOptions | None:
-    """Return the `SlotOptions` of a request that starts in a slot, or None if it has none."""
+    """Return the `SlotOptions` of a request that starts in a slot, or None if it does not need them."""
     if not sequence.has_options:
         return None
     request = sequence.request
@@ -43,14 +43,24 @@ def slot_options(sequence: SequenceState) -> SlotOptions | None:
     )
 
 
-def route_side_outputs(side: SideOutputs | None, holders: list[SequenceState | None]) -> RequestSideOutputs:
-    """Route a step's side outputs from slots to the requests that still hold them; `holders` is by slot."""
+def route_side_outputs(
+    side: SideOutputs | None, slot_owners: list[SequenceState | None]
+) -> RequestSideOutputs:
+    """Return the side outputs of a step by request instead of by slot.
+
+    Outputs of requests that have left their slot since the launch, and prompt log probabilities that were
+    already reported, are dropped.
+
+    Args:
+        side: side outputs by slot; None if the step has none.
+        slot_owners: request in each slot.
+    """
     if side is None:
         return NO_SIDE_OUTPUTS
     logprobs: list[RequestLogprobs] = []
     vectors: list[RequestVector] = []
     for part in side.logprobs:
-        sequence = _owner_of(holders, part.slot)
+        sequence = _owner_of(slot_owners, part.slot)
         if sequence is None:
             continue
         reported = _unreported(sequence, part) if part.start is not None else part
@@ -59,7 +69,7 @@ def route_side_outputs(side: SideOutputs | None, holders: list[SequenceState | N
                 RequestLogprobs(sequence.rid, reported.ids, reported.values, part.start is not None)
             )
     for vector in side.vectors:
-        sequence = _owner_of(holders, vector.slot)
+        sequence = _owner_of(slot_owners, vector.slot)
         if sequence is not None:
             vectors.append(
                 RequestVector(sequence.rid, vector.vector, sequence.prompt_tokens, sequence.cached_tokens)
@@ -67,14 +77,14 @@ def route_side_outputs(side: SideOutputs | None, holders: list[SequenceState | N
     return RequestSideOutputs(tuple(logprobs), tuple(vectors))
 
 
-def _owner_of(holders: list[SequenceState | None], slot: int) -> SequenceState | None:
-    """Return the request that a step ran in a slot; None if it has finished or was retracted since."""
-    sequence = holders[slot]
+def _owner_of(slot_owners: list[SequenceState | None], slot: int) -> SequenceState | None:
+    """Return the request that a step ran in a slot, or None if it has finished or was retracted since."""
+    sequence = slot_owners[slot]
     return sequence if sequence is not None and sequence.slot == slot else None
 
 
 def _unreported(sequence: SequenceState, part: SlotLogprobs) -> SlotLogprobs:
-    """Return the prompt log probabilities that were not reported before the request was retracted."""
+    """Return the part that was not reported before a retraction, and count it as reported."""
     assert part.start is not None
     known = min(1 + sequence.reported_logprobs - part.start, len(part.ids))
     sequence.reported_logprobs += len(part.ids) - known

@@ -1,11 +1,11 @@
 """The contract between scheduler and runners: step plans, their results, and the `Runner` protocol.
 
-A plan is complete in itself: device state (page table, lengths, last tokens, sampling parameters, all indexed
-by slot) plus plans in order give the same result on every rank. Sequence positions count from 0.
+A runner needs nothing but the plans, in order: they update its device state (page table, lengths, last tokens
+and sampling parameters, all indexed by slot) identically on every rank. Sequence positions count from 0.
 
 Order inside a step:
 
-    pages      page-table cells are written
+    pages      page-table entries are written
     starts     slots are assigned to new (or resumed) requests
     forward    decode slots (one token each), then prefill chunks, as one mixed batch
     sample     one token for each decode slot, then one for each chunk whose `last` is set
@@ -31,7 +31,7 @@ def no_ints() -> Int32:
 
 
 class PageWrites(Struct, frozen=True):
-    """Page-table cells to set: `page_table[slots[i], columns[i]] = pages[i]`, each int32 [n]."""
+    """Page-table entries to set: `page_table[slots[i], columns[i]] = pages[i]`, each int32 [n]."""
 
     slots: Int32 = field(default_factory=no_ints)
     columns: Int32 = field(default_factory=no_ints)
@@ -42,59 +42,62 @@ class SlotOptions(Struct, frozen=True, kw_only=True):
     """Options of a request beyond temperature, top-k, top-p and min-p. Most requests have none."""
 
     tokens: Int32
-    """Known token ids, int32 [n]: the prompt, then output that exists already."""
+    """Known token ids, int32 [n]: the prompt, followed by the output of a resumed request."""
     prompt_tokens: int
-    """Number of leading `tokens` that belong to the prompt; the others are output."""
+    """Number of leading `tokens` that belong to the prompt."""
     end_tokens: tuple[int, ...] = ()
     """Token ids that end the request, ascending."""
     prompt_logprobs: int | None = None
-    """Number of most probable tokens to report at each prompt position, beside the prompt token; None reports
-    nothing."""
+    """Number of most probable tokens to report for each prompt token, in addition to the token itself; None
+    reports no prompt log probabilities."""
     pooling: Pooling | None = None
-    """Pooling of the prompt's hidden states into one reported vector; None for generation."""
+    """Pooling for an embedding request; None for a generation request."""
     normalize: bool = False
-    """Whether the pooled vector is scaled to length 1."""
+    """Whether the embedding is scaled to length 1."""
 
 
 class SlotStart(Struct, frozen=True, kw_only=True):
-    """Assignment of a slot to a request: sets its length (tokens whose KV exists) and sampling parameters.
+    """Assignment of a slot to a request, with the request's initial state.
 
-    The token at sequence position p is sampled with the random number of (seed, p), so a retracted and
-    resumed request continues exactly as it would have.
+    The token at sequence position p is sampled with a random number derived from (seed, p), so a retracted
+    and resumed request continues exactly as if it had not been retracted.
     """
 
     slot: int
     length: int
+    """Number of tokens whose KV already exists, because their pages come from the prefix cache."""
     sampling: SamplingParams
     seed: int
     output_tokens: int = 0
-    """Number of trailing known tokens (those with KV and those of its chunks) that are output already."""
+    """Number of output tokens among the request's known tokens; 0 unless the request resumes."""
     options: SlotOptions | None = None
+    """Options beyond temperature, top-k, top-p and min-p; None for most requests."""
 
 
 class PrefillChunk(Struct, frozen=True, kw_only=True):
-    """Known tokens, int32 [n], of one slot at positions start..start+n-1; KV of positions 0..start-1 exists.
-
-    If `last` is set, the slot samples its next token from the chunk's last position, and it may be a decode
-    slot from the next step on.
-    """
+    """A run of known tokens of one slot whose KV the step computes."""
 
     slot: int
     start: int
+    """Sequence position of the first token; the KV of all earlier positions exists."""
     tokens: Int32
+    """Token ids, int32 [n], of positions start..start+n-1."""
     last: bool
+    """Whether the step samples the slot's next token after this chunk; the slot may then decode from the next
+    step on."""
 
 
 class StepPlan(Struct, frozen=True, kw_only=True):
-    """One forward pass over a mixed batch."""
+    """Complete description of a step: one forward pass over a mixed batch of decodes and prefill chunks."""
 
     step: int
-    """Step number: 1, 2, 3, ... without a gap."""
+    """Step number; consecutive from 1."""
     decode: Int32
-    """Slots, int32 [n], that each compute one token: the one sampled last, at position `length`."""
+    """Slots that decode, int32 [n]. The step computes the token that each slot sampled last; the token's
+    sequence position is the slot's length."""
     decode_version: int
-    """Version of `decode`; equal in consecutive plans exactly if `decode` is equal, so the device may keep
-    its batch."""
+    """Version of `decode`: if two consecutive plans have the same version, their `decode` is equal, and the
+    batch on the device need not be updated."""
     pages: PageWrites
     starts: tuple[SlotStart, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
@@ -106,10 +109,10 @@ class StepPlan(Struct, frozen=True, kw_only=True):
 
 
 class SlotLogprobs(Struct, frozen=True):
-    """Log probabilities of n tokens of a slot, m entries each.
+    """Log probabilities at n consecutive positions of a slot, with m entries per position.
 
-    The first entry of a token is the token itself; the most probable tokens follow, then those requested by
-    id.
+    The first entry is the prompt or sampled token itself; then follow the most probable tokens, then the
+    tokens of `logprob_token_ids`.
     """
 
     slot: int
@@ -118,45 +121,43 @@ class SlotLogprobs(Struct, frozen=True):
     values: Float32
     """Log probabilities, float32 [n, m]."""
     start: int | None = None
-    """Sequence position of the first prompt token; None for the token that the step sampled."""
+    """Sequence position of the first of n prompt tokens; None for the token that the step sampled."""
 
 
 class SlotVector(Struct, frozen=True):
-    """The pooled hidden state of a slot's prompt."""
+    """The embedding of the prompt in a slot."""
 
     slot: int
     vector: Float32
-    """float32 [hidden size]."""
+    """The pooled hidden state, float32 [hidden size]."""
 
 
 class SideOutputs(Struct, frozen=True):
-    """Outputs of a step other than tokens, for slots that requested them."""
+    """Log probabilities and embeddings that a step returns, for the slots that requested them."""
 
     logprobs: tuple[SlotLogprobs, ...] = ()
     vectors: tuple[SlotVector, ...] = ()
 
 
 class StepTokens(Struct, frozen=True):
-    """Tokens that a step sampled, int32 [samples, k]; the first `counts[i]` (int32 [samples]) of row i are
-    valid.
-
-    `counts` is None if every row has exactly one token (k = 1, no speculation).
-    """
+    """Result of a step: the sampled tokens, and side outputs if a slot requested them."""
 
     step: int
     tokens: Int32
+    """Token ids, int32 [samples, k]: a row has up to k tokens; k is 1 without speculation."""
     counts: Int32 | None = None
+    """Number of valid tokens in each row, int32 [samples]; None if k is 1 and every row has one token."""
     side_outputs: SideOutputs | None = None
 
 
 class Runner(Protocol):
-    """Executes plans in order. `launch` returns at once; up to D steps are in flight.
+    """Executes step plans in order, asynchronously; several steps may be in flight.
 
-    Used from one thread. An error of a step surfaces from `collect`.
+    All methods are called from one thread. `collect` raises the error of a failed step.
     """
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step after those in flight."""
+        """Enqueue a step after the steps in flight, and return at once."""
         ...
 
     def ready(self) -> bool:
@@ -168,5 +169,5 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for the steps in flight and release the device."""
+        """Wait for the steps in flight, then release the device."""
         ...

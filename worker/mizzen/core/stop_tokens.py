@@ -1,4 +1,4 @@
-"""A batch-wide filter that finds sampled stop tokens without visiting each request."""
+"""A filter that finds stop tokens among the sampled tokens of a batch, without a loop over requests."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from mizzen.core.request import Int32, Int64
 UInt8 = NDArray[np.uint8]
 
 _MASK = (1 << 18) - 1
-"""Token ids share an entry modulo 262,144; larger vocabularies only yield more candidates."""
+"""Mask from token id to table index. Token ids that are equal modulo 262,144 share an entry, so a larger
+vocabulary only yields more candidates."""
 _BITS = 8
 _STALE = 64
+"""Number of removed sets, beyond the number of live sets, after which the table is rebuilt."""
 _FEW = 4
-"""Number of candidates up to which filtering by bits is not worth its cost."""
+"""Number of candidates up to which filtering by bits costs more than checking the exact sets."""
 
 
 class StopTable:
-    """A filter from token id to the sets of stop tokens that contain it.
+    """Table from token id to the sets of stop tokens that may contain it, as a bit mask.
 
-    Every distinct set is assigned one of 8 bits (several sets may share one). A request carries the bit of
-    its set, and a token's entry the bits of all sets that contain it. One gather and one AND over the batch
-    leave the few rows for which the exact set must be checked.
+    Every distinct set is assigned one of 8 bits; several sets may share a bit. The entry of a token has the
+    bits of all sets that contain the token. A gather and an AND with the bit of each request's set leave only
+    a few candidates, for which the caller checks the exact set.
     """
 
     __slots__ = ("_sets", "_stale", "_table", "_users")
@@ -32,14 +34,14 @@ class StopTable:
     def __init__(self) -> None:
         self._table: UInt8 = np.zeros(_MASK + 1, dtype=np.uint8)
         self._sets: dict[frozenset[int], tuple[int, int]] = {}
-        """Bit number and number of requests, by set of stop tokens."""
+        """Bit number and number of requests of each live set."""
         self._users = [0] * _BITS
-        """Number of live sets on each bit."""
+        """Number of live sets that share each bit."""
         self._stale = 0
-        """Number of removed sets whose marks remain; they only cost additional candidates."""
+        """Number of removed sets whose bits are still in the table, where they only add candidates."""
 
     def add(self, tokens: frozenset[int]) -> int:
-        """Register a request's stop tokens and return its bits (0 if it has none)."""
+        """Register a request's set of stop tokens; return the set's bit mask, or 0 if the set is empty."""
         if not tokens:
             return 0
         number, count = self._sets.get(tokens, (-1, 0))
@@ -51,7 +53,7 @@ class StopTable:
         return 1 << number
 
     def remove(self, tokens: frozenset[int]) -> None:
-        """Unregister a request's stop tokens."""
+        """Unregister a request's set of stop tokens."""
         if not tokens:
             return
         number, count = self._sets[tokens]
@@ -65,12 +67,12 @@ class StopTable:
             self._rebuild()
 
     def candidates(self, tokens: Int32, slots: Int64, bits: UInt8) -> list[int]:
-        """Return the rows whose token may be one of their stop tokens.
+        """Return the indices of rows whose token may be a stop token of the row's request.
 
         Args:
-            tokens: the token of each row, int32 [rows].
-            slots: the slot of each row, int64 [rows].
-            bits: the bits of each slot, uint8 [slots].
+            tokens: sampled token of each row, int32 [rows].
+            slots: slot of each row, int64 [rows].
+            bits: result of `add` for the request in each slot, uint8 [slots].
         """
         marks = self._table.take(tokens.astype(np.int64), mode="wrap")
         rows = marks.nonzero()[0]

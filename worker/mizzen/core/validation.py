@@ -1,4 +1,4 @@
-"""Validation of new requests: a rejection with the reason, or a `SequenceState` for the queue."""
+"""Validation of new requests: each is rejected with a reason, or becomes a `SequenceState`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mizzen.core.stop_tokens import StopTable
 
 
 class RequestValidator:
-    """Checks requests against the configuration, and sets their length limit and stop tokens."""
+    """Checks new requests against the configuration, and creates their scheduling state."""
 
     def __init__(self, config: SchedulerConfig, stops: StopTable) -> None:
         self._config = config
@@ -20,7 +20,7 @@ class RequestValidator:
         self._serial = 0
 
     def reject(self, request: Request, queue_full: bool) -> Finished | None:
-        """Return the `Finished` of an invalid or surplus request, or None if it can be accepted."""
+        """Return an error result if a request is invalid or the queue is full, or None if it is accepted."""
         fault = self._fault(request, queue_full)
         if not fault:
             return None
@@ -35,14 +35,14 @@ class RequestValidator:
         )
 
     def accept(self, request: Request) -> SequenceState:
-        """Return the scheduling state of a valid request."""
+        """Create the scheduling state of a valid request, with its length limit and stop tokens."""
         sampling, capacity = request.sampling, self._config.capacity_tokens
         prompt_tokens = len(request.prompt) - request.generated
         limit = min(prompt_tokens + (sampling.max_tokens or capacity), capacity)
         stops = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops = stops | self._end_tokens if stops else self._end_tokens
-        if request.pooling is not None:  # computed as if for one token, which is discarded
+        if request.pooling is not None:  # an embedding request samples one token, which is discarded
             limit, stops = len(request.prompt) + 1, frozenset()
         self._serial += 1
         sequence = SequenceState(request, self._serial, limit, stops)
@@ -68,7 +68,7 @@ class RequestValidator:
 
 
 def generated_fault(request: Request) -> str:
-    """Return why `request.generated` is invalid, or an empty string."""
+    """Return an error message if `request.generated` is invalid, else an empty string."""
     count, most = request.generated, request.sampling.max_tokens
     if not 0 <= count < len(request.prompt):
         return f"generated is {count}; of {len(request.prompt)} tokens at least one must be the prompt's"

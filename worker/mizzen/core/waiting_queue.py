@@ -29,23 +29,24 @@ class _RankQueue:
 
 
 class WaitingQueue:
-    """Waiting requests: within a priority, retracted ones (oldest first), then new ones in order of arrival.
+    """Queue of waiting requests, by descending priority.
 
-    Higher priorities go first. No request starves: one that was overtaken by `MAX_OVERTAKES` admissions goes
-    before all others, and is not preempted again.
+    Within a priority, retracted requests (oldest first) precede new requests (in order of arrival). No
+    request starves: if `MAX_OVERTAKES` later requests were admitted before it, it precedes all others and is
+    not preempted again.
     """
 
     def __init__(self, policy: Policy, limit: int) -> None:
         self.tokens = 0
         """Number of known tokens of all waiting requests."""
         self.version = 0
-        """Version of the queue: incremented whenever a request joins or leaves."""
+        """Number that is incremented whenever a request joins or leaves the queue."""
         self._policy = policy
         self._limit = limit
         self._ranks: dict[int, _RankQueue] = {}
-        """The non-empty queues, by priority."""
+        """Queue of each priority with waiting requests."""
         self._order: list[int] = []
-        """Negated priorities of the non-empty queues, ascending: the highest priority first."""
+        """Keys of `_ranks`, negated and ascending, so that the highest priority comes first."""
         self._new = self._size = 0
 
     def __len__(self) -> int:
@@ -60,8 +61,7 @@ class WaitingQueue:
         return self._new >= self._limit
 
     def count_ahead(self, sequence: SequenceState) -> int:
-        """Return the number of waiting requests ahead of a new one: those of the same or a higher
-        priority."""
+        """Return the number of waiting requests whose priority is that of a new request or higher."""
         return sum(len(rank) for number, rank in self._ranks.items() if number >= sequence.rank)
 
     def add(self, sequence: SequenceState) -> None:
@@ -71,7 +71,7 @@ class WaitingQueue:
         self._count(sequence, 1)
 
     def requeue(self, sequence: SequenceState) -> None:
-        """Add a retracted request."""
+        """Add a retracted request, which precedes the new requests of its priority."""
         insort(self._rank(sequence.rank).retracted, sequence, key=lambda waiting: waiting.serial)
         self._count(sequence, 1)
 
@@ -92,11 +92,14 @@ class WaitingQueue:
         return next(iter(self), None)
 
     def admission_order(self, admissions: int, prefixes: Prefixes) -> list[SequenceState]:
-        """Return the requests to try to admit now, in order.
+        """Return the first waiting requests in the order in which admission should try them.
+
+        The result covers only as many priorities as are needed for `REORDER_WINDOW` requests, and starved
+        requests of lower priorities.
 
         Args:
             admissions: number of admissions so far.
-            prefixes: lookup in the prefix cache.
+            prefixes: lookup in the prefix cache, used by some policies.
         """
         ranks = self._by_rank()
         first = next(ranks, None)
@@ -122,7 +125,10 @@ class WaitingQueue:
         return [*rank.retracted, *self._policy(head, admissions, prefixes)]
 
     def _starved(self, admissions: int) -> list[SequenceState]:
-        """Mark and return requests of lower priorities that were overtaken too often, oldest first."""
+        """Mark and return the requests below the highest priority that were overtaken too often.
+
+        The oldest request comes first.
+        """
         starved: list[SequenceState] = []
         for rank in islice(self._by_rank(), 1, None):
             starved += (waiting for waiting in rank.retracted if not may_be_overtaken(waiting, admissions))

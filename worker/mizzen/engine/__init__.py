@@ -1,4 +1,4 @@
 """The inference engine: loading, step execution, sampling, structured output, and a simulated device.
 
-Processes of `mizzen.server` and `LLM` drive it through `mizzen.engine.engine.Engine`.
+The engine processes (`mizzen.server`) and `LLM` use it through `mizzen.engine.engine.Engine`.
 """

@@ -1,6 +1,7 @@
 """Engine options, shared by `mizzen engine`, `mizzen serve` and `LLM`.
 
-Each field describes and validates itself (`mizzen.common.options`); command lines are built from them.
+Each field declares its help text and its allowed values (`mizzen.common.options`), from which the command
+lines are built.
 """
 
 from __future__ import annotations
@@ -32,23 +33,27 @@ class EngineOptions:
         choices=("safetensors", "dummy"),
     )
     context_length: int | None = option(
-        None, "Maximum number of prompt plus output tokens; the model's own by default", low=2
+        None, "Maximum number of prompt and output tokens together; by default the model's limit", low=2
     )
-    tensor: int = option(1, "Tensor parallel size: ranks (GPUs) that share the model", low=1)
+    tensor: int = option(1, "Tensor parallel size: number of ranks (GPUs) that share the model", low=1)
     nodes: int = option(
-        1, "Pods or machines that share the ranks; only for `mizzen engine`, with --node-rank", low=1
+        1,
+        "Number of pods or machines that share the ranks; needs --node-rank, and only for `mizzen engine`",
+        low=1,
     )
     all_reduce: str = option(
         "auto",
-        "All-reduce algorithm of ranks on cuda; auto selects one by size, from measurements",
+        "All-reduce algorithm of ranks on cuda; auto selects the fastest one for each message size",
         choices=ALL_REDUCES,
     )
-    threads: int | None = option(None, "CPU threads for the model on cpu; all cores by default", low=1)
+    threads: int | None = option(
+        None, "Number of CPU threads for the model on cpu; all cores by default", low=1
+    )
 
     mask_threads: int | None = option(
         None,
-        "CPU threads for structured output masks; by default half of the CPUs that the "
-        "ranks leave free, 12 at most",
+        "Number of CPU threads for structured output masks; by default half of the CPUs that the "
+        "ranks do not use, at most 12",
         low=1,
     )
     max_running_requests: int = option(
@@ -63,8 +68,8 @@ class EngineOptions:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Precision of the KV cache: auto is that of the weights; fp8 (e4m3, on cuda) "
-        "holds twice as many tokens and is read faster",
+        "Precision of the KV cache: auto is the precision of the weights; fp8 (e4m3, on cuda) "
+        "fits twice as many tokens into the same memory and is read faster",
         choices=("auto", "fp8"),
     )
     prefill_chunk_tokens: int = option(
@@ -72,12 +77,14 @@ class EngineOptions:
     )
     max_step_milliseconds: float = option(
         25.0,
-        "While streams run, the prefill in a step is limited so that the step takes no longer than this",
+        "While streams run, a step gets only as much prefill as fits into this time",
         low=1,
     )
-    page_size: int = option(16, "Tokens per KV page", low=1, high=256)
+    page_size: int = option(16, "Number of tokens per KV cache page", low=1, high=256)
     prefix_cache: str = option(
-        "radix", "Prefix cache that reuses the KV of common prefixes", choices=("radix", "none")
+        "radix",
+        "Prefix cache, which reuses the KV of common prefixes; none turns it off",
+        choices=("radix", "none"),
     )
     eviction: str = option("lru", "Eviction policy of the prefix cache", choices=EVICTIONS)
     policy: str = option(
@@ -89,28 +96,29 @@ class EngineOptions:
     attention_decode: str = option("auto", "Attention backend for decode", choices=ATTENTION_DECODE)
     cuda_graph: str = option(
         "auto",
-        "Replay CUDA graphs, if the backend supports them, for decode steps and short steps with prefill",
+        "Run decode steps and short steps with prefill as CUDA graphs, if the attention backend supports it",
         choices=("auto", "off"),
     )
     cuda_graph_max_batch: int = option(512, "Largest batch size to capture CUDA graphs for", low=1, high=4096)
     cuda_graph_max_tokens: int | None = option(
         None,
-        "Largest step with prefill to capture CUDA graphs for, in tokens (0: none); by "
-        "default the largest that runs in less time than the host needs to launch it",
+        "Largest step with prefill to capture CUDA graphs for, in tokens (0: none); by default "
+        "the largest step that the GPU runs in less time than the host needs to launch it",
         low=0,
         high=65536,
     )
     fusion: str = option(
-        "auto", "Use fused kernels in place of several plain operations, on cuda", choices=("auto", "off")
+        "auto", "On cuda, use fused kernels instead of separate operations", choices=("auto", "off")
     )
     steps_in_flight: int = option(
-        2, "Steps launched before the tokens of the first one are read", low=1, high=8
+        2, "Number of steps that are launched before the tokens of the first one are read", low=1, high=8
     )
     profile: str = option(
         "",
-        "Folder for step traces, one per SIGUSR2; steps are marked as NVTX ranges too. Empty: no profiling",
+        "Folder for step traces; each SIGUSR2 records one trace. Steps are also marked as NVTX ranges. "
+        "Empty: no profiling",
     )
-    profile_steps: int = option(32, "Steps per trace", low=1, high=10000)
+    profile_steps: int = option(32, "Number of steps per trace", low=1, high=10000)
     check_integrity: bool = option(
         False, "Check the consistency of pages, slots and prefix tree whenever the engine is idle"
     )

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from mizzen.core.events import Abort, Arrive, Event
+from mizzen.core.events import AbortRequest, AddRequest, Event
 from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
 from mizzen.core.scheduler import Scheduler
@@ -29,10 +29,10 @@ class StepProfiler(Protocol):
 
 
 class Engine:
-    """A scheduler and a device with a model; see `mizzen.engine.loading.loader.load_engine`.
+    """A loaded model with its scheduler and runner; `mizzen.engine.loading.loader.load_engine` creates it.
 
-    `submit` and `abort` may be called from any thread, everything else from one thread. A request with a
-    grammar waits for its compilation outside the scheduler, so it does not block other requests.
+    `submit` and `abort` may be called from any thread, all other methods from one thread only. A request with
+    a grammar waits outside the scheduler until the grammar is compiled, so it does not block other requests.
     """
 
     def __init__(
@@ -43,9 +43,15 @@ class Engine:
         grammars: GrammarServices | None = None,
         profiler: StepProfiler | None = None,
     ) -> None:
-        """Assemble a loaded engine.
+        """Assemble an engine from its loaded parts.
 
-        Without `grammars`, requests with a grammar go straight to the scheduler, as on a simulated device.
+        Args:
+            info: Sizes and identity of the engine.
+            scheduler: A scheduler that has not been used.
+            runner: A runner that has not been used.
+            grammars: Compiler and token bitmasks for requests with a grammar. If None, these requests go
+                straight to the scheduler, as on a simulated device.
+            profiler: The part of `runner` that traces steps, if there is one.
         """
         self.info = info
         self._profiler = profiler
@@ -55,7 +61,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Return whether `step` has anything to do."""
+        """Whether requests run or wait, or `submit` or `abort` was called since the last step."""
         return (
             bool(self._events)
             or self._loop.busy
@@ -63,18 +69,23 @@ class Engine:
         )
 
     def submit(self, request: Request) -> None:
-        """Queue a request from the next step on; if it is rejected, `drain_finished` returns the reason."""
-        self._events.append(Arrive(request))
+        """Add a request at the next step; if it is rejected, `drain_finished` returns it with the reason."""
+        self._events.append(AddRequest(request))
 
     def abort(self, rid: int) -> None:
-        """Abort a request at the next step; its `Finished` comes with a step or from `drain_finished`."""
-        self._events.append(Abort(rid))
+        """Abort a request at the next step; `step` or `drain_finished` then returns its `Finished`."""
+        self._events.append(AbortRequest(rid))
 
     def step(self, now: float) -> StepOutput | None:
-        """Launch all steps that can be launched and wait for the oldest one.
+        """Launch steps until the maximum is in flight, then wait for the oldest one.
+
+        Call `drain_finished` afterwards.
+
+        Args:
+            now: Time in seconds, of a monotonic clock.
 
         Returns:
-            The oldest step's output, or None if no step is in flight.
+            The output of the oldest step, or None if no step is in flight.
 
         Raises:
             StepFailed: The device failed; the engine cannot continue.
@@ -98,7 +109,7 @@ class Engine:
         return output
 
     def drain_finished(self) -> tuple[Finished, ...]:
-        """Return the requests that finished outside a step since the last call."""
+        """Return the requests that were aborted or rejected since the last call."""
         finished, grammars = self._loop.drain_finished(), self._grammars
         if grammars is None or not grammars.active:
             return finished
@@ -113,7 +124,7 @@ class Engine:
         return self._loop.cache_snapshot()
 
     def load(self) -> Load:
-        """Return the engine's load; requests that wait for their grammar count as waiting."""
+        """Return the engine's load; requests whose grammar is being compiled count as waiting."""
         load, grammars = self._loop.load(), self._grammars
         if grammars is None or not grammars.has_waiting:
             return load
@@ -126,16 +137,16 @@ class Engine:
         return self._loop.integrity_faults
 
     def drain_integrity_faults(self) -> tuple[str, ...]:
-        """Return descriptions of the first integrity faults found since the last call."""
+        """Return messages about the first integrity faults (at most 16) found since the last call."""
         return self._loop.drain_integrity_faults()
 
     @property
     def grammar_counts(self) -> GrammarCounts:
-        """Compilation and mask costs of structured output so far."""
+        """Counters of grammar compilation and token bitmasks since the engine was loaded."""
         return self._grammars.counts if self._grammars is not None else GrammarCounts()
 
     def profile(self) -> None:
-        """Trace the next steps; safe in a signal handler.
+        """Start a trace with the next step; safe in a signal handler.
 
         Raises:
             ValueError: The engine was loaded without a folder for traces.
@@ -151,7 +162,7 @@ class Engine:
             self._grammars.close()
 
     def _handle_event(self, event: Event) -> None:
-        if isinstance(event, Abort):
+        if isinstance(event, AbortRequest):
             if self._grammars is None or not self._grammars.abort_waiting(event.rid):
                 self._loop.abort(event.rid)
             return

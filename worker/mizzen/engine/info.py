@@ -1,6 +1,6 @@
-"""Facts about a loaded engine that do not change while it runs.
+"""Description of a loaded engine, which does not change while the engine runs.
 
-`mizzen.engine.loading.loader` fills them in; the server reports them to gateways and as metrics.
+`mizzen.engine.loading.loader` creates it; the server reports its fields to gateways and as metrics.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ class EngineInfo:
     """Sizes and identity of a loaded engine."""
 
     context_length: int
-    """Maximum number of prompt plus output tokens of a request; the KV cache holds that many."""
+    """Maximum number of prompt plus output tokens of a request; it never exceeds the KV cache."""
     vocab_size: int
     end_token_ids: tuple[int, ...]
+    """Ids of the tokens at which the model ends its output."""
     page_size: int
     pages_total: int
     weights_bytes: int
@@ -23,22 +24,22 @@ class EngineInfo:
     dtype: str
     device: str
     generates: bool = True
-    """False for embedding models without an LM head."""
+    """Whether the model generates tokens; False for embedding models, which have no LM head."""
     attention: tuple[str, str] = ("", "")
     """Names of the attention backends for decode and prefill."""
     step_bytes: int = 0
-    """Bytes reserved for steps: slots, workspaces, graphs and activations; the graph part is an estimate."""
+    """Bytes reserved for steps: slots, workspaces, activations and an estimate for graphs."""
     graph_bytes: int = 0
-    """Bytes that captured graphs and the kernels loaded for them took, as measured on the device."""
+    """Bytes that the capture of graphs took, including the kernels loaded for them; measured on the GPU."""
     device_bytes: int = 0
-    """Total memory of the device in bytes; on CPU, of the machine or of the container."""
+    """Total memory of the GPU in bytes; on CPU, of the machine or of the container."""
     free_bytes: int = 0
-    """Bytes of device memory that no process used once the engine was loaded."""
+    """Bytes of the device's memory that no process used when the engine had been loaded."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds that each start-up phase took: config, weights, kv, graphs (on CUDA), warmup."""
+    """Duration in seconds of each start-up phase: config, weights, kv, graphs (on CUDA), warmup."""
 
     @property
     def other_bytes(self) -> int:
-        """Bytes in use besides weights, KV and graphs, such as the CUDA context; a guess on CPU."""
+        """Bytes in use besides weights, KV and graphs, such as the CUDA context; only a guess on CPU."""
         accounted = self.weights_bytes + self.kv_bytes + self.graph_bytes
         return max(0, self.device_bytes - self.free_bytes - accounted)

@@ -1,6 +1,6 @@
-"""Overlaps scheduling with execution: launches the next step before the previous step's tokens are read.
+"""Overlaps scheduling with execution: launches the next step before it reads the tokens of the previous one.
 
-`mizzen.engine.engine.Engine` owns one. At most `depth` steps are in flight, completed in launch order.
+`mizzen.engine.engine.Engine` owns the loop. Steps complete in the order in which they were launched.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from mizzen.core.events import Abort, Arrive, Event
+from mizzen.core.events import AbortRequest, AddRequest, Event
 from mizzen.core.outputs import CacheEvents, Load, StepOutput
 from mizzen.core.request import Finished, Request
 from mizzen.core.scheduler import Scheduler
@@ -16,25 +16,25 @@ from mizzen.core.step_plan import Runner
 
 
 class StepFailed(RuntimeError):
-    """The runner could not execute a step. Device state is unknown, so the engine cannot continue."""
+    """The runner could not execute a step; the device state is unknown, so the engine cannot continue."""
 
 
 class OverlapLoop:
-    """A scheduler and a runner with up to `depth` steps in flight.
+    """Connects a scheduler to a runner, and keeps up to `depth` steps in flight.
 
-    `submit` and `abort` may be called from any thread, everything else from one thread.
+    `submit` and `abort` may be called from any thread, all other methods from one thread only.
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, depth: int | None = None) -> None:
-        """Connect a fresh scheduler to a fresh runner.
+        """Create a loop without steps in flight.
 
         Args:
-            scheduler: The scheduler.
-            runner: The runner.
-            depth: Maximum number of steps in flight; the scheduler's `steps_in_flight` by default.
+            scheduler: A scheduler that has not been used.
+            runner: A runner that has not been used.
+            depth: Maximum number of steps in flight; by default `steps_in_flight` of the scheduler.
 
         Raises:
-            ValueError: `depth` is not between 1 and the scheduler's `steps_in_flight`.
+            ValueError: `depth` is not between 1 and `steps_in_flight` of the scheduler.
         """
         max_depth = scheduler.config.steps_in_flight
         self._depth = max_depth if depth is None else depth
@@ -48,30 +48,33 @@ class OverlapLoop:
 
     @property
     def busy(self) -> bool:
-        """Return whether `step` has anything to do."""
+        """Whether requests run or wait, or `submit` or `abort` was called since the last step."""
         return bool(self._events) or self._scheduler.has_work
 
     def submit(self, request: Request) -> None:
-        """Queue a request from the next step on."""
-        self._events.append(Arrive(request))
+        """Add a request at the next step."""
+        self._events.append(AddRequest(request))
 
     def abort(self, rid: int) -> None:
-        """Abort a request at the next step; a step or `drain_finished` returns its one `Finished`."""
-        self._events.append(Abort(rid))
+        """Abort a request at the next step; `step` or `drain_finished` then returns its `Finished`."""
+        self._events.append(AbortRequest(rid))
 
     def step(self, now: float) -> StepOutput | None:
-        """Launch all steps that can be launched and wait for the oldest one.
+        """Launch steps until `depth` steps are in flight, then wait for the oldest one.
 
-        Call `drain_finished` afterwards in either case.
+        Call `drain_finished` afterwards, whatever is returned.
+
+        Args:
+            now: Time in seconds, of a monotonic clock.
 
         Returns:
-            The oldest step's output, or None if no step is in flight.
+            The output of the oldest step, or None if no step is in flight.
 
         Raises:
-            StepFailed: The runner raised, in this call or an earlier one; its error is the cause.
+            StepFailed: The runner failed in this call or in an earlier one; its error is the cause.
         """
         if self._failure is not None:
-            raise StepFailed(f"the engine has failed before: {self._failure}") from self._failure
+            raise StepFailed(f"the engine has already failed: {self._failure}") from self._failure
         start_time = time.monotonic()
         while self._inflight_steps < self._depth:
             plan = self._scheduler.schedule(self._drain_events(), now)
@@ -93,7 +96,7 @@ class OverlapLoop:
         return self._scheduler.complete(tokens, now + time.monotonic() - start_time)
 
     def drain_finished(self) -> tuple[Finished, ...]:
-        """Return the requests that finished outside a step since the last call."""
+        """Return the requests that were aborted or rejected since the last call."""
         return self._scheduler.drain_finished()
 
     def drain_cache_events(self) -> CacheEvents:
@@ -105,7 +108,7 @@ class OverlapLoop:
         return self._scheduler.cache_snapshot()
 
     def load(self) -> Load:
-        """Return the scheduler's load; submitted requests count from the next step on."""
+        """Return the scheduler's load; a submitted request counts from the next step on."""
         return self._scheduler.load()
 
     @property
@@ -114,7 +117,7 @@ class OverlapLoop:
         return self._scheduler.integrity.faults
 
     def drain_integrity_faults(self) -> tuple[str, ...]:
-        """Return descriptions of the first integrity faults found since the last call."""
+        """Return messages about the first integrity faults (at most 16) found since the last call."""
         return self._scheduler.integrity.drain()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Prompt outputs: log probabilities of prompt tokens, and pooled hidden states (embeddings).
 
-`StepExecutor` calls `PromptOutputs` for prefill chunks of requests with prompt_logprobs or pooling.
+`StepExecutor` calls `PromptOutputs` for prefill chunks of requests with `prompt_logprobs` or `pooling`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mizzen.engine.uploader import Uploader
 from mizzen.models.base import DecoderModel
 
 LOGIT_ROWS = 128
-"""Rows whose logits are computed at once; the logits of a whole chunk would take gigabytes."""
+"""Number of rows whose logits are computed at once; the logits of a whole chunk would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOutputRows:
-    """The rows of one prefill chunk whose hidden states are needed for prompt outputs."""
+    """Rows of a prefill chunk whose hidden states are needed for prompt outputs; they are consecutive."""
 
     chunk: PrefillChunk
     options: SlotOptions
@@ -39,28 +39,29 @@ class PromptOutputRows:
 
     @classmethod
     def from_chunk(cls, chunk: PrefillChunk, options: SlotOptions) -> PromptOutputRows | None:
-        """Return the rows of a chunk that its options need, or None if they need none."""
+        """Return the rows of a chunk that its request needs, or None if it needs no row of this chunk."""
         size = len(chunk.tokens)
         if options.pooling is Pooling.LAST:
             return cls(chunk, options, size - 1, 1) if chunk.last else None
         if options.pooling is None:
-            # A hidden state predicts the next token; the prompt's last one predicts the first output token.
+            # A row's hidden state predicts the next token. The last prompt row is left out, because it
+            # predicts the first output token.
             size = min(size, options.prompt_tokens - 1 - chunk.start)
         return cls(chunk, options, 0, size) if size > 0 else None
 
 
 class PromptOutputs:
-    """Computes prompt outputs of the slots whose requests ask for them."""
+    """Computes the prompt outputs of all slots whose requests have `prompt_logprobs` or `pooling`."""
 
     def __init__(self, model: DecoderModel, upload: Uploader) -> None:
         self.model = model
         self.upload = upload
         self.options_by_slot: dict[int, SlotOptions] = {}
         self.hidden_sums: dict[int, torch.Tensor] = {}
-        """Running sums of hidden states for mean pooling, float32 [hidden], by slot."""
+        """Sums of the hidden states of earlier chunks for mean pooling, float32 [hidden], by slot."""
 
     def start_slots(self, starts: tuple[SlotStart, ...]) -> None:
-        """Record the options of requests that start in a slot."""
+        """Record the options of the requests that start in slots."""
         for start in starts:
             slot, options = start.slot, start.options
             self.hidden_sums.pop(slot, None)
@@ -70,7 +71,7 @@ class PromptOutputs:
                 self.options_by_slot.pop(slot, None)
 
     def chunks_to_read(self, plan: StepPlan) -> list[PromptOutputRows]:
-        """Return the rows needed from each of the plan's chunks that has prompt outputs."""
+        """Return the rows needed for prompt outputs, for each chunk of a plan that needs any."""
         if not self.options_by_slot:
             return []
         chunk_options = [(chunk, self.options_by_slot.get(chunk.slot)) for chunk in plan.prefill]
@@ -82,14 +83,19 @@ class PromptOutputs:
         return [read for read in reads if read is not None]
 
     def batch_rows(self, plan: StepPlan, reads: list[PromptOutputRows]) -> Int64:
-        """Return the indices in the plan's batch of all needed rows, int64, in the order of `reads`."""
+        """Return the indices of the rows of `reads` within a plan's batch, int64 [rows]."""
         sizes = [len(plan.decode), *(len(chunk.tokens) for chunk in plan.prefill)]
         begins = dict(zip((chunk.slot for chunk in plan.prefill), np.cumsum(sizes).tolist(), strict=False))
         runs = [(begins[read.chunk.slot] + read.first_row, read.row_count) for read in reads]
         return np.concatenate([np.arange(begin, begin + count) for begin, count in runs])
 
     def __call__(self, reads: list[PromptOutputRows], hidden: torch.Tensor) -> DeviceSideOutputs:
-        """Compute prompt outputs from the hidden states [rows, hidden] of the rows in `batch_rows`."""
+        """Compute the prompt outputs of a step.
+
+        Args:
+            reads: Result of `chunks_to_read`.
+            hidden: Hidden states [rows, hidden] of the rows that `batch_rows` returns, before the final norm.
+        """
         logprobs: list[LogprobTensors] = []
         slots: list[int] = []
         vectors: list[torch.Tensor] = []
@@ -111,7 +117,10 @@ class PromptOutputs:
         )
 
     def prompt_logprobs(self, read: PromptOutputRows, hidden: torch.Tensor) -> LogprobTensors:
-        """Return the model's log probabilities of the prompt tokens that follow a chunk's positions."""
+        """Return log probabilities of the prompt tokens that follow the rows of a chunk.
+
+        `hidden` [read.row_count, hidden] holds the hidden states of these rows.
+        """
         position = read.chunk.start + 1
         next_tokens = read.options.tokens[position : position + read.row_count]
         top, targets = read.options.prompt_logprobs or 0, self.upload(next_tokens.astype(np.int64))
@@ -132,7 +141,10 @@ class PromptOutputs:
         )
 
     def pool_hidden(self, read: PromptOutputRows, hidden: torch.Tensor) -> torch.Tensor | None:
-        """Return a prompt's pooled vector, float32 [hidden], with its last chunk; None for earlier chunks."""
+        """Return the embedding of a prompt, float32 [hidden], or None if its last chunk is still to come.
+
+        `hidden` [read.row_count, hidden] holds the hidden states of the chunk's rows before the final norm.
+        """
         chunk, states = read.chunk, self.model.norm(hidden).float()
         if read.options.pooling is Pooling.LAST:
             vector = states[0]

@@ -1,6 +1,6 @@
-"""Host-to-device copies that do not wait: single arrays, arrays packed together, and mirrored arrays.
+"""Asynchronous host-to-device copies of arrays, and arrays that exist on both host and device.
 
-Everything that keeps per-slot state on the host and reads it on the device uses it.
+Sampling, slot state and graphs use them for per-slot state that the host writes and the device reads.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import torch
 from numpy.typing import NDArray
 
 ALIGNMENT = 16
-"""Bytes. Triton compiles a kernel for operands that begin at a multiple of this, and another for the rest."""
+"""Alignment in bytes. Triton compiles separate kernel variants for operands with and without it."""
 
 
 class Uploader:
-    """Copies small host arrays to the device without waiting."""
+    """Copies small host arrays to the device without waiting for the copy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def __call__(self, array: NDArray[Any]) -> torch.Tensor:
-        """Return a copy on the device; on CPU, a tensor that shares the array's memory.
+        """Copy an array to the device; on CPU, return a tensor that shares the array's memory.
 
-        Pinned memory comes from PyTorch's caching allocator, which reuses it only after the copy.
+        The copy goes through pinned memory of PyTorch's caching allocator, which does not reuse this memory
+        before the copy is complete.
         """
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         if self.device.type == "cpu":
@@ -32,10 +33,10 @@ class Uploader:
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def upload_together(self, *arrays: NDArray[Any]) -> tuple[torch.Tensor, ...]:
-        """Return device copies of arrays of equal length, in their common dtype, sent in one copy.
+        """Copy arrays [n] of equal length to the device at once, converted to their common dtype.
 
-        Each begins at a multiple of ALIGNMENT, whatever the length: otherwise another kernel variant would be
-        compiled while all streams wait.
+        Each result is aligned to ALIGNMENT bytes, for any n: otherwise Triton would compile another kernel
+        variant while all streams wait.
         """
         dtype, length = np.result_type(*arrays), len(arrays[0])
         aligned_length = ALIGNMENT // dtype.itemsize
@@ -45,7 +46,7 @@ class Uploader:
 
 
 class MirroredArray:
-    """An array with one row per slot, on the host and on the device; on CPU both share memory."""
+    """An array with one row per slot that exists on host and device; on CPU both share memory."""
 
     def __init__(self, values: NDArray[Any], upload: Uploader) -> None:
         self.host = values
@@ -54,9 +55,15 @@ class MirroredArray:
         self.device = torch.from_numpy(values).to(upload.device)
 
     def write(self, index: tuple[NDArray[Any], ...], values: NDArray[Any]) -> None:
-        """Set cells by index arrays, one per dimension; the last of several writes to a cell wins."""
+        """Set elements on host and device; if an element is written several times, the last value wins.
+
+        Args:
+            index: Integer arrays [n], one per indexed dimension.
+            values: New values.
+        """
         self.host[index] = values
         if not self.shared:
             device_index = tuple(self.upload(part.astype(np.int64)) for part in index)
-            # Read back: the device does not order several writes to one cell.
+            # Send the values that the host array has now: the device does not order several writes to an
+            # element.
             self.device[device_index] = self.upload(self.host[index])

@@ -1,4 +1,5 @@
-"""HTTP client of all sources: time-outs, retries with back-off, and redirects without credentials."""
+"""HTTP client for all kinds of sources: timeouts, retries with back-off, and redirects without
+credentials."""
 
 from __future__ import annotations
 
@@ -19,49 +20,49 @@ from mizzen.fetch.errors import CorruptDownload, FetchError, FetchStopped, Serve
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 30.0
 MAX_REDIRECTS = 5
 MAX_BODY = 64 * 1024 * 1024
-"""Largest list or manifest that is read, in bytes."""
+"""Maximum size in bytes of a response that `FetchClient.get` returns, such as a listing or a manifest."""
 _TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 Result = TypeVar("Result")
 
 
 class Credentials(Protocol):
-    """Creates the headers that authorize a request."""
+    """Credentials of a fetch, which create the headers that authorize its requests."""
 
     def headers(self, method: str, url: str, given: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the headers that authorize a request with the headers `given`; called for each request."""
+        """Return the headers that authorize one request; `given` are the request's other headers."""
         ...
 
     def handle_unauthorized(self, url: str, response: httpx.Response) -> bool:
-        """Update the credentials after a 401; return whether another try may succeed."""
+        """Update the credentials after a response with status 401; return whether to repeat the request."""
         ...
 
 
 class StaticCredentials:
-    """Sends the same `Authorization` header with every request."""
+    """Credentials that send the same `Authorization` header with every request."""
 
     def __init__(self, authorization: str = "") -> None:
-        """Send `authorization`; an empty one sends no header."""
+        """Use `authorization` as the value of the header; if it is empty, no header is sent."""
         self.authorization = authorization
 
     def headers(self, method: str, url: str, given: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the `Authorization` header, if there is one."""
+        """Return the `Authorization` header, or no header if its value is empty."""
         return {"Authorization": self.authorization} if self.authorization else {}
 
     def handle_unauthorized(self, url: str, response: httpx.Response) -> bool:
-        """Return False: there are no other credentials to try."""
+        """Return False, because there are no other credentials to try."""
         return False
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """Return the scheme, host and port of a URL."""
+    """Return the scheme, the host in lower case, and the port of a URL."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
     return parts.scheme, (parts.hostname or "").lower(), port
 
 
 class FetchClient:
-    """GET and HEAD requests of one fetch. Thread-safe."""
+    """Client for the GET and HEAD requests of one fetch. Thread-safe."""
 
     def __init__(
         self,
@@ -72,13 +73,13 @@ class FetchClient:
         stop: threading.Event,
         on_retry: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Create a client with up to `connections` + 2 connections.
+        """Create a client that opens up to `connections` + 2 connections.
 
         Args:
             timeout: seconds without data after which a request fails.
-            attempts: consecutive failed tries after which `retry` gives up.
+            attempts: number of consecutive failures after which `retry` gives up.
             connections: number of concurrent downloads.
-            stop: ends every wait once it is set.
+            stop: event that ends all waits and retries once it is set.
             on_retry: called with a message before each retry.
         """
         self._stop = stop
@@ -100,7 +101,7 @@ class FetchClient:
         self._http.close()
 
     def abandon(self) -> None:
-        """Abort the running requests of all threads, even if the server is silent."""
+        """Abort the requests that are running in any thread, even if their server sends no data."""
         with self._lock:
             self._abandoned.set()
             streams = list(self._streams)
@@ -108,29 +109,30 @@ class FetchClient:
             _shut_down(stream)
 
     def _trace(self, event: str, about: Mapping[str, Any]) -> None:
-        """Keep each new connection for `abandon`; with TLS there are two events, and the later one counts."""
+        """Remember each new connection for `abandon`; httpx calls this method with its trace events.
+
+        A TLS connection causes two such events, and uses the stream of the second one.
+        """
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             stream = about["return_value"]
             with self._lock:
                 self._streams.add(stream)
-                late = self._abandoned.is_set()
-            if late:
+                abandoned = self._abandoned.is_set()
+            if abandoned:
                 _shut_down(stream)
 
     def raise_if_stopped(self) -> None:
-        """Raise `FetchStopped` if the fetch was asked to stop or was abandoned."""
+        """Raise `FetchStopped` if the stop event is set or `abandon` was called."""
         if self._stop.is_set() or self._abandoned.is_set():
-            raise FetchStopped(
-                "the fetch was asked to stop; the data fetched so far is kept for the next start"
-            )
+            raise FetchStopped("the fetch was stopped; the data fetched so far is kept for the next start")
 
     def get(
         self, url: str, credentials: Credentials, headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
-        """Return a complete response, with retries.
+        """Send a GET request, with retries, and return the response with its complete body.
 
         Raises:
-            FetchError: the server rejects the request, or keeps failing.
+            FetchError: the server rejects the request or keeps failing, or the body exceeds `MAX_BODY`.
         """
 
         def send() -> httpx.Response:
@@ -145,10 +147,10 @@ class FetchClient:
         return self.retry(send)
 
     def head(self, url: str, credentials: Credentials, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the response headers of a HEAD request, with retries.
+        """Send a HEAD request, with retries, and return the headers of the response.
 
         Raises:
-            FetchError: the server rejects the request, or keeps failing.
+            FetchError: the server rejects the request or keeps failing.
         """
 
         def send() -> Mapping[str, str]:
@@ -158,14 +160,16 @@ class FetchClient:
         return self.retry(send)
 
     def retry(self, work: Callable[[], Result], progress: Callable[[], int] = lambda: 0) -> Result:
-        """Call `work` until it succeeds, with exponential back-off between tries.
+        """Call `work` until it succeeds, with exponential back-off, and return its result.
 
         Args:
-            work: raises ServerUnavailable if a server failed.
-            progress: returns a number that grows while data arrives; a change resets the count of tries.
+            work: function to call; it raises ServerUnavailable if another call may succeed.
+            progress: returns a number that grows while data arrives. If it has grown since the last failure,
+                the count of consecutive failures starts again.
 
         Raises:
-            FetchError: any other error of `work`, or ServerUnavailable after too many consecutive tries.
+            ServerUnavailable: `work` failed too often in a row.
+            FetchError: `work` raised another error, or the fetch was stopped.
         """
         failures, at = 0, progress()
         while True:
@@ -190,11 +194,14 @@ class FetchClient:
         headers: Mapping[str, str] | None = None,
         method: str = "GET",
     ) -> Iterator[httpx.Response]:
-        """Yield the response after redirects, with its body unread. Only the first host gets the credentials.
+        """Send a request, follow redirects, and yield the response with its body unread.
+
+        Only URLs with the scheme, host and port of `url` get the credentials.
 
         Raises:
-            ServerUnavailable: the server failed temporarily.
-            FetchError: the server rejected the request.
+            ServerUnavailable: the server did not answer or failed temporarily.
+            RequestRejected: the server rejected the request.
+            FetchError: a redirect must not be followed, or the body is compressed.
         """
         home, given = origin(url), dict(headers or {})
         reauthorized = False
@@ -226,24 +233,24 @@ class FetchClient:
 
 
 def _shut_down(stream: Any) -> None:
-    """Shut down a connection, which (unlike closing it) wakes the thread that reads from it."""
+    """Shut down a connection; unlike closing it, this wakes up the thread that reads from it."""
     with suppress(OSError):
         stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
 def _redirect_target(url: str, response: httpx.Response) -> str:
-    """Return the target of a redirect.
+    """Return the URL to which a response redirects.
 
     Raises:
-        FetchError: the target is invalid, or it is http although `url` is https.
+        FetchError: the target is invalid, equals `url`, or is http although `url` is https.
     """
     target = str(httpx.URL(url).join(response.headers.get("location", "")))
     scheme, host, _ = origin(target)
     if scheme not in ("http", "https") or not host or target == url:
-        raise FetchError(f"{redacted(url)} redirects to {redacted(target)!r}, which is not another page")
+        raise FetchError(f"{redacted(url)} redirects to {redacted(target)!r}, which is not another web page")
     if scheme == "http" and origin(url)[0] == "https":
         raise FetchError(
-            f"{redacted(url)} redirects to {redacted(target)}, which is not encrypted: refusing to follow"
+            f"{redacted(url)} redirects to {redacted(target)}, which is not encrypted: not followed"
         )
     return target
 
@@ -268,7 +275,7 @@ def _check_status(response: httpx.Response, url: str) -> None:
 
 
 class RequestRejected(FetchError):
-    """A response that means permanent failure, with its status code and headers."""
+    """The server rejected a request with a status code that does not allow a retry."""
 
     def __init__(self, code: int, message: str, headers: Mapping[str, str]) -> None:
         super().__init__(message)
@@ -282,10 +289,10 @@ def _retry_after(response: httpx.Response) -> float:
 
 
 def read(response: httpx.Response, size: int = 1024 * 1024) -> Iterator[bytes]:
-    """Yield the body in chunks of up to `size` bytes.
+    """Yield the body of a response in chunks of up to `size` bytes.
 
     Raises:
-        ServerUnavailable: the connection failed before the end.
+        ServerUnavailable: the connection failed before the end of the body.
     """
     try:
         yield from response.iter_raw(size)
@@ -303,22 +310,22 @@ def redacted(url: str) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the type and text of an error on one line, 300 characters at most."""
+    """Return the type and text of an error as one line of at most 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 class RateLimiter:
-    """Limits the total download rate of all threads."""
+    """Limit of the total download rate of all threads."""
 
     def __init__(self, rate: int, stop: threading.Event) -> None:
-        """Limit to `rate` bytes per second; 0 is no limit."""
+        """Limit the rate to `rate` bytes per second; 0 means no limit. Setting `stop` ends all waits."""
         self._rate = rate
         self._stop = stop
         self._lock = threading.Lock()
         self._free_at = time.monotonic()
 
     def acquire(self, count: int) -> None:
-        """Wait until `count` more bytes fit into the rate."""
+        """Wait until `count` more bytes do not exceed the rate."""
         if not self._rate:
             return
         with self._lock:
@@ -329,9 +336,16 @@ class RateLimiter:
 
 
 def check_range(url: str, response: httpx.Response, start: int, end: int, size: int) -> int:
-    """Return the offset of the body in a response to `Range: bytes=start-(end-1)`.
+    """Return the offset in the file at which the body of a response to a range request begins.
 
-    That is `start`, or 0 if the server does not support ranges.
+    This is `start`, or 0 if the server ignores ranges and sends the whole file.
+
+    Args:
+        url: URL of the file, for messages.
+        response: response to a request with `Range: bytes=start-(end-1)`.
+        start: first requested byte.
+        end: byte after the last requested one.
+        size: expected size of the file in bytes.
 
     Raises:
         CorruptDownload: the response has another range, or the file has another size.
@@ -342,7 +356,7 @@ def check_range(url: str, response: httpx.Response, start: int, end: int, size: 
             raise CorruptDownload(f"{redacted(url)} now has {length} bytes, expected {size}")
         return 0
     wanted = f"bytes {start}-{end - 1}/{size}"
-    found = response.headers.get("content-range", "")
-    if found != wanted:
-        raise CorruptDownload(f"{redacted(url)} sent {found!r}, expected {wanted!r}")
+    received = response.headers.get("content-range", "")
+    if received != wanted:
+        raise CorruptDownload(f"{redacted(url)} sent the range {received!r}, expected {wanted!r}")
     return start

@@ -1,4 +1,4 @@
-"""Checksums of complete files."""
+"""Compute and verify the checksums of complete files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _READ = 4 * 1024 * 1024
 
 
 def sha256(path: Path, check: Callable[[], None] = lambda: None) -> str:
-    """Return the digest of a file as `sha256:…`; `check` is called regularly and may raise."""
+    """Return the SHA-256 of a file as `sha256:…`; `check` is called regularly and may raise to stop."""
     return "sha256:" + _hash_file(path, hashlib.sha256(), check)
 
 
@@ -20,28 +20,28 @@ def verify(path: Path, name: str, size: int, digest: str, check: Callable[[], No
     """Verify a file's size and checksum, and return its SHA-256 as `sha256:…`.
 
     Args:
-        path: the file.
-        name: its name in messages.
+        path: path of the file.
+        name: name of the file in messages.
         size: expected size in bytes.
-        digest: expected digest, in the format of `RemoteFile.digest`; empty skips the comparison.
-        check: called regularly; may raise.
+        digest: expected digest, in the format of `RemoteFile.digest`; if empty, only the size is verified.
+        check: called regularly; may raise to stop.
 
     Raises:
         CorruptDownload: the size or the digest differs.
     """
-    there = path.stat().st_size
-    if there != size:
-        raise CorruptDownload(f"{name} has {there} bytes, expected {size}")
+    actual_size = path.stat().st_size
+    if actual_size != size:
+        raise CorruptDownload(f"{name} has {actual_size} bytes, expected {size}")
     own = sha256(path, check)
     kind, _, wanted = digest.partition(":")
     if kind == "git":
-        found = _hash_file(path, hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), check)
+        actual = _hash_file(path, hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), check)
     elif kind == "md5":
-        found = _hash_file(path, hashlib.md5(usedforsecurity=False), check)
+        actual = _hash_file(path, hashlib.md5(usedforsecurity=False), check)
     else:
-        found = own.partition(":")[2]
-    if wanted and found != wanted:
-        raise CorruptDownload(f"{name} has checksum {kind}:{found}, expected {digest}")
+        actual = own.partition(":")[2]
+    if wanted and actual != wanted:
+        raise CorruptDownload(f"{name} has checksum {kind}:{actual}, expected {digest}")
     return own
 
 

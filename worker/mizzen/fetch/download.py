@@ -1,7 +1,7 @@
-"""Download the files of a plan in concurrent segments, resuming where an earlier try stopped.
+"""Download the files of a plan in concurrent segments, and resume where an earlier try stopped.
 
-Each segment of a file uses one connection. A journal records received bytes only after they are on disk, so
-a killed process loses at most `CHECKPOINT` bytes per connection. A file gets its final name only after its
+Each segment of a file uses one connection. The journal of `PartialFile` records received bytes, so that a
+killed process loses at most `CHECKPOINT` bytes per connection. A file gets its final name only after its
 checksum has been verified.
 """
 
@@ -10,9 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from mizzen.fetch.client import (
@@ -26,6 +23,7 @@ from mizzen.fetch.client import (
 )
 from mizzen.fetch.digests import verify
 from mizzen.fetch.errors import CorruptDownload, ServerUnavailable
+from mizzen.fetch.partial_file import PartialFile
 from mizzen.fetch.plan import RemoteFile
 from mizzen.fetch.progress import FetchProgress
 from mizzen.fetch.store import ModelFolder, filesystem_error
@@ -33,82 +31,12 @@ from mizzen.fetch.store import ModelFolder, filesystem_error
 SEGMENT = 64 * 1024 * 1024
 CHECKPOINT = 8 * 1024 * 1024
 MAX_ROUNDS = 2
-"""Number of downloads with a wrong checksum after which the server's copy is considered corrupt."""
+"""Number of downloads of a file with a wrong checksum after which the server's copy is considered corrupt."""
 POLL_SECONDS = 0.5
 
 
-@dataclass(slots=True)
-class PartialFile:
-    """A file being downloaded, and the bytes of it that have been received."""
-
-    remote: RemoteFile
-    target: Path
-    segment: int
-    received: dict[int, int] = field(default_factory=dict)
-    """Number of received bytes of each started segment, by the segment's start."""
-    lock: Lock = field(default_factory=Lock)
-
-    @property
-    def data(self) -> Path:
-        """Path of the sparse file with the received bytes."""
-        return self.target.with_name(self.target.name + ".partial")
-
-    @property
-    def journal(self) -> Path:
-        """Path of the journal: one line per checkpoint, with a segment's start and its received bytes."""
-        return self.target.with_name(self.target.name + ".partial.done")
-
-    @property
-    def received_bytes(self) -> int:
-        """Total number of received bytes."""
-        return sum(self.received.values())
-
-    def segment_starts(self) -> range:
-        """Return the start of every segment; an empty file has none."""
-        return range(0, self.remote.size, self.segment)
-
-    def segment_end(self, start: int) -> int:
-        """Return the end of the segment that begins at `start`."""
-        return min(start + self.segment, self.remote.size)
-
-    def load_journal(self) -> None:
-        """Load the journal of an earlier process; invalid lines are ignored."""
-        self.received = {}
-        try:
-            size = self.data.stat().st_size if not self.data.is_symlink() else 0
-            lines = self.journal.read_text().splitlines()
-        except (OSError, ValueError):
-            return
-        for line in lines:
-            words = line.split()
-            if len(words) != 2 or not all(word.isdecimal() for word in words):
-                continue  # the last line may be incomplete
-            start, count = map(int, words)
-            if start in self.segment_starts() and start + count <= min(self.segment_end(start), size):
-                self.received[start] = max(count, self.received.get(start, 0))
-
-    def record(self, start: int, count: int, descriptor: int) -> None:
-        """Sync the data, then record `count` received bytes of the segment at `start`."""
-        os.fdatasync(descriptor)
-        with self.lock, self.journal.open("a") as file:
-            file.write(f"{start} {count}\n")
-            self.received[start] = count
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the file has its final name and size."""
-        return self.target.is_file() and self.target.stat().st_size == self.remote.size
-
-    def discard(self) -> None:
-        """Delete all received data."""
-        self.received = {}
-        self.target.unlink(missing_ok=True)
-        self.journal.unlink(missing_ok=True)
-        self.data.unlink(missing_ok=True)
-
-
 class Downloader:
-    """Downloads the files of one plan."""
+    """Downloader of the files of one plan."""
 
     def __init__(
         self,
@@ -122,7 +50,18 @@ class Downloader:
         segment: int = SEGMENT,
         checkpoint: int = CHECKPOINT,
     ) -> None:
-        """Download with up to `connections` connections; `segment` and `checkpoint` are in bytes."""
+        """Prepare without downloading.
+
+        Args:
+            client: client for the requests.
+            credentials: credentials for the server.
+            store: model folder to download to.
+            progress: counter of received bytes.
+            connections: maximum number of concurrent downloads.
+            limiter: limit of the download rate.
+            segment: bytes that are downloaded per request.
+            checkpoint: bytes after which received data is recorded in the journal.
+        """
         self._client = client
         self._credentials = credentials
         self._store = store
@@ -133,7 +72,8 @@ class Downloader:
         self._checkpoint = checkpoint
 
     def open_partials(self, files: Iterable[RemoteFile]) -> list[PartialFile]:
-        """Return the state of each file, as left by earlier tries; complete files count as received."""
+        """Return each file with the segments that earlier tries received; complete files count as
+        received."""
         partials: list[PartialFile] = []
         for remote in files:
             partial = PartialFile(remote, self._store.path_of(remote.path), self._segment)
@@ -148,7 +88,7 @@ class Downloader:
         return partials
 
     def download(self, partials: Sequence[PartialFile]) -> Mapping[str, str]:
-        """Download the missing segments, verify all files, and return their SHA-256 by path.
+        """Download the missing segments, verify all files, and return their digests (`sha256:…`) by path.
 
         Raises:
             FetchError: the download failed; the data received so far is kept.
@@ -185,13 +125,17 @@ class Downloader:
         return digests
 
     def _missing_segments(self, partial: PartialFile) -> list[int]:
-        """Return the starts of the incomplete segments."""
+        """Return the offsets in bytes of a file's incomplete segments."""
         return [
             s for s in partial.segment_starts() if partial.received.get(s, 0) < partial.segment_end(s) - s
         ]
 
     def _complete_file(self, partial: PartialFile) -> str:
-        """Verify a file and give it its final name; if the checksum is wrong, download it once more."""
+        """Verify a file, give it its final name, and return its digest; after a mismatch, download it again.
+
+        Raises:
+            CorruptDownload: the file had the wrong checksum `MAX_ROUNDS` times.
+        """
         remote, tried = partial.remote, 0
         while True:
             try:
@@ -209,14 +153,14 @@ class Downloader:
                 partial.discard()
                 if tried == MAX_ROUNDS:
                     raise CorruptDownload(f"{error}, twice: the server's copy is corrupt") from error
-                self._progress.report_retry(f"{error}; fetching it again")
+                self._progress.report_retry(f"{error}; downloading the file again")
                 for start in self._missing_segments(partial):
                     self._fetch_segment(partial, start)
             except OSError as error:
                 raise filesystem_error(error, partial.target) from error
 
     def _fetch_segment(self, partial: PartialFile, start: int) -> None:
-        """Download the missing part of one segment, with retries."""
+        """Download the missing part of the segment at offset `start`, with retries."""
         try:
             self._client.retry(
                 lambda: self._request_range(partial, start), lambda: partial.received.get(start, 0)
@@ -243,7 +187,18 @@ class Downloader:
     def _write_range(
         self, partial: PartialFile, start: int, at: int, end: int, parts: Iterable[bytes]
     ) -> None:
-        """Write bytes from the offset `at` on, and record them in the journal."""
+        """Write received bytes to the file, and record them in the journal.
+
+        Args:
+            partial: file to write to.
+            start: offset of the segment.
+            at: offset of the first received byte.
+            end: offset of the end of the segment.
+            parts: received bytes.
+
+        Raises:
+            ServerUnavailable: the bytes end before `end`.
+        """
         recorded = at
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(partial.data, flags, 0o644)
@@ -266,7 +221,7 @@ class Downloader:
 
 
 def _clip(parts: Iterable[bytes], skip: int, count: int) -> Iterator[bytes]:
-    """Yield up to `count` bytes after skipping the first `skip` bytes."""
+    """Skip the first `skip` bytes of `parts`, and yield up to `count` of the bytes that follow."""
     for part in parts:
         rest = part[skip:]
         skip = max(0, skip - len(part))

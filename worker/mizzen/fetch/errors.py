@@ -4,14 +4,14 @@ from __future__ import annotations
 
 
 class FetchError(Exception):
-    """The fetch failed; the message gives the reason and the remedy."""
+    """The fetch failed; the message gives the reason and says how to fix the problem."""
 
 
 class ServerUnavailable(FetchError):
     """A server failed or did not answer; another try may succeed.
 
     Attributes:
-        after: seconds to wait before the next try, from `Retry-After`; 0 if the server sent none.
+        after: seconds to wait before the next try, from the header `Retry-After`; 0 if it was not sent.
     """
 
     def __init__(self, message: str, after: float = 0.0) -> None:
@@ -20,8 +20,8 @@ class ServerUnavailable(FetchError):
 
 
 class CorruptDownload(FetchError):
-    """The received data is not the data that the server announced."""
+    """The received data differs from the size, range or checksum that the server announced."""
 
 
 class FetchStopped(FetchError):
-    """The fetch was asked to stop; the data received so far is kept."""
+    """The fetch was stopped, e.g. by a signal; the data received so far is kept."""

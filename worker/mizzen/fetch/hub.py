@@ -1,4 +1,4 @@
-"""Plan fetches from `hf://`: repositories on a model hub, through its HTTP API."""
+"""Plan fetches from `hf://`: repositories on a model hub, through the hub's HTTP API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def parse_credentials(text: str) -> Credentials:
-    """Return the credentials for a hub token; an empty text means none.
+    """Return the credentials from the contents of a token file; an empty text means anonymous access.
 
     Raises:
         FetchError: the text is not a single token.
@@ -39,26 +39,26 @@ def plan_fetch(
     pin: str = "",
     limit: int = 0,
 ) -> FetchPlan:
-    """Resolve the revision to a commit and list the files of that commit.
+    """Resolve the source's revision to a commit, and return a plan with the selected files of that commit.
 
     Args:
         client: client for the requests.
         source: repository and revision.
         credentials: credentials for the hub.
-        file_filter: filter of the files.
+        file_filter: selects the files.
         endpoint: base URL of the hub; empty for the public hub.
-        pin: commit to use instead of the current one of the source's revision.
-        limit: maximum total bytes; 0 is no limit.
+        pin: commit to use instead of resolving the source's revision; empty to resolve it.
+        limit: maximum total size in bytes; 0 means no limit.
 
     Raises:
-        FetchError: the hub denies access, or its answer is invalid.
+        FetchError: the hub denies access, its answer is invalid, or `make_plan` rejects the files.
     """
     base, name = (endpoint or ENDPOINT).rstrip("/"), f"hf://{source.repo}@{source.revision}"
     wanted = pin or source.revision
     url = f"{base}/api/models/{source.repo}/revision/{quote(wanted, safe='')}?blobs=true"
     try:
-        found = json.loads(client.get(url, credentials).content)
-        commit, listed = found["sha"], found["siblings"]
+        answer = json.loads(client.get(url, credentials).content)
+        commit, listed = answer["sha"], answer["siblings"]
         if not _COMMIT.fullmatch(commit):
             raise ValueError(f"commit {commit!r}")
         files = [
@@ -94,7 +94,7 @@ def _explain(error: RequestRejected, name: str) -> str:
     if error.code in (401, 403):
         return (
             f"{name}: access denied ({error.code}): it is private, gated or does not exist; accept its terms "
-            "on the hub, and provide a token that can read it (spec.model.credentialsSecretRef)"
+            "on the hub, and provide a token that may read it (spec.model.credentialsSecretRef)"
         )
     if error.code == 404:
         return f"{name}: the hub has no such model or revision: check the name and the revision after @"

@@ -1,8 +1,8 @@
 """Plan fetches from `oci://`: artifacts and images in a registry, through the OCI distribution API 1.1.
 
-A manifest may combine three layouts: one file per layer, named by the annotation
-`org.opencontainers.image.title` (ORAS) or `org.cncf.model.filepath` (the CNCF's model format); layers that
-are archives of files; and an image whose layers contain `/models` (KServe's modelcar).
+The layers of a manifest may use three layouts: a layer that is one file, named by the annotation
+`org.opencontainers.image.title` (ORAS) or `org.cncf.model.filepath` (the CNCF's model format); a layer that
+is an archive of files; and a layer of an image with the files in `/models` (KServe's modelcar).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _MANIFEST = (
 _TAR = re.compile(r"[.+](tar|gzip)([.+]|$)")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 BLOBS = "archives"
-"""Subfolder that keeps archives until they are unpacked."""
+"""Subfolder of the model folder that keeps archives until they are unpacked."""
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
 class RegistryLogin(StaticCredentials):
-    """Basic credentials, exchanged for a bearer token at the registry's token service if it asks for one."""
+    """Basic credentials, which are exchanged for a bearer token if the registry requires one."""
 
     def __init__(self, home: str, user: str, password: str) -> None:
-        """Log in to the registry at the URL `home`; anonymously if `user` is empty."""
+        """Use a login for the registry at the URL `home`; an empty `user` means anonymous access."""
         self._home = home
         basic = base64.b64encode(f"{user}:{password}".encode()).decode() if user else ""
         self._basic = f"Basic {basic}" if basic else ""
@@ -53,14 +53,14 @@ class RegistryLogin(StaticCredentials):
         self.client: FetchClient | None = None
 
     def handle_unauthorized(self, url: str, response: httpx.Response) -> bool:
-        """Get a token from the service that the registry names; return whether it gave one."""
+        """Request a token from the token service that the registry names; return whether it sent a token."""
         kind, _, rest = response.headers.get("www-authenticate", "").partition(" ")
-        given = dict(_PARAMETER.findall(rest))
-        realm = given.get("realm", "")
+        parameters = dict(_PARAMETER.findall(rest))
+        realm = parameters.get("realm", "")
         if kind.lower() != "bearer" or not realm or self.client is None:
             return False
         basic = self._basic if _same_owner(self._home, realm) else ""
-        query = urlencode({key: given[key] for key in ("service", "scope") if key in given})
+        query = urlencode({key: parameters[key] for key in ("service", "scope") if key in parameters})
         credentials = StaticCredentials(basic)
         answer = self.client.get(f"{realm}{'&' if urlsplit(realm).query else '?'}{query}", credentials)
         try:
@@ -72,7 +72,11 @@ class RegistryLogin(StaticCredentials):
 
 
 def _same_owner(home: str, realm: str) -> bool:
-    """Return whether a token service may receive the password: it has the registry's host or domain."""
+    """Return whether the token service at `realm` may receive the password of the registry at `home`.
+
+    The token service must have the registry's host name or a host name in the same domain, and must use
+    https if the registry does.
+    """
     (scheme, host, _), (realm_scheme, realm_host, _) = origin(home), origin(realm)
     if scheme == "https" and realm_scheme != "https":
         return False
@@ -84,7 +88,7 @@ def _same_owner(home: str, realm: str) -> bool:
 
 
 def registry_url(source: OciSource, endpoint: str = "") -> str:
-    """Return the base URL of a source's registry; `endpoint` overrides it."""
+    """Return `endpoint` if it is not empty, or else the base URL of the source's registry."""
     if endpoint:
         return endpoint.rstrip("/")
     return (
@@ -95,30 +99,31 @@ def registry_url(source: OciSource, endpoint: str = "") -> str:
 
 
 def parse_credentials(text: str, source: OciSource, endpoint: str = "") -> RegistryLogin:
-    """Return the login for the source's registry from a Docker `config.json`; an empty text is anonymous.
+    """Return the login for the source's registry from the text of a Docker `config.json`.
+
+    An empty text means anonymous access.
 
     Raises:
-        FetchError: the text is not a Docker config, or has no login for the registry.
+        FetchError: the text is not a Docker `config.json`, or has no login for the registry.
     """
     home = registry_url(source, endpoint)
     if not text.strip():
         return RegistryLogin(home, "", "")
     try:
-        every = json.loads(text)["auths"]
-        found = next(
-            (every[key] for key in every if _registry_host(key) == _registry_host(source.host)), None
+        logins = json.loads(text)["auths"]
+        login = next(
+            (logins[key] for key in logins if _registry_host(key) == _registry_host(source.host)), None
         )
-        if found is None:
-            raise FetchError(
-                f"--credentials has no login for {source.host}, only for {', '.join(sorted(every)) or 'none'}"
-            )
-        user, password = found.get("username", ""), found.get("password", "")
+        if login is None:
+            hosts = ", ".join(sorted(logins)) or "none"
+            raise FetchError(f"--credentials has no login for {source.host}, only for {hosts}")
+        user, password = login.get("username", ""), login.get("password", "")
         if not user:
-            user, _, password = base64.b64decode(found["auth"], validate=True).decode().partition(":")
+            user, _, password = base64.b64decode(login["auth"], validate=True).decode().partition(":")
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
         raise FetchError(
-            '--credentials must contain a Docker config.json, {"auths": {"registry": {"auth": …}}}, as in '
-            "Secrets of type kubernetes.io/dockerconfigjson"
+            '--credentials must contain a Docker config.json, {"auths": {"registry": {"auth": …}}}, as '
+            "Secrets of type kubernetes.io/dockerconfigjson do"
         ) from None
     return RegistryLogin(home, user, password)
 
@@ -139,10 +144,21 @@ def plan_fetch(
     pin: str = "",
     limit: int = 0,
 ) -> FetchPlan:
-    """Resolve the reference to a manifest and list its files; the revision is the manifest's digest.
+    """Resolve the source's reference to a manifest, and return a plan with the manifest's files.
+
+    The revision of the plan is the digest of the manifest or image index to which the reference resolves.
+
+    Args:
+        client: client for the requests.
+        source: registry, repository and reference.
+        credentials: login for the registry.
+        file_filter: selects the files.
+        endpoint: base URL of the registry; empty for the source's own registry.
+        pin: digest to use instead of the source's reference; empty to resolve the reference.
+        limit: maximum total size in bytes; 0 means no limit.
 
     Raises:
-        FetchError: the registry denies access, or the manifest contains no model.
+        FetchError: the registry denies access, the manifest is invalid, or `make_plan` rejects the files.
     """
     credentials.client = client
     name = f"oci://{source.host}/{source.repository}"
@@ -154,7 +170,7 @@ def plan_fetch(
             inner = _select_manifest(body["manifests"])
             body, _ = _get_manifest(client, base, credentials, inner)
         last = {layer["digest"]: number for number, layer in enumerate(body["layers"])}
-        layers = [body["layers"][number] for number in sorted(last.values())]  # an image may repeat one
+        layers = [body["layers"][number] for number in sorted(last.values())]  # an image may repeat a layer
         remotes = [_layer_file(layer, number, base, file_filter) for number, layer in enumerate(layers)]
         files = [remote for remote in remotes if remote is not None]
     except RequestRejected as error:
@@ -181,12 +197,15 @@ def _get_manifest(
 
 
 def _select_manifest(manifests: Sequence[Mapping[str, Any]]) -> str:
-    """Return the digest of the manifest for Linux on x86-64, or else the first that is not an attestation."""
+    """Return the digest of the manifest for Linux on x86-64, or else of the first one for any platform.
 
-    def rank(one: Mapping[str, Any]) -> int:
-        platform = one.get("platform", {})
-        found = (platform.get("os", ""), platform.get("architecture", ""))
-        return 0 if found == ("linux", "amd64") else 2 if found == ("unknown", "unknown") else 1
+    Attestations, which have the platform unknown/unknown, are the last choice.
+    """
+
+    def rank(manifest: Mapping[str, Any]) -> int:
+        entry = manifest.get("platform", {})
+        platform = (entry.get("os", ""), entry.get("architecture", ""))
+        return 0 if platform == ("linux", "amd64") else 2 if platform == ("unknown", "unknown") else 1
 
     return str(min(manifests, key=rank)["digest"])
 
@@ -194,18 +213,18 @@ def _select_manifest(manifests: Sequence[Mapping[str, Any]]) -> str:
 def _layer_file(
     layer: Mapping[str, Any], number: int, base: str, file_filter: FileFilter
 ) -> RemoteFile | None:
-    """Return the file or archive of a layer; None if it is not selected.
+    """Return the file or archive of layer `number`, or None if `file_filter` does not select it.
 
-    Names of archives sort in the order of the layers, because later layers overwrite earlier ones.
+    Paths of archives sort in the order of the layers, because later layers overwrite files of earlier layers.
     """
     kind, digest, size = layer["mediaType"], layer["digest"], layer["size"]
-    notes = layer.get("annotations") or {}
-    title = notes.get(FILEPATH) or notes.get(TITLE) or ""
+    annotations = layer.get("annotations") or {}
+    title = annotations.get(FILEPATH) or annotations.get(TITLE) or ""
     if not _DIGEST.fullmatch(digest):
         raise ValueError(f"digest {digest!r} of a layer is not a sha256")
     url = f"{base}/blobs/{digest}"
     blob = f"{BLOBS}/{number:04}-{digest.replace(':', '-')}"
-    archive = bool(_TAR.search(kind)) and (not title or UNPACK in notes or ".cncf.model." in kind)
+    archive = bool(_TAR.search(kind)) and (not title or UNPACK in annotations or ".cncf.model." in kind)
     if archive:
         if "zstd" in kind:
             raise FetchError(f"a layer is compressed as {kind}: use gzip or no compression")
@@ -219,7 +238,7 @@ def _layer_file(
 def _explain(error: RequestRejected, name: str) -> str:
     if error.code in (401, 403):
         return (
-            f"{name}: access denied ({error.code}): provide a login that can pull it "
+            f"{name}: access denied ({error.code}): provide a login that may pull it "
             "(spec.model.credentialsSecretRef, a Secret of type kubernetes.io/dockerconfigjson)"
         )
     if error.code == 404:

@@ -1,4 +1,4 @@
-"""The plan of a fetch: the files to fetch and their paths. No I/O."""
+"""The plan of a fetch: the files to fetch and their paths. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import PurePosixPath
 from mizzen.fetch.errors import FetchError
 
 INCLUDE = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-"""Weights, configuration, templates and tokenizers. Pickles contain code and must be requested explicitly."""
+"""Default patterns of files to fetch: weights, configuration, templates and tokenizers. Pickles are not among
+them, because they may contain code."""
 EXCLUDE = ("original/*", "onnx/*", "consolidated*.safetensors")
-"""Second copies of the weights in other formats."""
+"""Default patterns of files to skip: copies of the weights in other formats."""
 RESERVED_PREFIX = ".mizzen"
-"""Prefix of our own files; paths of a source must not start with it."""
+"""Prefix of Mizzen's own files in a model folder; paths of a source must not start with it."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}|md5:[0-9a-f]{32}|")
 _BAD = re.compile(r"[\x00-\x1f\x7f\\]")
 MAX_PATH, MAX_PART, MAX_DEPTH = 1024, 255, 16
@@ -24,15 +25,15 @@ MAX_FILES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file on the server.
+    """A file or archive on a server.
 
     Attributes:
-        path: path relative to the model folder, with slashes.
+        path: path of the file relative to the model folder, with slashes.
         size: size in bytes.
         digest: `sha256:…`, `md5:…`, or `git:…` (SHA-1 of a git blob); empty if the server provides none.
-        url: URL of the content.
-        version: ETag of this content, sent as `If-Match`; empty if unknown.
-        unpack: folder to extract, if the file is a tar archive (empty: all of it); None for a plain file.
+        url: URL from which the content is downloaded.
+        version: ETag of the content, sent as `If-Match`; empty if unknown.
+        unpack: for a tar archive, the folder in it to extract (empty for all files); None for a plain file.
     """
 
     path: str
@@ -43,10 +44,10 @@ class RemoteFile:
     unpack: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the values from the server.
+        """Check the values, which come from the server.
 
         Raises:
-            FetchError: the path leads out of the folder, or size or digest are invalid.
+            FetchError: the path is unsafe, or the size or the digest is invalid.
         """
         check_path(self.path)
         if self.size < 0 or not _DIGEST.fullmatch(self.digest):
@@ -57,26 +58,27 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """All files to fetch; `revision` identifies exactly this content."""
+    """The files of a model to fetch; `revision` identifies their exact content."""
 
     revision: str
     files: tuple[RemoteFile, ...]
 
     @property
     def size(self) -> int:
-        """Total size in bytes."""
+        """Total size of the files in bytes."""
         return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class FileFilter:
-    """Selects the files whose path matches one of `include` and none of `exclude`."""
+    """Filter that selects files whose path matches a pattern in `include` and no pattern in `exclude`."""
 
     include: tuple[str, ...] = INCLUDE
     exclude: tuple[str, ...] = EXCLUDE
 
     def matches(self, path: str) -> bool:
-        """Return whether a path is selected; hidden files never are."""
+        """Return whether the filter selects a path; it never selects hidden files or files in hidden
+        folders."""
         if any(part.startswith(".") for part in path.split("/")):
             return False
         return any(fnmatchcase(path, p) for p in self.include) and not any(
@@ -88,7 +90,7 @@ def check_path(path: str) -> str:
     """Return `path` if it stays within its folder and is valid on every file system.
 
     Raises:
-        FetchError: the path is unsafe or not portable.
+        FetchError: the path is unsafe, not portable or reserved.
     """
     parts = path.split("/")
     if (
@@ -107,10 +109,17 @@ def check_path(path: str) -> str:
 
 
 def make_plan(revision: str, files: Iterable[RemoteFile], *, source: str, limit: int) -> FetchPlan:
-    """Return the plan for these files, sorted by path.
+    """Return a plan for the given files, sorted by path.
+
+    Args:
+        revision: revision of the plan.
+        files: files to fetch.
+        source: URI of the source, for messages.
+        limit: maximum total size in bytes; 0 means no limit.
 
     Raises:
-        FetchError: there are no files, too many, colliding paths, or more bytes than `limit` (0: no limit).
+        FetchError: there are no files or more than `MAX_FILES`, two paths collide, or the files exceed
+            `limit`.
     """
     chosen = tuple(sorted(files, key=lambda file: file.path))
     if not chosen:
@@ -125,7 +134,7 @@ def make_plan(revision: str, files: Iterable[RemoteFile], *, source: str, limit:
 
 
 def check_collisions(paths: Iterable[str]) -> None:
-    """Check that no path occurs twice or is a parent folder of another one.
+    """Check that no path occurs twice or is a parent folder of another path.
 
     Raises:
         FetchError: two paths collide; the message names one of them.

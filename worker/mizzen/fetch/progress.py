@@ -1,4 +1,4 @@
-"""Progress of a fetch: bytes, rate and remaining time. Shared by the threads of the fetch."""
+"""Progress of a fetch: phase, bytes, rate and remaining time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 WINDOW_SECONDS = 30.0
-"""Window over which the download rate is averaged."""
+"""Period over which the download rate is averaged."""
 _SAMPLE_SECONDS = 0.5
 
 
 class FetchProgress:
-    """Counts received bytes and the phase of a fetch. Thread-safe."""
+    """Phase and received bytes of a fetch, updated by its threads. Thread-safe."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -27,23 +27,24 @@ class FetchProgress:
         self._samples: deque[tuple[float, int]] = deque([(now(), 0)])
 
     def enter_phase(self, name: str, message: str = "") -> None:
-        """Enter a phase: waiting, planning, downloading, verifying, unpacking or complete."""
+        """Set the phase: waiting, planning, downloading, verifying, unpacking or complete."""
         with self._lock:
             self._phase, self._message = name, message
 
     def report_retry(self, message: str) -> None:
-        """Set the message about a retry; the next received bytes clear it."""
+        """Set a message about a retry, which the next received bytes clear."""
         with self._lock:
             self._message = message
 
     def start_counting(self, revision: str, total: int, done: int) -> None:
-        """Set the total bytes and those already present, which do not count toward the rate."""
+        """Set the revision, the total bytes, and the bytes already present, which do not count for the
+        rate."""
         with self._lock:
             self._revision, self._total, self._done = revision, total, done
             self._samples = deque([(self._now(), done)])
 
     def add_bytes(self, count: int) -> None:
-        """Add received bytes; a negative count removes discarded ones."""
+        """Add received bytes; a negative count subtracts bytes that were discarded."""
         with self._lock:
             self._done += count
             if count > 0:
@@ -55,9 +56,10 @@ class FetchProgress:
                 self._samples.popleft()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return `phase`, `message`, `revision`, `totalBytes`, `fetchedBytes` and `bytesPerSecond`.
+        """Return the progress as a JSON object.
 
-        `secondsLeft` is included once there is a rate.
+        Its members are `phase`, `message`, `revision`, `totalBytes`, `fetchedBytes`, `bytesPerSecond` and,
+        unless the rate is 0, `secondsLeft`.
         """
         with self._lock:
             since, before = self._samples[0]

@@ -1,4 +1,4 @@
-"""Reports of a fetch: `GET /progress` while it runs, and the termination message at its end."""
+"""Report a fetch: as `GET /progress` while it runs, and as a termination message when it ends."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from mizzen.fetch.progress import FetchProgress
 
 logger = logging.getLogger(__name__)
 MAX_MESSAGE = 4096
-"""Maximum length of a termination message in Kubernetes, in bytes."""
+"""Maximum size in bytes of a termination message that Kubernetes reads."""
 
 
 @contextmanager
 def serve_progress(progress: FetchProgress, host: str, port: int) -> Iterator[int]:
-    """Serve `/progress` and `/healthz` within the block; yields the port, or -1 without a server.
+    """Serve `/progress` and `/healthz` while the context is active, and yield the bound port.
+
+    If `port` is -1, nothing is served and -1 is yielded.
 
     Raises:
         OSError: the address cannot be bound.
@@ -33,8 +35,8 @@ def serve_progress(progress: FetchProgress, host: str, port: int) -> Iterator[in
         timeout = 10
 
         def do_GET(self) -> None:
-            found: dict[str, Any] = {"/progress": progress.snapshot(), "/healthz": "ok"}
-            body = found.get(self.path.partition("?")[0])
+            bodies: dict[str, Any] = {"/progress": progress.snapshot(), "/healthz": "ok"}
+            body = bodies.get(self.path.partition("?")[0])
             data = json.dumps(body).encode()
             self.send_response(404 if body is None else 200)
             self.send_header("Content-Type", "application/json")
@@ -56,7 +58,7 @@ def serve_progress(progress: FetchProgress, host: str, port: int) -> Iterator[in
 
 
 def write_termination_message(path: str, text: str) -> None:
-    """Write the termination message for Kubernetes, if the folder of `path` exists."""
+    """Write a termination message to `path` for Kubernetes; do nothing if the folder does not exist."""
     try:
         if Path(path).parent.is_dir():
             Path(path).write_bytes(text.encode()[:MAX_MESSAGE])

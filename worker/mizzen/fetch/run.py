@@ -1,4 +1,4 @@
-"""Run one fetch, from its options to its exit code. `mizzen fetch` calls `run_fetch`."""
+"""Run a fetch, from its options to its exit code. `mizzen fetch` calls `run_fetch`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOG_SECONDS = 10.0
 
 
 class Fetch:
-    """Fetches one source into one folder."""
+    """Fetch of one source into one model folder."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class Fetch:
         Args:
             uri: URI of the source.
             folder: folder of the model.
-            config: options.
-            stop: stops the fetch as soon as it is set.
-            segment: bytes that one connection downloads per request.
-            checkpoint: bytes per connection that may be lost if the process is killed.
+            config: options of the fetch.
+            stop: event that stops the fetch once it is set.
+            segment: number of bytes that one connection downloads per request.
+            checkpoint: number of bytes per connection that may be lost if the process is killed.
 
         Raises:
             FetchError: the URI is invalid.
@@ -73,7 +73,9 @@ class Fetch:
         )
 
     def run(self) -> Manifest:
-        """Fetch the missing files and return the manifest; a complete folder needs no request.
+        """Fetch the files that are missing in the folder, and return the folder's manifest.
+
+        If the folder is complete, no request is sent.
 
         Raises:
             FetchError: the fetch failed; the data received so far is kept.
@@ -91,7 +93,7 @@ class Fetch:
 
     def _on_lock_wait(self) -> None:
         self.progress.enter_phase("waiting", "another fetch into this folder is running")
-        logger.info("another fetch into %s is running: waiting for it", self._store.folder)
+        logger.info("another fetch into %s is running: waiting until it ends", self._store.folder)
 
     def _on_retry(self, text: str) -> None:
         logger.warning("%s", text)
@@ -164,7 +166,7 @@ class Fetch:
             )
             if self._config.pin and plan.revision != self._config.pin:
                 raise FetchError(
-                    f"{self._uri} no longer matches {self._config.pin}: put the new model below a new prefix"
+                    f"{self._uri} no longer matches {self._config.pin}: store a new model under a new prefix"
                 )
             return plan
         if isinstance(self._source, OciSource) and isinstance(credentials, oci.RegistryLogin):
@@ -180,7 +182,10 @@ class Fetch:
         raise FetchError(f"{self._uri}: no fetcher for this source")
 
     def _collect_entries(self, plan: FetchPlan, digests: Mapping[str, str]) -> tuple[ManifestEntry, ...]:
-        """Unpack the archives and return the entries of all files, sorted by path."""
+        """Unpack the plan's archives, and return a manifest entry for each file, sorted by path.
+
+        `digests` are the SHA-256 of the downloaded files by path.
+        """
         archives = [file for file in plan.files if file.unpack is not None]
         entries = {
             f.path: ManifestEntry(f.path, f.size, digests[f.path]) for f in plan.files if f.unpack is None
@@ -209,21 +214,22 @@ class Fetch:
 def run_fetch(uri: str, folder: Path, config: FetchConfig) -> int:
     """Fetch a model, report the result, and return the exit code.
 
-    0: the folder is complete. 1: the fetch failed; the log and the termination message have the reason, and
-    another run resumes it. 2: an option is invalid. 128 + n: signal n stopped the fetch.
+    The code is 0 if the folder is complete; 1 if the fetch failed, after which another run resumes it; 2 if
+    the URI is invalid; 128 + n if signal n stopped the fetch. The log and the termination message contain the
+    reason.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(
         logging.WARNING
-    )  # it logs URLs, and URLs of redirects contain signatures
+    )  # httpx logs URLs, and URLs of redirects may contain signatures
     stop, signals = threading.Event(), list[int]()
 
-    def ended(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         signals.append(number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, ended)
+        signal.signal(number, on_signal)
     try:
         fetch = Fetch(uri, folder, config, stop=stop)
     except FetchError as error:
@@ -251,7 +257,7 @@ def run_fetch(uri: str, folder: Path, config: FetchConfig) -> int:
 
 
 class _ProgressLogger:
-    """Context manager that logs the progress every `LOG_SECONDS`."""
+    """Context manager that logs the progress of a fetch every `LOG_SECONDS`."""
 
     def __init__(self, progress: FetchProgress) -> None:
         self._progress = progress
@@ -268,5 +274,5 @@ class _ProgressLogger:
     def _run(self) -> None:
         began = time.monotonic()
         while not self._end.wait(LOG_SECONDS):
-            now = self._progress.snapshot()
-            logger.info("%s after %.0f s", json.dumps(now), time.monotonic() - began)
+            progress = json.dumps(self._progress.snapshot())
+            logger.info("progress after %.0f s: %s", time.monotonic() - began, progress)

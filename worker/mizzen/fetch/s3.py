@@ -1,4 +1,4 @@
-"""Plan fetches from `s3://`: buckets of S3 and compatible servers."""
+"""Plan fetches from `s3://`: objects in buckets of Amazon S3 and compatible servers."""
 
 from __future__ import annotations
 
@@ -25,26 +25,28 @@ _MD5 = re.compile(r'"([0-9a-f]{32})"')
 
 
 class Signer:
-    """Signs requests to one bucket. `region` is updated if the server reports another one."""
+    """Credentials that sign the requests to one bucket; `region` changes if the server reports another
+    one."""
 
     def __init__(self, key: AccessKey | None, region: str) -> None:
-        """Sign with `key`; None leaves requests unsigned, for public buckets."""
+        """Sign requests with `key`; None leaves requests unsigned, as public buckets allow."""
         self._key = key
         self.region = region
 
     def headers(self, method: str, url: str, given: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the headers that sign a request; no headers if there is no key."""
+        """Return the headers that sign a request, or no headers if there is no key."""
         return sign(method, url, given, self._key, self.region, datetime.now(UTC)) if self._key else {}
 
     def handle_unauthorized(self, url: str, response: httpx.Response) -> bool:
-        """Return False: there is no other key to try."""
+        """Return False, because there is no other key to try."""
         return False
 
 
 def parse_credentials(text: str, region: str = "") -> Signer:
     """Return the signer for a text in the format of `~/.aws/credentials`.
 
-    It uses the profile `default`, or else the first one; an empty text gives an unsigned client.
+    It uses the profile `default`, or else the first profile. An empty text means unsigned requests. `region`,
+    if not empty, takes precedence over the region in the profile.
 
     Raises:
         FetchError: the text has no valid profile.
@@ -78,44 +80,53 @@ def plan_fetch(
     endpoint: str = "",
     limit: int = 0,
 ) -> FetchPlan:
-    """List the objects below the prefix of the source.
+    """List the objects below the source's prefix, and return a plan with the selected ones.
 
-    The revision is a digest of their names, sizes and ETags, so a changed object changes the revision.
+    The revision of the plan is a hash of the objects' names, sizes and ETags, so it changes if an object
+    changes.
+
+    Args:
+        client: client for the requests.
+        source: bucket and prefix.
+        credentials: signer of the requests; its region is corrected if the server reports another one.
+        file_filter: selects the objects.
+        endpoint: base URL of the server; empty for Amazon S3.
+        limit: maximum total size in bytes; 0 means no limit.
 
     Raises:
-        FetchError: the server denies access, or its answer is invalid.
+        FetchError: the server denies access, its answer is invalid, or `make_plan` rejects the files.
     """
     name = f"s3://{source.bucket}/{source.prefix}"
     try:
         try:
-            found = _list_files(client, source, credentials, file_filter, endpoint)
+            files = _list_files(client, source, credentials, file_filter, endpoint)
         except RequestRejected as error:
             region = error.headers.get("x-amz-bucket-region", "")
             if not region or region == credentials.region:
                 raise
             credentials.region = region
-            found = _list_files(client, source, credentials, file_filter, endpoint)
+            files = _list_files(client, source, credentials, file_filter, endpoint)
     except RequestRejected as error:
         raise FetchError(_explain(error, name)) from error
     except ElementTree.ParseError as error:
         raise FetchError(f"{name}: the endpoint does not speak the S3 protocol: {error}") from error
     state = hashlib.sha256()
-    for file in sorted(found, key=lambda file: file.path):
+    for file in sorted(files, key=lambda file: file.path):
         state.update(f"{file.path}\0{file.size}\0{file.version}\n".encode())
-    return make_plan(f"listing-{state.hexdigest()[:40]}", found, source=name, limit=limit)
+    return make_plan(f"listing-{state.hexdigest()[:40]}", files, source=name, limit=limit)
 
 
 def _list_files(
     client: FetchClient, source: S3Source, credentials: Signer, file_filter: FileFilter, endpoint: str
 ) -> list[RemoteFile]:
     base = _bucket_url(source, credentials.region, endpoint)
-    found: list[RemoteFile] = []
+    files: list[RemoteFile] = []
     for key, size, tag in _list_objects(client, source, credentials, base):
         path = key.removeprefix(source.prefix)
         if not key.endswith("/") and file_filter.matches(path):
             url = f"{base}/{quote(key, safe='/-_.~')}"
-            found.append(RemoteFile(path, size, _object_digest(client, credentials, url, tag), url, tag))
-    return found
+            files.append(RemoteFile(path, size, _object_digest(client, credentials, url, tag), url, tag))
+    return files
 
 
 def _bucket_url(source: S3Source, region: str, endpoint: str) -> str:
@@ -149,9 +160,11 @@ def _list_objects(
 
 
 def _object_digest(client: FetchClient, credentials: Credentials, url: str, tag: str) -> str:
-    """Return the server's checksum of a whole object; empty if it has none.
+    """Return the digest of a complete object in the format of `RemoteFile.digest`; empty if the server has
+    none.
 
-    An ETag is an MD5 unless the object was uploaded in parts or is encrypted with the user's key.
+    The ETag is the object's MD5, unless the object was uploaded in parts or is encrypted with a customer's
+    key.
     """
     headers = client.head(url, credentials, {"x-amz-checksum-mode": "ENABLED"})
     try:
@@ -161,18 +174,18 @@ def _object_digest(client: FetchClient, credentials: Credentials, url: str, tag:
     if len(raw) == 32 and headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT":
         return f"sha256:{raw.hex()}"
     encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
-    found = (
+    match = (
         None
         if encrypted or "x-amz-server-side-encryption-customer-algorithm" in headers
         else _MD5.fullmatch(tag)
     )
-    return f"md5:{found[1]}" if found else ""
+    return f"md5:{match[1]}" if match else ""
 
 
 def _explain(error: RequestRejected, name: str) -> str:
     if error.code in (400, 401, 403):
         return (
-            f"{name}: access denied ({error.code}): provide a key that can list and read it "
+            f"{name}: access denied ({error.code}): provide a key that may list and read it "
             "(spec.model.credentialsSecretRef), and check the region and spec.model.endpoint"
         )
     if error.code == 404:

@@ -1,4 +1,4 @@
-"""AWS Signature Version 4 for S3 requests without a body. No I/O.
+"""AWS Signature Version 4 for S3 requests without a body. This module does no I/O.
 
 Spec: "Authenticating Requests: Using the Authorization Header (AWS Signature Version 4)" of the S3 API
 reference. Unlike other AWS services, S3 requires paths to be URI-encoded only once.
@@ -18,7 +18,7 @@ EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """An AWS access key; `token` is empty unless the key is temporary."""
+    """An AWS access key; `token` is the session token of a temporary key, or else empty."""
 
     id: str
     secret: str = field(repr=False)
@@ -32,7 +32,7 @@ def sign(
 
     Args:
         method: GET or HEAD.
-        url: complete URL; its host is signed.
+        url: complete URL of the request.
         given: other headers of the request, which are signed too.
         key: access key of the caller.
         region: region of the bucket.

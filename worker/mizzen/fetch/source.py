@@ -1,4 +1,4 @@
-"""Parse the URI of a model source. No I/O."""
+"""Parse the URI of a model source. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class S3Source:
-    """All objects of a bucket below a prefix, which is empty or ends with a slash."""
+    """The objects of a bucket whose names begin with `prefix`, which is empty or ends with a slash."""
 
     bucket: str
     prefix: str = ""
@@ -47,21 +47,21 @@ Source = HubSource | S3Source | OciSource
 
 
 def parse_source(uri: str) -> Source:
-    """Parse a URI such as `hf://org/name@revision`, `s3://bucket/prefix` or `oci://host/repository:tag`.
+    """Return the source of a URI: `hf://org/name@revision`, `s3://bucket/prefix`, `oci://host/repository:tag`.
 
     Raises:
         FetchError: the URI has none of these forms.
     """
-    if found := _HUB.fullmatch(uri):
-        revision = found["revision"] or DEFAULT_REVISION
-        if ".." not in revision and ".." not in found["repo"]:
-            return HubSource(found["repo"], revision)
-    if found := _S3.fullmatch(uri):
-        prefix = (found["prefix"] or "").strip("/")
-        return S3Source(found["bucket"], f"{prefix}/" if prefix else "")
-    if found := _OCI.fullmatch(uri):
-        reference = found["digest"] or found["tag"] or "latest"
-        return OciSource(found["host"], found["repository"], reference)
+    if match := _HUB.fullmatch(uri):
+        revision = match["revision"] or DEFAULT_REVISION
+        if ".." not in revision and ".." not in match["repo"]:
+            return HubSource(match["repo"], revision)
+    if match := _S3.fullmatch(uri):
+        prefix = (match["prefix"] or "").strip("/")
+        return S3Source(match["bucket"], f"{prefix}/" if prefix else "")
+    if match := _OCI.fullmatch(uri):
+        reference = match["digest"] or match["tag"] or "latest"
+        return OciSource(match["host"], match["repository"], reference)
     raise FetchError(
         f"{uri!r} is not a source: use hf://org/name@revision, s3://bucket/prefix or oci://host/repository:tag"
     )

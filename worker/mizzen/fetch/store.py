@@ -1,9 +1,9 @@
-"""The folder of a model: its manifest, the plan of a running fetch, and its lock.
+"""The folder of a model: its manifest, the plan of an unfinished fetch, and its lock.
 
-`.mizzen.json` is written last and lists the content of the complete folder. Until then `.mizzen.plan.json`
-lists the files to fetch, so that an interrupted fetch resumes with the same revision, and each unfinished
-file has its data in `NAME.partial` and its journal in `NAME.partial.done`. Only the holder of `.mizzen.lock`
-writes.
+The manifest `.mizzen.json` is written last and lists the files of the complete folder. Until then
+`.mizzen.plan.json` lists the files to fetch, so that an interrupted fetch resumes with the same revision. The
+data of an unfinished file is in `NAME.partial`, its journal in `NAME.partial.done`. Only the process that
+holds the lock `.mizzen.lock` writes to the folder.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MANIFEST, PLAN, LOCK = ".mizzen.json", ".mizzen.plan.json", ".mizzen.lock"
 FORMAT = 1
 _LOCK_POLL_SECONDS = 0.5
 SPARE_BYTES = 16 * 1024 * 1024
-"""Free space that must remain on the volume beyond the model, for file system metadata."""
+"""Free space in bytes that must remain on the volume after the fetch, for file system metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """A file of a complete folder; `size` is in bytes, `digest` is `sha256:…`."""
+    """A file of a complete model folder; `size` is in bytes, `digest` is `sha256:…`."""
 
     path: str
     size: int
@@ -44,7 +44,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Content of a complete folder."""
+    """Source, revision and files of a complete model folder."""
 
     source: str
     endpoint: str
@@ -53,7 +53,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Total size in bytes."""
+        """Total size of the files in bytes."""
         return sum(entry.size for entry in self.files)
 
 
@@ -64,7 +64,7 @@ class ModelFolder:
         self.folder = folder
 
     def create(self) -> None:
-        """Create the folder if it does not exist.
+        """Create the folder if it does not exist, and check that it is writable.
 
         Raises:
             FetchError: the folder cannot be created or is not writable.
@@ -78,15 +78,17 @@ class ModelFolder:
 
     @contextmanager
     def lock(self, seconds: float, check: Callable[[], None], on_wait: Callable[[], None]) -> Iterator[None]:
-        """Hold the exclusive lock of the folder; the kernel releases it when the process ends.
+        """Hold the folder's exclusive lock while the context is active.
+
+        The kernel releases the lock if the process dies.
 
         Args:
-            seconds: maximum time to wait for another holder.
-            check: called while waiting; may raise.
+            seconds: maximum time to wait while another process holds the lock.
+            check: called regularly while waiting; may raise to stop.
             on_wait: called once if another process holds the lock.
 
         Raises:
-            FetchError: another process holds the lock for too long.
+            FetchError: another process still holds the lock after `seconds`.
         """
         deadline, reported = time.monotonic() + seconds, False
         try:
@@ -102,7 +104,7 @@ class ModelFolder:
                     reported = True
                 if time.monotonic() >= deadline:
                     raise FetchError(
-                        f"another fetch held {self.folder / LOCK} for over {seconds:g} s: look for its pod"
+                        f"another fetch has held {self.folder / LOCK} for {seconds:g} s: look for its pod"
                     )
                 check()
                 time.sleep(_LOCK_POLL_SECONDS)
@@ -111,41 +113,41 @@ class ModelFolder:
             os.close(descriptor)
 
     def read_complete(self, source: str, endpoint: str) -> Manifest | None:
-        """Return the manifest if the folder is complete; None if files must be fetched.
+        """Return the manifest if the folder is complete, or None if files must be fetched.
 
         Raises:
-            FetchError: the folder holds another model.
+            FetchError: the folder contains a model from another source or endpoint.
         """
-        found = self._read(MANIFEST)
-        if found is None:
+        body = self._read(MANIFEST)
+        if body is None:
             return None
         try:
             manifest = Manifest(
-                found["source"],
-                found["endpoint"],
-                found["revision"],
+                body["source"],
+                body["endpoint"],
+                body["revision"],
                 tuple(
-                    ManifestEntry(check_path(one["path"]), one["size"], one["digest"])
-                    for one in found["files"]
+                    ManifestEntry(check_path(entry["path"]), entry["size"], entry["digest"])
+                    for entry in body["files"]
                 ),
             )
         except (KeyError, TypeError, AttributeError):
             return None
         if (manifest.source, manifest.endpoint) != (source, endpoint):
             raise FetchError(
-                f"{self.folder} holds {manifest.source!r}, not {source!r}: "
+                f"{self.folder} contains {manifest.source!r}, not {source!r}: "
                 "choose another folder, or empty this one"
             )
         complete = all(_file_size(self.folder / entry.path) == entry.size for entry in manifest.files)
         return manifest if complete else None
 
     def planned_revision(self, source: str) -> str:
-        """Return the revision of an unfinished fetch of this source; empty if there is no such fetch."""
+        """Return the revision that an unfinished fetch of the source has planned, or an empty string."""
         plan = self._read(PLAN)
         return str(plan.get("revision", "")) if plan and plan.get("source") == source else ""
 
     def save_plan(self, source: str, plan: FetchPlan) -> None:
-        """Save a plan, and remove files of an earlier plan that differ from this one."""
+        """Save a plan; remove files of an earlier plan that it lacks or lists with a different content."""
         before = self._read(PLAN) or {}
         now = {file.path: (file.size, file.digest, file.version) for file in plan.files}
         for old in before.get("files", []):
@@ -161,10 +163,10 @@ class ModelFolder:
         self._write(PLAN, {**body, "files": files})
 
     def path_of(self, path: str) -> Path:
-        """Return the path of a file, and create its parent folders.
+        """Return the absolute path of a file in the folder, and create its parent folders.
 
         Raises:
-            FetchError: a part of the path is a symbolic link, or a folder cannot be created.
+            FetchError: a part of the path is a symbolic link, or a parent folder cannot be created.
         """
         target = self.folder
         for part in path.split("/")[:-1]:
@@ -184,13 +186,13 @@ class ModelFolder:
         """Check that `needed` more bytes fit on the volume.
 
         Raises:
-            FetchError: they do not fit; the message says how many bytes are missing.
+            FetchError: the bytes and `SPARE_BYTES` do not fit; the message says how many are missing.
         """
-        room = os.statvfs(self.folder)
-        free = room.f_bavail * room.f_frsize
+        volume = os.statvfs(self.folder)
+        free = volume.f_bavail * volume.f_frsize
         if needed and needed + SPARE_BYTES > free:
             raise FetchError(
-                f"{self.folder} has {free} bytes free, {needed + SPARE_BYTES} are needed: "
+                f"{self.folder} has {free} free bytes, but {needed + SPARE_BYTES} are needed: "
                 f"make the volume larger by {needed + SPARE_BYTES - free}, or remove other models"
             )
 
@@ -204,15 +206,15 @@ class ModelFolder:
         (self.folder / PLAN).unlink(missing_ok=True)
 
     def remove_subfolder(self, name: str) -> None:
-        """Remove a subfolder with temporary files."""
+        """Remove a subfolder and all files in it, if it exists."""
         shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _read(self, name: str) -> dict[str, Any] | None:
         try:
-            found = json.loads((self.folder / name).read_bytes())
+            body = json.loads((self.folder / name).read_bytes())
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return body if isinstance(body, dict) else None
 
     def _write(self, name: str, body: Mapping[str, Any]) -> None:
         new = self.folder / f"{name}.new"
@@ -240,7 +242,7 @@ def _try_lock(descriptor: int) -> bool:
         if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
             raise
         logger.warning(
-            "the volume does not support locks: do not fetch one model into it for two services at once"
+            "the volume does not support file locks: two services must not fetch one model into it at once"
         )
     return True
 
@@ -258,7 +260,7 @@ def _fsync(path: Path) -> None:
 
 
 def filesystem_error(error: OSError, path: Path) -> FetchError:
-    """Translate an error of the file system into one with a remedy."""
+    """Return a FetchError for an error of the file system at `path`, with advice on how to fix it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return FetchError(f"{path}: {error.strerror}: make the volume larger, or remove other models")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -1,4 +1,4 @@
-"""Extract files from tar archives; links, devices and paths that lead out of the folder are rejected."""
+"""Extract files from tar archives; reject links, devices and paths that lead out of the model folder."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def unpack(
     limit: int,
     check: Callable[[], None],
 ) -> dict[str, int]:
-    """Extract the selected files of a tar archive, gzipped or not, and return their sizes by path.
+    """Extract the selected files of a tar archive, and return their sizes in bytes by path.
 
     Args:
-        archive: path of the archive.
-        folder: folder in the archive to extract, without its own name; empty for the whole archive.
-        store: target folder; each file gets its final name only when it is complete.
-        file_filter: filter of the paths.
-        limit: maximum total bytes; 0 is no limit.
-        check: called regularly; may raise.
+        archive: path of the archive, which may be compressed.
+        folder: folder in the archive whose contents are extracted; empty for the whole archive.
+        store: model folder to extract to; a file gets its final name only once it is complete.
+        file_filter: selects the files, by their paths in `store`.
+        limit: maximum total size in bytes; 0 means no limit.
+        check: called regularly; may raise to stop.
 
     Raises:
-        FetchError: the archive is corrupt, contains unsafe entries, or is too large.
+        FetchError: the archive is corrupt, contains unsafe entries, or exceeds `limit`.
     """
     sizes: dict[str, int] = {}
     seen = total = 0
@@ -53,11 +53,11 @@ def unpack(
                 check_path(path)
                 if not member.isreg():
                     raise FetchError(
-                        f"an archive holds {path!r} as a link or device: only plain files are allowed"
+                        f"an archive contains {path!r} as a link or device: only plain files are allowed"
                     )
                 total += member.size
                 if limit and total > limit:
-                    raise FetchError(f"an archive has more than --max-bytes {limit}")
+                    raise FetchError(f"an archive contains more than --max-bytes {limit}")
                 _extract(tar, member, store.path_of(path), store, check)
                 sizes[path] = member.size
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -68,7 +68,7 @@ def unpack(
 
 
 def _path_in_folder(name: str, folder: str) -> str:
-    """Return the path of a member relative to `folder`; empty if it is not in the folder."""
+    """Return a member's path relative to `folder`; empty if the member is not in the folder."""
     name = name.removeprefix("./").lstrip("/")
     if not folder:
         return name

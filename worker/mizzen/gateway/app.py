@@ -1,7 +1,6 @@
 """The OpenAI API and the admin API, as two ASGI applications of one gateway.
 
-`main` serves them. This module and the endpoints are the only users of `openai` outside of it and
-`responses`.
+`main` serves both. No other module outside of `openai` and `responses` imports `openai`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,9 @@ from mizzen.gateway.telemetry.table_watch import parse_wait, routing_table, tabl
 
 
 def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI:
-    """Return the OpenAI API; without a `gateway`, it makes one that lives as long as the application.
+    """Return the ASGI application of the OpenAI API.
+
+    Without a `gateway`, the application creates one, starts it at startup and closes it at shutdown.
 
     Raises:
         ValueError: a key or token file cannot be read.
@@ -66,18 +67,18 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
     add_generation_endpoints(app, gateway, RequestParser(family_options(gateway.config)))
     add_vector_endpoints(app, gateway)
     add_token_endpoints(app, gateway, family_options(gateway.config))
-    add_models(app, gateway)
+    add_model_endpoints(app, gateway)
     install_openapi(app)
     return app
 
 
 def family_options(config: GatewayConfig) -> FamilyOptions:
-    """Return the configured formats of tool calls and reasoning."""
+    """Return the options that choose the formats of tool calls and reasoning."""
     return FamilyOptions(tools=config.tool_parser, reasoning=config.reasoning_parser)
 
 
-def add_models(app: FastAPI, gateway: Gateway) -> None:
-    """Add the endpoints that list models."""
+def add_model_endpoints(app: FastAPI, gateway: Gateway) -> None:
+    """Add the endpoints that list and describe models."""
     created = int(time.time())
 
     def model(name: str, service: Service) -> Model:
@@ -98,19 +99,19 @@ def add_models(app: FastAPI, gateway: Gateway) -> None:
 
 
 def create_admin_app(gateway: Gateway) -> FastAPI:
-    """Return the health, metrics and admin API of a gateway."""
+    """Return the ASGI application of the admin port: health, metrics and admin API."""
     app = FastAPI(title="Mizzen gateway administration", version=__version__)
     add_error_handlers(app)
     parser = RequestParser(family_options(gateway.config))
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        """Answer while the process runs."""
+        """Answer 200 as long as the process runs."""
         return Response(b"ok\n", media_type="text/plain")
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        """Answer 200 if configuration, keys and routing table are in sync, with or without engines."""
+        """Answer 200 if configuration, keys and routing table are in sync, even without any engine."""
         reason = gateway.not_ready_reason
         return Response(f"{reason or 'ok'}\n".encode(), 503 if reason else 200, media_type="text/plain")
 
@@ -127,7 +128,7 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
 
     @app.get("/admin/engines")
     async def engines(request: Request) -> Response:
-        """Return the routing table; with `version` and `wait`, once it differs, or 304 if it does not."""
+        """Return the routing table, or 304 if it is still at `version` after `wait` seconds."""
         check_admin(request)
         query = request.query_params
         known_version, seconds = query.get("version", ""), parse_wait(query.get("wait"))
@@ -147,14 +148,14 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
 
     @app.post("/admin/verify")
     async def verify(request: Request) -> Response:
-        """Let one engine that awaits verification continue a prompt, and return the text."""
+        """Have an engine that awaits verification answer a golden prompt, and return its output."""
         check_admin(request)
         question = parse_verify_request(await read_body(gateway, request))
         return json_response(await verify_engine(gateway.list_services(question.service), question))
 
     @app.post("/debug/route")
     async def debug_route(request: Request) -> Response:
-        """Explain where the request in the body would go."""
+        """Explain to which engine the request in the body would be routed, and why."""
         check_admin(request)
         body, headers = await read_body(gateway, request), request.headers.raw
         return json_response(await explain_route(gateway, body, headers, parser.parse_chat_or_completion))
@@ -163,10 +164,11 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
 
 
 async def read_body(gateway: Gateway, request: Request) -> bytes:
-    """Return the body of an admin request, within the same limits as for the OpenAI API.
+    """Return the body of an admin request; the limits of the OpenAI API apply.
 
     Raises:
-        ApiError: as `RequestBody.read`.
+        ApiError: 413 if the body is too long, 408 if it does not arrive in time, 429 or 503 if the bodies of
+            all requests take too much memory.
         ClientGone: the client closed the connection.
     """
     with RequestBody(gateway.body_budget, gateway.config.max_body_bytes) as body:
@@ -179,14 +181,14 @@ def json_response(value: object) -> Response:
 
 
 def error_response(error: ApiError) -> Response:
-    """Return an error in OpenAI's shape."""
+    """Return the response for an error, in OpenAI's shape."""
     response = Response(error.body(), error.status)
     response.raw_headers += error.headers()
     return response
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer every error in OpenAI's shape."""
+    """Make an application return every error in OpenAI's shape."""
 
     async def api_error(request: Request, error: Exception) -> Response:
         if isinstance(error, ApiError):

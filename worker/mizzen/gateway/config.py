@@ -1,4 +1,4 @@
-"""Configuration of a gateway process, as one frozen dataclass."""
+"""Configuration of a gateway process; the options of `mizzen gateway` are generated from this dataclass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mizzen.common.options import check, option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """Options of `mizzen gateway`, one per field and with the same name."""
+    """Options of `mizzen gateway`; each field defines the option of the same name."""
 
     served_name: str = option(
         "", "Name of the model in requests; required unless --services-file or --services-config-map is given"
@@ -19,10 +19,10 @@ class GatewayConfig:
         "", "Name of the InferenceService, for discovery and metrics; --served-name by default"
     )
     services_file: str | None = option(
-        None, "JSON file that lists several services behind this gateway; read again when it changes"
+        None, "JSON file that lists the services of a shared gateway; read again when it changes"
     )
     services_config_map: str = option(
-        "", "ConfigMap with such a file (services.json); the gateway watches it and the services' pods"
+        "", "ConfigMap with a services file as services.json; the gateway watches it and the services' pods"
     )
 
     host: str = option("127.0.0.1", "Address of the OpenAI API")
@@ -34,13 +34,13 @@ class GatewayConfig:
     )
 
     engine: tuple[str, ...] = option(
-        (), "ZMQ endpoint of an engine; repeatable. Without any, the gateway finds engines by watching pods"
+        (), "ZMQ endpoint of an engine; repeatable. If not given, the gateway finds engines by watching pods"
     )
     namespace: str = option("", "Namespace whose pods are watched; the pod's own by default")
     keys: str | None = option(None, "Folder with CURVE keys; required for tcp:// endpoints beyond loopback")
 
     api_keys_file: tuple[str, ...] = option(
-        (), "File with API keys, or folder of such files; repeatable. Without any, requests need no key"
+        (), "File with API keys, or folder of such files; repeatable. If not given, requests need no key"
     )
     key_limits_divided_by: int = option(
         1,
@@ -50,7 +50,7 @@ class GatewayConfig:
     )
     keyless_max_priority: int = option(
         0,
-        "Highest priority of a request if there are no API keys; higher ones are lowered to it",
+        "Highest priority of requests if there are no API keys; higher priorities are lowered to it",
         low=-8,
         high=8,
     )
@@ -81,24 +81,26 @@ class GatewayConfig:
     )
     queue_size: int = option(1000, "Maximum number of requests that wait for an engine", low=0)
     queue_timeout_seconds: float = option(
-        60.0, "Time that a request waits for an engine before it gets 503", low=0
+        60.0, "Time that a request waits for an engine before it is answered with 503", low=0
     )
     max_body_bytes: int = option(
-        8 * 1024 * 1024, "Maximum size of a request body; larger ones get 413", low=1024
+        8 * 1024 * 1024, "Maximum size of a request body; larger bodies are answered with 413", low=1024
     )
     max_bodies_bytes: int = option(
         256 * 1024 * 1024,
-        "Maximum total size of all request bodies in progress; further ones get 503",
+        "Maximum total size of the bodies of all requests in progress; further requests get 503",
         low=1024,
     )
     request_timeout_seconds: float = option(
         0.0, "Timeout of requests that do not set one; 0 is no timeout", low=0
     )
     max_request_timeout_seconds: float = option(3600.0, "Longest timeout that a request may set", low=1)
-    max_attempts: int = option(3, "Engines that a request is tried on before its first token", low=1, high=10)
+    max_attempts: int = option(
+        3, "Maximum number of engines that a request is tried on before its first token", low=1, high=10
+    )
     max_resumes: int = option(
         3,
-        "Engines that one answer may lose and still resume on another; 0 ends it with an error",
+        "Maximum number of lost engines that an answer survives by resuming on another; 0 turns resuming off",
         low=0,
         high=100,
     )
@@ -109,10 +111,12 @@ class GatewayConfig:
         1.0, "Time that an answer whose engine is lost waits for a replacement if no engine serves", low=0
     )
     wake_timeout_seconds: float = option(
-        0.0, "Time that a request waits if there is no engine, if longer than --queue-timeout-seconds", low=0
+        0.0,
+        "Time that a request waits if no engine serves, but never less than --queue-timeout-seconds",
+        low=0,
     )
     load_factor_percent: int = option(
-        150, "A request avoids engines that it would lift above this percentage of the mean load", low=100
+        150, "Requests avoid engines whose load they would raise above this percentage of the mean", low=100
     )
     prefix_index_blocks: int = option(
         1 << 19, "Maximum number of blocks (64 tokens, 112 bytes each) in a service's prefix index", low=1024
@@ -129,7 +133,7 @@ class GatewayConfig:
     breaker_max_seconds: float = option(30.0, "Longest time for which a circuit breaker stays open", low=1)
     engine_suspect_seconds: float = option(
         2.0,
-        "Time without a message after which an engine gets new requests only if no other is left",
+        "Time without a message after which an engine gets new requests only if no other engine is left",
         low=0.1,
     )
     engine_timeout_seconds: float = option(
@@ -137,17 +141,17 @@ class GatewayConfig:
     )
     engine_stuck_seconds: float = option(
         60.0,
-        "Time without a step after which the requests of a responsive engine are lost; 0 is never",
+        "Time without a step after which a responsive engine's requests count as lost; 0 means never",
         low=0,
     )
     engine_lost_seconds: float = option(
-        90.0, "Time without a message after which the requests of an engine are lost", low=0.5
+        90.0, "Time without a message after which an engine's requests count as lost", low=0.5
     )
-    drain_timeout_seconds: float = option(120.0, "Time that open streams get after SIGTERM", low=0)
+    drain_timeout_seconds: float = option(120.0, "Time that open streams get to end after SIGTERM", low=0)
 
     processes: int = option(
         1,
-        "Processes behind the port; each is a gateway of its own, and limits apply to each one",
+        "Number of gateway processes behind the port; limits apply to each process",
         low=1,
         high=64,
     )

@@ -34,7 +34,7 @@ class ApiError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def body(self) -> bytes:
-        """Return the JSON object of the response, or of an event in a stream."""
+        """Return the error as JSON, for the body of a response or for an event in a stream."""
         error = {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
@@ -43,16 +43,16 @@ class ApiError(Exception):
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_seconds is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after_seconds))).encode()))
-        elif self.status == 429:  # waiting does not help; OpenAI's clients would retry without this header
+        elif self.status == 429:  # a retry cannot succeed, but OpenAI's clients retry without this header
             headers.append((b"x-should-retry", b"false"))
         return headers
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return a 400."""
+    """Return the 400 error of an invalid request; `param` names the field of the body."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unavailable(message: str, retry_after_seconds: float = 1.0, code: str = "no_engine") -> ApiError:
-    """Return a 503 with the time after which to retry."""
+    """Return a 503 error; its Retry-After header is `retry_after_seconds`."""
     return ApiError(503, message, code=code, retry_after_seconds=retry_after_seconds)

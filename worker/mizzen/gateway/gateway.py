@@ -22,7 +22,7 @@ from mizzen.gateway.admission.new_entry import new_queue_entry
 from mizzen.gateway.admission.queue_entry import QueueEntry
 from mizzen.gateway.auth.authentication import TenantRegistry, get_tenant
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.engines.discovery import discovery
+from mizzen.gateway.engines.discovery import new_discovery
 from mizzen.gateway.engines.engine_client import EngineClient
 from mizzen.gateway.engines.engine_table import EngineTable
 from mizzen.gateway.engines.failure_limits import publish_engine_gauges
@@ -51,7 +51,8 @@ class Gateway:
         """Read the keys and tokens.
 
         Raises:
-            ValueError: a key file or the token file cannot be read, or tracing lacks its packages.
+            ValueError: a key file or the token file cannot be read, or tracing is configured but its
+                packages are not installed.
         """
         self.config = config
         self.metrics = Metrics(lambda: self.model_names)
@@ -77,12 +78,13 @@ class Gateway:
         self._reload_tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start to discover engines.
+        """Start to discover engines and to reload keys.
 
         Raises:
-            ValueError: an endpoint is malformed or needs keys, or there is no Kubernetes configuration.
+            ValueError: an engine's endpoint is malformed or needs keys, or pods are to be watched but there
+                is no Kubernetes configuration.
         """
-        find = discovery(self.config, self._key_folder, self.services, self.metrics)
+        find = new_discovery(self.config, self._key_folder, self.services, self.metrics)
         self._discovery = asyncio.create_task(find, name="discovery")
         self._reload_tasks = [
             asyncio.create_task(self.tenants.watch(), name="API keys"),
@@ -90,7 +92,7 @@ class Gateway:
         ]
 
     async def close(self, reason: str = "the gateway is shutting down") -> None:
-        """Reject waiting requests and close the connections; running requests end with an error."""
+        """Reject waiting requests and close all connections; running requests end with an error."""
         self.table_watch.close()
         if self._discovery is None:
             return
@@ -112,11 +114,11 @@ class Gateway:
 
     @property
     def curve_keys(self) -> KeyRing | None:
-        """The gateway's own CURVE keys, as they are now."""
+        """Current CURVE keys of the gateway; None if it has none."""
         return self._key_folder.ring if self._key_folder is not None else None
 
     async def _reload_keys(self) -> None:
-        """Apply changes of key and token files until cancelled."""
+        """Apply changes to key and token files until cancelled."""
         while True:
             await asyncio.sleep(KEY_RELOAD_SECONDS)
             with contextlib.suppress(ValueError):  # a file that cannot be read changes nothing
@@ -139,10 +141,10 @@ class Gateway:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────
 
     def find_service(self, model: str, scope: Scope) -> Service:
-        """Return the service of a model, for a request whose tenant may use it.
+        """Return the service that serves a model, which the request's tenant must be allowed to use.
 
         Raises:
-            ApiError: 404 if no service has the model, 403 if the tenant may not use it.
+            ApiError: 404 if no service serves the model, 403 if the tenant may not use it.
         """
         service, tenant = self.services.find_by_model(model), get_tenant(scope)
         if service is None:
@@ -151,11 +153,12 @@ class Gateway:
             tenant.check_model(model)
         return service
 
-    def open_service(self, model: str, scope: Scope) -> Service:
-        """Return the service that serves a model now.
+    def find_active_service(self, model: str, scope: Scope) -> Service:
+        """Return the service that serves a model, which must not be suspended.
 
         Raises:
-            ApiError: as `find_service`; 503 if the service is suspended.
+            ApiError: 404 if no service serves the model, 403 if the tenant may not use it, 503 if the service
+                is suspended.
         """
         service = self.find_service(model, scope)
         service.check_not_suspended()
@@ -168,10 +171,13 @@ class Gateway:
     def new_queue_entry(
         self, scope: Scope, generation: GenerationRequest, began: float | None = None, *, first: bool = True
     ) -> QueueEntry:
-        """Return the queue entry of one sequence of a request; only the `first` is charged for the prompt.
+        """Return the queue entry of one sequence of a request.
 
         Args:
+            scope: ASGI scope of the request.
+            generation: the sequence's request.
             began: time when the request arrived, on the monotonic clock; now by default.
+            first: whether this is the request's first sequence, to which the prompt tokens are charged.
 
         Raises:
             ApiError: 400 or 403 for a priority that the tenant may not use.
@@ -182,12 +188,12 @@ class Gateway:
         return new_queue_entry(scope, generation, deadline, first=first, max_tokens=max_context)
 
     def restart_queue_timeout(self, queue_entry: QueueEntry) -> None:
-        """Let a sequence that begins later than its request wait as long as any other."""
+        """Let a sequence that starts later than its request wait for a full queue timeout from now."""
         queue_entry.deadline = time.monotonic() + self.config.queue_timeout_seconds
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names of all models."""
+        """Names and aliases of all models."""
         return tuple(name for name, _ in self.services.list_models())
 
     # ── the only service ──────────────────────────────────────────────────────────────────────────────────
@@ -205,12 +211,12 @@ class Gateway:
 
     @property
     def table(self) -> EngineTable:
-        """Routing table of the only service."""
+        """Routing table of `only_service`."""
         return self.only_service.table
 
     @property
     def admission(self) -> Admission:
-        """Admission of the only service."""
+        """Admission of `only_service`."""
         return self.only_service.admission
 
     @property
@@ -226,7 +232,7 @@ class Gateway:
         return (engine for service in self.services for engine in service.table)
 
     def list_services(self, name: str | None) -> list[Service]:
-        """Return the service with a name, if there is one; all services without a name."""
+        """Return all services if `name` is None, else the service called `name`, if it exists."""
         return [service for service in self.services if name in (None, service.name)]
 
     @property
@@ -235,7 +241,7 @@ class Gateway:
         return sum(service.admission.in_flight for service in self.services)
 
     def is_admin(self, authorization: str) -> bool:
-        """Return whether an Authorization header holds the admin API's bearer token."""
+        """Return whether an Authorization header holds a bearer token of the admin API."""
         scheme, _, token = authorization.partition(" ")
         presented = token.strip().encode()
         matches = [hmac.compare_digest(presented, candidate) for candidate in self._admin_tokens]
@@ -247,7 +253,7 @@ class Gateway:
         return bool(self._admin_tokens)
 
     def metrics_text(self) -> bytes:
-        """Return all metrics, with current values of the gauges."""
+        """Update the gauges, and return all metrics in Prometheus' text format."""
         metrics = self.metrics
         metrics.in_flight.clear()
         metrics.load_tokens.clear()
@@ -271,7 +277,9 @@ class Gateway:
 
 
 def load_key_folder(config: GatewayConfig) -> KeyFolder | None:
-    """Return the gateway's CURVE keys; a shared gateway's folder may lack a key of the engines.
+    """Return the folder with the gateway's CURVE keys, or None if none is configured.
+
+    The folder of a shared gateway may lack the engines' public key, because `services.json` has them.
 
     Raises:
         ValueError: a file cannot be read.
@@ -284,10 +292,12 @@ def load_key_folder(config: GatewayConfig) -> KeyFolder | None:
 
 
 def read_admin_tokens(path: str | None) -> tuple[bytes, ...]:
-    """Return the admin API's bearer tokens: that of the file, and of the next generation next to it.
+    """Return the admin API's bearer tokens; an empty tuple if `path` is None.
+
+    They are in the file at `path` and, during a rotation, in a file of the same name with the prefix `next.`.
 
     Raises:
-        ValueError: the file cannot be read, or is empty.
+        ValueError: the file at `path` does not exist, or one of the files cannot be read or is empty.
     """
     if path is None:
         return ()

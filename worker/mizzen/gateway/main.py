@@ -24,13 +24,14 @@ from mizzen.gateway.telemetry.ping import answer_pings
 log = logging.getLogger(__name__)
 
 FINAL_SEND_SECONDS = 5
-"""Time after the drain in which the remaining streams get their error."""
+"""Time after the drain for sending an error to the remaining streams."""
 
 
 def run(config: GatewayConfig) -> int:
-    """Serve until SIGTERM or SIGINT, and return the exit status: 0 after an orderly shutdown.
+    """Serve until SIGTERM or SIGINT, and return the exit status.
 
-    If the start fails (an address in use, a missing key file), log the reason and return 1.
+    The status is 0 after an orderly shutdown. It is 1 if a server stops unexpectedly, or if the gateway
+    cannot start (an address in use, a missing key file); the reason is logged.
     """
     set_up_logging(program="gateway")
     tune_garbage_collector()
@@ -44,10 +45,10 @@ def run(config: GatewayConfig) -> int:
 
 
 def tune_garbage_collector() -> None:
-    """Make the garbage collector run rarely, and exclude everything that is imported.
+    """Make the garbage collector run rarely, and exempt all objects that exist already.
 
-    Streams make many short-lived objects but hardly any cycles. By default, a tenth of the time would go into
-    collections, some of them in pauses of tens of milliseconds.
+    Streams create many short-lived objects but hardly any cycles. With the default thresholds, collections
+    would take a tenth of the time, and some would pause the process for tens of milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -55,11 +56,12 @@ def tune_garbage_collector() -> None:
 
 
 async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.socket] | None = None) -> int:
-    """Run a gateway until a signal arrives.
+    """Run a gateway until a signal arrives, and return the exit status.
 
     Args:
         config: the options.
-        sockets: listening sockets of the API and the admin port; by default those of the options.
+        sockets: listening sockets of the API and of the admin port; by default, they are opened at the
+            addresses in `config`.
 
     Raises:
         OSError: an address cannot be bound.
@@ -106,7 +108,7 @@ async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.sock
     await asyncio.gather(*tasks, return_exceptions=True)
     await gateway.flush()
     if stopped not in done:
-        log.error("a server stopped by itself")
+        log.error("an HTTP server stopped without a signal")
         return 1
     log.info("stopped")
     return 0
@@ -115,7 +117,10 @@ async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.sock
 async def drain(
     gateway: Gateway, api: UvicornServer, serving: asyncio.Task[None], second_signal: asyncio.Event
 ) -> None:
-    """Stop accepting requests, let streams end in their time, then end the remaining ones with an error."""
+    """Stop accepting requests, wait for open streams to end, then end the remaining ones with an error.
+
+    The wait ends after `drain_timeout_seconds`, or as soon as `second_signal` is set.
+    """
     gateway.draining = True
     log.info("draining", extra={"fields": {"in_flight": gateway.in_flight}})
     api.should_exit = True
@@ -131,4 +136,4 @@ async def drain(
             connection.stop_lingering()
     await gateway.close()
     await asyncio.wait((serving,), timeout=FINAL_SEND_SECONDS)
-    api.force_exit = True  # a client that does not read would keep its connection, and the process
+    api.force_exit = True  # otherwise a client that does not read would keep the process alive

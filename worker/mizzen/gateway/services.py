@@ -1,5 +1,4 @@
-"""Services of a gateway, each with engines, admission and dispatcher of its own, by the names of their
-models."""
+"""Services of a gateway, found by model name. Each has its own engines, admission and dispatcher."""
 
 from __future__ import annotations
 
@@ -37,18 +36,18 @@ class ServiceEntry(
     """One service in `services.json`."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
-    """Name of the InferenceService; its engine pods are labelled with it."""
+    """Name of the InferenceService, with which its engine pods are labelled."""
     models: tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=256)], ...] = ()
-    """Names of its model in requests, the main one first."""
+    """Names of the service's model in requests: the main name, then aliases."""
     suspended: bool = False
     engine_public_key: Annotated[str, msgspec.Meta(min_length=40, max_length=40)] | None = None
-    """CURVE public key of its engines (Z85)."""
+    """CURVE public key of the service's engines, in Z85."""
     next_engine_public_key: Annotated[str, msgspec.Meta(min_length=40, max_length=40)] | None = None
-    """Key that replaces it, during a rotation."""
+    """Key that will replace `engine_public_key`; only set during a rotation."""
     keys_generation: int = 0
-    """Generation of `engine_public_key`, which determines the port where it is used."""
+    """Generation of `engine_public_key`; it determines the port on which engines use that key."""
     engines: tuple[str, ...] = ()
-    """ZMQ endpoints, if no pods are watched."""
+    """ZMQ endpoints of the service's engines, if pods are not watched."""
 
 
 class ServiceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,7 +57,10 @@ class ServiceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def engine_keys(entry: ServiceEntry, keys: KeyRing | None) -> KeyRing | None:
-    """Return the keys for a service's engines; None if a required key is missing."""
+    """Return the keys for connections to a service's engines.
+
+    Returns None if `keys` is None, or if neither `keys` nor the entry has a public key of the engines.
+    """
     if keys is not None and entry.engine_public_key:
         public_keys = (entry.engine_public_key, entry.next_engine_public_key)
         peers = tuple(key.encode() for key in public_keys if key)
@@ -78,7 +80,16 @@ class Service:
         metrics: Metrics,
         notify: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make a service; `notify` is called when its engines or waiting requests may have changed."""
+        """Create a service.
+
+        Args:
+            entry: its entry in the list of services.
+            config: options of the gateway.
+            keys: the gateway's current CURVE keys.
+            name: name by which the gateway introduces itself to engines.
+            metrics: metrics of the gateway.
+            notify: called when the service's engines or its waiting requests may have changed.
+        """
         self.entry = entry
         self._notify = notify
         self.table = EngineTable(
@@ -112,7 +123,7 @@ class Service:
         )
 
     def use_keys(self, keys: KeyRing | None) -> None:
-        """Use the gateway's own current keys; those of the engines are in the entry."""
+        """Apply new keys of the gateway; the engines' public keys are in `entry`."""
         self.table.use_keys(engine_keys(self.entry, keys))
 
     def _changed(self) -> None:
@@ -126,31 +137,31 @@ class Service:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of its model, the main one first."""
+        """Names of the service's model in requests: the main name, then aliases."""
         return self.entry.models
 
     @property
     def waiting_requests(self) -> int:
-        """Number of requests that wait while no engine serves; they request an engine to be started."""
+        """Number of waiting requests if no engine serves, else 0; above 0, an engine should be started."""
         return 0 if self.table.serving else len(self.admission)
 
     def check_not_suspended(self) -> None:
-        """Raise if the service is suspended.
+        """Check that the service is not suspended.
 
         Raises:
-            ApiError: 503.
+            ApiError: 503 if it is suspended.
         """
         if self.entry.suspended:
             text = "the service is suspended" if not self.models else f"{self.models[0]} is suspended"
             raise unavailable(text, SUSPENDED_RETRY_SECONDS, code="suspended")
 
     async def close(self, reason: str) -> None:
-        """Reject waiting requests and close the connections; running requests end with an error."""
+        """Reject waiting requests and close all connections; running requests end with an error."""
         self.admission.close(reason)
         await self.table.close()
 
     async def drain(self, reason: str, seconds: float) -> None:
-        """Reject waiting requests, let running ones end within `seconds`, then close."""
+        """Reject waiting requests, wait up to `seconds` for running ones, then close all connections."""
         self.admission.close(reason)
         try:
             async with asyncio.timeout(seconds):
@@ -162,7 +173,7 @@ class Service:
 
 
 class Services:
-    """All services of a gateway, by the names of their models."""
+    """All services of a gateway, found by service name or model name."""
 
     def __init__(
         self,
@@ -170,12 +181,12 @@ class Services:
         retire_seconds: float,
         keys: Callable[[], KeyRing | None] = lambda: None,
     ) -> None:
-        """Make an empty set of services.
+        """Create an empty set of services.
 
         Args:
-            new_service: makes a service from its entry.
-            retire_seconds: time that requests of a removed service get to end.
-            keys: returns the gateway's own current keys.
+            new_service: creates a service from its entry.
+            retire_seconds: time that the running requests of a removed service get to end.
+            keys: returns the gateway's current CURVE keys.
         """
         self._new_service = new_service
         self._keys = keys
@@ -185,7 +196,7 @@ class Services:
         self._engines: Mapping[str, list[DiscoveredEngine]] | None = None
         self._draining: set[asyncio.Task[None]] = set()
         self.services_known = False
-        """True if the list of services is known."""
+        """True once the list of services is known."""
 
     def __iter__(self) -> Iterator[Service]:
         return iter(tuple(self._services.values()))
@@ -195,19 +206,19 @@ class Services:
 
     @property
     def synced(self) -> bool:
-        """True if the services and their engines are known."""
+        """True once all services and their engines are known."""
         return self.services_known and all(service.table.synced for service in self)
 
     def get(self, name: str) -> Service | None:
-        """Return the service with a name, or None."""
+        """Return the service called `name`, or None."""
         return self._services.get(name)
 
     def find_by_model(self, model: str) -> Service | None:
-        """Return the service of a model name, or None."""
+        """Return the service that serves a model, or None."""
         return self._models.get(model)
 
     def list_models(self, tenant: Tenant | None = None) -> list[tuple[str, Service]]:
-        """Return all model names that a tenant may use, with their services."""
+        """Return all model names that a tenant may use, each with its service; all names without a tenant."""
         return [
             (name, service)
             for name, service in self._models.items()
@@ -215,7 +226,7 @@ class Services:
         ]
 
     def sync_services(self, entries: Iterable[ServiceEntry]) -> None:
-        """Apply the complete list of services; removed ones are drained."""
+        """Apply the complete list of services; drain services that are no longer in it."""
         entries_by_name = {entry.name: entry for entry in entries}
         for name, service in tuple(self._services.items()):
             entry = entries_by_name.get(name)
@@ -240,7 +251,7 @@ class Services:
         self._assign_engines()
 
     def apply_own_keys(self) -> None:
-        """Apply a change of the gateway's own keys."""
+        """Make all services use the gateway's current keys, after these have changed."""
         for service in self:
             service.use_keys(self._keys())
 
@@ -267,7 +278,7 @@ class Services:
 
 
 def map_models(services: Iterable[Service]) -> dict[str, Service]:
-    """Return the service of each model name: the first one that claims it."""
+    """Return the service of each model name; if several claim a name, the first gets it."""
     owners: dict[str, Service] = {}
     for service in services:
         for name in service.models:
@@ -279,12 +290,12 @@ def map_models(services: Iterable[Service]) -> dict[str, Service]:
 
 
 def model_not_found(model: str, served_names: Iterable[str]) -> ApiError:
-    """Return the 404 of a model that is not served."""
+    """Return the 404 error for a model that no service serves."""
     names = list(served_names)
     listed_names = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     return ApiError(
         404,
-        f"the model {model[:200]!r} does not exist here; there is {listed_names or 'none'}",
+        f"the model {model[:200]!r} does not exist here; available models: {listed_names or 'none'}",
         param="model",
         code="model_not_found",
     )
@@ -294,7 +305,8 @@ def parse_services(content: bytes, where: str) -> tuple[ServiceEntry, ...]:
     """Parse the content of a `services.json`.
 
     Raises:
-        ValueError: it is malformed, or two services have the same name; the message names `where`.
+        ValueError: the content is malformed, or two services have the same name; the message names the
+            source, `where`.
     """
     try:
         entries = msgspec.json.decode(content, type=ServiceList).services

@@ -1,7 +1,7 @@
 """Mizzen's own kernels in Triton and CUDA C++; each fuses several plain operations into one pass.
 
-The plain operations remain next to them in the layers, the sampler and the step: they run on the CPU, and
-wherever fusion is off. Only the modules of this package import Triton, and they are imported only where a
+The unfused PyTorch code remains in the layers, the sampler and the step; it runs on the CPU, and on GPUs
+whenever kernel fusion is off. Only modules of this package import Triton, and they are imported only when a
 model is built for a GPU.
 """
 
@@ -11,10 +11,10 @@ import os
 
 
 def set_compiler_cache_dirs() -> None:
-    """Make Triton and FlashInfer cache compiled kernels in $MIZZEN_CACHE_DIR, unless their own variables are
-    set.
+    """Make Triton and FlashInfer cache compiled kernels in $MIZZEN_CACHE_DIR, if that is set.
 
-    Call it before either is imported.
+    Environment variables of Triton and FlashInfer that are already set are kept. Call this before either
+    package is imported.
     """
     if folder := os.environ.get("MIZZEN_CACHE_DIR"):
         os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(folder, "triton"))

@@ -1,12 +1,12 @@
-"""Inputs of a decode step that are read and updated on the device, so that the host sends nothing per step.
+"""Inputs of a decode step that are read and updated on the device, so that most steps need no host input.
 
-The host's message to a step is one int32 buffer, the inbox:
+The host passes changes to a step in one int32 buffer, the inbox, which consists of:
 
-    0         number of page writes
-    1         columns (`InboxLayout.writes`): flat page-table indices, then the pages to write there
-    ...       columns (`InboxLayout.rows`): the batch's slots, then the next position of each row
+    the number of page writes
+    `InboxLayout.writes` flat page-table indices, then as many pages to write there
+    `InboxLayout.rows` slots of the batch's rows, then as many next positions of these rows
 
-It stays valid from step to step: every step advances the positions of its rows.
+The inbox stays valid from step to step, because every step advances the positions of its rows.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ BLOCK = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxLayout:
-    """Layout of the inbox."""
+    """Layout of the inbox, the int32 buffer with the host's input to a decode step."""
 
     writes: int
-    """Maximum number of page writes."""
+    """Maximum number of page writes in one step."""
     rows: int
-    """Maximum number of batch rows."""
+    """Maximum number of rows in a batch."""
 
     @property
     def table_indices(self) -> slice:
-        """Return the slice of the flat page-table indices to write."""
+        """Slice of the inbox that holds the flat page-table indices to write to."""
         return slice(1, 1 + self.writes)
 
     @property
     def pages(self) -> slice:
-        """Return the slice of the pages to write there."""
+        """Slice of the inbox that holds the pages to write to these indices."""
         return slice(1 + self.writes, 1 + 2 * self.writes)
 
     @property
     def slots(self) -> slice:
-        """Return the slice of the rows' slots."""
+        """Slice of the inbox that holds the rows' slots."""
         return slice(1 + 2 * self.writes, 1 + 2 * self.writes + self.rows)
 
     @property
     def positions(self) -> slice:
-        """Return the slice of the rows' next positions."""
+        """Slice of the inbox that holds the rows' next positions."""
         return slice(self.slots.stop, self.size)
 
     @property
     def size(self) -> int:
-        """Return the length of the inbox."""
+        """Length of the inbox in elements."""
         return 1 + 2 * self.writes + 2 * self.rows
 
 
@@ -81,14 +81,14 @@ def _decode_inputs_kernel(
 
 
 def write_pages(inbox: torch.Tensor, layout: InboxLayout, table: torch.Tensor) -> None:
-    """Write the inbox's pages to the page table, int32 [slots, columns]."""
+    """Apply the page writes in `inbox` (int32 [layout.size]) to the page table (int32 [slots, columns])."""
     grid = (triton.cdiv(layout.writes, BLOCK),)
     _write_pages_kernel[grid](inbox, table, WRITES=layout.writes, BLOCK=BLOCK, num_warps=4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeInputs:
-    """Inputs of a decode batch, one element per row."""
+    """Inputs of a decode batch; all tensors are [rows]."""
 
     tokens: torch.Tensor
     """Input tokens, int64."""
@@ -97,7 +97,7 @@ class DecodeInputs:
     slot_mapping: torch.Tensor
     """KV slots of the input tokens, int64."""
     lengths: torch.Tensor
-    """Tokens whose KV each row reads, its own included, int32."""
+    """Number of tokens whose KV each row reads, including its own token, int32."""
 
 
 def gather_inputs(
@@ -107,10 +107,14 @@ def gather_inputs(
     table: torch.Tensor,
     page_size: int,
 ) -> DecodeInputs:
-    """Gather the decode inputs of rows (slots, positions: int32 [rows]).
+    """Gather the decode inputs of a batch.
 
-    `last_tokens` [slots] holds the last token of every slot; `table` is the page table, int32 [slots,
-    columns].
+    Args:
+        slots: Slot of each row, int32 [rows].
+        positions: Position of each row's input token, int32 [rows].
+        last_tokens: Last token of every slot, int64 [slots].
+        table: Page table, int32 [slots, columns].
+        page_size: Tokens per page.
     """
     rows = len(slots)
     tokens, positions_out, slot_mapping = torch.empty((3, rows), dtype=torch.int64, device=slots.device)

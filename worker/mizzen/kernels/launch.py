@@ -1,4 +1,4 @@
-"""GPU generations and launch options of Triton kernels."""
+"""Checks of a GPU's generation, and launch options of Triton kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @functools.cache
 def is_hopper_or_later(device: torch.device) -> bool:
-    """Return whether a device is a Hopper GPU or a later one, for which the CUDA kernels are written."""
+    """Return whether a device is a GPU of the Hopper generation or later, which the CUDA kernels need."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
@@ -21,9 +21,9 @@ def has_wgmma(device: torch.device) -> bool:
 
 
 def pdl_launch_options(x: torch.Tensor) -> dict[str, Any]:
-    """Return the Triton launch options for programmatic dependent launch (PDL), if x's device supports it.
+    """Return the Triton launch options for programmatic dependent launch (PDL), if the GPU of x supports it.
 
-    A kernel launched with PDL=True starts before the previous one ends; it must wait before it reads or
-    writes data of other kernels.
+    A kernel with PDL=True may start before the previous kernel ends, so it must call `gdc_wait` before it
+    reads or overwrites anything that earlier kernels write or read.
     """
     return {"PDL": True, "launch_pdl": True} if is_hopper_or_later(x.device) else {"PDL": False}

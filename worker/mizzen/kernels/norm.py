@@ -63,12 +63,18 @@ def _launch(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Normalise rows of x [rows, size] into a new tensor; rows may be strided."""
+    """Return x [rows, size] with its rows RMS-normalised and scaled by `weight` [size], as a new tensor.
+
+    The rows of x may be strided. All tensors have the model's dtype; sums are in float32.
+    """
     return _launch(x, None, weight, epsilon)
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> torch.Tensor:
-    """Add x to `residual` [rows, size] (contiguous) in place and return the normalised sum."""
+    """Add x to `residual` in place, and return the RMS-normalised sum scaled by `weight` [size].
+
+    x, `residual` (contiguous) and the result are [rows, size], in the model's dtype; sums are in float32.
+    """
     return _launch(x, residual, weight, epsilon)

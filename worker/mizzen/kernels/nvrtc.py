@@ -1,7 +1,7 @@
 """Compiles CUDA C++ kernels with NVRTC, caches them on disk, and launches them with PDL.
 
-A kernel that cannot be compiled is never an error of its own: callers ask `can_compile` first and use a
-slower implementation otherwise.
+Callers check `can_compile` first and fall back to a slower implementation if a kernel cannot be compiled, so
+a missing or old compiler never stops the engine.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import torch
 log = logging.getLogger(__name__)
 
 KernelSpec = tuple[str, str, tuple[tuple[str, int], ...]]
-"""Source text, kernel name, and preprocessor definitions."""
+"""Source text, kernel name, and preprocessor definitions as (name, value) pairs."""
 DIGEST_BYTES = hashlib.sha256().digest_size
-"""Length of a SHA-256 digest."""
+"""Length of a SHA-256 digest in bytes."""
 
 
 class CompileError(RuntimeError):
@@ -33,29 +33,32 @@ class CompileError(RuntimeError):
 
 
 def read_source(name: str) -> str:
-    """Return the text of the CUDA source `{name}.cu`; `name` is a path below this package, such as
-    `gemm/gemv`."""
+    """Return the text of the CUDA source `{name}.cu`, where `name` is a path such as `gemm/gemv`."""
     return Path(__file__).parent.joinpath(f"{name}.cu").read_text(encoding="utf-8")
 
 
-def check_status(result: tuple[Any, ...], what: str) -> Any:
-    """Return the values that a CUDA binding returned after its status.
+def check_status(result: tuple[Any, ...], action: str) -> Any:
+    """Return the results of a CUDA binding's call without its status.
+
+    Args:
+        result: Return value of the binding: the status, then the results.
+        action: Description of the call for the error message.
 
     Raises:
         CompileError: the status is not success.
     """
     if int(result[0]) != 0:
-        raise CompileError(f"{what}: {result[0]}")
+        raise CompileError(f"{action}: {result[0]}")
     return result[1] if len(result) == 2 else result[1:]
 
 
 def compile_cubin(
     source: str, name: str, defines: tuple[tuple[str, int], ...], capability: tuple[int, int]
 ) -> bytes:
-    """Compile a source with preprocessor definitions for a compute capability.
+    """Compile a CUDA source with preprocessor definitions to a cubin for a compute capability.
 
     Raises:
-        CompileError: the source does not compile; the message is the compiler's.
+        CompileError: the source does not compile; the message is the compiler's log.
     """
     from cuda.bindings import nvrtc
 
@@ -74,7 +77,7 @@ def compile_cubin(
 
 
 def cache_dir() -> Path:
-    """Return the folder of compiled kernels: $MIZZEN_CACHE_DIR, or a folder below the user's cache folder."""
+    """Return the folder of compiled kernels: $MIZZEN_CACHE_DIR, or `mizzen` in the user's cache folder."""
     if chosen := os.environ.get("MIZZEN_CACHE_DIR"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mizzen"
@@ -100,10 +103,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 def load_or_compile_cubin(
     source: str, name: str, defines: tuple[tuple[str, int], ...], capability: tuple[int, int]
 ) -> bytes:
-    """Return the same as `compile_cubin`, from the disk cache if an intact file is there.
+    """Return a kernel's cubin from the disk cache, or compile it and write it to the cache.
 
-    A file holds the code's SHA-256 digest followed by the code. If the folder cannot be read or written, or a
-    crash truncated the file, the kernel is compiled again.
+    A cached file holds the cubin's SHA-256 digest followed by the cubin. The kernel is compiled again if a
+    crash truncated the file, or if the folder cannot be read or written.
 
     Raises:
         CompileError: the source does not compile, or the compiler is missing.
@@ -120,7 +123,7 @@ def load_or_compile_cubin(
         kept = path.read_bytes()
         if hashlib.sha256(kept[DIGEST_BYTES:]).digest() == kept[:DIGEST_BYTES]:
             return kept[DIGEST_BYTES:]
-        log.warning("%s is damaged: the kernel is compiled again", path)
+        log.warning("%s is damaged; compiling the kernel again", path)
     code = compile_cubin(source, name, defines, capability)
     with contextlib.suppress(OSError):
         write_atomically(path, hashlib.sha256(code).digest() + code)
@@ -129,7 +132,7 @@ def load_or_compile_cubin(
 
 @functools.cache
 def load_kernel(source: str, name: str, defines: tuple[tuple[str, int], ...], device: int) -> Any:
-    """Return the loaded kernel (a CUfunction) of a source, compiled with these definitions for a device.
+    """Compile a kernel for a device unless it is cached, load it, and return it (a CUfunction).
 
     Raises:
         CompileError: the kernel cannot be compiled on this machine.
@@ -143,7 +146,7 @@ def load_kernel(source: str, name: str, defines: tuple[tuple[str, int], ...], de
 
 
 def compile_in_parallel(kernels: Iterable[KernelSpec], device: int, threads: int) -> None:
-    """Compile kernels that `load_kernel` will be asked for, in `threads` threads.
+    """Compile and load kernels with `threads` threads, so that later calls of `load_kernel` are fast.
 
     Raises:
         CompileError: a kernel cannot be compiled on this machine.
@@ -151,10 +154,10 @@ def compile_in_parallel(kernels: Iterable[KernelSpec], device: int, threads: int
     from cuda.bindings import driver
 
     torch.cuda.current_stream(device)  # creates a CUDA context
-    context = check_status(driver.cuCtxGetCurrent(), "asking for the context")
+    context = check_status(driver.cuCtxGetCurrent(), "getting the CUDA context")
 
     def begin() -> None:
-        check_status((*driver.cuCtxSetCurrent(context), None), "entering the context")
+        check_status((*driver.cuCtxSetCurrent(context), None), "setting the CUDA context")
 
     with ThreadPoolExecutor(threads, initializer=begin) as pool:
         list(pool.map(lambda kernel: load_kernel(*kernel, device), kernels))
@@ -162,16 +165,17 @@ def compile_in_parallel(kernels: Iterable[KernelSpec], device: int, threads: int
 
 @functools.cache
 def allow_shared_memory(function: Any, shared_bytes: int) -> None:
-    """Raise a kernel's limit of dynamic shared memory to `shared_bytes`.
+    """Raise a kernel's limit on dynamic shared memory per block to `shared_bytes`.
 
     Raises:
-        CompileError: the device does not allow that much for one block.
+        CompileError: the device does not have that much shared memory per block.
     """
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     check_status(
-        (*driver.cuFuncSetAttribute(function, attribute, shared_bytes), None), "asking for shared memory"
+        (*driver.cuFuncSetAttribute(function, attribute, shared_bytes), None),
+        "raising the limit on shared memory",
     )
 
 
@@ -185,7 +189,8 @@ def can_compile(
 ) -> bool:
     """Compile a kernel and return whether it can be used; if not, log a warning that names the `fallback`.
 
-    `shared_bytes` is the dynamic shared memory of a block, besides the memory that the kernel declares.
+    `fallback` is a clause such as "attention falls back to Triton". `shared_bytes` is the dynamic shared
+    memory of a block in bytes, besides the memory that the kernel declares.
     """
     try:
         function = load_kernel(source, name, defines, device.index or 0)
@@ -205,8 +210,10 @@ def launch_config(
     cluster: tuple[int, int, int] | None = None,
     shared_bytes: int = 0,
 ) -> Any:
-    """Return a launch configuration (CUlaunchConfig) with PDL: the kernel may start while the previous one
-    runs."""
+    """Return a launch configuration (CUlaunchConfig) with PDL enabled; for parameters see `launch`.
+
+    With PDL, the kernel may start while the previous one still runs. `stream` is the stream's handle.
+    """
     from cuda.bindings import driver
 
     attribute = driver.CUlaunchAttribute()
@@ -240,15 +247,15 @@ def launch(
 
     Args:
         function: Kernel that `load_kernel` returned.
-        blocks: Grid.
+        blocks: Number of blocks in the grid, in one or three dimensions.
         threads: Threads per block.
-        arguments: Kernel arguments: tensors are passed by address, None as a null pointer, integers as int,
-            other numbers as float, driver structures (a CUtensorMap) as they are.
-        cluster: Cluster dimensions.
-        shared_bytes: Dynamic shared memory of a block.
+        arguments: Kernel arguments, at least one of them a tensor. Tensors are passed by address, None as a
+            null pointer, integers as int, floats as float, and driver structures (a CUtensorMap) unchanged.
+        cluster: Number of blocks in a cluster by dimension; None for a launch without clusters.
+        shared_bytes: Dynamic shared memory of a block in bytes.
 
     Raises:
-        CompileError: the driver rejected the launch.
+        CompileError: the driver rejected the launch, or the device lacks the shared memory.
     """
     from cuda.bindings import driver
 

@@ -1,4 +1,4 @@
-"""The SwiGLU activation, silu(gate) * up (arXiv 2002.05202)."""
+"""SwiGLU activation: silu(gate) * up (arXiv 2002.05202)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _silu_mul_kernel(gate_up, out, size, BLOCK: tl.constexpr, PDL: tl.constexpr)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Map gate and up, concatenated as [rows, 2 * size] (contiguous), to silu(gate) * up [rows, size]."""
+    """Return silu(gate) * up, [rows, size], for gate and up concatenated as [rows, 2 * size] (contiguous)."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     grid = (rows, triton.cdiv(size, BLOCK))

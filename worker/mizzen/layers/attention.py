@@ -1,5 +1,4 @@
-"""Self-attention of a decoder layer: QKV projection, optional QK norm, RoPE, paged attention, output
-projection."""
+"""Self-attention of a decoder layer: projections, optional QK norm, RoPE and paged attention."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ class ForwardContext:
     cos: torch.Tensor
     """Cosines of the RoPE angles at the tokens' positions, [tokens, 1, head_dim / 2]."""
     sin: torch.Tensor
-    """Sines of the same angles, of the same shape."""
+    """Sines of the same angles, [tokens, 1, head_dim / 2]."""
     attend: StepAttention
 
 
 class SelfAttention:
-    """QKV projection, optional QK norm, RoPE, paged attention and output projection."""
+    """Self-attention of one layer, from the QKV projection to the output projection."""
 
     def __init__(self, build: BuildContext, config: ModelConfig, layer: int) -> None:
         self.layer = layer
@@ -62,10 +61,17 @@ class SelfAttention:
         context: ForwardContext,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Map the projection [tokens, (heads + 2 kv_heads) * d] to [tokens, hidden], or only its `rows`.
+        """Attend and apply the output projection; return the output and the residual stream.
 
-        Return this rank's term of the residual stream, None if the stream already contains it, and the
-        stream.
+        Args:
+            qkv: QKV projection [tokens, (heads + 2 * kv_heads) * head_dim], with the heads of this rank.
+            residual: Residual stream [tokens, hidden].
+            context: Inputs that all layers share.
+            rows: Indices of the tokens to continue with, int64; None for all.
+
+        Returns:
+            A pair of the output (None if the residual stream already contains it) and the residual stream,
+            each [tokens or rows, hidden]. The output's sum over ranks must be added to the residual stream.
         """
         attended = self.attend(qkv, context).view(len(qkv), -1)
         if rows is not None:
@@ -73,8 +79,7 @@ class SelfAttention:
         return self.o_proj.add_to_residual(residual, attended), residual
 
     def attend(self, qkv: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Store the keys and values of a projection and return the attention output [tokens, heads,
-        head_dim]."""
+        """Store the keys and values of a QKV projection, and attend; return [tokens, heads, head_dim]."""
         if self.fused:
             if (fused_decode := context.attend.fused_decode) is not None:
                 out = qkv.new_empty(len(qkv), self.heads, self.head_dim)
@@ -97,7 +102,7 @@ class SelfAttention:
         return self.q_norm.weight, self.k_norm.weight
 
     def prepare_qkv(self, qkv: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Normalise, rotate and store in one kernel; return the queries [tokens, heads, head_dim]."""
+        """Apply QK norm and RoPE and store KV in one kernel; return the queries [tokens, heads, head_dim]."""
         from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 
         attend = context.attend

@@ -1,6 +1,6 @@
-"""`BuildContext`: what every layer needs to allocate its weights on one rank.
+"""`BuildContext`: the settings with which layers are built on one rank.
 
-`mizzen.engine.loading.model_setup` makes one for each model; layers only read it.
+`mizzen.engine.loading.model_setup` makes one `BuildContext` for each model; layers only read it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from mizzen.parallel.collectives import Collectives, SingleRank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """Settings with which a model is built on one rank."""
+    """Settings with which all layers of a model are built on one rank."""
 
     device: torch.device
     dtype: torch.dtype
     mesh: Mesh = field(default_factory=Mesh)
     make_linear: LinearFactory = UnquantizedLinear
     fused: bool = False
-    """Whether layers use the fused kernels of `mizzen.kernels` instead of plain operations; GPUs only."""
+    """Whether layers use the fused kernels of `mizzen.kernels` instead of PyTorch operations; GPUs only."""
     collectives: Collectives = field(default_factory=SingleRank)
-    """Operations among the ranks of the tensor axis."""
+    """Collective operations over the ranks of the tensor axis."""
 
     def allocate(self, *shape: int) -> torch.Tensor:
-        """Allocate an uninitialised parameter."""
+        """Allocate an uninitialised parameter of a shape, in the model's dtype and on its device."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)

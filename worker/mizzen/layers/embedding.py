@@ -1,4 +1,4 @@
-"""Token embedding and output heads, which may share their weights; both are sharded by the vocabulary."""
+"""Token embedding and output heads, sharded by the vocabulary; a tied head shares the embedding's weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
 
 ROW_MULTIPLE = 8
-"""Multiple to which each rank's number of vocabulary rows is padded, for the alignment that kernels need."""
+"""With several ranks, each rank's number of vocabulary rows is padded to a multiple of this number, because
+kernels need alignment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,11 @@ class VocabShard:
     """A rank's shard of the vocabulary."""
 
     total: int
-    """Tokens of the whole vocabulary."""
+    """Number of tokens in the whole vocabulary."""
     rows: int
-    """Rows of each rank's table, padding included."""
+    """Number of rows in each rank's table, including padding."""
     tokens: slice
-    """Tokens of this rank; the rows after theirs are padding."""
+    """Token ids of this rank; rows of its table beyond these tokens are padding."""
 
     @classmethod
     def for_rank(cls, build: BuildContext, total: int) -> VocabShard:
@@ -45,12 +46,12 @@ class VocabShard:
 
     @property
     def count(self) -> int:
-        """Number of tokens of this rank."""
+        """Number of token ids in this rank's shard, without padding."""
         return self.tokens.stop - self.tokens.start
 
 
 class TokenEmbedding:
-    """Rows of a table [vocab, hidden] by token id."""
+    """Table of hidden states [vocab, hidden] by token id, sharded by rows."""
 
     def __init__(self, build: BuildContext, name: str, vocab: int, hidden: int) -> None:
         self.name = name
@@ -61,7 +62,7 @@ class TokenEmbedding:
         self.weight[self.vocabulary.count :].zero_()
 
     def targets(self, prefix: str) -> Iterator[WeightTarget]:
-        """Yield the destination of the checkpoint's tensor."""
+        """Yield the destination of the table in the checkpoint."""
         vocabulary = self.vocabulary
         yield WeightTarget(
             name=f"{prefix}{self.name}.weight",
@@ -71,7 +72,7 @@ class TokenEmbedding:
         )
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Map ids [tokens] to [tokens, hidden], newly allocated."""
+        """Look up token ids (int64 [tokens]); return a new tensor [tokens, hidden] in the model's dtype."""
         if self.collectives.size == 1:
             return F.embedding(tokens, self.weight)
         vocabulary = self.vocabulary
@@ -85,8 +86,10 @@ class TokenEmbedding:
 
 
 ComputeShardLogits = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""(x, out): maps [rows, hidden] to the logits [rows, padded shard] of a rank; rows of `out` may be
-strided."""
+"""Function (x, out) that maps x [rows, hidden] to this rank's logits [rows, padded shard], in `out` if given.
+
+The rows of `out` may be strided.
+"""
 
 
 def gather_logits(
@@ -96,10 +99,10 @@ def gather_logits(
     x: torch.Tensor,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Map [rows, hidden] to the logits [rows, vocab] of all ranks, into `out` if given.
+    """Return the logits [rows, vocab] for x [rows, hidden] from the shards of all ranks, in `out` if given.
 
-    If `out` is a rank-0 logits buffer, every rank writes its shard straight into rank 0's memory, and only
-    rank 0 gets the logits.
+    If `out` belongs to a rank-0 logits buffer, every rank writes its shard straight into rank 0's memory, and
+    only rank 0 gets the logits.
     """
     shard = None if out is None else collectives.map_logits_shard(out, vocabulary.tokens)
     if out is None or shard is None:
@@ -110,7 +113,7 @@ def gather_logits(
 
 
 class TiedHead:
-    """Output head that shares the embedding's table."""
+    """Output head that multiplies by the embedding's table."""
 
     def __init__(self, build: BuildContext, embedding: TokenEmbedding) -> None:
         self.embedding = embedding
@@ -118,23 +121,26 @@ class TiedHead:
         self.max_batch = max_small_batch(embedding.weight) if build.fused else 0
 
     def targets(self) -> Iterator[WeightTarget]:
-        """Yield nothing: the table is loaded as the embedding."""
+        """Yield nothing: the table is loaded as part of the embedding."""
         return iter(())
 
     def kernel_specs(self, batch_sizes: Iterable[int]) -> set[KernelSpec]:
-        """Return the specs of the kernels for these batch sizes; empty with several ranks, as in `Head`."""
+        """Return the specs of the kernels for these batch sizes.
+
+        The result is empty with several ranks, which use cuBLAS.
+        """
         if self.collectives.size > 1:
             return set()
         return gemm_kernel_specs(self.embedding.weight, batch_sizes, self.max_batch)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [rows, hidden] to logits [rows, vocab], into `out` if given."""
+        """Return the logits [rows, vocab] for x [rows, hidden], in `out` if given."""
         if self.collectives.size == 1:
             return self.shard_logits(x, out)
         return gather_logits(self.collectives, self.embedding.vocabulary, self.shard_logits, x, out)
 
     def shard_logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the logits of this rank's tokens, in `out` if given; rows of `out` may be strided."""
+        """Return this rank's logits [rows, padded shard], in `out` if given; rows of `out` may be strided."""
         if len(x) <= self.max_batch and (out is None or out.is_contiguous()):
             return small_batch_gemm(self.embedding.weight, x, out)
         if out is None:
@@ -155,18 +161,19 @@ class Head:
         self.method = build.make_linear(self.vocabulary.rows, hidden, False, build.dtype, build.device)
 
     def targets(self) -> Iterator[WeightTarget]:
-        """Yield the destination of the checkpoint's tensor."""
+        """Yield the destination of the head's table in the checkpoint."""
         yield from self.method.targets(self.name, self.checkpoint_shard)
 
     def kernel_specs(self, batch_sizes: Iterable[int]) -> set[KernelSpec]:
         """Return the specs of the kernels for these batch sizes.
 
-        Empty with several ranks: they write strided rows to rank 0's memory, by cuBLAS.
+        The result is empty with several ranks: they use cuBLAS, because they write strided rows to rank 0's
+        memory.
         """
         return method_kernel_specs(self.method, batch_sizes) if self.collectives.size == 1 else set()
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [rows, hidden] to logits [rows, vocab], into `out` if given."""
+        """Return the logits [rows, vocab] for x [rows, hidden], in `out` if given."""
         if self.collectives.size == 1:
             return self.method.apply(x, out)
         return gather_logits(self.collectives, self.vocabulary, self.method.apply, x, out)

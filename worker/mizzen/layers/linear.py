@@ -19,22 +19,23 @@ from mizzen.layers.norm import RMSNorm
 from mizzen.layers.weight_target import WeightTarget
 
 MAX_BATCH_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 48))
-"""(weights at most, rows): largest batch for which own kernels are faster before attention, measured in
-steps."""
+"""(weight elements at most, rows of x at most): limits up to which a projection before attention uses the
+small-batch kernels. Beyond them cuBLAS is faster, measured in whole steps."""
 MIN_FUSED_ADD_ROWS = 1024
-"""Rows from which the library's GEMM adds its output to the residual stream, measured on an H200."""
+"""Minimum number of rows of x for which the cuBLAS GEMM adds its output to the residual stream itself. For
+fewer rows, that is slower than a separate addition, as measured on an H200."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """Output rows of a checkpoint's linear layer: their number, and the shard of this rank."""
+    """Number of output rows of a linear layer in the checkpoint, and the rows that this rank holds."""
 
     total: int
     shard: slice
 
     @classmethod
     def for_heads(cls, heads: int, head_dim: int, shard: slice) -> OutputRows:
-        """Return the rows of `heads` heads of `head_dim` rows each, whose `shard` this rank holds."""
+        """Return the rows of `heads` heads with `head_dim` rows each; this rank holds the heads `shard`."""
         return cls(heads * head_dim, slice(shard.start * head_dim, shard.stop * head_dim))
 
 
@@ -68,7 +69,7 @@ class MergedColumnParallelLinear:
             yield from self.method.targets(prefix + name, shard)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [tokens, columns] to this rank's rows, [tokens, rows]."""
+        """Multiply x [tokens, columns]; return this rank's outputs [tokens, rows]."""
         return self.method.apply(x)
 
     def apply_after_norm(
@@ -78,13 +79,14 @@ class MergedColumnParallelLinear:
 
         Args:
             norm: Norm between the residual stream and this layer.
-            x: This rank's term [tokens, columns] that the residual stream lacks; its sum over ranks is added.
-                None if the stream is complete.
+            x: Output [tokens, columns] of the previous block on this rank, whose sum over ranks is added to
+                the residual stream. None if the stream already contains it.
             residual: Residual stream [tokens, columns]; may be updated in place.
-            swiglu: Whether the outputs are gate and up; silu(gate) * up is returned.
+            swiglu: Whether this layer's outputs are gate and up; then silu(gate) * up is returned.
 
         Returns:
-            The outputs, and the residual stream with `x` added.
+            This rank's outputs [tokens, rows], or [tokens, rows / 2] with `swiglu`, and the residual stream
+            with `x` added.
         """
         method = self.method
         if x is not None and self.collectives.size > 1:
@@ -100,7 +102,7 @@ class MergedColumnParallelLinear:
         return self.apply(inputs, swiglu), residual
 
     def apply(self, inputs: torch.Tensor, swiglu: bool) -> torch.Tensor:
-        """Multiply; with `swiglu`, return silu(gate) * up."""
+        """Multiply `inputs` [tokens, columns] without a norm; with `swiglu`, return silu(gate) * up."""
         method = self.method
         if not swiglu:
             return method.apply(inputs)
@@ -111,9 +113,9 @@ class MergedColumnParallelLinear:
 
 
 class QKVParallelLinear(MergedColumnParallelLinear):
-    """The query, key and value projections of attention in one GEMM, sharded by heads.
+    """Query, key and value projections of attention in one GEMM, sharded by heads.
 
-    KV heads that are fewer than the ranks are replicated.
+    If there are fewer KV heads than ranks, several ranks hold the same KV head.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
 
 
 class RowParallelLinear:
-    """A linear layer sharded by input columns; it follows column-parallel layers."""
+    """A linear layer sharded by input columns; its input comes from column-parallel layers."""
 
     def __init__(self, build: BuildContext, name: str, rows: int, columns: int, bias: bool) -> None:
         shard = build.mesh.tensor.shard(columns, f"input columns of {name}")
@@ -151,7 +153,7 @@ class RowParallelLinear:
         self.fused_add_method = (
             method if fusible and type(method) in (UnquantizedLinear, SmallBatchLinear) else None
         )
-        """Method whose GEMM of a large batch adds to the residual stream; None if no GEMM may do that."""
+        """Linear method whose GEMM can add its output to the residual stream; None if the method cannot."""
 
     def targets(self, prefix: str) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors under `prefix`."""
@@ -166,13 +168,15 @@ class RowParallelLinear:
             )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map this rank's columns [tokens, columns] to its term of the sum over ranks, [tokens, rows]."""
+        """Multiply x [tokens, columns of this rank]; return this rank's partial sum [tokens, rows]."""
         return self.method.apply(x)
 
     def add_to_residual(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        """Map x [tokens, columns of this rank] to this rank's term of the residual stream, [tokens, rows].
+        """Multiply x [tokens, columns of this rank]; return the partial sum, or add it to `residual` here.
 
-        For large batches the GEMM itself may add the term to `residual` in place; None is returned then.
+        Returns:
+            This rank's partial sum [tokens, rows], whose sum over ranks must be added to `residual` [tokens,
+            rows]. None if the GEMM has already added it in place, as it may for large batches.
         """
         if self.fused_add_method is None or len(x) < MIN_FUSED_ADD_ROWS:
             return self.method.apply(x)

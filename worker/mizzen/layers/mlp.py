@@ -13,7 +13,7 @@ from mizzen.layers.weight_target import WeightTarget
 
 
 class SwiGLUMLP:
-    """down(silu(gate(x)) * up(x)), with gate and up in one GEMM."""
+    """Feed-forward block down(silu(gate(x)) * up(x)), with gate and up in one GEMM."""
 
     def __init__(self, build: BuildContext, hidden: int, intermediate: int, bias: bool) -> None:
         rows = OutputRows(intermediate, build.mesh.tensor.shard(intermediate, "intermediate_size"))
@@ -29,10 +29,18 @@ class SwiGLUMLP:
     def __call__(
         self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return this rank's term [tokens, hidden] of the residual stream, and the stream with `x` added.
+        """Add `x` to the residual stream, normalise it and apply the block.
 
-        `norm` lies between the stream and the block; `residual` may be updated in place. None instead of a
-        term, `x` or the returned one, means that the stream already contains it.
+        Args:
+            norm: Norm between the residual stream and the block.
+            x: Output [tokens, hidden] of the attention on this rank, whose sum over ranks is added to the
+                residual stream. None if the stream already contains it.
+            residual: Residual stream [tokens, hidden]; may be updated in place.
+
+        Returns:
+            A pair of the block's output on this rank (None if the residual stream already contains it), which
+            is the `x` of the next block, and the residual stream, to which this block's `x` has been added.
+            Both are [tokens, hidden].
         """
         middle, residual = self.gate_up.apply_after_norm(norm, x, residual, swiglu=True)
         return self.down.add_to_residual(residual, middle), residual

@@ -21,7 +21,7 @@ class RMSNorm:
         self.fused = build.fused
 
     def targets(self, prefix: str) -> Iterator[WeightTarget]:
-        """Yield the destination of the checkpoint's tensor."""
+        """Yield the destination of the weight in the checkpoint."""
         size = len(self.weight)
         yield WeightTarget(
             name=f"{prefix}{self.name}.weight",
@@ -32,7 +32,7 @@ class RMSNorm:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise [..., size]."""
+        """Return x [..., size], normalised and scaled, in its dtype."""
         if self.fused and x.dim() == 2:
             from mizzen.kernels.norm import rms_norm
 
@@ -40,7 +40,7 @@ class RMSNorm:
         return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Add x to `residual` in place and return the normalised sum; both are [tokens, size]."""
+        """Add x to `residual` in place and return the normalised sum; all are [tokens, size]."""
         if self.fused:
             from mizzen.kernels.norm import add_rms_norm
 

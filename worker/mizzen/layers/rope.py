@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoFormer, arXiv 2104.09864), in the half-split layout of the checkpoints."""
+"""Rotary position embedding (RoFormer, arXiv 2104.09864), in the half-split layout of checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mizzen.models.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Return the rotation angle per position, float32 [head_dim / 2]."""
+    """Return the rotation angle per position in radians for each pair of elements, float32 [head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     base = dynamic_base(rope, head_dim) if rope.kind == "dynamic" else rope.theta
     inverse = 1.0 / base**exponents
@@ -24,15 +24,17 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def dynamic_base(rope: RopeConfig, head_dim: int) -> float:
-    """Return the base raised such that the slowest rotation covers the served context ("NTK-aware")."""
+    """Return the base, raised so that the slowest rotation covers the served context ("NTK-aware")."""
     length = max(rope.served_context, rope.original_context)
     stretch = rope.factor * length / rope.original_context - (rope.factor - 1)
     return rope.theta * stretch ** (head_dim / (head_dim - 2))
 
 
 def yarn_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
-    """Interpolate frequencies with few rotations in the original context, keep those with many (arXiv
-    2309.00071)."""
+    """Interpolate frequencies that rotate few times in the original context, and keep high ones (YaRN).
+
+    `inverse` and the result are float32 [head_dim / 2]; see arXiv 2309.00071.
+    """
     half = len(inverse)
 
     def dimension(rotations: float) -> float:
@@ -49,8 +51,11 @@ def yarn_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
 
 
 def llama3_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
-    """Divide the frequencies of long wavelengths by `factor`, keep short ones, and blend in between (Llama
-    3.1)."""
+    """Divide frequencies of long wavelengths by `factor`, and keep those of short wavelengths (Llama 3.1).
+
+    For wavelengths between long and short, the two are blended. `inverse` and the result are float32
+    [head_dim / 2].
+    """
     wavelength = 2 * math.pi / inverse
     longest = rope.original_context / rope.low_frequency_factor
     shortest = rope.original_context / rope.high_frequency_factor
@@ -63,7 +68,7 @@ def llama3_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
 
 
 class RotaryEmbedding:
-    """Angles of positions, computed once per step and shared by all layers."""
+    """Computes the rotation angles of positions, once per step for all layers."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self.inverse = inverse_frequencies(rope, head_dim).to(device)
@@ -71,7 +76,7 @@ class RotaryEmbedding:
         self.attention_factor = rope.attention_factor
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines [tokens, 1, head_dim / 2] of positions [tokens]."""
+        """Return the cosines and sines [tokens, 1, head_dim / 2] for positions [tokens], in `dtype`."""
         angles = positions.float()[:, None, None] * self.inverse
         cos, sin = angles.cos(), angles.sin()
         if self.attention_factor != 1:
@@ -80,7 +85,7 @@ class RotaryEmbedding:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate heads [tokens, heads, head_dim] by the angles of their positions."""
+    """Rotate heads x [tokens, heads, head_dim] by angles [tokens, 1, head_dim / 2]; return a new tensor."""
     left, right = x.chunk(2, dim=-1)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     out_left, out_right = out.chunk(2, dim=-1)

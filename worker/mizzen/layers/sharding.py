@@ -14,43 +14,45 @@ SUGGESTED_SIZES = (1, 2, 4, 8)
 
 
 def suggest_sizes(total: int) -> str:
-    """Return the advice which numbers of ranks divide `total`."""
+    """Return advice for an error message: the suggested numbers of ranks that divide `total`."""
     return f"use --tensor {' or '.join(str(size) for size in SUGGESTED_SIZES if not total % size)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One named axis of the mesh: this rank's index on it, and its size."""
+    """One axis of the mesh: this rank's index on the axis, and the number of ranks along it."""
 
     rank: int = 0
     size: int = 1
 
-    def shard(self, total: int, what: str) -> slice:
-        """Return this rank's equal shard of `total` items.
+    def shard(self, total: int, name: str) -> slice:
+        """Return this rank's equal shard of `total` items; `name` names the items in the error.
 
         Raises:
-            ValueError: `total` is not a multiple of the ranks; names `what` and the numbers that divide it.
+            ValueError: `total` is not a multiple of the number of ranks; the message suggests other numbers.
         """
         if total % self.size:
             raise ValueError(
-                f"{what} ({total}) must be a multiple of the tensor ranks ({self.size}): "
+                f"{name} ({total}) must be a multiple of the tensor ranks ({self.size}): "
                 f"{suggest_sizes(total)}"
             )
         count = total // self.size
         return slice(self.rank * count, (self.rank + 1) * count)
 
-    def replicated_shard(self, total: int, what: str) -> slice:
-        """Return this rank's shard of `total` items; if ranks outnumber items, several ranks hold the same
-        one.
+    def replicated_shard(self, total: int, name: str) -> slice:
+        """Return this rank's shard of `total` items; `name` names the items in the error.
+
+        With fewer items than ranks, several ranks hold the same item.
 
         Raises:
-            ValueError: neither number divides the other; names `what` and the numbers that would do.
+            ValueError: neither the number of items nor that of ranks divides the other; the message suggests
+                other numbers of ranks.
         """
         if total >= self.size:
-            return self.shard(total, what)
+            return self.shard(total, name)
         if self.size % total:
             raise ValueError(
-                f"{what} ({total}) must divide the tensor ranks ({self.size}), being fewer: "
+                f"{name} ({total}), being fewer than the tensor ranks ({self.size}), must divide them: "
                 f"{suggest_sizes(total)}"
             )
         index = self.rank // (self.size // total)
@@ -59,8 +61,8 @@ class Axis:
     def padded_shard(self, total: int, multiple: int) -> tuple[int, slice]:
         """Return the padded number of items per rank, and this rank's shard of `total` items.
 
-        The padded number is the same on all ranks, and a multiple of `multiple` if there are several ranks;
-        the last ranks may hold fewer items, or none.
+        The padded number is the same on all ranks; with several ranks, it is a multiple of `multiple`. The
+        last ranks may hold fewer items than that, or no items.
         """
         if self.size == 1:
             return total, slice(0, total)
@@ -71,18 +73,18 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The named axes; further ones (pipeline, experts, data) join `tensor` here."""
+    """Axes along which a model is sharded over ranks; so far only `tensor`."""
 
     tensor: Axis = field(default_factory=Axis)
 
 
 def check_shardable(config: ModelConfig, ranks: int) -> None:
-    """Check that every rank gets an equal shard of each layer.
+    """Check that each layer of a model can be sharded equally over `ranks` ranks.
 
-    KV heads that are fewer than the ranks are replicated; the vocabulary is padded.
+    With fewer KV heads than ranks, KV heads are replicated. The vocabulary is padded, so any size will do.
 
     Raises:
-        ValueError: names the field that does not divide, the numbers, and the alternatives.
+        ValueError: a size is not divisible; the message names the config field and suggests numbers of ranks.
     """
     axis = Axis(0, ranks)
     axis.shard(config.heads, "num_attention_heads")

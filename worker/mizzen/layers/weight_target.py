@@ -1,7 +1,7 @@
-"""Destinations of checkpoint tensors.
+"""Destinations of checkpoint tensors in a model's parameters.
 
 Every layer yields a `WeightTarget` for each checkpoint tensor that it needs; `mizzen.weights` fills them.
-Tensors keep their addresses once loaded, because captured CUDA graphs refer to them.
+Parameters keep their addresses once loaded, because captured CUDA graphs refer to them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class WeightTarget:
     shape: tuple[int, ...]
     """Full shape of the tensor in the checkpoint."""
     shard: tuple[slice, ...]
-    """Slice of the tensor that this rank holds, by dimension; may be empty."""
+    """Part of the tensor that this rank holds, one slice per dimension; may be empty."""
     destination: torch.Tensor
-    """View of the parameter, of the shard's shape."""
+    """View of the parameter, with the shape of the shard."""
     is_scale: bool = False
-    """Whether the tensor is a scale around 1; dummy weights fill it with ones."""
+    """Whether the tensor holds scale factors around 1; dummy weights fill it with ones."""

@@ -1,2 +1,1 @@
-"""Decoder models: the model itself, and one short config reader per family, found by the architecture's
-name."""
+"""Decoder models: one model class, and a config reader for each family of architectures."""

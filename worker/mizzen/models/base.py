@@ -1,7 +1,7 @@
-"""The decoder model: token embedding, list of decoder layers, output head.
+"""The decoder model: token embedding, decoder layers and output head.
 
-The engine builds one for each rank and calls `hidden` and `logits` in every step. Weights are laid out as in
-the checkpoints of Hugging Face.
+The engine builds a `DecoderModel` on each rank, and calls `hidden` and `logits` in every step. Tensor names
+are those of Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class DecoderModel:
-    """Maps token ids to logits."""
+    """Decoder-only transformer that maps token ids to logits; holds the shard of one rank."""
 
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:
         self.config = config
@@ -45,7 +45,7 @@ class DecoderModel:
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, angle_dtype, build.device)
 
     def targets(self) -> Iterator[WeightTarget]:
-        """Yield the destinations of the checkpoint's tensors."""
+        """Yield the destinations of all checkpoint tensors."""
         yield from self.embedding.targets("")
         for index, layer in enumerate(self.layers):
             yield from layer.targets(f"model.layers.{index}.")
@@ -59,17 +59,17 @@ class DecoderModel:
         attend: StepAttention,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run the layers over a batch of tokens [tokens] at `positions` [tokens], both int64.
+        """Run the layers over a batch of tokens.
 
         Args:
-            tokens: Token ids.
-            positions: Positions of the tokens in their sequences.
+            tokens: Token ids, int64 [tokens].
+            positions: Positions of the tokens in their sequences, int64 [tokens].
             attend: Attention of this batch.
             rows: Indices of the tokens whose hidden states are needed, int64, at least one; None for all. The
-                other tokens are dropped once their keys and values of the last layer are stored.
+                other tokens are dropped as soon as the last layer has stored their keys and values.
 
         Returns:
-            The residual stream [tokens or rows, hidden], not yet normalised.
+            The residual stream [tokens or rows, hidden] in the model's dtype, not yet normalised.
         """
         cos, sin = self.rotary.angles(positions)
         context = ForwardContext(cos=cos, sin=sin, attend=attend)
@@ -81,10 +81,10 @@ class DecoderModel:
 
     @contextmanager
     def without_fused_swiglu(self) -> Iterator[None]:
-        """Disable the fused gate-up SwiGLU kernel of prefills while peak memory is profiled.
+        """Disable the fused gate-up SwiGLU kernel of prefills, while peak memory is profiled.
 
-        The largest batch may qualify for the kernel while a slightly smaller one does not and needs more
-        memory.
+        The profiled batch is the largest, but a slightly smaller one may need more memory, because the kernel
+        is not used for it.
         """
         methods = [layer.mlp.gate_up.method for layer in self.layers]
         disabled = [
@@ -101,7 +101,7 @@ class DecoderModel:
                 method.fuses_prefill_swiglu = True
 
     def kernel_specs(self, batch_sizes: Collection[int]) -> set[KernelSpec]:
-        """Return the specs of the GEMM kernels for these batch sizes; all layers share their kernels."""
+        """Return the specs of the GEMM kernels for these batch sizes; all layers use the same kernels."""
         layer = self.layers[0]
         specs = self.head.kernel_specs(batch_sizes)
         specs |= method_kernel_specs(layer.mlp.gate_up.method, batch_sizes, swiglu=True)
@@ -110,5 +110,5 @@ class DecoderModel:
         return specs
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the logits [rows, vocab] of rows of `hidden`, in `out` if given."""
+        """Return the logits [rows, vocab] for hidden states [rows, hidden], in `out` if given."""
         return self.head(self.norm(hidden), out)

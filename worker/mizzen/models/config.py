@@ -20,9 +20,9 @@ class RopeConfig:
     """Rotary position embedding (RoFormer, arXiv 2104.09864) and its extension to longer contexts."""
 
     kind: str = "default"
-    """default, linear (positions divided by `factor`), dynamic (a larger base for longer contexts), llama3
-    (frequencies interpolated by wavelength) or yarn (interpolated by the number of rotations within the
-    original context, arXiv 2309.00071)."""
+    """Kind of extension: "default" (none), "linear" (positions are divided by `factor`), "dynamic" (a larger
+    base for longer contexts), "llama3" (frequencies are interpolated by wavelength) or "yarn" (frequencies
+    are interpolated by the number of rotations within the original context, arXiv 2309.00071)."""
     theta: float = 10000.0
     factor: float = 1.0
     low_frequency_factor: float = 1.0
@@ -30,21 +30,21 @@ class RopeConfig:
     original_context: int = 8192
     """Context length of pre-training in tokens (dynamic, llama3, yarn)."""
     served_context: int = 0
-    """Context length to which dynamic extends. It is the same for all requests: cached keys are shared, and
-    keep the rotation with which they were stored."""
+    """Context length in tokens to which `dynamic` extends the model. It is the same for all requests, because
+    requests share cached keys, which keep the rotation with which they were stored."""
     beta_fast: float = 32.0
-    """Rotations within the original context from which yarn keeps a frequency unchanged."""
+    """Number of rotations within the original context from which yarn keeps a frequency unchanged."""
     beta_slow: float = 1.0
-    """Rotations within the original context up to which yarn interpolates a frequency fully."""
+    """Number of rotations within the original context up to which yarn interpolates a frequency fully."""
     truncate: bool = True
-    """Whether yarn rounds the bounds between the two to whole dimensions."""
+    """Whether yarn rounds the dimensions that belong to `beta_fast` and `beta_slow` to whole numbers."""
     attention_factor: float = 1.0
-    """Factor of cosines and sines (yarn)."""
+    """Factor by which yarn multiplies cosines and sines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The configuration from which a decoder is built."""
+    """Architecture of a decoder model, read from its config.json."""
 
     architecture: str
     vocab_size: int
@@ -56,46 +56,45 @@ class ModelConfig:
     head_dim: int
     norm_epsilon: float
     context_length: int
-    """Number of positions that the model supports."""
+    """Maximum context length in tokens that the model supports."""
     rope: RopeConfig
     windows: tuple[int | None, ...]
-    """Sliding window by layer: tokens that a token attends to, itself included; None for all."""
+    """Sliding window by layer: number of tokens that a token attends to, including itself; None for all."""
     tie_embeddings: bool
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    """Whether RMSNorm is applied to each head of queries and keys, before the rotation."""
+    """Whether RMSNorm is applied to each head of queries and keys, before RoPE."""
     dtype: str = "bfloat16"
     """Data type in which the weights were saved."""
     end_token_ids: tuple[int, ...] = ()
     generates: bool = True
-    """Whether the model can generate. False for checkpoints without a head, which only embed; the embedding
-    stands in for the head."""
+    """Whether the model can generate text. It is False for checkpoints without an output head, which only
+    compute embeddings; their models are built with a tied head."""
 
     def with_context_length(self, length: int) -> ModelConfig:
-        """Return the configuration for serving contexts of `length` tokens."""
+        """Return the configuration for serving contexts of up to `length` tokens."""
         return replace(self, rope=replace(self.rope, served_context=length))
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """Return the object that describes the rotary embedding; empty if absent.
+    """Return the object of config.json that describes the rotary embedding; empty if there is no such object.
 
     Raises:
-        ConfigError: there are two such objects, and the older one disagrees.
+        ConfigError: `rope_parameters` and the older `rope_scaling` are both set, but differ.
     """
     rope, older = fields.child("rope_parameters"), fields.child("rope_scaling")
     if not rope.values:
         return older
     older_values = {"rope_type" if name == "type" else name: value for name, value in older.values.items()}
     if any(rope.values.get(name) != value for name, value in older_values.items()):
-        raise fields.error("rope_scaling", "must agree with rope_parameters: say it there alone")
+        raise fields.error("rope_scaling", "must agree with rope_parameters: set only rope_parameters")
     return rope
 
 
 def original_context(fields: Fields, rope: Fields, default: int | None = None) -> int:
-    """Read the context length of pre-training; a top-level field takes precedence over one in the rotary
-    embedding."""
+    """Read the context length of pre-training in tokens; a top-level field overrides one in `rope`."""
     return (rope if fields.values.get(ORIGINAL) is None else fields).integer(ORIGINAL, default)
 
 
@@ -103,7 +102,7 @@ def read_rope(fields: Fields) -> RopeConfig:
     """Read the rotary embedding, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
 
     Raises:
-        ConfigError: names the field if the type is not supported.
+        ConfigError: a field is missing or invalid, or its type of embedding is not supported.
     """
     rope = rope_fields(fields)
     values = rope.values
@@ -113,7 +112,9 @@ def read_rope(fields: Fields) -> RopeConfig:
         raise rope.error(name, f"must be one of {', '.join(ROPE_KINDS)}")
     for holder in (fields, rope):
         if holder.values.get("partial_rotary_factor", 1.0) != 1.0:
-            raise holder.error("partial_rotary_factor", "must be 1 (part of a head rotated is not served)")
+            raise holder.error(
+                "partial_rotary_factor", "must be 1: partial rotary embedding is not supported"
+            )
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
     if kind == "default":
         return RopeConfig(theta=theta)
@@ -139,10 +140,10 @@ def read_rope(fields: Fields) -> RopeConfig:
 
 
 def read_yarn(fields: Fields, rope: Fields, theta: float, factor: float) -> RopeConfig:
-    """Read yarn's parameters; the attention factor is that of the paper (3.4) unless the model has its own.
+    """Read the parameters of yarn; the default of `attention_factor` is that of the paper's section 3.4.
 
     Raises:
-        ConfigError: names the field.
+        ConfigError: a field is missing or invalid.
     """
 
     def magnitude(weight: float = 1.0) -> float:
@@ -167,7 +168,7 @@ def read_yarn(fields: Fields, rope: Fields, theta: float, factor: float) -> Rope
 
 
 def read_context_length(fields: Fields, rope: RopeConfig, default: int) -> int:
-    """Return the number of positions of a model; yarn and dynamic extend it beyond config.json's value."""
+    """Return a model's maximum context length in tokens; yarn and dynamic extend config.json's value."""
     length = fields.integer("max_position_embeddings", default)
     if rope.kind == "dynamic":
         return max(length, int(rope.factor * length))
@@ -177,9 +178,13 @@ def read_context_length(fields: Fields, rope: RopeConfig, default: int) -> int:
 
 
 def read_windows(fields: Fields, layers: int, everywhere: int | None) -> tuple[int | None, ...]:
-    """Read the sliding window of each layer.
+    """Read the sliding window of each layer in tokens; None for a layer with full attention.
 
-    If `layer_types` is given, it decides; otherwise all layers have the window `everywhere`.
+    If config.json has `layer_types`, only its `sliding_attention` layers have a window; otherwise all layers
+    have the window `everywhere`.
+
+    Raises:
+        ConfigError: `layer_types` or `sliding_window` is invalid.
     """
     kinds = fields.values.get("layer_types")
     if kinds is None:
@@ -187,13 +192,18 @@ def read_windows(fields: Fields, layers: int, everywhere: int | None) -> tuple[i
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise fields.error("layer_types", f"must list {layers} layers")
     if any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
-        raise fields.error("layer_types", "may hold full_attention and sliding_attention alone")
+        raise fields.error("layer_types", "may contain only full_attention and sliding_attention")
     window = fields.integer("sliding_window") if "sliding_attention" in kinds else None
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def read_heads(fields: Fields) -> tuple[int, int, int]:
-    """Read heads, KV heads and head dim; reject numbers that do not divide."""
+    """Read the numbers of heads and KV heads, and the head dim.
+
+    Raises:
+        ConfigError: a field is missing or invalid, the number of KV heads does not divide the number of
+            heads, or the head dim is not an even integer.
+    """
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     hidden = fields.integer("hidden_size")
@@ -208,7 +218,11 @@ def read_heads(fields: Fields) -> tuple[int, int, int]:
 
 
 def read_token_ids(fields: Fields, name: str = "eos_token_id") -> tuple[int, ...]:
-    """Read end tokens: one id, a list of ids, or null."""
+    """Read a field that holds one token id, a list of ids, or null.
+
+    Raises:
+        ConfigError: the field holds anything else.
+    """
     value = fields.values.get(name)
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
@@ -217,7 +231,10 @@ def read_token_ids(fields: Fields, name: str = "eos_token_id") -> tuple[int, ...
 
 
 def quantizes_only_kv(quantization: Fields) -> bool:
-    """Tell whether weights are plain; scales of an 8-bit KV cache may come with them (compressed-tensors)."""
+    """Return whether `quantization_config` leaves the weights unquantized.
+
+    It may be absent or empty, or describe only the scales of an 8-bit KV cache, as compressed-tensors does.
+    """
     values = quantization.values
     scheme = values.get("kv_cache_scheme")
     if not values:
@@ -237,20 +254,21 @@ def read_decoder_config(
     context_length: int = 2048,
     tie_embeddings: bool = False,
 ) -> ModelConfig:
-    """Read the fields that all decoders share; a family passes what differs.
+    """Read the fields that all decoders share; the keyword arguments are specific to a family.
 
-    `context_length` and `tie_embeddings` are the family's defaults if config.json does not set them.
+    `context_length` and `tie_embeddings` are the family's defaults, if config.json does not set them. All
+    layers have the sliding window `window`, unless config.json lists `layer_types`.
 
     Raises:
-        ConfigError: names the field.
+        ConfigError: a field is missing, invalid or not supported; the message names the field.
     """
     heads, kv_heads, head_dim = read_heads(fields)
     if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.error("hidden_act", "must be silu")
     if not fields.flag("is_causal", True):
-        raise fields.error("is_causal", "must be true: attention to later tokens is not served")
+        raise fields.error("is_causal", "must be true: attention to later tokens is not supported")
     if not quantizes_only_kv(fields.child("quantization_config")):
-        raise fields.error("quantization_config", "is not served yet: use a checkpoint without it")
+        raise fields.error("quantization_config", "is not supported yet: use a checkpoint without it")
     layers = fields.integer("num_hidden_layers")
     rope = read_rope(fields)
     context = read_context_length(fields, rope, context_length)

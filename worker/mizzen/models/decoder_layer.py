@@ -15,7 +15,7 @@ from mizzen.models.config import ModelConfig
 
 
 class DecoderLayer:
-    """Attention and feed-forward block, each with a norm before it, around one residual stream."""
+    """One layer: self-attention and a feed-forward block, each preceded by a norm, on the residual stream."""
 
     def __init__(self, build: BuildContext, config: ModelConfig, layer: int) -> None:
         size, epsilon = config.hidden_size, config.norm_epsilon
@@ -38,11 +38,18 @@ class DecoderLayer:
         context: ForwardContext,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return the term [tokens, hidden] that the residual stream lacks after this layer, and the stream.
+        """Add the previous layer's output to the residual stream, and apply this layer.
 
-        Terms are this rank's: their sums over ranks are added to the stream. A term is None if the stream is
-        complete, as is `x`, the previous layer's term, in the first layer. `residual` may be updated in
-        place. With `rows`, only those continue after the attention.
+        Args:
+            x: Output [tokens, hidden] of the previous layer on this rank, whose sum over ranks is added to
+                the residual stream. None in the first layer, or if the stream already contains it.
+            residual: Residual stream [tokens, hidden]; may be updated in place.
+            context: Inputs that all layers share.
+            rows: Indices of the tokens to continue with after the attention, int64; None for all.
+
+        Returns:
+            A pair of this layer's output on this rank (None if the residual stream already contains it),
+            which is the `x` of the next layer, and the residual stream. Both are [tokens or rows, hidden].
         """
         qkv, residual = self.attention.qkv_proj.apply_after_norm(self.input_norm, x, residual)
         x, residual = self.attention(qkv, residual, context, rows)

@@ -1,4 +1,4 @@
-"""Typed reads from a Hugging Face config.json, with errors that name the field."""
+"""Typed reads of the fields of a Hugging Face config.json, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 SHOWN = 200
-"""Maximum length of a wrong value in an error message."""
+"""Maximum length in characters of an invalid value in an error message."""
 
 
 class ConfigError(ValueError):
-    """A model's configuration cannot be served; the message names the field and the way out."""
+    """A model's configuration is invalid or not supported; the message names the field and the remedy."""
 
 
 class Fields:
-    """The object of a config.json, read field by field."""
+    """A JSON object of a config.json, with typed access to its fields."""
 
     def __init__(self, values: dict[str, Any], source: str = "config.json") -> None:
         self.values = values
@@ -24,31 +24,35 @@ class Fields:
 
     @classmethod
     def load(cls, folder: Path, name: str = "config.json") -> Fields:
-        """Read a JSON file of a model folder.
+        """Read the JSON file `name` of a model folder.
 
         Raises:
-            ConfigError: the file is missing or does not contain a JSON object.
+            ConfigError: the file is missing, cannot be read or does not contain a JSON object.
         """
         path = folder / name
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(f"{folder} holds no {name}: give the folder of a model") from None
+            raise ConfigError(f"{folder} has no {name}: give the folder of a model") from None
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from error
         if not isinstance(values, dict):
-            raise ConfigError(f"{path} must hold a JSON object")
+            raise ConfigError(f"{path} must contain a JSON object")
         return cls(values, str(path))
 
     def error(self, name: str, rule: str) -> ConfigError:
-        """Return an error about one field."""
+        """Return an error with a field's name, a `rule` such as "must be true", and the field's value."""
         value = self.values.get(name)
         shown = repr(value)
         shown = shown if len(shown) <= SHOWN else shown[:SHOWN] + "…"
         return ConfigError(f"{self.source}: {name} {rule}" + ("" if value is None else f", not {shown}"))
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Read a positive integer; without a default the field is required."""
+        """Read a positive integer; without a default the field is required.
+
+        Raises:
+            ConfigError: the field is missing or not a positive integer.
+        """
         value = self.values.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -56,7 +60,11 @@ class Fields:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Read a positive number; without a default the field is required."""
+        """Read a positive number; without a default the field is required.
+
+        Raises:
+            ConfigError: the field is missing or not a positive number.
+        """
         value = self.values.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -64,7 +72,11 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Read a boolean."""
+        """Read a boolean; a missing or null field has the default value.
+
+        Raises:
+            ConfigError: the field is not a boolean.
+        """
         value = self.values.get(name)
         if value is None:
             return default
@@ -73,7 +85,11 @@ class Fields:
         return value
 
     def child(self, name: str) -> Fields:
-        """Read a nested object; an absent or null one is empty."""
+        """Read a nested object; a missing or null field yields an empty object.
+
+        Raises:
+            ConfigError: the field is not an object.
+        """
         value = self.values.get(name)
         if value is not None and not isinstance(value, dict):
             raise self.error(name, "must be an object")

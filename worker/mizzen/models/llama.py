@@ -1,4 +1,4 @@
-"""Llama (arXiv 2302.13971, 2407.21783): the plain decoder."""
+"""Llama (arXiv 2302.13971, 2407.21783): the decoder that the other families vary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ARCHITECTURE = "LlamaForCausalLM"
 
 
 def parse_config(fields: Fields) -> ModelConfig:
-    """Read a Llama's config.json."""
+    """Read the config.json of a Llama model."""
     bias = fields.flag("attention_bias")
     return read_decoder_config(
         fields, ARCHITECTURE, qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias")

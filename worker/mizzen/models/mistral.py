@@ -9,7 +9,10 @@ ARCHITECTURE = "MistralForCausalLM"
 
 
 def parse_config(fields: Fields) -> ModelConfig:
-    """Read a Mistral's config.json; `sliding_window` null means full attention, and absent means 4096."""
+    """Read the config.json of a Mistral model.
+
+    If `sliding_window` is null, attention is full; if it is absent, the window is 4096 tokens.
+    """
     full = "sliding_window" in fields.values and fields.values["sliding_window"] is None
     window = None if full else fields.integer("sliding_window", 4096)
     return read_decoder_config(fields, ARCHITECTURE, window=window, context_length=131072)

@@ -11,17 +11,21 @@ ARCHITECTURE = "Qwen2ForCausalLM"
 
 
 def parse_config(fields: Fields) -> ModelConfig:
-    """Read a Qwen2's config.json."""
+    """Read the config.json of a Qwen2 model."""
     return read_upper_windows(
         fields, read_decoder_config(fields, ARCHITECTURE, qkv_bias=True, context_length=32768)
     )
 
 
 def read_upper_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Apply the Qwen family's sliding window.
+    """Return the configuration with the sliding windows that the Qwen family gives to its upper layers.
 
-    Files without `layer_types` set it by `use_sliding_window`: layers from `max_window_layers` on have the
-    window. Without that flag, a `sliding_window` in the file has no effect; with it, null means no window.
+    This concerns only files without `layer_types`. If `use_sliding_window` is true, layers from
+    `max_window_layers` on have the window `sliding_window`, or no window if that is null. Otherwise
+    `sliding_window` has no effect.
+
+    Raises:
+        ConfigError: one of these fields is invalid.
     """
     if fields.values.get("layer_types") is not None or not fields.flag("use_sliding_window"):
         return config

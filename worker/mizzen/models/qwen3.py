@@ -10,7 +10,7 @@ ARCHITECTURE = "Qwen3ForCausalLM"
 
 
 def parse_config(fields: Fields) -> ModelConfig:
-    """Read a Qwen3's config.json; the default head dim is 128."""
+    """Read the config.json of a Qwen3 model; the default head dim is 128."""
     bias = fields.flag("attention_bias")
     fields = Fields({"head_dim": 128, **fields.values}, fields.source)
     config = read_decoder_config(

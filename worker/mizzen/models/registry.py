@@ -1,4 +1,4 @@
-"""The supported architectures, and the reading of a model folder's configuration."""
+"""Supported architectures, and functions that read the configuration of a model folder."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ ConfigReader = Callable[[Fields], ModelConfig]
 READERS: dict[str, ConfigReader] = {
     family.ARCHITECTURE: family.parse_config for family in (llama, mistral, qwen2, qwen3)
 }
-"""Readers by the names that config.json lists under `architectures`."""
+"""Config reader for each name that config.json may list under `architectures`."""
 HEADLESS_READERS: dict[str, ConfigReader] = {
     name.replace("ForCausalLM", "Model"): read for name, read in READERS.items()
 }
-"""Readers for checkpoints of embedding models, which were saved without the head that generation needs."""
+"""Config readers for checkpoints of embedding models, which lack the output head that generation needs."""
 
 
 def read_config(folder: Path) -> ModelConfig:
     """Read a model folder's config.json.
 
     Raises:
-        ConfigError: names the field; for an unknown architecture, lists the supported ones.
+        ConfigError: a field is missing, invalid or not supported. The message names the field; for an unknown
+            architecture, it lists the supported ones.
     """
     fields = Fields.load(folder)
     names = fields.values.get("architectures")
@@ -43,10 +44,10 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def read_end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:
-    """Return the ids that end an answer: from generation_config.json, else from config.json.
+    """Return the token ids that end a generation, from generation_config.json or else from config.json.
 
     Raises:
-        ConfigError: a value is not a token id, or lies outside the vocabulary.
+        ConfigError: an id is not an integer, or lies outside the vocabulary.
     """
     ids = config.end_token_ids
     path = folder / "generation_config.json"

@@ -1,6 +1,6 @@
-"""Run a batch of requests to completion in this process.
+"""Runs a batch of requests to completion on an engine in this process.
 
-Used by `LLM`; the engine has no other requests meanwhile.
+`LLM` uses it; the engine must not have other requests meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mizzen.gateway.text.stream import TextStream
 from mizzen.wire.client.stream import TokenLogprobs, logprob_entries
 
 ProgressCallback = Callable[[int, int], None]
-"""Callback after each step, with the numbers of finished requests and of new tokens."""
+"""Function that receives the number of requests that a step finished, and the number of its new tokens."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class BatchEntry:
 
     request: Request
     stream: TextStream | None
-    """Detokenizer that finds stop strings; None if the request has none."""
+    """Detokenizer that finds stop strings; None if the request has no stop strings."""
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     stopped: bool = False
@@ -43,12 +43,12 @@ class Batch:
     """Requests that run together on one engine."""
 
     def __init__(self, engine: Engine, entries: Sequence[BatchEntry], max_live: int) -> None:
-        """Prepare a batch; `run` runs it.
+        """Prepare a batch for `run`.
 
         Args:
             engine: Engine without other requests.
-            entries: One entry per request, which `run` fills in.
-            max_live: Maximum number of requests submitted at the same time.
+            entries: One entry per request; `run` fills in the outputs.
+            max_live: Maximum number of requests that are submitted and not finished at any time.
         """
         self._engine = engine
         self._entries = entries
@@ -56,15 +56,12 @@ class Batch:
         self._live: dict[int, BatchEntry] = {}
 
     def run(self, advance: ProgressCallback) -> None:
-        """Run all requests to completion, keeping at most `max_live` submitted.
-
-        Args:
-            advance: Called after each step.
+        """Run all requests to completion, and call `advance` after each step.
 
         Raises:
-            ValueError: a request was rejected.
-            RuntimeError: a request failed. In both cases the engine is ready for the next batch.
-            StepFailed: the device failed; the engine is unusable.
+            ValueError: a request was rejected; the engine is ready for the next batch.
+            RuntimeError: a request failed; the engine is ready for the next batch.
+            StepFailed: the device failed; the engine cannot be used any more.
         """
         waiting = iter(self._entries)
         done = 0
@@ -86,7 +83,7 @@ class Batch:
             raise
 
     def _step(self) -> tuple[int, int]:
-        """Run a step; return the numbers of finished requests and of new tokens."""
+        """Run a step; return the number of requests that it finished, and the number of its new tokens."""
         output = self._engine.step(time.monotonic())
         finished: list[Finished] = []
         tokens = 0
@@ -111,7 +108,7 @@ class Batch:
         return len(finished), tokens
 
     def _append_token(self, entry: BatchEntry, token: int) -> None:
-        """Append a request's next token; abort the request once its text contains a stop string."""
+        """Append a token to a request's output; abort the request if its text now contains a stop string."""
         if entry.stopped:
             return
         entry.tokens.append(token)
@@ -131,7 +128,7 @@ class Batch:
 
 
 def _collect_side_outputs(reports: RequestSideOutputs, live: Mapping[int, BatchEntry]) -> None:
-    """Add a step's log probabilities and embeddings to the entries."""
+    """Add a step's log probabilities and embeddings to the entries of their requests."""
     for part in reports.logprobs:
         if (entry := live.get(part.rid)) is None:
             continue

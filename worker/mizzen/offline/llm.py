@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 LARGE_GPU_PREFILL_TOKENS = 16384
-"""Default prefill chunk on large GPUs: offline, no client waits for a token, so fewer, larger steps are
-faster."""
+"""Default `prefill_chunk_tokens` on large GPUs. No client waits for a token, so larger steps are faster."""
 LARGE_GPU_BYTES = 64 << 30
-"""Minimum GPU memory in bytes for `LARGE_GPU_PREFILL_TOKENS`: such a step needs little of it."""
+"""Minimum GPU memory in bytes for `LARGE_GPU_PREFILL_TOKENS`; such a step needs only a small part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +43,18 @@ class Completion:
     """Output for one prompt."""
 
     text: str
-    """Output text without the stop token or string; empty if the tokenizer is skipped."""
+    """Output text without the stop token or stop string; empty if the tokenizer is skipped."""
     token_ids: list[int]
     """All output tokens, including the one that ended the output."""
     finish_reason: str
-    """"stop" (at an end token, a stop token or a stop string) or "length"."""
+    """Reason why the output ended: "stop" (an end token, stop token or stop string) or "length"."""
     cached_tokens: int
     """Number of prompt tokens whose KV came from the prefix cache."""
     logprobs: list[TokenLogprobs] | None = None
-    """Log probabilities of each of `token_ids`; None unless `SamplingParams.logprobs` is set."""
+    """Log probabilities for each of `token_ids`; None unless `SamplingParams.logprobs` is set."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Log probabilities of each prompt token from the second on; None unless `SamplingParams.prompt_logprobs`
-    is set."""
+    """Log probabilities for each prompt token from the second on; None unless
+    `SamplingParams.prompt_logprobs` is set."""
 
 
 class LLM:
@@ -72,16 +71,15 @@ class LLM:
 
         Args:
             model: Folder with config.json, the tokenizer and safetensors.
-            skip_tokenizer: Use only token ids; `Completion.text` stays empty.
-            options: The fields of `mizzen.engine.config.EngineOptions`, for example `device`, `dtype`,
-                `tensor`, `prefill_chunk_tokens` or `kv_cache_tokens`. `device`
-                defaults to cuda if there is a GPU, else to cpu. Because no client waits for single tokens,
-                `max_step_milliseconds` is unbounded by default, and `prefill_chunk_tokens` is 16,384 on a
-                GPU with at least 64 GiB.
+            skip_tokenizer: Whether to use only token ids; `Completion.text` then stays empty.
+            options: Fields of `mizzen.engine.config.EngineOptions`, for example `device`, `dtype`, `tensor`,
+                `prefill_chunk_tokens` or `kv_cache_tokens`. `device` defaults to cuda if there is a GPU, else
+                to cpu. Because no client waits for single tokens, `max_step_milliseconds` is unbounded by
+                default, and `prefill_chunk_tokens` is 16,384 on a GPU with at least 64 GiB.
 
         Raises:
             TypeError: an option is unknown.
-            ValueError: an option, the model or its tokenizer is unusable; the message says which and why.
+            ValueError: an option, the model or its tokenizer cannot be used; the message says which and why.
         """
         from mizzen.engine.loading.loader import load_engine
 
@@ -129,18 +127,20 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[Completion]:
-        """Continue prompts, given as texts or as token ids.
+        """Generate a completion for each prompt.
 
         Args:
-            prompts: Prompts of one batch, in any number.
+            prompts: Any number of prompts, as texts or as lists of token ids.
             params: Sampling parameters for all prompts, or one per prompt; by default `SamplingParams()`.
-            progress: Whether to show a progress bar; by default if standard error is a terminal.
+            progress: Whether to show a progress bar; by default only if standard error is a terminal.
 
         Returns:
-            Completions in the order of the prompts.
+            One completion for each prompt, in the same order.
 
         Raises:
-            ValueError: a prompt is invalid, and nothing has run; or a grammar was rejected.
+            ValueError: a prompt or its parameters are invalid, the model cannot generate, or a grammar was
+                rejected. Only in the last case may some prompts have run.
+            RuntimeError: a request failed.
         """
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list: [prompt] for a single one")
@@ -161,17 +161,20 @@ class LLM:
         normalize: bool = True,
         progress: bool | None = None,
     ) -> NDArray[np.float32]:
-        """Return one vector for each prompt (texts or token ids), float32 [prompts, hidden size].
+        """Return one embedding for each prompt, float32 [prompts, hidden size].
+
+        The result is [0, 0] if `prompts` is empty.
 
         Args:
-            prompts: Prompts of one batch, in any number.
+            prompts: Any number of prompts, as texts or as lists of token ids.
             pooling: "last" for the last token's hidden state (after the final norm), "mean" for the mean over
                 all tokens; None for the model's own pooling (`1_Pooling/config.json`, else "last").
             normalize: Whether to scale vectors to length 1.
-            progress: Whether to show a progress bar; by default if standard error is a terminal.
+            progress: Whether to show a progress bar; by default only if standard error is a terminal.
 
         Raises:
-            ValueError: a prompt cannot be embedded, or the pooling is unknown; nothing has run.
+            ValueError: a prompt is invalid, or the pooling is unknown; nothing has run.
+            RuntimeError: a request failed.
         """
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list: [prompt] for a single one")
@@ -197,10 +200,18 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[Completion]:
-        """Answer one or several conversations of messages such as {"role": "user", "content": "Hi"}.
+        """Generate an answer to each conversation, rendered with the model's chat template.
+
+        Args:
+            conversations: One conversation or a list of conversations; a conversation is a list of messages
+                such as {"role": "user", "content": "Hi"}.
+            params: Sampling parameters, as in `generate`.
+            progress: Whether to show a progress bar, as in `generate`.
 
         Raises:
-            ValueError: the model has no chat template, or the template rejects the messages.
+            ValueError: the model has no chat template, the template rejects the messages, or `generate`
+                rejects a prompt or its parameters.
+            RuntimeError: a request failed.
         """
         template = ChatTemplate.load(self.options.model)
         if template is None or self.tokenizer is None:
@@ -219,11 +230,15 @@ class LLM:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * count
         if len(params) != count:
-            raise ValueError(f"params must be one for all or one for each: {len(params)} for {count} prompts")
+            raise ValueError(f"params must be one or one per prompt, not {len(params)} for {count} prompts")
         return list(params)
 
     def _token_ids(self, index: int, prompt: str | Sequence[int]) -> Int32:
-        """Return a prompt's validated token ids."""
+        """Tokenize a prompt if it is text, check its length and ids, and return the token ids.
+
+        Raises:
+            ValueError: the prompt is invalid; the message names it by its `index`.
+        """
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError(f"prompt {index} is text, but the tokenizer is skipped: give token ids")
@@ -240,7 +255,11 @@ class LLM:
         return ids.astype(np.int32)
 
     def _build_entry(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> BatchEntry:
-        """Validate a prompt and its parameters, and build its request."""
+        """Validate a prompt and its parameters, and build a batch entry with its request.
+
+        Raises:
+            ValueError: the prompt or the parameters are invalid.
+        """
         ids = self._token_ids(index, prompt)
         if fault := params.token_fault(self.engine.info.vocab_size):
             raise ValueError(fault)
@@ -264,7 +283,7 @@ class LLM:
         )
 
     def _run_batch(self, entries: list[BatchEntry], progress: bool | None) -> None:
-        """Run requests to completion, with a progress bar if wanted."""
+        """Run a batch to completion; with `progress`, or by default on a terminal, show a progress bar."""
         batch = Batch(self.engine, entries, self.options.max_waiting_requests)
         if sys.stderr.isatty() if progress is None else progress:
             with ProgressBar(len(entries)) as bar:
@@ -294,7 +313,7 @@ class LLM:
 
 
 def start_ranks(options: EngineOptions) -> LocalRanks | None:
-    """Start the other ranks of the model; return None if it has only one."""
+    """Start the other ranks of a model as processes; return None if the model has only one rank."""
     if options.tensor == 1:
         return None
     from mizzen.server.ranks.in_process import LocalRanks
@@ -310,7 +329,7 @@ def has_gpu() -> bool:
 
 
 def gpu_bytes() -> int:
-    """Return the memory of the first GPU in bytes; 0 if PyTorch finds none."""
+    """Return the memory of the first GPU in bytes; 0 if PyTorch finds no GPU."""
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory if has_gpu() else 0

@@ -1,1 +1,1 @@
-"""How the ranks that share a model find one another and add up what each of them computes."""
+"""Process groups of the ranks that share a model, and the collective operations between these ranks."""

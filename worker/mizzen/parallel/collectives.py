@@ -1,7 +1,7 @@
-"""Collective operations among the ranks of a model inside a step, behind one small interface.
+"""Interface of the collective operations that the ranks of a model use within a step.
 
-Every rank calls the same operations with the same shapes in the same order. All operations are enqueued on
-the current stream (or done at once, on the CPU), so captured graphs contain them.
+Every rank must call the same operations with the same shapes in the same order. On GPUs, operations are
+enqueued on the current stream, so captured graphs contain them; on the CPU, they complete before they return.
 """
 
 from __future__ import annotations
@@ -13,89 +13,90 @@ import torch.distributed as dist
 
 
 class Collectives(Protocol):
-    """Operations over the ranks of the tensor axis."""
+    """Collective operations over the ranks of the tensor axis."""
 
     rank: int
     size: int
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over ranks of x (contiguous); x itself may be overwritten and returned."""
+        """Return the sum over ranks of x (contiguous); may overwrite x and return it."""
         ...
 
     def all_reduce_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
-        """Add the sum over ranks of x to `residual` in place, and return the RMS-normalised result, in one
-        kernel.
+        """Add the sum over ranks of x to `residual` in place; return the RMS-normalised and scaled result.
 
-        None, with nothing done, if no such kernel exists or it is slower. x and residual are [rows, size],
-        `weight` is [size].
+        This takes one kernel. If there is no such kernel, or it would be slower, do nothing and return None.
+        x and residual are [rows, size], `weight` is [size].
         """
         ...
 
     def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Concatenate the columns of all ranks: [rows, shard] each → [rows, total], into `out` if given.
+        """Concatenate x [rows, shard] of all ranks to [rows, total], in `out` if given.
 
-        Columns beyond `total` are padding of the last ranks, and dropped.
+        Columns beyond `total` are padding of the last ranks and are dropped.
         """
         ...
 
     def allocate_logits_buffer(
         self, rows: int, columns: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Allocate a rank-0 logits buffer [rows, columns]: the other ranks write their logits straight into
-        rank 0's.
+        """Allocate a rank-0 logits buffer [rows, columns], to which all ranks write their logits directly.
 
-        Must not be called during graph capture; the buffer is kept until `close`. The contents on other ranks
-        are undefined.
+        Only on rank 0 does the returned tensor contain the logits of all ranks. The buffer is kept until
+        `close`. Must not be called during graph capture.
         """
         ...
 
     def map_logits_shard(self, out: torch.Tensor, shard: slice) -> torch.Tensor | None:
         """Return the view of rank 0's memory to which this rank writes the columns `shard` of `out`.
 
-        The view is [rows, shard] with strided rows. None on all ranks if `out` is not in a rank-0 logits
-        buffer; `gather_columns` is used then.
+        The view is [rows, shard] with strided rows. If `out` is not part of a rank-0 logits buffer, all ranks
+        get None, and must use `gather_columns`.
 
         Args:
-            out: The first rows of a rank-0 logits buffer, or any other tensor.
+            out: Result tensor [rows, columns], which may be the first rows of a rank-0 logits buffer.
             shard: This rank's equal shard of the columns.
         """
         ...
 
     def wait_for_logits(self) -> None:
-        """Make all ranks' writes to the logits buffer visible to rank 0; an all-reduce must precede the next
-        writes."""
+        """Make all ranks' writes to the logits buffer visible to rank 0.
+
+        There must be an all-reduce between this call and the next writes.
+        """
         ...
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """Overwrite x (contiguous) with rank 0's; an all-reduce must precede the next call."""
+        """Overwrite x (contiguous) with rank 0's values; there must be an all-reduce before the next call."""
         ...
 
     def lookup_rows(
         self, ids: torch.Tensor, table: torch.Tensor, shard: slice, total: int
     ) -> torch.Tensor | None:
-        """Look up rows of a table that is sharded over the ranks; None, with nothing done, if it is not
-        supported.
+        """Look up rows of a table that is sharded over the ranks.
+
+        There must be an all-reduce between two calls.
 
         Args:
-            ids: int64 [rows]; an all-reduce must precede the next call.
-            table: This rank's rows [any, columns], those of the ids `shard` first.
-            shard: Ids of this rank.
+            ids: Ids to look up, int64 [rows].
+            table: Rows of this rank, [any, columns], starting with the row of the id `shard.start`.
+            shard: Ids whose rows this rank holds.
             total: Number of ids of all ranks.
 
         Returns:
-            [rows, columns].
+            The rows [rows, columns]; None, with nothing done, if the lookup is not supported.
         """
         ...
 
     def close(self) -> None:
-        """Free the resources of the operations; nothing may be in flight."""
+        """Free all resources; no operation may be in flight."""
         ...
 
 
 class NoPeerMemory:
-    """The logits-buffer operations of ranks without access to one another's memory."""
+    """Base class for ranks that cannot access each other's memory: logits buffers are plain memory."""
 
     def allocate_logits_buffer(
         self, rows: int, columns: int, dtype: torch.dtype, device: torch.device
@@ -112,7 +113,7 @@ class NoPeerMemory:
 
 
 class SingleRank(NoPeerMemory):
-    """The operations of a model on one rank: nothing is exchanged."""
+    """Collectives of a model on a single rank, which exchange nothing."""
 
     rank = 0
     size = 1
@@ -124,11 +125,11 @@ class SingleRank(NoPeerMemory):
     def all_reduce_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
-        """Return None: the plain fused norm kernel is used."""
+        """Return None: with one rank, the norm needs no all-reduce."""
         return None
 
     def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return x, or `out` with its values."""
+        """Return x, or `out` with the values of x."""
         return x if out is None else out.copy_(x)
 
     def broadcast(self, x: torch.Tensor) -> None:
@@ -148,7 +149,7 @@ SINGLE_RANK = SingleRank()
 
 
 class GlooCollectives(NoPeerMemory):
-    """The operations on the CPU, by gloo."""
+    """Collectives on the CPU, implemented with gloo."""
 
     def __init__(self, group: Any) -> None:
         """Use a `torch.distributed.ProcessGroupGloo`."""
@@ -157,7 +158,7 @@ class GlooCollectives(NoPeerMemory):
         self.size: int = group.size()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum x over ranks, in place."""
+        """Sum x over ranks in place, and return it."""
         self.group.allreduce([x]).wait()
         return x
 
@@ -168,13 +169,13 @@ class GlooCollectives(NoPeerMemory):
         return None
 
     def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Gather the ranks' blocks, then concatenate their columns."""
+        """Gather x of all ranks, then concatenate the columns."""
         blocks = torch.empty((self.size, *x.shape), dtype=x.dtype)
         self.group.allgather([list(blocks.unbind())], [x.contiguous()]).wait()
         return concatenate_columns(blocks, total, out)
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """Overwrite x with rank 0's."""
+        """Overwrite x with rank 0's values."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         self.group.broadcast([x], options).wait()

@@ -1,7 +1,8 @@
 """Collectives on CUDA: peer memory (P2P over NVLink) for small messages, NCCL for large ones.
 
-One-shot all-reduce reads everything from every rank: lowest latency. Two-shot reduces a shard on each rank
-and gathers the shards: fewest bytes from four ranks on. All of it may be captured in graphs.
+In a one-shot all-reduce, each rank reads the whole message of every rank, which has the lowest latency. In a
+two-shot all-reduce, each rank reduces a shard and then gathers the shards, which moves the fewest bytes from
+four ranks on. All operations may be captured in graphs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mizzen.parallel.p2p_setup import (
     make_token_broadcast,
 )
 
-# Newer releases of PyTorch rename it.
+# Newer releases of PyTorch rename this function.
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
@@ -38,20 +39,23 @@ KIB = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceSizes:
-    """Largest message in bytes of each all-reduce method; NCCL handles larger ones."""
+    """Largest message in bytes for each all-reduce method; NCCL handles larger messages."""
 
     one_shot: int = 0
     two_shot: int = 0
     fused_push: int = 0
-    """Fused with the norm; ranks send their rows to the others."""
+    """Largest message in bytes for the method fused with the norm in which each rank sends its rows to the
+    other ranks."""
     fused_read: int = 0
-    """Fused with the norm; ranks read the rows of the others."""
+    """Largest message in bytes for the method fused with the norm in which each rank reads the rows of the
+    other ranks."""
     fused_two_shot: int = 0
-    """Fused with the norm; every rank reduces a shard of the rows."""
+    """Largest message in bytes for the method fused with the norm in which each rank reduces a shard of the
+    rows."""
 
     @property
     def max_fused_bytes(self) -> int:
-        """Return the largest message that a fused method handles."""
+        """Size in bytes of the largest message that a fused method handles."""
         return max(self.fused_push, self.fused_read, self.fused_two_shot)
 
 
@@ -72,7 +76,7 @@ SIZES_BY_RANKS = {
         fused_two_shot=8192 * KIB,
     ),
 }
-"""Measured sizes by number of ranks; `benchmarks/allreduce.py` measures them."""
+"""Sizes by number of ranks, up to which each method was fastest; `benchmarks/allreduce.py` measures them."""
 FORCED_SIZES = {
     "nccl": AllReduceSizes(),
     "one-shot": AllReduceSizes(one_shot=BUFFER_BYTES),
@@ -81,13 +85,13 @@ FORCED_SIZES = {
     "fused": AllReduceSizes(one_shot=BUFFER_BYTES, fused_read=BUFFER_BYTES),
     "fused-two-shot": AllReduceSizes(two_shot=BUFFER_BYTES, fused_two_shot=BUFFER_BYTES),
 }
-"""Sizes by method, if one is chosen explicitly: it handles every message that it can."""
+"""Sizes by value of `--all-reduce`, except for auto; the named method handles every message that it can."""
 METHODS = ("auto", *FORCED_SIZES)
-"""Values of `--all-reduce`."""
+"""Possible values of `--all-reduce`."""
 
 
 def resolve_sizes(method: str, ranks: int) -> AllReduceSizes:
-    """Return the sizes for a method and a number of ranks.
+    """Return the largest message for each method, given the value of `--all-reduce` and the number of ranks.
 
     Raises:
         ValueError: the method is unknown.
@@ -100,10 +104,10 @@ def resolve_sizes(method: str, ranks: int) -> AllReduceSizes:
 
 
 class FusedAllReduceNorm:
-    """All-reduce fused with residual addition and norm, for rows of one length."""
+    """All-reduce fused with residual addition and norm, for rows of one length and by up to three methods."""
 
     def __init__(self, memory: PeerMemory, columns: int, sizes: AllReduceSizes) -> None:
-        """Allocate the peer memory and compile the kernels; all ranks do so together."""
+        """Allocate the peer memory and compile the kernels; all ranks must call this together."""
         from mizzen.kernels.comm.allreduce_rmsnorm import AllReduceRMSNorm, ReduceMethod, region_bytes
 
         ranks, rank = memory.group.size(), memory.group.rank()
@@ -127,7 +131,7 @@ class FusedAllReduceNorm:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
-        """Run the first kernel that has room for the rows; return None if none has."""
+        """Run the first kernel that has room for the rows of x; return None if no kernel has."""
         for kernel in self.kernels:
             if len(x) <= kernel.max_rows:
                 return kernel(x, residual, weight, epsilon)
@@ -135,7 +139,7 @@ class FusedAllReduceNorm:
 
 
 class NcclCollectives(NoPeerMemory):
-    """The operations by NCCL."""
+    """Collectives on GPUs, implemented with NCCL."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -143,7 +147,7 @@ class NcclCollectives(NoPeerMemory):
         self.size = group.size()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum x over ranks, in place."""
+        """Sum x over ranks in place, and return it."""
         dist.all_reduce(x, group=self.group)
         return x
 
@@ -154,14 +158,14 @@ class NcclCollectives(NoPeerMemory):
         return None
 
     def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Gather the ranks' blocks, then concatenate their columns."""
+        """Gather x of all ranks, then concatenate the columns."""
         rows, share = x.shape
         blocks = torch.empty((self.size * rows, share), dtype=x.dtype, device=x.device)
         all_gather(blocks, x.contiguous(), group=self.group)
         return concatenate_columns(blocks.view(self.size, rows, share), total, out)
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """Overwrite x with rank 0's."""
+        """Overwrite x with rank 0's values."""
         dist.broadcast(x, src=0, group=self.group)
 
     def lookup_rows(
@@ -171,34 +175,44 @@ class NcclCollectives(NoPeerMemory):
         return None
 
     def close(self) -> None:
-        """Do nothing: the process group belongs to its owner."""
+        """Do nothing: `RankGroup` closes the process group."""
 
 
 class CudaCollectives(NcclCollectives):
-    """NCCL, and peer memory for small messages."""
+    """Collectives on GPUs that use peer memory for small messages and NCCL for all others."""
 
     def __init__(
         self, group: dist.ProcessGroup, device: torch.device, method: str, *, first: bool = True
     ) -> None:
-        """Set up both; all ranks do so together. `first`: this process was in no other group before."""
+        """Set up NCCL and peer memory; all ranks must call this together.
+
+        Args:
+            group: Process group of the ranks.
+            device: Device of this rank.
+            method: Value of `--all-reduce`.
+            first: Whether this is the first group of this process; otherwise peer memory is not available.
+
+        Raises:
+            ValueError: the method is unknown.
+        """
         super().__init__(group)
         self.sizes = resolve_sizes(method, self.size)
         self.peers: PeerMemory | None = None
         if self.sizes != AllReduceSizes():
             self.peers = make_peer_memory(group, device, first=first)
         self.fused_norms: dict[int, FusedAllReduceNorm | None] = {}
-        """Fused norm kernels by row length; None for lengths that are not supported."""
+        """Fused norm kernels by row length in elements; None for lengths that are not supported."""
         self.peer_kernels: dict[str, Any] = {}
-        """Other kernels over peer memory by name; None for unsupported ones."""
+        """Other kernels over peer memory by name; None for kernels that are not supported."""
 
     def uses_peer_memory(self, x: torch.Tensor) -> bool:
-        """Return whether x is reduced over peer memory."""
+        """Return whether `all_reduce` reduces x over peer memory."""
         size = x.numel() * x.element_size()
         fits = not size % (ALIGNMENT * self.size) and x.dtype.is_floating_point
         return self.peers is not None and fits and size <= max(self.sizes.one_shot, self.sizes.two_shot)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over ranks by the method for the message's size."""
+        """Return the sum over ranks of x, by the method for x's size."""
         if self.peers is None or not self.uses_peer_memory(x):
             return super().all_reduce(x)
         small = x.numel() * x.element_size() <= self.sizes.one_shot
@@ -207,7 +221,7 @@ class CudaCollectives(NcclCollectives):
     def all_reduce_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
-        """Sum, add and normalise in one kernel, if one supports these rows."""
+        """Sum, add and normalise in one kernel; return None if no kernel supports these rows."""
         from mizzen.kernels.comm import allreduce_rmsnorm
 
         size = x.numel() * x.element_size()
@@ -222,7 +236,7 @@ class CudaCollectives(NcclCollectives):
         return None if norm is None else norm(x, residual, weight, epsilon)
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """Overwrite x with rank 0's, over peer memory if x holds the slots' last tokens."""
+        """Overwrite x with rank 0's values; int64 values (last tokens of slots) go over peer memory."""
         tokens = x.dtype == torch.int64 and len(x) <= MAX_BROADCAST_TOKENS
         kernel = self._peer_kernel("tokens", make_token_broadcast) if tokens else None
         if kernel is None:
@@ -233,7 +247,7 @@ class CudaCollectives(NcclCollectives):
     def allocate_logits_buffer(
         self, rows: int, columns: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Allocate a buffer in peer memory, if that is available."""
+        """Allocate a logits buffer in peer memory; in plain memory if that is not available."""
         buffer = None
         if not torch.cuda.is_current_stream_capturing():
             buffers: LogitsBuffers | None = self._peer_kernel("logits", make_logits_buffers)
@@ -241,12 +255,12 @@ class CudaCollectives(NcclCollectives):
         return super().allocate_logits_buffer(rows, columns, dtype, device) if buffer is None else buffer
 
     def map_logits_shard(self, out: torch.Tensor, shard: slice) -> torch.Tensor | None:
-        """Return the view of the shard in rank 0's memory."""
+        """Return the view of rank 0's memory for a shard; None if `out` is not in a logits buffer."""
         buffers: LogitsBuffers | None = self.peer_kernels.get("logits")
         return buffers and buffers.map_shard(out, shard)
 
     def wait_for_logits(self) -> None:
-        """Make rank 0 wait for the other ranks' writes; only called if there is a buffer."""
+        """Make rank 0 wait for the other ranks' writes to the logits buffer."""
         buffers: LogitsBuffers | None = self.peer_kernels.get("logits")
         if buffers is not None:
             buffers.wait_for_writes()
@@ -254,7 +268,7 @@ class CudaCollectives(NcclCollectives):
     def lookup_rows(
         self, ids: torch.Tensor, table: torch.Tensor, shard: slice, total: int
     ) -> torch.Tensor | None:
-        """Look up rows over peer memory, if there are not too many."""
+        """Look up at most `MAX_LOOKUP_ROWS` rows over peer memory; return None if that is not possible."""
         row_bytes = table.shape[1] * table.element_size()
         if len(ids) > MAX_LOOKUP_ROWS or row_bytes % ALIGNMENT:
             return None
@@ -278,19 +292,22 @@ class CudaCollectives(NcclCollectives):
 
 
 def make_fused_norm(memory: PeerMemory, columns: int, sizes: AllReduceSizes) -> FusedAllReduceNorm | None:
-    """Make and check the fused kernels for a row length; None, with a warning, if they cannot be used."""
+    """Make and check the fused kernels for rows of `columns` elements.
+
+    Log a warning and return None if they cannot be used on some rank.
+    """
     return make_on_all_ranks(
         memory,
-        "all-reduce is not fused with norms",
+        "all-reduce falls back to kernels that are not fused with norms",
         lambda memory: FusedAllReduceNorm(memory, columns, sizes),
         lambda fused: check_fused_norms(fused, memory, columns),
     )
 
 
 def check_fused_norms(fused: FusedAllReduceNorm, memory: PeerMemory, columns: int) -> bool:
-    """Return whether the fused kernels equal the plain operations, several times in a row.
+    """Return whether the fused kernels agree with NCCL and PyTorch on this rank, in several calls.
 
-    Every rank runs all checks whatever their results, as in `check_sums`.
+    Every rank runs all checks whatever their results, so that no rank waits for a rank that stopped early.
     """
     device, group, correct = memory.device, memory.group, True
     generator = torch.Generator(device).manual_seed(group.rank())

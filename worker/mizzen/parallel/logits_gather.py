@@ -1,8 +1,7 @@
-"""Rank-0 logits buffers: every rank writes its logits straight into rank 0's memory, where tokens are
-sampled.
+"""Rank-0 logits buffers: every rank writes its logits straight into the memory of rank 0, which samples.
 
-A rank's GEMM writes its columns over NVLink while it computes; a small kernel after it makes rank 0 wait for
-the other ranks. Nothing is gathered or copied.
+The GEMM of each rank writes its columns over NVLink while it computes; a small kernel after it makes rank 0
+wait for the other ranks. So logits need not be gathered or copied.
 """
 
 from __future__ import annotations
@@ -15,23 +14,24 @@ from mizzen.parallel.p2p_memory import ALIGNMENT, PeerMemory, make_on_all_ranks,
 
 TRIAL_ROWS = (16, 1, 3)
 TRIAL_SHARD = 64
-"""Columns of each rank in the trial buffer."""
+"""Number of columns of each rank in the buffer of `check_writes_arrive`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsBuffer:
-    """One buffer on this rank and on rank 0, both [rows, columns]; on rank 0 they are the same tensor."""
+    """Tensors of a logits buffer on this rank and on rank 0, both [rows, columns]; one tensor on rank 0."""
 
     own: torch.Tensor
-    """This rank's memory."""
+    """Tensor in this rank's memory."""
     rank_0: torch.Tensor
+    """View of rank 0's memory."""
 
 
 def is_aligned_shard(columns: int, element: int, shard: slice, rank: int, ranks: int) -> bool:
-    """Return whether `shard` is a rank's equal shard of the columns, with all shards aligned to 16 bytes.
+    """Return whether `shard` is the equal shard of a rank, and all shards are aligned to 16 bytes.
 
-    `element` is the size of an element in bytes. The result is the same on all ranks: if a vocabulary is
-    padded, rank 0's shard is not an equal one, and all other shards start elsewhere.
+    `element` is the size of an element in bytes. All ranks get the same result: if the vocabulary is padded,
+    rank 0's shard is larger than an equal one, and so all other shards start at other columns.
     """
     share = columns // ranks
     equal = share * ranks == columns and shard == slice(rank * share, (rank + 1) * share)
@@ -39,10 +39,10 @@ def is_aligned_shard(columns: int, element: int, shard: slice, rank: int, ranks:
 
 
 class LogitsBuffers:
-    """The logits buffers of a group, and the barrier that tells rank 0 that they are complete."""
+    """All logits buffers of a group, and the barrier that makes rank 0 wait for complete logits."""
 
     def __init__(self, memory: PeerMemory) -> None:
-        """Make the barrier kernel; all ranks do so together.
+        """Make the barrier kernel; all ranks must call this together.
 
         Raises:
             RuntimeError: the kernel cannot be compiled, or its memory cannot be allocated.
@@ -55,13 +55,16 @@ class LogitsBuffers:
         self.wait_for_writes = WriteBarrier(addresses, self.rank, memory.device)
         self.wait_for_writes.region = region
         self.by_address: dict[int, LogitsBuffer] = {}
-        """Buffers by the address of this rank's memory."""
+        """Buffers by the address of their tensor in this rank's memory."""
 
     def allocate(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Allocate a buffer of zeros; None, with a warning, if any rank cannot. All ranks do so together."""
+        """Allocate a buffer of zeros, and return this rank's tensor; all ranks must call this together.
+
+        Log a warning and return None if any rank cannot allocate it.
+        """
         pair = make_on_all_ranks(
             self.memory,
-            "logits are gathered, and not written to peer memory",
+            "logits fall back to a gather without peer memory",
             lambda memory: memory.allocate_matrix(rows, columns, dtype),
         )
         if pair is None:
@@ -71,7 +74,7 @@ class LogitsBuffers:
         return buffer.own
 
     def map_shard(self, out: torch.Tensor, shard: slice) -> torch.Tensor | None:
-        """Return the columns `shard` of rank 0's memory for `out`; see `Collectives.map_logits_shard`."""
+        """Return a view of the columns `shard` in rank 0's memory; see `Collectives.map_logits_shard`."""
         buffer = self.by_address.get(out.data_ptr())
         if buffer is None or out.shape[1:] != buffer.own.shape[1:] or len(out) > len(buffer.own):
             return None
@@ -81,19 +84,20 @@ class LogitsBuffers:
 
 
 def make_logits_buffers(memory: PeerMemory) -> LogitsBuffers | None:
-    """Make and check the logits buffers; None, with a warning, if any rank cannot make them or finds them
-    wrong."""
+    """Make and check the logits buffers of a group.
+
+    Log a warning and return None if any rank cannot make them, or if a check fails.
+    """
     return make_on_all_ranks(
-        memory, "logits are gathered, and not written to peer memory", LogitsBuffers, check_writes_arrive
+        memory, "logits fall back to a gather without peer memory", LogitsBuffers, check_writes_arrive
     )
 
 
 def check_writes_arrive(buffers: LogitsBuffers) -> bool:
-    """Return whether rank 0 sees the writes of all ranks to a buffer, by GEMMs and copies, several times in a
-    row.
+    """Return whether rank 0 sees what all ranks write to a buffer with GEMMs and copies, in several trials.
 
-    Every rank runs all checks whatever their results, as in `mizzen.parallel.p2p_memory.check_sums`, and gets
-    the same answer.
+    Every rank runs all checks whatever their results, so that no rank waits for a rank that stopped early.
+    All ranks get the same result.
     """
     memory, columns = buffers.memory, TRIAL_SHARD * buffers.size
     buffer = buffers.allocate(max(TRIAL_ROWS), columns, torch.bfloat16)
@@ -103,8 +107,7 @@ def check_writes_arrive(buffers: LogitsBuffers) -> bool:
     correct, shift = True, 0
     for rows in TRIAL_ROWS:
         for multiply in (True, False):
-            # Integers that bfloat16 represents exactly, different in every position from those of the last
-            # trial.
+            # Integers that bfloat16 represents exactly; every position has a new value in each trial.
             shift += 7
             numbers = torch.arange(rows * columns, device=memory.device).view(rows, columns)
             expected = ((numbers + shift) % 251).to(torch.bfloat16)
@@ -119,9 +122,9 @@ def check_writes_arrive(buffers: LogitsBuffers) -> bool:
 def write_trial(
     buffers: LogitsBuffers, out: torch.Tensor, shard: slice, expected: torch.Tensor, multiply: bool
 ) -> bool:
-    """Write this rank's columns of `expected` to rank 0's memory for `out`; return whether that is possible.
+    """Write this rank's columns of `expected` to rank 0's memory for `out`; return whether that succeeded.
 
-    With `multiply`, a GEMM writes them, otherwise a copy.
+    With `multiply`, a GEMM writes the columns, otherwise a copy.
     """
     rank_0_shard = buffers.map_shard(out, shard)
     if rank_0_shard is None:
@@ -132,6 +135,6 @@ def write_trial(
     weight = expected[:, shard].t().contiguous()
     try:
         torch.mm(torch.eye(len(out), dtype=weight.dtype, device=weight.device), weight.t(), out=rank_0_shard)
-    except RuntimeError:  # return nevertheless: the other ranks wait for this one
+    except RuntimeError:  # do not raise: the other ranks wait for this one
         return False
     return True

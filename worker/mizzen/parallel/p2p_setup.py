@@ -1,4 +1,7 @@
-"""Makes and checks the kernels that broadcast tokens and look up embedding rows over peer memory."""
+"""Makes and checks the kernels that broadcast tokens and look up embedding rows over peer memory.
+
+`mizzen.parallel.cuda_collectives` uses them.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,10 @@ MAX_LOOKUP_ROWS = 256
 
 
 def make_token_broadcast(memory: PeerMemory) -> TokenBroadcast | None:
-    """Make and check the token broadcast; None, with a warning, if any rank cannot make it or finds it
-    wrong."""
+    """Make and check the token broadcast.
+
+    Log a warning and return None if any rank cannot make it, or if a check fails.
+    """
     from mizzen.kernels.comm.peer_broadcast import TokenBroadcast
 
     def make(memory: PeerMemory) -> TokenBroadcast:
@@ -30,12 +35,12 @@ def make_token_broadcast(memory: PeerMemory) -> TokenBroadcast | None:
         return broadcast
 
     return make_on_all_ranks(
-        memory, "tokens go by NCCL", make, lambda broadcast: check_tokens_arrive(broadcast, memory)
+        memory, "tokens fall back to NCCL", make, lambda broadcast: check_tokens_arrive(broadcast, memory)
     )
 
 
 def check_tokens_arrive(broadcast: TokenBroadcast, memory: PeerMemory) -> bool:
-    """Return whether all ranks receive rank 0's tokens, several times in a row."""
+    """Return whether all ranks receive rank 0's tokens, in several broadcasts."""
     correct = True
     for count in (MAX_BROADCAST_TOKENS, 1, 100):
         expected = torch.arange(count, device=memory.device) * 7919 - count
@@ -46,7 +51,11 @@ def check_tokens_arrive(broadcast: TokenBroadcast, memory: PeerMemory) -> bool:
 
 
 def make_row_lookup(memory: PeerMemory, table: torch.Tensor, shard: slice, total: int) -> RowLookup | None:
-    """Make and check the lookup in a sharded table; None, with a warning, as in `make_token_broadcast`."""
+    """Make and check the lookup in a table of `total` rows, which is sharded over the ranks.
+
+    `table` [any, columns] starts with this rank's rows, which are the rows `shard` of the whole table.
+    Log a warning and return None if any rank cannot make it, or if a check fails.
+    """
     from mizzen.kernels.comm.peer_broadcast import RowLookup
 
     def make(memory: PeerMemory) -> RowLookup:
@@ -56,7 +65,7 @@ def make_row_lookup(memory: PeerMemory, table: torch.Tensor, shard: slice, total
         lookup.region = region
         return lookup
 
-    fallback = "rows of the embedding are summed"
+    fallback = "embedding lookups fall back to all-reduce"
     return make_on_all_ranks(
         memory, fallback, make, lambda lookup: check_rows_arrive(lookup, memory, table, shard, total)
     )
@@ -65,7 +74,7 @@ def make_row_lookup(memory: PeerMemory, table: torch.Tensor, shard: slice, total
 def check_rows_arrive(
     lookup: RowLookup, memory: PeerMemory, table: torch.Tensor, shard: slice, total: int
 ) -> bool:
-    """Return whether all ranks find the rows of the whole table, several times in a row."""
+    """Return whether all ranks get the right rows of the whole table, in several lookups."""
     correct = True
     for count in (MAX_LOOKUP_ROWS, 1, 17):
         ids = torch.arange(count, device=memory.device) * 7919 % total

@@ -1,7 +1,7 @@
-"""The ranks of one model: how they meet, exchange values at start-up, and disconnect.
+"""Process group of the ranks of one model: rendezvous, exchange of values at start-up, and shutdown.
 
-They meet at a rendezvous, a file that all can write (in one pod) or a TCP address of rank 0 (between pods),
-which carries a few values at start-up. Steps exchange only tensors.
+Ranks meet at a rendezvous: a file that all of them can write (in one pod), or a TCP address of rank 0 (across
+pods). It carries a few values at start-up; steps exchange only tensors.
 """
 
 from __future__ import annotations
@@ -26,49 +26,49 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
 LOOPBACK = "127.0.0.1"
-"""Address at which the ranks of one pod exchange sums on the CPU: gloo has no authentication."""
+"""Address at which ranks of one pod exchange tensors on the CPU; private, as gloo has no authentication."""
 ENVIRONMENT = {
-    # The supervisor of the ranks ends them, not NCCL.
+    # The supervisor ends ranks that hang; NCCL must not.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
-    # A program that exits during NVLink multicast can leave GPUs that others share in a broken state.
+    # A program that exits during NVLink multicast can leave GPUs broken, also for their other users.
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 }
-"""Variables that NCCL and PyTorch read when a group forms on CUDA; variables that are already set are
-kept."""
+"""Environment variables that NCCL and PyTorch read when a group forms on CUDA; existing values are kept."""
 
 
 class RanksFailed(RuntimeError):
-    """The ranks of a model cannot work together; the message says which, and why."""
+    """The ranks of a model cannot form a group; the message names the ranks and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankConfig:
-    """This rank's index, device and rendezvous."""
+    """Settings with which this rank joins its group."""
 
     rank: int
     size: int
     rendezvous: str
-    """file:///path, or tcp://host:port/name of rank 0; the name distinguishes groups."""
+    """URL file:///path, or tcp://host:port/name with the address of rank 0; the name distinguishes groups."""
     device: torch.device
     timeout_seconds: float = 600.0
-    """Time that ranks wait for each other at start-up."""
+    """Time in seconds that ranks wait for each other at start-up."""
     all_reduce: str = "auto"
     """All-reduce method on CUDA; see `mizzen.parallel.cuda_collectives`."""
     address: str = ""
-    """This pod's address, at which the other pods reach it; only set if ranks are in several pods."""
+    """IP address at which other pods reach this pod; empty if all ranks are in one pod."""
 
 
 FailureCheck = Callable[[], None]
-"""Raises if another rank is known to have failed, so that no rank waits for it."""
+"""Function that raises if another rank is known to have failed, so that this rank does not wait for it."""
 
 
 def open_store(config: RankConfig) -> dist.Store:
-    """Open the rendezvous.
+    """Open the store at the rendezvous, which exchanges strings between ranks.
 
     Raises:
-        ValueError: the rendezvous has neither form.
+        ValueError: the rendezvous is not a URL of either form.
+        OSError: rank 0 cannot listen at its TCP address.
     """
     url, timeout = urlsplit(config.rendezvous), timedelta(seconds=config.timeout_seconds)
     if url.scheme == "file" and url.path:
@@ -83,14 +83,14 @@ def open_store(config: RankConfig) -> dist.Store:
 
 
 def _tcp_store(config: RankConfig, host: str, port: int, timeout: timedelta) -> dist.Store:
-    """Connect to rank 0's store; rank 0 listens only on that address, whereas torch would listen on all."""
+    """Connect to rank 0's store; on rank 0, listen only on `host`, whereas torch would listen everywhere."""
     if config.rank:
         return dist.TCPStore(host, port, config.size, False, timeout, wait_for_workers=False)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
-        text = f"cannot listen on {host}:{port}, where ranks meet: {error.strerror}"
+        text = f"cannot listen on {host}:{port} for the other ranks: {error.strerror}"
         raise OSError(f"{text} (it is --ranks-port and two more)") from error
     return dist.TCPStore(
         host,
@@ -104,17 +104,21 @@ def _tcp_store(config: RankConfig, host: str, port: int, timeout: timedelta) -> 
 
 
 class RankGroup:
-    """This rank and the others. Call `close` once nothing is in flight."""
+    """Membership of this rank in the group of a model's ranks.
+
+    Call `close` when no operation is in flight.
+    """
 
     joined_on_cuda: ClassVar[bool] = False
-    """Whether this process was in a group on CUDA."""
+    """Whether this process has already joined a group on CUDA."""
 
     def __init__(self, config: RankConfig, check: FailureCheck = lambda: None) -> None:
-        """Meet the other ranks.
+        """Wait for the other ranks at the rendezvous, and form the group; call `check` while waiting.
 
         Raises:
-            RanksFailed: another rank did not come in time.
-            ValueError: the rendezvous is not a valid address.
+            RanksFailed: another rank did not arrive within the timeout.
+            ValueError: the rendezvous is not a valid URL.
+            OSError: rank 0 cannot listen at its TCP address.
         """
         self.config = config
         self.rank, self.size = config.rank, config.size
@@ -125,11 +129,12 @@ class RankGroup:
         self.collectives: Collectives = self._join()
 
     def exchange(self, topic: str, value: str) -> list[str]:
-        """Send a value to all ranks and return the values of all, by rank; every rank calls it, in the same
-        order.
+        """Send `value` to all ranks, and return the values of all ranks by rank; for start-up only.
+
+        Every rank must make the same calls in the same order. `topic` names the exchange in errors.
 
         Raises:
-            RanksFailed: a rank did not answer in time.
+            RanksFailed: a rank did not send its value within the timeout.
         """
         self._exchanges += 1
         keys = [f"{self._exchanges}/{topic}/{rank}" for rank in range(self.size)]
@@ -140,22 +145,24 @@ class RankGroup:
             if time.monotonic() > deadline:
                 late = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
                 raise RanksFailed(
-                    f"ranks {late} did not say {topic!r} within {self.config.timeout_seconds:g} s at start-up"
+                    f"ranks {late} sent no {topic!r} within {self.config.timeout_seconds:g} s at start-up"
                 )
             time.sleep(POLL_SECONDS)
         return [self._store.get(key).decode() for key in keys]
 
     def barrier(self, topic: str) -> None:
-        """Wait until all ranks are here, at start-up.
+        """Wait until all ranks have called this with the same `topic`; for start-up only.
 
         Raises:
-            RanksFailed: a rank did not come in time.
+            RanksFailed: a rank did not arrive within the timeout.
         """
         self.exchange(topic, "")
 
     def close(self) -> None:
-        """Leave the group, whose other ranks may have exited; no graph that contains a collective may be
-        left."""
+        """Leave the group, even if other ranks have exited.
+
+        Captured graphs that contain collectives must be freed before.
+        """
         self.collectives.close()
         if self.config.device.type == "cuda" and dist.is_initialized():
             distributed_c10d._abort_process_group()  # destroying the group would wait for the other ranks
@@ -179,7 +186,7 @@ class RankGroup:
         )
         world = dist.group.WORLD
         if world is None:
-            raise RanksFailed("torch.distributed made no process group")
+            raise RanksFailed("torch.distributed has not created a process group")
         from mizzen.parallel.cuda_collectives import CudaCollectives
 
         first = not RankGroup.joined_on_cuda
@@ -188,7 +195,7 @@ class RankGroup:
 
 
 def _gloo(config: RankConfig, store: dist.Store, timeout: timedelta) -> dist.ProcessGroupGloo:
-    """Join the ranks over gloo: at the pod's address, or on loopback, where no other pod can connect."""
+    """Form a gloo group at this pod's address, or on loopback, where no other pod can connect."""
     address = config.address or (LOOPBACK if config.rendezvous.startswith("file:") else "")
     if not address:
         return dist.ProcessGroupGloo(store, config.rank, config.size, timeout)

@@ -1,1 +1,1 @@
-"""Engine process: supervisor, ranks, health probes, metrics and drain."""
+"""Processes of an engine: the supervisor, the ranks, their health probes, metrics and shutdown."""

@@ -1,4 +1,4 @@
-"""Configuration of an engine process, as one frozen dataclass."""
+"""Configuration of an engine, as one frozen dataclass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mizzen.engine.config import EngineOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(EngineOptions):
-    """Options of `mizzen engine`, one per field and with the same name."""
+    """Options of `mizzen engine`; each field is the option of the same name."""
 
     served_name: str = option("", "Name under which the model is served; the folder's name by default")
     revision: str = option("", "Opaque revision name of this deployment, reported to gateways")
@@ -29,20 +29,22 @@ class EngineConfig(EngineOptions):
     http_host: str = option("127.0.0.1", "Address of /healthz, /readyz and /metrics")
     http_port: int = option(8081, "Port of /healthz, /readyz and /metrics", low=0, high=65535)
     startup_timeout_seconds: float = option(1800.0, "Time after which an unfinished startup fails", low=1)
-    drain_timeout_seconds: float = option(120.0, "Time that running requests get after SIGTERM", low=0)
+    drain_timeout_seconds: float = option(
+        120.0, "Time that running requests get to finish after SIGTERM", low=0
+    )
     watchdog_seconds: float = option(60.0, "Time after which an unfinished step ends the engine", low=1)
     rank_deadline_seconds: float = option(
         8.0,
-        "With several ranks: time after which the engine ends if a rank does not run, "
-        "lags behind the others, or does not finish a step on cuda",
+        "Only with several ranks: time after which the engine ends because a rank has "
+        "stopped, lags behind, or has not finished a step on cuda",
         low=1,
     )
     termination_message: str = option(
-        "/dev/termination-log", "File that gets the reason of a failure, if its folder exists"
+        "/dev/termination-log", "File to which the reason of a failure is written, if its folder exists"
     )
 
     def __post_init__(self) -> None:
-        """Check every field.
+        """Check the values of all fields.
 
         Raises:
             ValueError: a value is invalid; the message names the option and the allowed values.

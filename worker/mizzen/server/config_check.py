@@ -1,4 +1,4 @@
-"""Checks of an engine's configuration before any process starts.
+"""Check an engine's configuration before any process starts.
 
 Called by the supervisor and by `mizzen serve`.
 """
@@ -17,12 +17,12 @@ from mizzen.wire.curve_keys import KeyFolder
 from mizzen.wire.endpoint import require_safe
 
 
-def check_config(config: EngineConfig, *, computes: bool = True) -> None:
-    """Check a configuration as far as possible without starting a process.
+def check_config(config: EngineConfig, *, loads_model: bool = True) -> None:
+    """Check the model folder, trace folder, keys and endpoints of a configuration.
 
     Args:
         config: Configuration of the engine.
-        computes: Whether a model is loaded; a simulated engine needs no complete config.json.
+        loads_model: Whether the engine loads a model; a simulated engine needs no complete config.json.
 
     Raises:
         ValueError: a value is invalid; the message names the option or file and the allowed values.
@@ -31,7 +31,7 @@ def check_config(config: EngineConfig, *, computes: bool = True) -> None:
         raise ModelFolderError(f"--model {config.model} is not a folder")
     if config.tensor > 1:
         plan_memory_bytes(config)
-    if computes:
+    if loads_model:
         check_model(config, read_config(Path(config.model)))
     if config.profile and not config.node_rank:
         make_trace_folder(Path(config.profile))
@@ -44,7 +44,7 @@ def check_config(config: EngineConfig, *, computes: bool = True) -> None:
 
 
 def open_keys(config: EngineConfig) -> KeyFolder | None:
-    """Return the configured CURVE keys; None without --keys.
+    """Return the configured CURVE keys, or None if --keys is not set.
 
     Raises:
         KeyFileError: a key file is missing or malformed; the message names it.

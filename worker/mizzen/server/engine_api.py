@@ -1,4 +1,4 @@
-"""Protocol of an engine as the serving loop uses it.
+"""Protocol of the engine that the serving loop steps.
 
 Implemented by `mizzen.engine.engine.Engine`, with a real or a simulated runner, and by fakes in tests.
 """
@@ -13,11 +13,12 @@ from mizzen.core.request import Finished, Request
 
 
 class EngineInfoProtocol(Protocol):
-    """Properties of a loaded engine that do not change and are reported to gateways."""
+    """Constant properties of a loaded engine, for gateways and metrics."""
 
     @property
     def context_length(self) -> int:
-        """Maximum number of prompt plus output tokens of a request; the KV cache can hold one."""
+        """Maximum number of prompt and output tokens of a request; at least one such request fits the KV
+        cache."""
         ...
 
     @property
@@ -27,7 +28,7 @@ class EngineInfoProtocol(Protocol):
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end a request."""
+        """Ids of the tokens that end a request unless it ignores them."""
         ...
 
     @property
@@ -37,75 +38,76 @@ class EngineInfoProtocol(Protocol):
 
     @property
     def generates(self) -> bool:
-        """Whether the model generates text; some models only embed."""
+        """Whether the model generates text; some models only compute embeddings."""
         ...
 
     @property
     def weights_bytes(self) -> int:
-        """Memory of rank 0's weights."""
+        """Device memory in bytes of rank 0's weights."""
         ...
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the KV cache."""
+        """Device memory in bytes of rank 0's KV cache."""
         ...
 
     @property
     def graph_bytes(self) -> int:
-        """Memory of rank 0's captured CUDA graphs."""
+        """Device memory in bytes of rank 0's captured CUDA graphs."""
         ...
 
     @property
     def other_bytes(self) -> int:
-        """Memory in use besides weights, KV cache and graphs."""
+        """Memory in bytes of rank 0's device that is used by anything but weights, KV cache and graphs."""
         ...
 
     @property
     def step_bytes(self) -> int:
-        """Memory reserved for slots and steps."""
+        """Device memory in bytes that was reserved for slots, steps and graphs when the KV cache was
+        sized."""
         ...
 
     @property
     def device_bytes(self) -> int:
-        """Total memory of rank 0's device."""
+        """Total memory of rank 0's device in bytes."""
         ...
 
     @property
     def free_bytes(self) -> int:
-        """Free memory of rank 0's device after loading."""
+        """Memory of rank 0's device that was free after loading, in bytes."""
         ...
 
 
 class EngineProtocol(Protocol):
-    """Engine that is stepped from one thread; request ids are small and dense."""
+    """Engine that is called from one thread; callers choose small, dense request ids."""
 
     @property
     def info(self) -> EngineInfoProtocol:
-        """Fixed properties of the engine."""
+        """Constant properties of the engine."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has work to do."""
+        """Whether requests are running or waiting, or were submitted or aborted since the last step."""
         ...
 
     def submit(self, request: Request) -> None:
-        """Queue a request that the caller has validated."""
+        """Add a request, which the caller has validated, to the queue."""
         ...
 
     def abort(self, rid: int) -> None:
-        """End a live request; its Finished follows in a step or in `drain_finished`."""
+        """Abort a live request; `step` or `drain_finished` returns its `Finished` later."""
         ...
 
     def step(self, now: float) -> StepOutput | None:
         """Launch a step if possible; return the output of the oldest completed step, or None.
 
-        An idle engine uses the call for its own consistency checks.
+        An idle engine checks the consistency of its data structures instead.
         """
         ...
 
     def drain_finished(self) -> tuple[Finished, ...]:
-        """Return requests that finished outside a step, each once."""
+        """Return the requests that have finished outside a step since the last call."""
         ...
 
     def drain_cache_events(self) -> CacheEvents:
@@ -113,23 +115,23 @@ class EngineProtocol(Protocol):
         ...
 
     def load(self) -> Load:
-        """Return the current load of the engine."""
+        """Return the numbers of running and waiting requests and of used KV pages."""
         ...
 
     @property
     def integrity_faults(self) -> int:
-        """Number of inconsistencies of pages, slots and prefix tree found so far."""
+        """Number of inconsistencies in pages, slots and prefix tree that were found so far."""
         ...
 
     def drain_integrity_faults(self) -> Sequence[str]:
-        """Return descriptions of the first inconsistencies found since the last call."""
+        """Return descriptions of the first few inconsistencies that were found since the last call."""
         ...
 
     @property
     def grammar_counts(self) -> GrammarCounts:
-        """Counters of structured output since the engine started."""
+        """Counters of compiled grammars and token masks since the engine started."""
         ...
 
     def close(self) -> None:
-        """Free the device."""
+        """Free the engine's device memory; the engine must not be used afterwards."""
         ...

@@ -1,25 +1,26 @@
-"""Reason and exit code of an engine's exit, as the supervisor reports them."""
+"""Reasons and exit codes with which an engine's supervisor exits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 CONFIGURATION_EXIT_CODE = 2
-"""Exit code of a rank or an engine with an invalid configuration: a restart does not help."""
+"""Exit code of a rank or an engine with an invalid configuration, which a restart does not cure."""
 MISCONFIGURED = "wrong configuration"
-"""Kind of an exit with `CONFIGURATION_EXIT_CODE`, and prefix of its message, by which the operator recognizes
-it."""
+"""`ExitReason.kind` of an exit with `CONFIGURATION_EXIT_CODE`. The termination message starts with it, so
+that the operator recognizes such an exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExitReason:
-    """Reason and exit code of an engine's exit."""
+    """Exit code, kind of failure and description of an engine's exit."""
 
     code: int
     kind: str = ""
     """Kind of failure; empty for a clean exit.
 
-    One of device_lost, rank_died, rank_failed, watchdog, startup_timeout, signal, `MISCONFIGURED`; in a group
-    of several nodes also node_lost (on node 0), leader_lost, group_failed and refused (on the other nodes).
+    One of device_lost, rank_died, rank_failed, watchdog, startup_timeout, signal or `MISCONFIGURED`. A group
+    of several nodes also uses node_lost (on node 0), and leader_lost, group_failed and refused (on other
+    nodes).
     """
     reason: str = ""

@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-"""Content type of `/metrics`, also for clients that prefer OpenMetrics: in that format the client library
-replaces the colon in names such as `vllm:...` by `_`."""
+"""Content type of `/metrics`. OpenMetrics is never sent, even to clients that prefer it: in that format
+prometheus_client replaces the colon in names such as `vllm:...` by `_`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Result of a probe: its body, and whether it succeeded."""
+    """Result of a health probe: whether it succeeded, and the JSON body of the response."""
 
     ok: bool
     body: dict[str, Any]
@@ -33,7 +33,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Callbacks into the supervisor, called from the server's threads."""
+    """Functions of the supervisor that answer requests; they are called from the server's threads."""
 
     get_liveness: Callable[[], Health]
     get_readiness: Callable[[], Health]
@@ -58,17 +58,19 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/metrics":
             self._reply(HTTPStatus.OK, TEXT, generate_latest(routes.metrics))
         else:
-            self._json(HTTPStatus.NOT_FOUND, {"error": f"no {path}; there are /healthz, /readyz, /metrics"})
+            self._json(
+                HTTPStatus.NOT_FOUND, {"error": f"no {path}; the paths are /healthz, /readyz, /metrics"}
+            )
 
     def do_POST(self) -> None:
-        self.close_connection = True  # a body, if any, is not read
+        self.close_connection = True  # a request body would be left unread
         if self.path == "/drain" and not self._is_local_client():
             text = "a drain cannot be undone; it can be requested only from inside the engine's pod"
             self._json(HTTPStatus.FORBIDDEN, {"error": text})
         elif self.path == "/drain":
             self._json(HTTPStatus.ACCEPTED, self._routes.drain())
         else:
-            self._json(HTTPStatus.NOT_FOUND, {"error": f"no {self.path}; there is POST /drain"})
+            self._json(HTTPStatus.NOT_FOUND, {"error": f"no {self.path}; the only path for POST is /drain"})
 
     def _is_local_client(self) -> bool:
         return is_local_client(str(self.client_address[0]), str(self.connection.getsockname()[0]))
@@ -88,12 +90,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def is_local_client(client: str, server: str) -> bool:
-    """Return whether a connection comes from the same pod: over loopback, or from the address it goes to."""
+    """Return whether a connection comes from this pod: from loopback, or from the pod's own address.
+
+    Args:
+        client: IP address of the client.
+        server: IP address at which the server accepted the connection.
+    """
     return client == server or ipaddress.ip_address(client).is_loopback
 
 
 class HttpServer(ThreadingHTTPServer):
-    """HTTP server that answers from daemon threads until it is stopped."""
+    """HTTP server that answers requests from daemon threads until `stop` is called."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -110,13 +117,13 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error of a client at debug level."""
+        """Log an error while answering a client at debug level."""
         log.debug("http client failed", exc_info=True)
 
     def server_bind(self) -> None:
-        """Bind without resolving this host's name.
+        """Bind the socket without resolving this host's name, which may be slow.
 
-        SO_REUSEADDR lets a restarted container bind although its predecessor's connections are in TIME_WAIT.
+        SO_REUSEADDR lets a restarted container bind while its predecessor's connections are in TIME_WAIT.
         """
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)

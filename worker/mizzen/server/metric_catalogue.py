@@ -1,6 +1,6 @@
-"""Catalogue of the engine's metrics: names, help texts and their indices in the status block.
+"""Catalogue of the engine's metrics: their names, their help texts and their fields in the status block.
 
-Ranks write the block (`server/status_block.py`); `server/metrics.py` turns it into `/metrics`.
+Ranks write the status block (`server/status_block.py`); `server/metrics.py` exports it as `/metrics`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mizzen.wire.messages import RefusalCode
 
 
 class Phase(enum.IntEnum):
-    """Phase of a rank. Startup phases come first, in order."""
+    """Phase of a rank's life; a rank passes through the startup phases in the order of their numbers."""
 
     SPAWN = 0
     IMPORT = 1
@@ -37,14 +37,14 @@ FIRST_TOKEN_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A value of the status block that is exported as one metric."""
+    """A counter or gauge, whose value is a field of the status block."""
 
     field: str
     name: str
-    """Metric name without the prefix; names of counters end in _total."""
+    """Name of the metric without the prefix; counters end in `_total`."""
     help: str
     sglang: str = ""
-    """SGLang's name of this metric, without the prefix; empty if it has no equivalent."""
+    """SGLang's name for the metric, without the prefix; empty if SGLang has no such metric."""
 
     @property
     def counter(self) -> bool:
@@ -109,7 +109,7 @@ METRICS = (
     Metric(
         "other_protocol",
         "refused_protocols_total",
-        "Rejections of gateways that speak another protocol; each retries every few seconds",
+        "Rejected connections of gateways with another protocol version, which retry every few seconds",
     ),
     Metric("lost_peers", "lost_gateways_total", "Gateways that disappeared or did not read their frames"),
     Metric("peers", "gateways", "Connected gateways"),
@@ -120,7 +120,7 @@ METRICS = (
     Metric(
         "grammar_masks", "grammar_masks_total", "Masks of allowed tokens, one per constrained row and step"
     ),
-    Metric("mask_seconds", "grammar_mask_seconds_total", "Time that steps spent filling masks"),
+    Metric("mask_seconds", "grammar_mask_seconds_total", "Time that steps spent computing masks"),
     Metric(
         "integrity", "integrity_violations_total", "Failed consistency checks of pages, slots and prefix tree"
     ),
@@ -136,12 +136,12 @@ MEMORY = (
     "device_bytes",
     "free_bytes",
 )
-"""Memory fields that are set once an engine is loaded; the first four add up to the memory in use."""
+"""Status fields about memory, set once the engine is loaded; the first four add up to the memory in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A histogram: one count (not cumulative) per bucket and one for +Inf, then the sum."""
+    """A histogram, whose values are several fields of the status block."""
 
     field: str
     name: str
@@ -151,7 +151,8 @@ class Histogram:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of its fields in the status block."""
+        """Names of the histogram's fields in the status block: a non-cumulative count for each bucket and for
+        +Inf, then the sum."""
         return (*(f"{self.field}_{i}" for i in range(len(self.buckets) + 1)), f"{self.field}_sum")
 
 
@@ -186,8 +187,9 @@ HISTOGRAMS = (
 )
 
 STATE = ("phase", "phase_since", "phase_done", "phase_total", "heartbeat", "live")
-"""Phase of the rank, its start time and progress (bytes or items; 0 of 0 if not counted), time of the last
-iteration of the rank's loop, and number of live requests. Times are in monotonic seconds."""
+"""Status fields about the rank's state: number of the phase, start time of the phase, finished and total
+amount of work in the phase (bytes or items; both 0 if not counted), time of the last iteration of the rank's
+loop, and number of live requests. Times are in monotonic seconds."""
 
 FIELDS: tuple[str, ...] = (
     *STATE,

@@ -28,13 +28,13 @@ Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFam
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """State that `/metrics` exports: rank 0's snapshot and the supervisor's own state."""
+    """Values that `/metrics` exports: rank 0's status snapshot and the supervisor's state."""
 
     snapshot: Snapshot
     state: str
     """State of the engine: starting, serving, draining or failed."""
-    end: str
-    """Kind of the failure; empty if the engine has not failed."""
+    failure_kind: str
+    """`ExitReason.kind` of the engine's failure; empty if the engine has not failed."""
     uptime_seconds: float
 
 
@@ -42,7 +42,7 @@ STATES = ("starting", "serving", "draining", "failed")
 
 
 class EngineCollector:
-    """Collector that reads the engine's state at every scrape."""
+    """Prometheus collector that reads the engine's state at every scrape."""
 
     def __init__(self, model: str, view: Callable[[], EngineView], page_size: int) -> None:
         self._model = model
@@ -50,7 +50,7 @@ class EngineCollector:
         self._page_size = page_size
 
     def collect(self) -> Iterator[Family]:
-        """Yield all metrics."""
+        """Yield all metric families with their current values."""
         view = self._view()
         snapshot = view.snapshot
         for metric in METRICS:
@@ -111,7 +111,8 @@ class EngineCollector:
         yield self._gauge(f"{SGLANG}cache_hit_rate", text, hits)
 
     def _compatibility_metrics(self, snapshot: Snapshot) -> Iterator[Family]:
-        """Yield metrics that only vLLM or SGLang define: KV in tokens, requests by a single finish reason."""
+        """Yield metrics that only vLLM or SGLang define: KV cache in tokens, aborted and successful
+        requests."""
         for name, field in TOKENS.items():
             text = (
                 "Tokens held by running requests" if field == "pages_used" else "KV cache capacity in tokens"
@@ -152,11 +153,11 @@ class EngineCollector:
             state.add_metric((self._model, name), float(name == view.state))
         end = GaugeMetricFamily(
             f"{PREFIX}failed_end",
-            "1 with the reason once the engine has failed",
+            "1 for the reason of the failure, once the engine has failed",
             labels=("model_name", "reason"),
         )
-        if view.end:
-            end.add_metric((self._model, view.end), 1.0)
+        if view.failure_kind:
+            end.add_metric((self._model, view.failure_kind), 1.0)
         build = GaugeMetricFamily(
             f"{PREFIX}build_info", "Always 1; the label holds the version", labels=("model_name", "version")
         )
@@ -170,7 +171,13 @@ def _names(metric: Metric | Histogram) -> tuple[str, ...]:
 
 
 def build_registry(model: str, view: Callable[[], EngineView], page_size: int) -> CollectorRegistry:
-    """Return a registry that holds only the engine's metrics; `page_size` is in tokens."""
+    """Return a registry that contains only the engine's metrics.
+
+    Args:
+        model: Value of the label `model_name`.
+        view: Returns the values to export; called at every scrape.
+        page_size: Tokens per KV page.
+    """
     metrics = CollectorRegistry(auto_describe=False)
     metrics.register(EngineCollector(model, view, page_size))  # pyright: ignore[reportArgumentType]
     return metrics

@@ -1,6 +1,7 @@
 """Read the tokenizer and configuration files of a model folder, and hash them.
 
-An engine serves these files to gateways, which render templates and tokenize without a model mount.
+An engine serves these files to gateways, which therefore tokenize and render templates without a model
+volume.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ TEXT_FILES = (
     "tokenizer.model",
     "1_Pooling/config.json",
 )
-"""Files that determine tokens, chat templates and the pooling of embedding models."""
+"""Files that determine tokenization, chat templates and the pooling of embedding models."""
 OTHER_FILES = ("config.json", "generation_config.json")
 TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
 class ModelFolderError(ValueError):
-    """Raised if a model folder cannot be served; the message names the file."""
+    """Raised if a model folder cannot be served; the message names the folder or the file."""
 
 
 def read_model_files(folder: Path) -> dict[str, bytes]:
@@ -56,7 +57,7 @@ def read_model_files(folder: Path) -> dict[str, bytes]:
 
 
 def tokenizer_hash(files: dict[str, bytes]) -> str:
-    """Return the SHA-256 of the files that determine tokens and templates, in hexadecimal."""
+    """Return the SHA-256, in hexadecimal, of the files except config.json and generation_config.json."""
     digest = hashlib.sha256()
     for name in sorted(files):
         if name in OTHER_FILES:

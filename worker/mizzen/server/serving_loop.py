@@ -1,6 +1,7 @@
 """Serving loop of rank 0: receive requests from gateways, step the engine, send its output.
 
-The loop runs in one thread and must iterate at least every `IDLE_SECONDS`, which the supervisor watches.
+The loop runs in one thread. It iterates at least every `IDLE_SECONDS` unless a step takes longer, so that the
+supervisor can recognize a hung loop.
 """
 
 from __future__ import annotations
@@ -22,30 +23,30 @@ from mizzen.wire.server.engine_server import WireServer
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5
-"""Longest time between two iterations of an idle loop, so that a silent loop is a hung one."""
+"""Maximum time between two iterations of an idle loop; the supervisor considers a silent loop hung."""
 PUBLISH_SECONDS = 0.02
-"""Minimum interval at which a busy rank publishes load, cache events and counters."""
+"""Interval at which a busy loop publishes load, cache events and counters."""
 STALL_SECONDS = 0.001
-"""Pause of a busy engine that cannot launch a step."""
+"""Pause of the loop if the engine is busy but cannot launch a step."""
 STRAGGLER_SECONDS = 0.2
-"""Time for which a drained engine still rejects requests that were in transit."""
+"""Time for which a drained engine keeps running to reject requests that were in transit."""
 
 
 class ControlCommand(bytes, enum.Enum):
-    """Command that the supervisor writes to a rank's control pipe."""
+    """Command that the supervisor writes to rank 0's control pipe."""
 
     DRAIN = b"d"
-    """Reject new requests and finish the current ones."""
+    """Reject new requests and finish the live ones."""
     END = b"e"
-    """Drain, then exit; requests that still run after the drain timeout end with an error."""
+    """Drain, then exit; requests that are unfinished after the drain timeout end with an error."""
 
 
 class SupervisorGone(RuntimeError):
-    """Raised when the control pipe is closed: the supervisor is gone."""
+    """Raised when the control pipe is closed because the supervisor has exited."""
 
 
 class ServingLoop:
-    """Drives one engine and one wire server from one thread."""
+    """Loop that connects one engine with one wire server, in one thread."""
 
     def __init__(
         self,
@@ -55,7 +56,15 @@ class ServingLoop:
         control: int,
         drain_timeout_seconds: float,
     ) -> None:
-        """Prepare the loop; `control` is the read end of the control pipe, which becomes non-blocking."""
+        """Prepare the loop.
+
+        Args:
+            engine: Engine to step.
+            wire: Server that exchanges messages with gateways.
+            status: Receiver of counters and phases.
+            control: Read end of the control pipe; it is made non-blocking.
+            drain_timeout_seconds: Time for which unfinished requests may continue after END.
+        """
         os.set_blocking(control, False)
         self._engine = engine
         self._wire = wire
@@ -71,10 +80,10 @@ class ServingLoop:
         self._ending = False
 
     def run(self) -> None:
-        """Serve until the supervisor sends END.
+        """Serve until the engine has drained after the command END.
 
         Raises:
-            SupervisorGone: the control pipe was closed.
+            SupervisorGone: the supervisor's end of the control pipe was closed.
             Exception: a step failed.
         """
         while True:
@@ -100,12 +109,12 @@ class ServingLoop:
         if arrivals.requests:
             self._silence_limit.reset()
         if not self._silence_limit.seconds:
-            wire.out.withdraw_silence_limit()  # before the step: nothing is sent while it runs
+            wire.out.withdraw_silence_limit()  # before the step, because nothing can be sent during it
         output = engine.step(now)
         if output is not None:
             self._send_output(output, now)
         elif engine.busy:
-            wire.wait(STALL_SECONDS)  # no step could be launched: do not spin
+            wire.wait(STALL_SECONDS)  # do not spin while no step can be launched
         if arrivals.requests:
             self._waiting = engine.load().waiting
         ended = engine.drain_finished()
@@ -120,7 +129,7 @@ class ServingLoop:
         seconds = now - (self._last_output or began)
         self._status.count_step(seconds, len(output.tokens))
         self._last_output = now
-        durations = self._ages(output.finished, now)  # before the send frees their ids
+        durations = self._ages(output.finished, now)  # before `send` frees their ids
         live = len(self._wire.out.table)
         first_token_seconds = self._wire.out.send(output, now)
         self._silence_limit.record_step(seconds, len(output.rids), len(first_token_seconds), live)
@@ -134,13 +143,19 @@ class ServingLoop:
             self._status.count_finished(output.finished, durations)
 
     def _ages(self, ends: Sequence[Finished], now: float) -> list[float]:
-        """Return the seconds since the arrival of finished requests, whose ids must still be in the wire's
-        table."""
+        """Return the seconds since the arrival of each finished request.
+
+        The ids of the requests must still be in the wire's request table.
+        """
         arrival = self._wire.out.table.arrival
         return [float(now - arrival[end.rid]) for end in ends]
 
     def _publish(self) -> bool:
-        """Do the periodic work; return False if gateways have not received the current load yet."""
+        """Handle commands, and publish load, cache events and status.
+
+        Return False if the load has changed too soon after the last message to gateways, so that this method
+        must be called again soon.
+        """
         now = time.monotonic()
         self._publish_at = now + PUBLISH_SECONDS
         self._handle_commands(now)
@@ -183,7 +198,7 @@ class ServingLoop:
         return True
 
     def _idle_timeout(self) -> float:
-        """Return the time for which an idle loop may sleep."""
+        """Return the seconds for which an idle loop may sleep."""
         if self._ending:
             return STRAGGLER_SECONDS / 4
         due = self._wire.next_timeout()

@@ -1,4 +1,4 @@
-"""Queue of signals that a loop can wait on, without races and without work in signal handlers."""
+"""Queue of received signals, for which a loop can wait without races and without work in signal handlers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 
 class SignalQueue:
-    """Collects signals while entered, in the main thread; restores the previous handlers on exit."""
+    """Context manager, for the main thread, that queues signals and restores the previous handlers on
+    exit."""
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers
@@ -36,7 +37,7 @@ class SignalQueue:
         os.close(self._write)
 
     def wait(self, seconds: float) -> list[int]:
-        """Return the signals received, waiting at most `seconds` for one."""
+        """Return the numbers of the received signals; wait at most `seconds` for the first one."""
         select.select([self._read], [], [], seconds)
         try:
             return list(os.read(self._read, 4096))
@@ -45,4 +46,4 @@ class SignalQueue:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the wakeup descriptor records the signal, which SIG_IGN would prevent."""
+    """Do nothing; unlike SIG_IGN, this lets Python write the signal to the wakeup descriptor."""

@@ -1,9 +1,10 @@
-"""Run an engine without a model: real wire, serving loop, scheduler and supervisor over a scripted device.
+"""Run an engine that simulates its device; wire, serving loop, scheduler and supervisor are the real ones.
 
     python -m mizzen.server.simulate --model FOLDER --wire-bind tcp://127.0.0.1:5557 --step-milliseconds 5
 
-It is used in tests of gateways, operators and clusters at chosen speeds, and to provoke failures. It serves
-the tokenizer of any model folder. In a test, `SimulatedEngine` runs one in a thread.
+Tests of gateways, operators and clusters use it to choose the speed of an engine and to provoke failures. It
+serves the tokenizer of a model folder, which needs no weights. `SimulatedEngine` runs it in a thread of a
+test.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ RANK_MODULE = "mizzen.server.ranks.simulated"
 
 
 class SimulatedEngine:
-    """A simulated engine in a thread of this process, as a context manager.
+    """Simulated engine in a thread of this process, as a context manager.
 
-    Gateways connect to `endpoint`. `drain` and `stop` do the same as the supervisor's commands.
+    Gateways connect to `endpoint`. `drain` and `stop` send the supervisor's commands.
     """
 
     def __init__(self, config: SimulateConfig, limits: WireLimits | None = None) -> None:
@@ -69,12 +70,12 @@ class SimulatedEngine:
 
     @property
     def status(self) -> Snapshot:
-        """Status snapshot, as a supervisor would read it."""
+        """Rank 0's current status snapshot, which a supervisor would read."""
         return self._reader.read()
 
     @property
     def endpoint(self) -> str:
-        """Endpoint that gateways connect to; waits until the engine has started.
+        """Endpoint that gateways connect to; reading it waits until the engine has started.
 
         Raises:
             RuntimeError: the startup failed.
@@ -91,21 +92,21 @@ class SimulatedEngine:
         raise TimeoutError("the simulated engine did not start in time")
 
     def drain(self) -> None:
-        """Reject new requests; running requests continue."""
+        """Make the engine reject new requests; live requests continue."""
         os.write(self._commands, ControlCommand.DRAIN.value)
 
     def stop(self) -> None:
-        """Drain, exit, and wait for the exit."""
+        """Make the engine drain and exit, and wait until it has exited."""
         if self._thread.is_alive():
             os.write(self._commands, ControlCommand.END.value)
             self._thread.join(self._config.drain_timeout_seconds + self._config.start_seconds + 10)
 
 
 def parse_config(arguments: list[str]) -> SimulateConfig:
-    """Parse a command line into a configuration; each field is an option."""
+    """Return the configuration that a command line describes; each field is an option."""
     parser = argparse.ArgumentParser(prog="python -m mizzen.server.simulate", description=__doc__)
     parser.add_argument(
-        "program", nargs="?", choices=["engine"], help="as arguments of an engine's pod begin"
+        "program", nargs="?", choices=["engine"], help="accepted as the first argument, as in an engine's pod"
     )
     types_of = typing.get_type_hints(SimulateConfig)
     for field in dataclasses.fields(SimulateConfig):
@@ -135,7 +136,7 @@ def _converter(kind: object) -> type:
 
 
 class _BooleanOption:
-    """Converter of boolean options such as `--check-integrity true`."""
+    """Converts the value of a boolean option such as `--check-integrity true`."""
 
     def __new__(cls, text: str) -> bool:  # type: ignore[misc]
         if text not in ("true", "false"):

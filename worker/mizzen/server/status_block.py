@@ -1,9 +1,9 @@
 """Status block: shared memory in which a rank publishes its status to the supervisor.
 
 The block has a fixed layout in an anonymous file whose descriptor the rank inherits. The rank publishes
-complete snapshots; the supervisor reads the latest complete one whatever the rank is doing, so it notices a
-hung collective, a stopped process or a busy interpreter. A sequence number (odd while a snapshot is being
-written) and a checksum distinguish complete snapshots from torn ones on any memory model.
+snapshots; the supervisor can read the latest complete snapshot even if the rank hangs in a collective, is
+stopped or keeps its interpreter busy. A sequence number (odd while a snapshot is being written) and a
+checksum distinguish complete snapshots from torn ones on any memory model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _READ_ATTEMPTS = 200
 
 
 def create_status_blocks(ranks: int) -> int:
-    """Return the descriptor of zeroed memory for the blocks of all ranks; the caller closes it."""
+    """Return the file descriptor of zeroed shared memory for `ranks` blocks; the caller closes it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("mizzen-status")
     else:
@@ -38,8 +38,10 @@ def create_status_blocks(ranks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One rank's values by name (see `mizzen.server.metric_catalogue`), and its text: its address, or its
-    error."""
+    """Status of one rank: its values by field name (`mizzen.server.metric_catalogue.FIELDS`), and its text.
+
+    The text is rank 0's endpoint for gateways, or the reason of the rank's failure.
+    """
 
     values: array[float]
     text: str
@@ -49,7 +51,7 @@ class Snapshot:
 
 
 class StatusWriter:
-    """Writer of one rank's block; `values` is private to the rank until `publish`."""
+    """Writer of one rank's block; changes of `values` become visible to readers at the next `publish`."""
 
     def __init__(self, descriptor: int, rank: int) -> None:
         self._memory = mmap.mmap(descriptor, 0)
@@ -84,7 +86,7 @@ class StatusReader:
         self._last = Snapshot(array("d", bytes(_VALUES)), "")
 
     def read(self) -> Snapshot:
-        """Return the newest complete snapshot; all zeros before the first one."""
+        """Return the newest complete snapshot; before the first one, a snapshot of zeros."""
         start = self._start
         for _ in range(_READ_ATTEMPTS):
             raw = self._memory[start : start + BLOCK_BYTES]

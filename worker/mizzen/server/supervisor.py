@@ -1,7 +1,8 @@
-"""Supervisor: first process of an engine pod. Starts the ranks, exports their state and exits with a reason.
+"""Supervisor: the first process of an engine's pod, which starts the ranks, monitors them and reports
+failures.
 
-It never imports torch and takes no part in serving. Its knowledge of a rank comes from the status block and
-from the kernel, so it notices within a second that a rank hangs, is stopped or dies.
+It never imports torch and takes no part in serving. It observes ranks only through shared memory and the
+kernel, so it works even if a rank hangs, is stopped or dies.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 4.0
-"""Time after the drain timeout in which ranks send their last frames and free the device."""
+"""Time after the drain timeout for ranks to send their last frames and free the device."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR2)
 DEVICE_LOST_EXIT_CODE = 3
 """Exit code of an engine whose device is gone or broken."""
 RANK_MODULE = "mizzen.server.ranks.leader"
 FOLLOWER_MODULE = "mizzen.server.ranks.follower"
-"""Module of the processes of ranks 1 and up."""
+"""Module that the processes of ranks 1 and up run."""
 
 
 class Supervisor:
-    """Supervises one engine; `run` may be called once."""
+    """Supervisor of one engine; `run` may be called once."""
 
     def __init__(self, config: EngineConfig, rank_module: str = RANK_MODULE) -> None:
         self._config = config
@@ -100,7 +101,7 @@ class Supervisor:
         return end.code
 
     def _spawn(self) -> None:
-        """Start the ranks of this node."""
+        """Start the processes of this node's ranks."""
         config = self._config
         if self._links and self._node_group:
             self._links = connect_pods(self._links, config, self._node_group.group, self._node_group.key)
@@ -137,7 +138,7 @@ class Supervisor:
                 now,
             )
             if self._node_group.exit_requested and self._terminating_since is None:
-                log.info("another node was asked to exit, so the group exits")
+                log.info("exiting because another node of the group was asked to exit")
                 self._terminate()
             exit_reason = self._node_group.decide_exit(self._exit or exit_reason, now)
         self._exit = exit_reason
@@ -151,19 +152,19 @@ class Supervisor:
         self._terminate()
 
     def _terminate(self) -> None:
-        """Drain, then exit; on nodes 1 and up, node 0 drains and this node exits with it."""
+        """Drain, then exit; a node other than node 0 only waits until node 0 has drained."""
         self._terminating_since = time.monotonic()
         if not self._is_leader and self._node_group and self._node_group.group:
             return
         if self._phase() < Phase.SERVING:
-            self._exit = ExitReason(0)  # nothing runs yet
+            self._exit = ExitReason(0)  # no request can be running yet
             return
         self._draining = True
         for rank in self._ranks:
             rank.send_command(ControlCommand.END)
 
     def _profile(self) -> None:
-        """Make rank 0 take a trace; do not forward the signal where it would kill the rank."""
+        """Make rank 0 take a trace; do not forward the signal if it would kill the rank."""
         if not self._is_leader or not self._config.profile or self._phase() < Phase.SERVING:
             log.warning(
                 "SIGUSR2 ignored: a trace needs a serving engine that was started with --profile FOLDER"
@@ -193,7 +194,7 @@ class Supervisor:
     def _check_deadlines(self, now: float) -> ExitReason | None:
         config, since = self._config, self._terminating_since
         if since is not None and now - since > config.drain_timeout_seconds + GRACE_SECONDS:
-            return ExitReason(1, "watchdog", "the ranks did not end after the drain timeout")
+            return ExitReason(1, "watchdog", "the ranks did not exit after the drain timeout")
         if self._node_group is not None and not self._node_group.started:
             if now - self._started <= config.startup_timeout_seconds:
                 return None
@@ -228,7 +229,7 @@ class Supervisor:
 
     def _report_exit(self, end: ExitReason) -> None:
         if not end.kind:
-            log.info("engine ended")
+            log.info("engine exited")
             return
         log.error("engine failed", extra={"fields": {"kind": end.kind, "reason": end.reason}})
         _write_termination_message(self._config, f"{end.kind}: {end.reason}")
@@ -236,7 +237,7 @@ class Supervisor:
     # ── callbacks of the HTTP server, called from its threads ─────────────────────────────────────────────
 
     def _phase(self) -> Phase:
-        """Return the earliest phase of all ranks."""
+        """Return the earliest phase that any rank is in."""
         phases = [Phase(int(reader.read()["phase"])) for reader in self._readers]
         return min(phases + (self._node_group.phases if self._node_group else []))
 
@@ -249,14 +250,13 @@ class Supervisor:
         return "draining" if self._draining or phase != Phase.SERVING else "serving"
 
     def _silence(self) -> float:
-        """Return the seconds since the last iteration of rank 0's loop; 0 if this node does not run rank
-        0."""
+        """Return the seconds since the last iteration of rank 0's loop, or 0 if another node runs rank 0."""
         if not self._is_leader:
             return 0.0
         return time.monotonic() - max(self._heartbeat, self._readers[0].read()["heartbeat"])
 
     def _record_heartbeat(self, now: float) -> None:
-        """Record rank 0's heartbeat; exclude time in which this process did not run either."""
+        """Record rank 0's heartbeat, moved forward by the time in which this process itself did not run."""
         heartbeat = max(self._heartbeat, self._readers[0].read()["heartbeat"])
         self._heartbeat = min(now, heartbeat + self._clock_gaps.measure(now))
 
@@ -293,9 +293,9 @@ class Supervisor:
 
 
 def _write_termination_message(config: EngineConfig, message: str) -> None:
-    """Write the termination message, which Kubernetes shows for an exited engine."""
+    """Write the termination message, which Kubernetes reports as the reason of the container's exit."""
     path = Path(config.termination_message)
-    # Kubernetes mounts the file into /dev; do not create it there if it has not.
+    # Kubernetes mounts the file into /dev. If it is not mounted there, do not create it.
     if path.is_file() or (path.parent.is_dir() and path.parent != Path("/dev")):
         try:
             path.write_text(f"{message}\n")
@@ -307,7 +307,7 @@ def _node_group(config: EngineConfig, now: float) -> NodeGroup | None:
     """Connect to the other nodes of a configuration; return None for a single node.
 
     Raises:
-        ValueError: an endpoint is unusable, or needs keys.
+        ValueError: an endpoint cannot be bound or needs keys.
     """
     if config.nodes == 1:
         return None
@@ -319,14 +319,14 @@ def run_engine(config: EngineConfig, rank_module: str = RANK_MODULE) -> int:
     """Run an engine in the foreground until it exits; return the exit code.
 
     The code is 0 after a drain; 1 after a failure; 2 for an invalid configuration; 3 if a device is lost, so
-    that a restart on the same device does not help; 128 + n if a second signal n ended the engine at once.
-    Except for 0, the reason is in the log and in the termination message.
+    that a restart on the same device does not help; 128 + n if a second signal, n, ended the engine at once.
+    For all codes except 0, the log and the termination message contain the reason.
     """
     set_up_logging(process="supervisor")
     try:
         if config.tensor > 1 and rank_module != RANK_MODULE:
-            raise ValueError(f"--tensor must be 1 where nothing is computed, not {config.tensor}")
-        check_config(config, computes=rank_module == RANK_MODULE)
+            raise ValueError(f"--tensor must be 1 for a simulated engine, not {config.tensor}")
+        check_config(config, loads_model=rank_module == RANK_MODULE)
     except ValueError as error:
         log.error(MISCONFIGURED, extra={"fields": {"reason": str(error)}})
         _write_termination_message(config, f"{MISCONFIGURED}: {error}")

@@ -1,1 +1,1 @@
-"""Reading safetensors checkpoints into a model."""
+"""Loading of safetensors checkpoints into a model's parameters."""

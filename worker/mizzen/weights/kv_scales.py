@@ -1,8 +1,9 @@
-"""Scales of an 8-bit KV cache from a checkpoint, folded into the weights around the cache.
+"""Folds a checkpoint's scales for an 8-bit KV cache into the weights around the cache.
 
-A scale is the divisor of keys or values in the cache. Folding keeps kernels free of scales: keys are divided
-and queries multiplied, values are divided and the output projection multiplied. Scales are rounded up to a
-power of two, which makes both exact: e4m3 is a float, so only its range moves.
+A scale is a divisor of the keys or values in the cache. It is folded into weights so that kernels need no
+scales: the weights of keys are divided and those of queries multiplied, and the weights of values are divided
+and the output projection multiplied. Scales are rounded up to powers of two, so that this is exact: a power
+of two only shifts the range of e4m3, which is a floating-point format.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ AFFECTED_WEIGHT = re.compile(
 )
 
 KVScales = dict[int, tuple[float, float]]
-"""(scale of keys, scale of values) by layer; powers of two."""
+"""Scale of keys and scale of values, both powers of two, by layer."""
 
 
 def round_up_to_power_of_two(scale: float) -> float:
@@ -36,7 +37,7 @@ def round_up_to_power_of_two(scale: float) -> float:
 
 
 def read_kv_scales(folder: Path) -> KVScales:
-    """Read the scales of a checkpoint; layers without scales are absent.
+    """Read the scales of a checkpoint; the result lacks layers without scales.
 
     Raises:
         WeightsError: a scale is not a positive number, or a file cannot be read.
@@ -60,14 +61,13 @@ def read_kv_scales(folder: Path) -> KVScales:
 
 
 def fold_kv_scales(targets: Iterable[WeightTarget], scales: KVScales) -> None:
-    """Multiply and divide the weights around the cache, which must be loaded already."""
+    """Fold `scales` into the weights of the model's attention layers; all targets must already be loaded."""
     matches = [(match, target) for target in targets if (match := AFFECTED_WEIGHT.match(target.name))]
     normed = {match[1] for match, _ in matches if match[2] == "k_norm"}
     with torch.inference_mode():
         for match, target in matches:
             keys, values = scales.get(int(match[1]), (1.0, 1.0))
-            # A norm discards the scale of the projection before it, so with QK norm the norm's weight is
-            # scaled instead.
+            # QK norm cancels the scale of the projection before it, so the norm's weight is scaled instead.
             last_of_keys = "norm" if match[1] in normed else "proj"
             factors = {
                 f"q_{last_of_keys}": keys,

@@ -23,23 +23,23 @@ from mizzen.layers.weight_target import WeightTarget
 from mizzen.weights.stream import FileRange, SafetensorsHeader, stream_to_device
 
 ProgressCallback = Callable[[int, int], None]
-"""(bytes done, total bytes)."""
+"""Function that receives the number of bytes done and the total number of bytes."""
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_LISTED = 5
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 BASE = "model."
-"""Prefix of all tensor names except the head's; checkpoints of embedding models may omit it."""
+"""Prefix of all tensor names except that of the head; checkpoints of embedding models may omit it."""
 KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 
 class WeightsError(ValueError):
-    """A checkpoint cannot be loaded; the message names files and tensors."""
+    """A checkpoint cannot be loaded; the message names the files and tensors concerned."""
 
 
 def format_names(names: Iterable[str]) -> str:
-    """List names, abbreviated to the first few."""
+    """Return the first few names and the number of further names, as text for an error message."""
     ordered = sorted(names)
     more = f" and {len(ordered) - MAX_LISTED} more" if len(ordered) > MAX_LISTED else ""
     return ", ".join(ordered[:MAX_LISTED]) + more
@@ -49,19 +49,19 @@ def checkpoint_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a model folder: those in the index, or the single file.
 
     Raises:
-        WeightsError: the folder has neither, or the index names missing files.
+        WeightsError: the folder has neither of them, or the index is invalid or names missing files.
     """
     index = folder / INDEX
     if not index.exists():
         if not (folder / SINGLE).exists():
             raise WeightsError(
-                f"{folder} holds neither {SINGLE} nor {INDEX}: weights are read from safetensors alone"
+                f"{folder} has neither {SINGLE} nor {INDEX}: weights are read only from safetensors"
             )
         return [folder / SINGLE]
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{index} is no index of safetensors files: {error!r}") from error
+        raise WeightsError(f"{index} is not an index of safetensors files: {error!r}") from error
     outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
     if outside:
         raise WeightsError(f"{index} names files outside the folder: {outside}")
@@ -73,10 +73,10 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def open_safetensors(path: Path) -> Iterator[tuple[SafetensorsHeader, Any]]:
-    """Open a safetensors file: its header, and a handle that reads its tensors.
+    """Open a safetensors file; yield its header and a handle that reads its tensors.
 
     Raises:
-        WeightsError: the file, or data read from it while open, cannot be read.
+        WeightsError: the file cannot be opened, or a read within the `with` block fails.
     """
     try:
         header = SafetensorsHeader(path)
@@ -89,7 +89,11 @@ def open_safetensors(path: Path) -> Iterator[tuple[SafetensorsHeader, Any]]:
 
 
 def is_ignorable(name: str, tied: bool) -> bool:
-    """Return whether a tensor is derived from others, or is not a weight (see `kv_scales`)."""
+    """Return whether a tensor need not be loaded, because it is redundant or a scale of the KV cache.
+
+    Other code reads the scales (`mizzen.weights.kv_scales`). `tied` says that the head shares the embedding's
+    table, which makes the head's own tensor redundant.
+    """
     derived = name.endswith("rotary_emb.inv_freq") or (tied and name == HEAD)
     return derived or name.endswith(KV_SCALES)
 
@@ -97,12 +101,16 @@ def is_ignorable(name: str, tied: bool) -> bool:
 def load_checkpoint(
     folder: Path, targets: Iterable[WeightTarget], *, tied: bool, progress: ProgressCallback
 ) -> None:
-    """Fill every target from the folder's safetensors files.
+    """Fill every target from the safetensors files of a model folder.
 
-    `tied` means that the head shares the embedding, so a copy of it in the files is not unexpected.
+    Args:
+        folder: Model folder.
+        targets: Destinations of all tensors.
+        tied: Whether the head shares the embedding; the files may then contain a copy of it as the head.
+        progress: Called after each part that is loaded.
 
     Raises:
-        WeightsError: tensors are missing, unexpected or have a wrong dtype or shape, or a file cannot be
+        WeightsError: tensors are missing or unexpected, or have a wrong dtype or shape, or a file cannot be
             read.
     """
     wanted = {target.name: target for target in targets}
@@ -172,28 +180,29 @@ def has_untied_head(folder: Path) -> bool:
 
 
 def check_tensor(path: Path, source: Any, target: WeightTarget) -> None:
-    """Check the dtype and shape of a tensor (a safetensors slice) against its target.
+    """Check the dtype and shape of a tensor against its target; `source` is a safetensors slice.
 
     Raises:
-        WeightsError: the tensor is not floating point, or has another shape.
+        WeightsError: the tensor is not floating-point, or its shape is not that of the target.
     """
     kind = source.get_dtype()
     if not kind.startswith(("BF", "F")):
         raise WeightsError(
-            f"{path}: {target.name} is {kind}: quantized weights are not served, "
+            f"{path}: {target.name} is {kind}: quantized weights are not supported, "
             "use a checkpoint in bfloat16, float16 or float32"
         )
     shape = tuple(source.get_shape())
     if shape != target.shape:
         raise WeightsError(
-            f"{path}: {target.name} has the shape {list(shape)}, config.json means {list(target.shape)}"
+            f"{path}: {target.name} has the shape {list(shape)}, but config.json implies {list(target.shape)}"
         )
 
 
 def fill_dummy(targets: Iterable[WeightTarget], *, seed: int, progress: ProgressCallback) -> None:
-    """Fill every target with seeded random values, which depend only on the seed and the tensor's name.
+    """Fill every target with random values, which depend only on the seed and on the tensor's name and shape.
 
-    A shard gets the values that the full tensor would have there, so ranks hold one model together.
+    A shard gets the values that the full tensor would have there, so all ranks together hold one model.
+    `progress` is called after each target.
     """
     all_targets = list(targets)
     total, done = sum(target_bytes(target) for target in all_targets), 0

@@ -1,7 +1,7 @@
-"""Streams byte ranges of files to a GPU through pinned memory, several at a time.
+"""Streams byte ranges of files to a GPU through pinned memory, with several threads.
 
-Threads read blocks with `preadv`, which needs no interpreter lock, into their own pinned buffers. The GPU
-copies one buffer while the thread reads the next block into another.
+Each thread reads blocks with `preadv`, which releases the interpreter lock, into its own pinned buffers. The
+GPU copies one buffer while the thread reads the next block into another buffer.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mizzen.layers.weight_target import WeightTarget
 
 THREADS = 8
 BLOCK = 16 << 20
-"""Bytes per read."""
+"""Maximum size of a block in bytes; a thread reads one block at a time."""
 BUFFERS_PER_THREAD = 2
-"""Blocks that a thread keeps in flight."""
+"""Number of blocks that a thread keeps in flight."""
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 MAX_HEADER_BYTES = 100 << 20
 LFS_POINTER = b"version https://git-lfs."
@@ -32,43 +32,47 @@ LFS_POINTER = b"version https://git-lfs."
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """Bytes of a file and their destination."""
+    """Range of bytes of a file, possibly strided, and the tensor that they are copied to."""
 
     path: Path
     start: int
     destination: torch.Tensor
-    """Contiguous uint8 tensor."""
+    """Contiguous uint8 tensor whose length is the number of bytes to copy."""
     run_bytes: int = 0
-    """Length of each run, if the bytes are in equally spaced runs; 0 if they are contiguous."""
+    """Length in bytes of each run, if the bytes are in equally spaced runs; 0 if they are contiguous."""
     stride: int = 0
-    """Bytes from the start of one run to the start of the next."""
+    """Number of bytes from the start of one run to the start of the next."""
 
 
 class SafetensorsHeader:
-    """Byte offsets of the tensors in a safetensors file."""
+    """Header of a safetensors file, with the byte offsets of its tensors."""
 
     def __init__(self, path: Path) -> None:
         """Read the header.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: the file is not a safetensors file.
+            ValueError: the file is a Git LFS pointer, or its header is not valid JSON or too long.
+            struct.error: the file is shorter than 8 bytes.
         """
         with path.open("rb") as file:
             begin = file.read(len(LFS_POINTER))
             if begin == LFS_POINTER:
-                raise ValueError("it is a pointer of Git LFS: fetch the file itself (git lfs pull)")
+                raise ValueError("it is only a pointer of Git LFS: fetch the file itself (git lfs pull)")
             (size,) = struct.unpack("<Q", begin[:8])
             if size > MAX_HEADER_BYTES:
-                raise ValueError(f"its header is {size} bytes long")
+                raise ValueError(f"its header has {size} bytes, more than {MAX_HEADER_BYTES}")
             file.seek(8)
             self.entries = json.loads(file.read(size))
         self.path = path
         self.data = 8 + size
 
     def file_range(self, target: WeightTarget) -> FileRange | None:
-        """Return the byte range of a target; None if it has another dtype, or is a slice neither of rows nor
-        of columns."""
+        """Return the byte range that fills a target; None if copying bytes cannot fill it.
+
+        That is the case if the target has another dtype than the file, or is neither a slice of rows nor a
+        slice of the columns of a matrix.
+        """
         entry = self.entries[target.name]
         rows, *rest = target.shard
         if DTYPES.get(entry["dtype"]) != target.destination.dtype or not target.destination.is_contiguous():
@@ -104,7 +108,7 @@ def split_into_blocks(file_ranges: list[FileRange]) -> Iterator[FileRange]:
 
 
 class ThreadBuffers(threading.local):
-    """Pinned buffers and CUDA stream of a reader thread."""
+    """Pinned buffers and CUDA stream of each reader thread."""
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
@@ -118,7 +122,7 @@ class ThreadBuffers(threading.local):
         self.next_buffer = 0
 
     def copy_block(self, descriptor: int, file_range: FileRange) -> int:
-        """Read a block and start its copy; return its bytes.
+        """Read a block from an open file and start its copy to the device; return its size in bytes.
 
         Raises:
             OSError: the file cannot be read, or is truncated.
@@ -147,7 +151,7 @@ class ThreadBuffers(threading.local):
 
 
 def read_exactly(descriptor: int, into: memoryview, start: int, path: Path) -> None:
-    """Fill `into` with the bytes of a file from `start` on.
+    """Fill `into` with the bytes of an open file from offset `start` on; `path` is for the error message.
 
     Raises:
         OSError: the file cannot be read, or is truncated.
@@ -161,8 +165,9 @@ def read_exactly(descriptor: int, into: memoryview, start: int, path: Path) -> N
 
 
 def stream_to_device(file_ranges: list[FileRange], done: Callable[[int], None]) -> None:
-    """Read file ranges, all for one device, to their destinations; call `done` with the bytes of each
-    finished block.
+    """Copy file ranges to their destinations, which must all be on one device.
+
+    `done` is called with the number of bytes of each block after its read.
 
     Raises:
         OSError: a file cannot be read, or is truncated.

@@ -1,4 +1,4 @@
-"""Encodes messages as frames and decodes them. Bytes from a peer are never trusted."""
+"""Encodes messages as frames and decodes frames; every received byte is validated."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from mizzen.wire.messages import MAX_FRAME_BYTES, Message, ToEngine, ToGateway
+from mizzen.wire.messages import MAX_FRAME_BYTES, ToEngine, ToGateway, WireMessage
 
 M = TypeVar("M")
 
 
 class MalformedFrame(ValueError):
-    """A frame is not a message of the protocol; the text gives the reason."""
+    """A frame is not a valid message of the wire protocol; the text gives the reason."""
 
 
 class Decoder(Generic[M]):
-    """Decodes frames of one direction."""
+    """Decodes the frames of one direction: to engines, or to gateways."""
 
     def __init__(self, kind: object) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     def __call__(self, frame: bytes | memoryview) -> M:
-        """Return the message in a frame.
+        """Return the message that a frame encodes.
 
         Raises:
-            MalformedFrame: the frame is too long, is not msgpack, or has an unknown tag or a mistyped field.
+            MalformedFrame: the frame is longer than `MAX_FRAME_BYTES`, is not msgpack, or has an unknown tag
+                or a field of the wrong type.
         """
         if len(frame) > MAX_FRAME_BYTES:
             raise MalformedFrame(f"frame of {len(frame)} bytes; at most {MAX_FRAME_BYTES} are allowed")
@@ -38,8 +39,8 @@ class Decoder(Generic[M]):
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: Message) -> bytes:
-    """Return the frame of a message."""
+def encode(message: WireMessage) -> bytes:
+    """Return the frame that encodes a message."""
     return _encoder.encode(message)
 
 

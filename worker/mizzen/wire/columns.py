@@ -1,4 +1,4 @@
-"""Packs a step's output into columns per peer, without touching single tokens, and unpacks them."""
+"""Packs a step's output into columns per gateway, without a Python object per token, and unpacks columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mizzen.wire.server.request_table import NO_OWNER, RequestTable
 
 @dataclass(frozen=True, slots=True)
 class PackedColumns:
-    """Rows of one peer, packed as in `mizzen.wire.messages.Outputs`."""
+    """Output rows for one gateway as little-endian bytes, one column per field of `Outputs` of that name."""
 
     rids: bytes = b""
     offsets: bytes = b""
@@ -25,7 +25,7 @@ class PackedColumns:
 
 
 def pack_by_peer(output: StepOutput, table: RequestTable) -> Iterator[tuple[int, PackedColumns]]:
-    """Yield (owner, columns) for every peer that receives rows of a step."""
+    """Yield (index of the peer, columns) for every gateway that owns rows of a step's output."""
     if not len(output.rids):
         return
     handles = table.handle[output.rids]
@@ -58,10 +58,10 @@ def pack_by_peer(output: StepOutput, table: RequestTable) -> Iterator[tuple[int,
 
 
 def unpack_columns(message: Outputs) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Return the columns of a message: handles, offsets and token counts [rows], and the flat tokens.
+    """Return the columns of a message: handles, offsets and token counts, one per row, and all tokens.
 
     Raises:
-        MalformedFrame: the lengths of the columns are inconsistent.
+        MalformedFrame: the columns have inconsistent lengths.
     """
     try:
         rids = np.frombuffer(message.rids, "<u4").tolist()
@@ -76,8 +76,13 @@ def unpack_columns(message: Outputs) -> tuple[list[int], list[int], list[int], l
 
 
 def _reorder(tokens: Int32, counts: Int32, order: Int64) -> tuple[Int32, Int64]:
-    """Return flat tokens in a new order of rows, and the start of each row (with the end, int64 [rows +
-    1])."""
+    """Return the tokens of all rows in a new row order, and the row boundaries (int64 [rows + 1]).
+
+    Args:
+        tokens: int32 [sum of counts], row after row.
+        counts: number of tokens per row, int32 [rows].
+        order: index of the old row for each new row, int64 [rows].
+    """
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     sizes = counts[order]
     ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
@@ -86,6 +91,6 @@ def _reorder(tokens: Int32, counts: Int32, order: Int64) -> tuple[Int32, Int64]:
 
 
 def _pack(handles: np.ndarray, offsets: Int32, tokens: Int32, counts: Int32 | None) -> PackedColumns:
-    # offsets are never negative, so their int32 bytes are the uint32 ones of the protocol
+    # Offsets are never negative, so their int32 bytes equal the uint32 bytes of the protocol.
     packed = b"" if counts is None else counts.astype("<u2").tobytes()
     return PackedColumns(handles.tobytes(), offsets.tobytes(), tokens.tobytes(), packed)

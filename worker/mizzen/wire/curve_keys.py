@@ -1,10 +1,12 @@
-"""CURVE keys (CurveZMQ, RFC 26) as files: `engine.public`, `engine.secret`, and the same for `gateway`.
+"""CURVE keys (CurveZMQ, RFC 26) in files: `engine.public`, `engine.secret`, and the same for `gateway`.
 
-A side's folder contains its own pair and the other side's public key. Keys are Z85 text of 40 characters. On
-Kubernetes the folder is a mounted Secret; `mizzen serve` creates one for the two processes that it starts.
+The two sides are engine and gateway. A side's folder contains its own key pair and the other side's public
+key, each as 40 characters of Z85. On Kubernetes the folder is a mounted Secret; `mizzen serve` creates one
+for the two processes that it starts.
 
-During a rotation there are two generations, and both are accepted: the files of the next one have the prefix
-`next.`, and the file `generation` contains the number of the current engine key (0 if absent).
+During a rotation two generations of keys exist, and both are accepted: the files of the next generation have
+the prefix `next.`. The file `generation` contains the number of the current engine key (0 if the file is
+absent).
 """
 
 from __future__ import annotations
@@ -25,34 +27,34 @@ SIDES = ("engine", "gateway")
 NEXT = "next."
 Z85 = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
 """The Z85 alphabet of ZeroMQ RFC 32."""
-MOST_DIGITS = 18
+MAX_GENERATION_DIGITS = 18
 """Maximum number of digits of a generation number."""
 
 
 class KeyFileError(ValueError):
-    """A key file is missing or does not contain a key."""
+    """A key file is missing or does not contain a valid key."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireKeys:
-    """One side's key pair, and the public key of its peer."""
+    """One side's key pair, and the public key of the other side (`peer`)."""
 
     public: bytes
     secret: bytes
     peer: bytes
 
     def __repr__(self) -> str:
-        return f"WireKeys(public={self.public!r}, peer={self.peer!r})"  # the secret stays out of logs
+        return f"WireKeys(public={self.public!r}, peer={self.peer!r})"  # without the secret, for logs
 
     @property
     def ring(self) -> KeyRing:
-        """A key ring with these keys as its only generation."""
+        """Key ring with these keys as its only generation."""
         return KeyRing((KeyPair(self.public, self.secret),), (self.peer,) if self.peer else ())
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """One side's key pair of one generation."""
+    """A key pair of one side and one generation."""
 
     public: bytes
     secret: bytes
@@ -63,12 +65,12 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """The keys of one side: the current generation and, during a rotation, the next one after it.
+    """The keys of one side: those of the current generation and, during a rotation, of the next one.
 
     Attributes:
-        own: key pairs of this side.
-        peers: public keys of the other side; empty if they come from elsewhere.
-        generation: number of the engine's current key, which determines its port.
+        own: key pairs of this side, the current one first.
+        peers: public keys of the other side, the current one first; empty if they were not read.
+        generation: number of the engine's current key, which determines the engine's port.
     """
 
     own: tuple[KeyPair, ...]
@@ -77,7 +79,7 @@ class KeyRing:
 
 
 def key_pair_name(engine_public: bytes, gateway_public: bytes) -> str:
-    """Return a short name of a connection's keys, for places that must not show the keys."""
+    """Return a short name of a connection's keys for logs and reports, which must not contain keys."""
     return hashlib.sha256(engine_public + b" " + gateway_public).hexdigest()[:16]
 
 
@@ -92,7 +94,7 @@ def _read(path: Path) -> bytes:
         raise KeyFileError(f"{path} contains characters outside Z85; a CURVE key has 40 characters of Z85")
     try:
         z85.decode(key)
-    except struct.error as error:  # five characters encode 32 bits, and may exceed them
+    except struct.error as error:  # five characters encode 32 bits, and may encode a larger number
         raise KeyFileError(f"{path} contains Z85 characters that do not decode to a CURVE key") from error
     return key
 
@@ -106,10 +108,15 @@ def _pair(folder: Path, name: str) -> KeyPair:
 
 
 def load_ring(folder: Path, side: str, *, peers: bool = True) -> KeyRing:
-    """Read the keys of `side`, of one or two generations; without `peers` only its own pairs.
+    """Read the keys of `side` ("engine" or "gateway"), of one or two generations.
+
+    Args:
+        folder: folder that contains the key files.
+        side: side whose key pairs are read.
+        peers: whether the other side's public keys are read too.
 
     Raises:
-        KeyFileError: a file is missing or malformed, or two files are not a key pair; the text names it.
+        KeyFileError: a file is missing or malformed, or two files are not a key pair; the text names them.
     """
     try:
         return _load(folder, side, peers)
@@ -118,7 +125,8 @@ def load_ring(folder: Path, side: str, *, peers: bool = True) -> KeyRing:
 
 
 def _load(folder: Path, side: str, peers: bool) -> KeyRing:
-    # A mounted Secret changes atomically, by a link to another folder: all files read belong together.
+    # Kubernetes updates a mounted Secret by pointing the link `..data` to another folder. Resolving it once
+    # makes all files come from the same version.
     folder = (folder / "..data").resolve() if (folder / "..data").exists() else folder
     other = SIDES[1 - SIDES.index(side)]
     own = [_pair(folder, side)]
@@ -131,10 +139,11 @@ def _load(folder: Path, side: str, peers: bool) -> KeyRing:
 
 
 def find_pair(folder: Path, side: str, public: str) -> KeyPair:
-    """Return the key pair of `side` with the given public key, of any generation.
+    """Return the key pair of `side` that has the given public key, of either generation.
 
     Raises:
-        KeyFileError: a file is missing or malformed, or the folder has no such pair; the text names it.
+        KeyFileError: a file is missing or malformed, or the folder has no such pair; the text names the
+            file or the folder.
     """
     for pair in load_ring(folder, side, peers=False).own:
         if pair.public == public.encode():
@@ -153,43 +162,47 @@ def _generation(path: Path) -> int:
         raise KeyFileError(f"{path} must contain a whole number, not {error.object[:40]!r}") from error
     if not (text.isascii() and text.isdecimal()):
         raise KeyFileError(f"{path} must contain a whole number, not {text[:40]!r}")
-    if len(text) > MOST_DIGITS:
-        raise KeyFileError(f"{path} has a number of {len(text)} digits; at most {MOST_DIGITS} are allowed")
+    if len(text) > MAX_GENERATION_DIGITS:
+        raise KeyFileError(
+            f"{path} has a number of {len(text)} digits; at most {MAX_GENERATION_DIGITS} are allowed"
+        )
     return int(text)
 
 
 class KeyFolder:
-    """The keys of a folder, read again by `refresh`; the previous keys stay if files are unusable."""
+    """The keys in a folder; `refresh` reads them again, and keeps the previous keys if a file is unusable."""
 
     def __init__(self, folder: Path, side: str, *, peers: bool = True) -> None:
-        """Read the folder.
+        """Read the keys of `side` ("engine" or "gateway") from `folder`.
+
+        `peers` decides whether the other side's public keys are read too.
 
         Raises:
-            KeyFileError: a file is missing or malformed; the text names it.
+            KeyFileError: a file is missing or malformed; the text names the file.
         """
         self._folder, self._side, self._peers = folder, side, peers
         self._problem = ""
         self.ring = load_ring(folder, side, peers=peers)
 
     def refresh(self) -> bool:
-        """Read the folder again; return whether the keys have changed."""
+        """Read the folder again; return whether the keys have changed. An unusable file is logged."""
         try:
             ring = load_ring(self._folder, self._side, peers=self._peers)
         except KeyFileError as error:
             if str(error) != self._problem:  # log each problem once
-                log.error("keys cannot be read", extra={"fields": {"reason": str(error)}})
+                log.error("cannot read the CURVE keys", extra={"fields": {"reason": str(error)}})
             self._problem = str(error)
             return False
         self._problem = ""
         changed, self.ring = ring != self.ring, ring
         if changed:
             fields = {"generation": ring.generation, "generations": len(ring.own)}
-            log.info("keys reloaded", extra={"fields": fields})
+            log.info("CURVE keys reloaded", extra={"fields": fields})
         return changed
 
 
 def write_keys(folder: Path) -> None:
-    """Generate keys of both sides in a folder that only this user may read."""
+    """Generate a key pair for each side, in a folder that only this user may read."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for side in SIDES:
         for half, key in zip(("public", "secret"), zmq.curve_keypair(), strict=True):

@@ -1,4 +1,4 @@
-"""ZMQ endpoints: which ones need CURVE keys, and how a socket is secured."""
+"""ZMQ endpoints: checks that remote endpoints use CURVE keys, and socket options for keys and heartbeats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ZAP_DOMAIN = b"mizzen"
 
 
 class UnsafeEndpoint(ValueError):
-    """An endpoint that other machines can reach has no keys."""
+    """Other machines can reach an endpoint for which no keys are configured."""
 
 
 def is_local(endpoint: str) -> bool:
@@ -38,10 +38,10 @@ def is_local(endpoint: str) -> bool:
 
 
 def require_safe(endpoint: str, keys: WireKeys | KeyFolder | KeyRing | KeyPair | None) -> None:
-    """Reject an endpoint that other machines can reach if there are no keys.
+    """Raise an error if other machines can reach an endpoint that has no CURVE keys.
 
     Raises:
-        UnsafeEndpoint: other machines can reach it, and there are no keys.
+        UnsafeEndpoint: `keys` is missing, but other machines can reach the endpoint.
         ValueError: the endpoint is malformed.
     """
     if not is_local(endpoint) and keys is None:
@@ -52,13 +52,13 @@ def require_safe(endpoint: str, keys: WireKeys | KeyFolder | KeyRing | KeyPair |
 
 
 def generation_endpoint(endpoint: str, generation: int) -> str:
-    """Return the endpoint at which an engine listens with its key of a generation.
+    """Return the endpoint at which an engine listens with its key of the given generation.
 
-    The key of a socket cannot change, so each generation has its own socket: even generations use the
-    endpoint itself, odd ones the next port.
+    The key of a socket cannot change, so each generation has its own socket: even generations use
+    `endpoint`, odd generations the next port.
 
     Raises:
-        ValueError: the port is 65535 or not a number.
+        ValueError: the generation is odd, and the port of a TCP endpoint is 65535 or not a number.
     """
     if not generation % 2:
         return endpoint
@@ -71,7 +71,7 @@ def generation_endpoint(endpoint: str, generation: int) -> str:
 
 
 def secure_server(socket: zmq.Socket[bytes], keys: KeyPair | WireKeys) -> None:
-    """Make a socket a CURVE server whose clients are authorized by `mizzen.wire.server.client_allow_list`."""
+    """Make a socket a CURVE server; the `AllowList` of its ZMQ context decides which clients may connect."""
     socket.curve_server = True
     socket.curve_secretkey = keys.secret
     socket.curve_publickey = keys.public

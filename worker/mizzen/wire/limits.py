@@ -1,4 +1,4 @@
-"""Limits of the engine's socket."""
+"""Limits and intervals of the engine's end of the wire."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireLimits:
-    """Limits of the engine's socket."""
+    """Limits and intervals of `mizzen.wire.server.engine_server.WireServer`."""
 
     peers: int = 64
     """Maximum number of connected gateways."""
     send_frames: int = 1000
-    """Maximum number of frames queued for one peer; one step is one frame."""
+    """Maximum number of frames queued for one gateway; a step's outputs are one frame."""
     receive_frames: int = 1000
-    """Maximum number of unread frames of one peer; further ones wait in the peer's queue."""
+    """Maximum number of unread frames of one gateway; further frames wait in the gateway's send queue."""
     frames_per_receive: int = 128
-    """Maximum number of frames read between two steps."""
-    file_asks: int = 8
-    """Maximum number of file parts that one peer may have requested and not received."""
-    parts_under_way: int = 2
-    """Maximum number of file parts sent to one peer that its connection has not accepted."""
+    """Maximum number of frames read between two steps, per listening socket."""
+    file_requests: int = 8
+    """Maximum number of pending requests for file parts of one gateway."""
+    queued_parts: int = 2
+    """Maximum number of file parts queued in ZMQ for one gateway; requests for more parts wait unanswered."""
     parts_per_receive: int = 2
-    """Maximum number of file parts sent between two steps, to all peers together."""
+    """Maximum number of file parts sent between two steps, to all gateways together."""
     retry_after_seconds: float = 1.0
-    """Retry-After that a gateway receives if the queue is full."""
+    """Delay after which a gateway may retry a request that was rejected because the queue is full."""
     heartbeat_seconds: float = 1.0
     """Interval of ZMTP heartbeats."""
     heartbeat_timeout_seconds: float = 5.0
-    """Time without an answer after which a peer is considered gone."""
+    """Time without an answer to a heartbeat after which a gateway is considered gone."""
     stats_seconds: float = 1.0
-    """Maximum interval between two `Stats`."""
+    """Maximum interval between two `Stats` messages; an unchanged load is sent at this interval."""
     stats_change_seconds: float = 0.02
-    """Minimum interval between two `Stats`."""
+    """Minimum interval between two `Stats` messages; a changed load is sent after this interval."""
     linger_seconds: float = 2.0
-    """Maximum time that `close` waits for the last frames to be sent."""
+    """Maximum time for which `WireServer.close` waits until the last frames are sent."""

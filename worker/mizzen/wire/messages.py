@@ -10,15 +10,15 @@ on its connection while the request is live. Packed integer columns are little-e
     gateway ──Embed──▶ engine ──Embedding / Refused──▶ gateway
     engine ──Stats / Blocks──▶ gateway                        on change, Stats at least once a second
 
-An `Abort` is always answered by a `Finish` in an `Outputs` frame (unless one was already on its way), so both
-sides agree on when a handle is free. A `Refused` frees its handle too.
+The engine ends every accepted request, aborted ones included, with one `Finish` in an `Outputs` frame, one
+`Embedding` or one `Refused`. Any of these frees the handle, so both sides agree on when a handle is free.
 
 A connection starts with `Hello`, and each further `Hello` restarts it: the engine aborts the connection's
 live requests, all handles become free, and `Blocks.sequence` restarts at 0. Any other frame before a `Hello`
-is rejected with `RefusalCode.UNKNOWN_PEER`. An engine drops a connection that does not accept its frames (its
-queue is full; ZMQ drops frames at the high-water mark) or does not answer heartbeats. It then sends
-`Refused(None, UNKNOWN_PEER)` as soon as possible, and the gateway treats all its handles as lost and sends
-`Hello`.
+is rejected with `RefusalCode.UNKNOWN_PEER`. An engine drops a gateway that does not answer heartbeats, or
+whose ZMQ queue is full because it does not read its frames. A gateway with a full queue is sent
+`Refused(None, UNKNOWN_PEER)` as soon as the queue has room; it then treats all handles of the connection as
+lost and sends `Hello`.
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ version."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 FILE_PART_BYTES = 4 * 1024 * 1024
 MAX_GRAMMAR_BYTES = 512 * 1024
-"""Maximum size of the text of `Sampling.grammar`; a frame longer than any request ends its connection."""
+"""Maximum size of the text of `Sampling.grammar`. The engine derives its maximum frame size from it; a longer
+frame ends the connection."""
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base class of all messages; the class name is the tag."""
+class WireMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base class of all messages; the name of a message's class is its tag."""
 
 
 if TYPE_CHECKING:
 
     class Sampling(msgspec.Struct, frozen=True):
-        """`mizzen.core.sampling_params.SamplingParams` without the parameters that stay in the gateway."""
+        """Sampling parameters of a request: the fields of `SamplingParams` that gateways send to engines."""
 
         def __init__(self, **values: Any) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    # An array with the parameters in the order of their declaration in `SamplingParams`.
+    # Encoded as an array of the parameters, in the order in which `SamplingParams` declares them.
     Sampling = msgspec.defstruct(
         "Sampling",
         [(entry.name, entry.wire_type, entry.default) for entry in PARAMETERS if entry.sent],
@@ -63,39 +64,40 @@ else:
     )
 
 
-class Hello(Message, frozen=True):
+class Hello(WireMessage, frozen=True):
     """Registers a gateway with an engine."""
 
     protocol: int
     gateway: str
 
 
-class Generate(Message, frozen=True):
+class Generate(WireMessage, frozen=True):
     """Requests the continuation of a prompt."""
 
     rid: int
     prompt: bytes
-    """int32 token ids."""
+    """Token ids of the prompt, int32 [tokens]."""
     sampling: Sampling
     salt: bytes = b""
     priority: int = 0
     queue_seconds: float = 0.0
-    """Maximum time in the engine's queue before the request is rejected; 0 means no limit."""
+    """Maximum seconds that the request may wait for its first token before it is rejected; 0 means no
+    limit."""
     generated: int = 0
-    """Number of trailing tokens of `prompt` that are output of a lost engine: limits, penalties and the
-    grammar count them as output, and `Outputs.offsets` continue after them."""
+    """Number of trailing tokens of `prompt` that another engine generated before it was lost: limits,
+    penalties and the grammar treat them as output, and `Outputs.offsets` continue after them."""
     tenant: int = 0
-    """Opaque tenant number; the engine prevents requests of one tenant from starving those of others."""
+    """Opaque number of the tenant; the engine keeps one tenant's requests from starving those of others."""
 
 
-class Embed(Message, frozen=True):
-    """Requests one vector of a prompt's last hidden states (after the final norm)."""
+class Embed(WireMessage, frozen=True):
+    """Requests the embedding of a prompt: one vector, pooled from the hidden states after the final norm."""
 
     rid: int
     prompt: bytes
-    """int32 token ids."""
+    """Token ids of the prompt, int32 [tokens]."""
     pooling: str = "last"
-    """Pooling: `last` (hidden state of the last token) or `mean` (over all tokens)."""
+    """Pooling method: `last` (hidden state of the last token) or `mean` (mean over all tokens)."""
     normalize: bool = True
     """Whether the vector is scaled to length 1."""
     salt: bytes = b""
@@ -103,43 +105,43 @@ class Embed(Message, frozen=True):
     queue_seconds: float = 0.0
 
 
-class Abort(Message, frozen=True):
-    """Aborts a request."""
+class Abort(WireMessage, frozen=True):
+    """Aborts a live request; the engine still ends it with a `Finish`."""
 
     rid: int
 
 
-class FetchFile(Message, frozen=True):
-    """Requests a part of a file named in `Welcome.files`, from a byte offset.
+class FetchFile(WireMessage, frozen=True):
+    """Requests a part of a file, by a name in `Welcome.files` and a byte offset.
 
-    An engine queues a few such requests per gateway (`WireLimits.file_asks`) and rejects more with
-    `RefusalCode.QUEUE_FULL`.
+    An engine queues a few of these requests per gateway (`WireLimits.file_requests`) and rejects further ones
+    with `RefusalCode.QUEUE_FULL`.
     """
 
     name: str
     offset: int = 0
-    """Byte offset; a multiple of FILE_PART_BYTES."""
+    """Byte offset of the part; a multiple of `FILE_PART_BYTES`."""
 
 
-class Welcome(Message, frozen=True):
+class Welcome(WireMessage, frozen=True):
     """Describes an engine to a gateway."""
 
     protocol: int
     engine: str
-    """Name of the engine; on Kubernetes, of its pod."""
+    """Name of the engine; on Kubernetes, the name of its pod."""
     incarnation: str
-    """Random identifier of this start of the engine; with a new one, all earlier state is void."""
+    """Random identifier of this start of the engine; a new value means that all earlier state is gone."""
     revision: str
     model: str
-    """Served model name."""
+    """Name under which the model is served."""
     tokenizer_hash: str
-    """Hash of `files`; engines with equal hashes tokenize and render identically."""
+    """Hash of the tokenizer and chat template files; engines with equal hashes tokenize and render alike."""
     files: dict[str, int]
-    """Size in bytes of the tokenizer and configuration files that `FetchFile` serves, by name."""
+    """Sizes in bytes, by name, of the tokenizer and configuration files that `FetchFile` can request."""
     context_length: int
     vocab_size: int
     end_token_ids: tuple[int, ...]
-    """Token ids that end a request unless `ignore_eos` is set."""
+    """Token ids that end a request unless `Sampling.ignore_eos` is set."""
     page_size: int
     max_running_requests: int
     draining: bool
@@ -147,8 +149,8 @@ class Welcome(Message, frozen=True):
     """Whether the engine accepts `Generate`; a model without a language-model head accepts only `Embed`."""
 
 
-class File(Message, frozen=True):
-    """A part of a file; `size` is the size of the complete file."""
+class File(WireMessage, frozen=True):
+    """Part of a file, from byte `offset`; `size` is the size of the complete file in bytes."""
 
     name: str
     offset: int
@@ -157,7 +159,7 @@ class File(Message, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True):
-    """The result of a finished request. `reason` is a `mizzen.core.request.FinishReason`."""
+    """Result of a finished request; `reason` is a `mizzen.core.request.FinishReason`."""
 
     rid: int
     reason: int
@@ -167,55 +169,53 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     stop_token: int | None = None
     message: str = ""
     first_token_seconds: float = 0.0
-    """Seconds from arrival in the engine to the first token, by the engine's clock; 0 without a token."""
+    """Seconds from the arrival in the engine to the first token; 0 if no token was generated."""
     at_fault: bool = False
-    """Whether the request itself causes the error; then no engine is at fault and none should retry."""
+    """Whether the request itself caused the error, so that sending it to another engine would not help."""
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log probabilities of a row's tokens: n tokens, m entries each.
+    """Log probabilities for n tokens of one request, with m entries per token.
 
-    The first entry of a token is the token itself; the most probable tokens follow, then those requested by
-    id.
+    The first entry of a token is the token itself; the most probable tokens follow, then the tokens that were
+    requested by id.
     """
 
     rid: int
     width: int
     """Number of entries per token, m."""
     ids: bytes
-    """int32 [n, m]."""
+    """Token ids of the entries, int32 [n, m]."""
     values: bytes
-    """float32 [n, m]: natural logarithms after temperature-free softmax of the processed logits."""
+    """Log probabilities of the entries, float32 [n, m]: natural logarithms of the softmax at temperature
+    1."""
     prompt: bool = False
-    """Whether the tokens are the prompt's, from the second on, instead of the output's."""
+    """Whether the tokens belong to the prompt (from its second token on) instead of the output."""
 
 
-class Outputs(Message, frozen=True):
-    """Outputs of one step for the requests of one gateway, as columns; one row per request.
-
-    `counts` is empty if every row has exactly one token.
-    """
+class Outputs(WireMessage, frozen=True):
+    """Outputs of one step for the requests of one gateway, as columns with one row per request."""
 
     step: int
     rids: bytes
-    """uint32 [rows]."""
+    """Handles of the requests, uint32 [rows]."""
     offsets: bytes
-    """uint32 [rows]: index of the row's first token within its request's output."""
+    """Index of each row's first token within its request's output, uint32 [rows]."""
     tokens: bytes
-    """int32 [sum of counts]."""
+    """Token ids of all rows, row after row, int32 [sum of counts]."""
     counts: bytes
-    """uint16 [rows], or empty."""
+    """Number of tokens per row, uint16 [rows]; empty if every row has exactly one token."""
     finished: tuple[Finish, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
-    """Log probabilities of the rows that requested them."""
+    """Log probabilities of the requests that asked for them."""
 
 
-class Embedding(Message, frozen=True):
-    """The result of an `Embed`; it frees the handle."""
+class Embedding(WireMessage, frozen=True):
+    """Result of an `Embed`; it frees the handle."""
 
     rid: int
     vector: bytes
-    """float32 [hidden size]."""
+    """The embedding, float32 [hidden size]."""
     prompt_tokens: int
     cached_tokens: int
 
@@ -224,23 +224,23 @@ class RefusalCode(enum.IntEnum):
     """Reason why an engine rejected a request. The numbers are part of the protocol."""
 
     DRAINING = 1
-    """Try another engine."""
+    """The engine is draining and accepts no new requests: try another engine."""
     QUEUE_FULL = 2
-    """Try another engine, or later."""
+    """The engine's queue is full: try another engine, or try again later."""
     QUEUE_TIMEOUT = 3
-    """The request waited `queue_seconds` without a first token."""
+    """The request waited for its first token longer than its `queue_seconds`."""
     INVALID = 4
     """Every engine would reject the request: `message` names the field."""
     STARTING = 5
-    """Try another engine."""
+    """The engine has not finished starting: try another engine."""
     UNKNOWN_PEER = 6
-    """The connection sent no `Hello`, or was dropped: every handle on it is lost; send `Hello` again."""
+    """The connection sent no `Hello`, or was dropped: all its handles are lost; send `Hello` again."""
     BUSY = 7
-    """The tenant has too many requests of this kind: try another engine, or later."""
+    """The tenant has too many requests of this kind: try another engine, or try again later."""
 
 
-class Refused(Message, frozen=True):
-    """Rejects a request, or a frame that could not be decoded (then `rid` is None)."""
+class Refused(WireMessage, frozen=True):
+    """Rejects a request or, if `rid` is None, a frame that does not belong to a request."""
 
     rid: int | None
     code: int
@@ -248,8 +248,8 @@ class Refused(Message, frozen=True):
     retry_after_seconds: float = 0.0
 
 
-class Stats(Message, frozen=True):
-    """Load of the engine."""
+class Stats(WireMessage, frozen=True):
+    """The engine's current load: numbers of requests, waiting prompt tokens and KV cache pages."""
 
     running: int
     waiting: int
@@ -260,15 +260,15 @@ class Stats(Message, frozen=True):
     draining: bool
     steps: int
     patience_seconds: float = 0.0
-    """Seconds without a completed step after which the engine hangs, judged by its past steps; 0 if
+    """Seconds without a completed step after which the engine must be hanging, judged by its past steps; 0 if
     unknown."""
 
 
-class Blocks(Message, frozen=True):
-    """Changes of the prefix cache: 64-bit hashes of `mizzen.core.kv.block_hashes`, uint64 columns.
+class Blocks(WireMessage, frozen=True):
+    """Changes of the engine's prefix cache, as block hashes (`mizzen.core.kv.block_hashes`), uint64 [blocks].
 
-    `sequence` counts from 0 per peer. After a gap, or with `reset`, earlier knowledge is void and `stored`
-    contains all cached blocks.
+    `sequence` counts from 0 for each connection; a gap means that changes were lost, and the gateway must
+    reconnect. If `reset` is set, `stored` is the complete cache and replaces everything known before.
     """
 
     sequence: int

@@ -1,8 +1,8 @@
-"""Calls back when a ZMQ socket has frames, directly from the event loop's selector.
+"""Calls a function when a ZMQ socket has frames, directly from the event loop's selector.
 
-pyzmq's asyncio sockets create several futures for each wait. A ZMQ socket's descriptor signals only that its
-state may have changed (see ZMQ_FD): frames must be read until none is left, and a sender must check for
-frames after sending, because sending may consume the signal of an arrival.
+pyzmq's asyncio sockets would create several futures for each wait. A ZMQ socket's file descriptor signals
+only that the socket's state may have changed (see ZMQ_FD). So frames must be read until none are left, and
+after sending the socket must be checked for frames, because sending may consume the signal of their arrival.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class SocketReadiness:
-    """Calls `read` on the event loop while a socket has frames. Used from the loop's thread."""
+    """Calls `read` on the event loop while a socket has frames. For use in the event loop's thread."""
 
     def __init__(self, socket: zmq.Socket[bytes], read: Callable[[], bool]) -> None:
-        """Create. `read` reads a bounded number of frames and returns whether more may be available."""
+        """Create without reading.
+
+        `read` must read a bounded number of frames and return whether more may be available.
+        """
         self._socket = socket
         self._read = read
         self._loop = asyncio.get_running_loop()
@@ -27,10 +30,10 @@ class SocketReadiness:
         self._again: asyncio.Handle | None = None
 
     async def run(self) -> None:
-        """Read until cancelled.
+        """Call `read` whenever frames are available, until cancelled.
 
         Raises:
-            Exception: any error that `read` raised.
+            Exception: an error of `read`, which ends the calls.
         """
         descriptor = self._socket.fileno()
         self._loop.add_reader(descriptor, self._ready)
@@ -44,7 +47,7 @@ class SocketReadiness:
                 self._again.cancel()
 
     def sent(self) -> None:
-        """Check for frames after sending."""
+        """Check for received frames; must be called after each send on the socket."""
         events = self._socket.getsockopt(_EVENTS)
         if isinstance(events, int) and events & _POLLIN:
             self._soon()
@@ -62,7 +65,7 @@ class SocketReadiness:
             return
         try:
             more = self._read()
-        except Exception as error:  # passed on by `run`
+        except Exception as error:  # `run` raises it
             self._ended.set_exception(error)
             return
         if more:

@@ -1,4 +1,4 @@
-// One program for the control plane of a local cluster: it is what the name that it is called by says.
+// One program with all Kubernetes components of a local cluster; the name by which it is called selects one of them.
 package main
 
 import (

@@ -31,10 +31,10 @@ async def test_embeddings_are_normalized_vectors_of_each_input(client: Any, toke
         model="demo", input=texts
     )  # the client requests base64 by default
     assert np.array([item.embedding for item in packed.data]) == pytest.approx(vectors, abs=2e-2)
-    one = await client.embeddings.create(
+    single = await client.embeddings.create(
         model="demo", input=tokenizer.encode(texts[0]), encoding_format="float"
     )
-    assert one.data[0].embedding == pytest.approx(vectors[0], abs=2e-2)
+    assert single.data[0].embedding == pytest.approx(vectors[0], abs=2e-2)
     short = await client.embeddings.create(
         model="demo", input=texts[:1], dimensions=16, encoding_format="float"
     )

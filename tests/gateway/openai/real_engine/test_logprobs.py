@@ -21,7 +21,7 @@ async def test_chat_logprobs_describe_the_answer(client: Any, tokenizer: Tokeniz
     assert b"".join(bytes(token.bytes) for token in content).decode() == answer.choices[0].message.content
     for token in content:
         assert len(token.top_logprobs) == 4
-        values = [one.logprob for one in token.top_logprobs]
+        values = [top.logprob for top in token.top_logprobs]
         assert values == sorted(values, reverse=True)
         assert sum(map(math.exp, values)) <= 1 + 1e-5
         assert token.logprob == pytest.approx(values[0], abs=1e-6)  # greedy selects the most probable token
@@ -64,7 +64,7 @@ async def test_completion_logprobs_describe_answer_and_echo(client: Any, tokeniz
 async def test_prompt_logprobs_equal_logprobs_of_generating_the_tokens(
     client: Any, tokenizer: Tokenizer
 ) -> None:
-    """A prompt token's probability equals that of generating it after the preceding tokens."""
+    """A prompt token has the log probability that it would have as an output after the preceding tokens."""
     greedy = (await complete(client, temperature=0, max_tokens=5, logprobs=0, return_token_ids=True)).choices[
         0
     ]

@@ -17,15 +17,15 @@ async def test_first_choice_uses_the_requests_seed_and_others_differ(client: Any
     options: dict[str, Any] = {"max_tokens": 12, "temperature": 1.5, "seed": 7}
     alone = await complete(client, **options)
     several = await complete(client, n=4, **options)
-    again = await complete(client, n=4, **options)
+    repeated = await complete(client, n=4, **options)
     texts = [choice.text for choice in several.choices]
     assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
-    assert texts == [choice.text for choice in again.choices]
+    assert texts == [choice.text for choice in repeated.choices]
     assert texts[0] == alone.choices[0].text
     assert len(set(texts)) > 1
     assert several.usage.prompt_tokens == alone.usage.prompt_tokens
     assert several.usage.completion_tokens == sum(
-        len(one) for one in await token_ids_of_choices(client, n=4, **options)
+        len(ids) for ids in await token_ids_of_choices(client, n=4, **options)
     )
 
 
@@ -56,19 +56,19 @@ async def test_streamed_choices_equal_unstreamed_ones(client: Any) -> None:
     assert usage.prompt_tokens == full.usage.prompt_tokens
 
 
-async def test_batched_prompts_are_answered_as_separate_ones(client: Any, tokenizer: Tokenizer) -> None:
+async def test_batched_prompts_are_answered_like_separate_requests(client: Any, tokenizer: Tokenizer) -> None:
     prompts = ["Mizzen", "A pod is", "The gateway"]
     options: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
     alone = [await complete(client, prompt, **options) for prompt in prompts]
     together = await complete(client, prompts, n=2, **options)
     assert [choice.index for choice in together.choices] == list(range(6))
     assert [choice.text for choice in together.choices] == [
-        one.choices[0].text for one in alone for _ in range(2)
+        answer.choices[0].text for answer in alone for _ in range(2)
     ]
-    assert together.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone)
-    assert together.usage.completion_tokens == 2 * sum(one.usage.completion_tokens for one in alone)
+    assert together.usage.prompt_tokens == sum(answer.usage.prompt_tokens for answer in alone)
+    assert together.usage.completion_tokens == 2 * sum(answer.usage.completion_tokens for answer in alone)
     ids = await complete(client, [tokenizer.encode(prompt) for prompt in prompts], **options)
-    assert [choice.text for choice in ids.choices] == [one.choices[0].text for one in alone]
+    assert [choice.text for choice in ids.choices] == [answer.choices[0].text for answer in alone]
 
 
 async def test_best_of_returns_the_most_probable_choices(client: Any) -> None:
@@ -100,7 +100,7 @@ async def test_sampling_fields_reach_the_engine(client: Any, tokenizer: Tokenize
     other = tokenizer.encode("z", add_special_tokens=False)[0]
     forced = await token_ids_of_choices(client, max_tokens=3, temperature=1, logit_bias={str(other): 100})
     assert forced == [[other] * 3]
-    once = await token_ids_of_choices(
+    with_penalties = await token_ids_of_choices(
         client,
         max_tokens=6,
         temperature=0,
@@ -109,7 +109,7 @@ async def test_sampling_fields_reach_the_engine(client: Any, tokenizer: Tokenize
         frequency_penalty=2,
     )
     freely = await token_ids_of_choices(client, max_tokens=6, temperature=0, logit_bias={str(other): 10})
-    assert once[0].count(other) <= freely[0].count(other)
+    assert with_penalties[0].count(other) <= freely[0].count(other)
     long = await token_ids_of_choices(client, max_tokens=60, min_tokens=50, temperature=0)
     assert len(long[0]) >= 50
 

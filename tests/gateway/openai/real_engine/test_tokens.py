@@ -22,7 +22,7 @@ async def test_tokenize_and_detokenize_round_trip(post: Any, tokenizer: Tokenize
     assert body["count"] == len(body["tokens"]) == len(body["token_strs"])
     assert body["max_model_len"] == 2048
     _, bare = await post(f"{prefix}/tokenize", prompt=[text, "a"], add_special_tokens=False)
-    assert bare["tokens"] == [tokenizer.encode(one, add_special_tokens=False) for one in (text, "a")]
+    assert bare["tokens"] == [tokenizer.encode(part, add_special_tokens=False) for part in (text, "a")]
     assert bare["count"] == [len(ids) for ids in bare["tokens"]]
     _, back = await post(f"{prefix}/detokenize", tokens=bare["tokens"][0])
     assert back == {"prompt": text, "text": text}
@@ -50,8 +50,8 @@ async def test_rejection_by_the_engine_gets_400(client: Any) -> None:
         assert error.value.param == param
 
 
-async def test_concurrent_requests_answer_as_alone(client: Any) -> None:
-    """Mixed requests sent concurrently get the same answers as alone."""
+async def test_concurrent_requests_get_the_answers_of_separate_requests(client: Any) -> None:
+    """Different kinds of requests get the same answers concurrently as one by one."""
     alone = await complete(client, temperature=0, max_tokens=8)
     answers = await asyncio.gather(
         *(complete(client, temperature=0, max_tokens=8, n=2) for _ in range(4)),

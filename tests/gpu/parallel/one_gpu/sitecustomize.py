@@ -1,9 +1,9 @@
-"""Lets all ranks of a group share one GPU on machines without more; only for tests.
+"""Lets all ranks of a group share one GPU on machines with only one; used only by tests.
 
-Python imports it when a process starts, because its folder is on PYTHONPATH. Every rank uses GPU 0, and gloo
-replaces NCCL, which refuses two ranks on one GPU. Everything else runs as on several GPUs: processes, plans,
-peer memory and its kernels, graphs. Ranks wait while the GPU switches between processes, so a step takes a
-fraction of a second.
+Python imports this module when a process starts, because its folder is on PYTHONPATH. Every rank uses GPU 0,
+and gloo replaces NCCL, which refuses two ranks on one GPU. Everything else runs as on several GPUs:
+processes, plans, peer memory and its kernels, graphs. Ranks wait while the GPU switches between processes, so
+a step takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Overridden:
 
 
 def patch_device_count(module: Any) -> None:
-    """Report enough GPUs."""
+    """Report more GPUs than there are, so that a group of several ranks can start."""
     cuda = Overridden(module.torch.cuda, device_count=lambda: MAX_RANKS)
     module.torch = Overridden(module.torch, cuda=cuda)
 
@@ -84,7 +84,7 @@ def patch_rank_placement(module: Any) -> None:
 
 
 def patch_process_group(module: Any) -> None:
-    """Use gloo in place of NCCL."""
+    """Use gloo instead of NCCL."""
     original = module.dist.init_process_group
 
     def init_process_group(backend: str, *, device_id: Any = None, **kwargs: Any) -> None:

@@ -1,1 +1,1 @@
-"""KV pages and the prefix cache: who holds each page, and which pages are cached."""
+"""KV cache on the host: allocation of pages and slots, the prefix cache, and eviction from it."""

@@ -13,15 +13,21 @@ from collections.abc import Iterator
 from mizzen.core.request import Int32
 
 BLOCK_TOKENS = 64
+"""Number of tokens in a block."""
 
 
 def root_hash(salt: bytes) -> int:
-    """Return the hash of the empty prefix under a cache salt."""
+    """Return the hash of the empty prefix for a cache salt; it is the parent of the first block."""
     return int.from_bytes(hashlib.blake2b(salt, digest_size=8).digest(), "little")
 
 
 def next_hash(parent: int, tokens: Int32) -> int:
-    """Return the hash of the block of `tokens` (int32 [BLOCK_TOKENS]) that follows the block `parent`."""
+    """Return the hash of a block, given the hash of the previous block.
+
+    Args:
+        parent: hash of the previous block, or `root_hash` for the first one.
+        tokens: token ids of the block, int32 [BLOCK_TOKENS].
+    """
     digest = hashlib.blake2b(
         tokens.astype("<i4", copy=False).tobytes(), digest_size=8, key=parent.to_bytes(8, "little")
     )
@@ -30,7 +36,7 @@ def next_hash(parent: int, tokens: Int32) -> int:
 
 def block_hashes(tokens: Int32, salt: bytes = b"") -> Iterator[int]:
     """Yield the hashes of the full blocks of a prompt (int32 [n]), shortest prefix first."""
-    name = root_hash(salt)
+    block_hash = root_hash(salt)
     for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
-        name = next_hash(name, tokens[end - BLOCK_TOKENS : end])
-        yield name
+        block_hash = next_hash(block_hash, tokens[end - BLOCK_TOKENS : end])
+        yield block_hash

@@ -1,8 +1,8 @@
-"""Block hashes of the prefix cache, and the events by which they change.
+"""Block hashes of the prefix cache, and the events that report blocks stored and evicted.
 
-Gateways receive these events for prefix-aware routing. Hashing is deferred until events are requested, so it
-costs steps nothing. A block belongs to the node that holds its last token. If the page size does not divide
-the block size, several nodes may hold one block, so holders are counted.
+Gateways use these events for prefix-aware routing. Blocks are hashed only when events are requested, not
+during steps. A block belongs to the node that holds its last token. If the page size does not divide the
+block size, several nodes may hold the same block, so the nodes of each block are counted.
 """
 
 from __future__ import annotations
@@ -21,23 +21,30 @@ _BLOCK_BYTES = 4 * BLOCK_TOKENS
 
 
 class BlockHashLedger:
-    """A ledger that the tree keeps informed; `node.names` is None until a node's blocks are named."""
+    """Tracks which blocks the radix tree holds; the tree reports every change of a node to it.
+
+    `node.block_hashes` is None until the blocks of a node are hashed.
+    """
 
     __slots__ = ("_counts", "_evicted", "_page_size", "_stored", "_unhashed")
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._counts: dict[int, int] = {}
+        """Number of nodes that hold each block, by hash."""
         self._unhashed: dict[RadixNode, None] = {}
+        """Nodes whose blocks are not hashed yet, in order of insertion."""
         self._stored: dict[int, None] = {}
+        """Hashes of blocks stored since the last `drain`."""
         self._evicted: dict[int, None] = {}
+        """Hashes of blocks evicted since the last `drain`."""
 
     def added(self, node: RadixNode) -> None:
         """Record that a node was added to the tree."""
         self._unhashed[node] = None
 
     def split(self, upper: RadixNode, lower: RadixNode) -> None:
-        """Record that the first pages of `lower` became its new parent `upper`."""
+        """Record that the first pages of `lower` moved into its new parent `upper`."""
         if lower.block_hashes is None:
             self._unhashed[upper] = None
             return
@@ -45,7 +52,7 @@ class BlockHashLedger:
         upper.block_hashes, lower.block_hashes = lower.block_hashes[:border], lower.block_hashes[border:]
 
     def trimmed(self, node: RadixNode) -> None:
-        """Record that a node lost its last pages."""
+        """Record that the last pages of a node were evicted."""
         if node.block_hashes is None:
             return
         keep = self._blocks(node.end) - self._blocks(node.start)
@@ -62,7 +69,7 @@ class BlockHashLedger:
             self._uncount(block_hash)
 
     def drain(self) -> CacheEvents:
-        """Return and clear the changes since the last call."""
+        """Return the blocks stored and evicted since the last call."""
         self._hash_all()
         events = CacheEvents(tuple(self._stored), tuple(self._evicted))
         self._stored.clear()
@@ -89,7 +96,7 @@ class BlockHashLedger:
         self._unhashed.clear()
 
     def _hash_blocks(self, node: RadixNode) -> None:
-        """Compute the hashes of a node's blocks; those of its ancestors exist already."""
+        """Compute the block hashes of a node; its ancestors must have theirs already."""
         data, block_hash = self._tokens_from_boundary(node)
         node.block_hashes = []
         for start in range(0, len(data) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
@@ -98,8 +105,11 @@ class BlockHashLedger:
             self._count(block_hash)
 
     def _tokens_from_boundary(self, node: RadixNode) -> tuple[bytes, int]:
-        """Return a node's tokens from the preceding block boundary on, and the hash of the block that ends
-        there."""
+        """Return the bytes of the tokens from a block boundary to the end of a node, and a parent hash.
+
+        The boundary is the last one at or before the start of the node. The parent hash is that of the block
+        which ends at the boundary.
+        """
         missing = 4 * (node.start * self._page_size % BLOCK_TOKENS)
         parts = [node.token_bytes]
         ancestor = node.parent

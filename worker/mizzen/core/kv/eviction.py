@@ -1,4 +1,4 @@
-"""Eviction policies of the prefix cache, one function each, and the lazily cleaned heap of candidates."""
+"""Eviction strategies of the prefix cache, one function each, and the heap of nodes that may be evicted."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Protocol
 
 
 class Evictable(Protocol):
-    """The attributes of a node that eviction strategies use."""
+    """Attributes of a prefix-cache node that eviction uses."""
 
-    born: int
-    """Logical time of the first use."""
+    created: int
+    """Logical time at which the node was inserted."""
     used: int
     """Logical time of the last use."""
     hits: int
-    """Number of requests that used the node."""
+    """Number of requests that found the node's pages in the cache."""
     priority: int
     """Highest priority of the requests that used the node."""
-    ticket: int
-    """Number of the node's valid heap entry; 0 if it must not be evicted."""
+    heap_entry: int
+    """Number of the node's valid entry in the `EvictionHeap`; 0 if the node must not be evicted."""
 
 
 Priority = tuple[int, int]
+"""Eviction priority of a node: the node with the lowest one is evicted first."""
 Strategy = Callable[[Evictable], Priority]
+"""Computes the eviction priority of a node."""
 
 
 def least_recently_used(node: Evictable) -> Priority:
@@ -38,7 +40,7 @@ def least_frequently_used(node: Evictable) -> Priority:
 
 def first_in_first_out(node: Evictable) -> Priority:
     """Evict the oldest node first, regardless of its use (FIFO)."""
-    return (node.born, node.used)
+    return (node.created, node.used)
 
 
 def most_recently_used(node: Evictable) -> Priority:
@@ -47,12 +49,15 @@ def most_recently_used(node: Evictable) -> Priority:
 
 
 def segmented(node: Evictable) -> Priority:
-    """Evict nodes with at most one hit first, then the others; least recently used first in both (SLRU)."""
+    """Evict nodes with at most one hit before nodes with more (SLRU).
+
+    Within each of these two segments, the least recently used node is evicted first.
+    """
     return (int(node.hits > 1), node.used)
 
 
 def lowest_priority(node: Evictable) -> Priority:
-    """Evict the node whose users have the lowest priority first, then the least recently used."""
+    """Evict the node with the lowest request priority first, then the least recently used."""
     return (node.priority, node.used)
 
 
@@ -67,46 +72,49 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 class EvictionHeap:
-    """Heap of evictable nodes, the lowest eviction priority first.
+    """Heap of the nodes that may be evicted, lowest eviction priority first.
 
-    A node's eviction priority must not change while its ticket is valid: withdraw a node before using it.
+    Entries of withdrawn nodes stay in the heap and are dropped later. The eviction priority of a node must
+    not change while the node is in the heap: withdraw the node before using it.
     """
 
-    __slots__ = ("_entries", "_priority", "_tickets", "_valid")
+    __slots__ = ("_entries", "_last_entry", "_priority", "_valid")
 
     def __init__(self, strategy: Strategy) -> None:
         self._priority = strategy
         self._entries: list[tuple[int, int, int, Evictable]] = []
-        self._tickets = 0
+        self._last_entry = 0
+        """Number of the newest heap entry."""
         self._valid = 0
+        """Number of valid heap entries."""
 
     def __len__(self) -> int:
         return self._valid
 
     def offer(self, node: Evictable) -> None:
-        """Add a node to the candidates."""
-        if node.ticket:
+        """Add a node to the heap, or update its eviction priority."""
+        if node.heap_entry:
             self.withdraw(node)
-        self._tickets += 1
+        self._last_entry += 1
         self._valid += 1
-        node.ticket = self._tickets
-        heapq.heappush(self._entries, (*self._priority(node), self._tickets, node))
+        node.heap_entry = self._last_entry
+        heapq.heappush(self._entries, (*self._priority(node), self._last_entry, node))
         if len(self._entries) > 4 * self._valid + 256:
-            self._entries = [entry for entry in self._entries if entry[3].ticket == entry[2]]
+            self._entries = [entry for entry in self._entries if entry[3].heap_entry == entry[2]]
             heapq.heapify(self._entries)
 
     def withdraw(self, node: Evictable) -> None:
-        """Remove a node from the candidates; its heap entry is dropped when it is reached."""
-        if node.ticket:
-            node.ticket = 0
+        """Invalidate the heap entry of a node, if it has one, so that the node is not evicted."""
+        if node.heap_entry:
+            node.heap_entry = 0
             self._valid -= 1
 
     def pop(self) -> Evictable | None:
-        """Remove and return the next candidate, or None if there is none."""
+        """Remove and return the node to evict next, or None if the heap is empty."""
         while self._entries:
-            _, _, ticket, node = heapq.heappop(self._entries)
-            if node.ticket == ticket:
-                node.ticket = 0
+            _, _, entry, node = heapq.heappop(self._entries)
+            if node.heap_entry == entry:
+                node.heap_entry = 0
                 self._valid -= 1
                 return node
         return None

@@ -1,4 +1,4 @@
-"""Integrity checks: no page or slot is leaked or owned twice, and the prefix cache's counts are right."""
+"""Integrity checks of a scheduler: every page and slot has exactly one owner, and lock counts are right."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ MAX_REPORTED_FAULTS = 16
 
 
 class IntegrityMonitor:
-    """Runs the checks while a scheduler is idle, and keeps their results."""
+    """Runs the integrity checks while the scheduler is idle, and keeps the faults for reporting."""
 
     def __init__(self) -> None:
         self.checks = 0
-        """Number of checks made."""
+        """Number of times that the checks ran."""
         self.faults = 0
         """Number of faults found."""
         self.unchecked = False
@@ -56,7 +56,7 @@ class IntegrityMonitor:
         self._unreported: tuple[str, ...] = ()
 
     def check(self, scheduler: SchedulerState) -> None:
-        """Check a scheduler and record the faults."""
+        """Check a scheduler and record the faults that are found."""
         faults = find_integrity_faults(scheduler)
         self.unchecked = False
         self.checks += 1
@@ -70,7 +70,7 @@ class IntegrityMonitor:
 
 
 def find_integrity_faults(scheduler: SchedulerState) -> list[str]:
-    """Return all integrity faults, one sentence each; empty if there are none."""
+    """Return a message for each integrity fault of a scheduler."""
     return [
         *_page_faults(scheduler),
         *_slot_faults(scheduler),
@@ -118,8 +118,8 @@ def _page_faults(scheduler: SchedulerState) -> Iterator[str]:
     if (counts == 0).any():
         yield f"pages {np.flatnonzero(counts == 0)[:8].tolist()} are leaked"
     for page in np.flatnonzero(counts > 1)[:8]:
-        who = [name for name, pages in owners for _ in range(int((pages == page).sum()))]
-        yield f"page {page} belongs to {' and '.join(who)}"
+        names = [name for name, pages in owners for _ in range(int((pages == page).sum()))]
+        yield f"page {page} belongs to {' and '.join(names)}"
 
 
 def _slot_faults(scheduler: SchedulerState) -> Iterator[str]:
@@ -132,18 +132,20 @@ def _slot_faults(scheduler: SchedulerState) -> Iterator[str]:
             yield f"slot {slot} has {counts[slot]} owners"
     for sequence in _running(scheduler):
         if memory.slot_owners[sequence.slot] is not sequence:
-            yield f"slot {sequence.slot} of request {sequence.rid} is recorded as another's"
+            yield f"slot {sequence.slot} of request {sequence.rid} is recorded as another request's"
 
 
 def _row_faults(scheduler: SchedulerState) -> Iterator[str]:
-    """Check that each row has the prefix cache's pages up to the request's node, and that their tokens
-    match."""
+    """Yield a fault for each page-table row that differs from the prefix cache up to the request's node.
+
+    The row must have the cache's pages, and the request's tokens must equal the tokens of the nodes.
+    """
     memory = scheduler.kv
     for sequence in _running(scheduler):
         node: RadixNode | None = sequence.node
         while node is not None:
             if not np.array_equal(memory.page_table[sequence.slot, node.start : node.end], node.pages):
-                yield f"request {sequence.rid} reads other pages than the prefix cache's, to page {node.end}"
+                yield f"request {sequence.rid} has other pages than the prefix cache, up to page {node.end}"
             size = memory.page_size
             tokens = memory.tokens[sequence.slot, node.start * size : node.end * size]
             if tokens.tobytes() != node.token_bytes:
@@ -165,11 +167,11 @@ def _tree_faults(scheduler: SchedulerState) -> Iterator[str]:
     for node in nodes:
         expected = locks.pop(node, 0) + sum(child.lock_count for child in node.children.values())
         if node.lock_count != expected:
-            yield f"a node that ends at page {node.end} counts {node.lock_count} locks, {expected} hold it"
+            yield f"a node that ends at page {node.end} counts {node.lock_count} locks instead of {expected}"
         if node.lock_count == 0:
             free += len(node.pages)
         leaf = node.parent is not None and not node.children and node.lock_count == 0
-        if bool(node.ticket) != leaf:
+        if bool(node.heap_entry) != leaf:
             yield f"a node that ends at page {node.end} is {'not ' if leaf else ''}evictable"
         for key, child in node.children.items():
             if child.parent is not node or not child.token_bytes.startswith(key) or child.start != node.end:
@@ -177,4 +179,4 @@ def _tree_faults(scheduler: SchedulerState) -> Iterator[str]:
     if locks:
         yield f"{len(locks)} locked nodes are not in the radix tree"
     if free != memory.cache.evictable:
-        yield f"{memory.cache.evictable} pages are recorded as evictable, {free} are"
+        yield f"{memory.cache.evictable} pages are recorded as evictable, but {free} are"

@@ -1,4 +1,4 @@
-"""The KV manager: allocates pages and slots, and mirrors the device's page table and tokens."""
+"""The KV manager: allocates pages and slots, and keeps the host's page table and tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mizzen.core.sequence import SequenceState
 
 
 class KvManager:
-    """Free pages, free slots, the prefix cache, and the host's copy of page table and tokens."""
+    """Owns the free pages, the free slots, the prefix cache, and the host's page table and tokens."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         slots = config.max_running_requests
@@ -24,10 +24,10 @@ class KvManager:
         self.cache = make_cache(config)
         self.free_slots = list(range(slots - 1, -1, -1))
         self.slot_owners: list[SequenceState | None] = [None] * slots
-        """Request of each slot; it keeps the slot until the last step that uses it is complete."""
+        """Request in each slot; a request stays here until the last step that uses its slot is complete."""
         self.page_table: Int32 = np.zeros((slots, config.columns), np.int32)
         self.tokens: Int32 = np.zeros((slots, config.capacity_tokens), np.int32)
-        """Known token ids, int32 [slots, capacity_tokens], by slot and position."""
+        """Ids of known tokens, int32 [slots, capacity_tokens], by slot and sequence position."""
         self.flat_page_table = self.page_table.reshape(-1)
         self.flat_tokens = self.tokens.reshape(-1)
         self._slot_of: Int32 = np.broadcast_to(
@@ -38,19 +38,25 @@ class KvManager:
 
     @property
     def available_pages(self) -> int:
-        """Number of pages that `allocate_pages` can return: free ones and evictable ones."""
+        """Number of pages that can be allocated now: free pages and evictable pages."""
         return self.pool.free_count + self.cache.evictable
 
     def pages_for(self, tokens: int) -> int:
-        """Return the number of pages that `tokens` tokens missing."""
+        """Return the number of pages that a sequence of `tokens` tokens needs."""
         return -(-tokens // self.page_size)
 
-    def table_cells(self, slot: int, first: int, end: int) -> tuple[Int32, Int32]:
-        """Return slots and columns, int32 [end - first] views, of a range of cells in a page-table row."""
+    def table_indices(self, slot: int, first: int, end: int) -> tuple[Int32, Int32]:
+        """Return the slots and columns of page-table entries `first` to `end` (exclusive) of a slot's row.
+
+        Both are read-only views, int32 [end - first].
+        """
         return self._slot_of[slot, first:end], self._column_of[first:end]
 
     def allocate_pages(self, count: int) -> Int32 | None:
-        """Return free pages, int32 [count], evicting cached ones if needed; None if there are too few."""
+        """Allocate `count` pages, evicting cached pages if necessary.
+
+        Returns int32 [count], or None if fewer than `count` pages are available.
+        """
         if count > self.pool.free_count:
             if count > self.available_pages:
                 return None
@@ -58,16 +64,16 @@ class KvManager:
         return self.pool.allocate(count)
 
     def matchable_pages(self, sequence: SequenceState) -> int:
-        """Return the maximum number of pages of a waiting request that may come from the cache.
+        """Return the maximum number of pages that a waiting request may take from the prefix cache.
 
-        Its last known token is always computed again, because the next one is sampled from its logits.
+        The last known token is always computed, because the next token is sampled from its logits.
         """
         if sequence.full_prefill:
             return 0
         return (len(sequence.tokens) - 1) // self.page_size
 
     def match(self, sequence: SequenceState) -> RadixNode:
-        """Match and lock the longest cached prefix of a waiting request."""
+        """Find the longest cached prefix of a waiting request; lock and return its last node."""
         node = self.cache.match(
             sequence.tokens_as_bytes(),
             self.matchable_pages(sequence),
@@ -78,9 +84,15 @@ class KvManager:
         return node
 
     def allocate(self, sequence: SequenceState, node: RadixNode, reserve: int) -> bool:
-        """Allocate a slot and pages for all known tokens of a waiting request after its cached prefix.
+        """Allocate a slot for a waiting request, and pages for its known tokens after the cached prefix.
 
-        Returns False and allocates nothing if fewer than `reserve` pages would stay available.
+        Args:
+            sequence: the waiting request.
+            node: last node of its cached prefix, locked by `match`.
+            reserve: number of pages that must stay available after the allocation.
+
+        Returns:
+            False, without allocating anything, if fewer than `reserve` pages would stay available.
         """
         known = len(sequence.tokens)
         columns = self.pages_for(known)
@@ -100,10 +112,10 @@ class KvManager:
         return True
 
     def cache_prefix(self, sequence: SequenceState, tokens: int) -> list[DuplicatePages]:
-        """Move the full pages of the first `tokens` tokens into the prefix cache.
+        """Move the full pages of a request's first `tokens` tokens into the prefix cache.
 
-        Returns the pages that the cache already held, with their page-table columns; the page table still
-        has the request's own pages there.
+        Returns the pages that the cache already held for the same tokens, with their page-table columns. The
+        page table still has the request's own pages in these columns; see `dedupe`.
         """
         node, full = sequence.node, tokens // self.page_size
         assert node is not None
@@ -121,8 +133,10 @@ class KvManager:
         )
 
     def dedupe(self, sequence: SequenceState, duplicates: list[DuplicatePages]) -> Int32:
-        """Point a row at the prefix cache's pages; return the request's own pages, int32 [n], to be freed
-        later."""
+        """Replace a request's own pages in the page table by the prefix cache's pages for the same tokens.
+
+        Returns the request's own pages, int32 [n], which the caller must free.
+        """
         row, own = self.page_table[sequence.slot], []
         for first, pages in duplicates:
             end = first + len(pages)
@@ -131,12 +145,12 @@ class KvManager:
         return np.concatenate(own)
 
     def prepare_free(self, sequence: SequenceState, computed: int, known: int) -> DeferredFree:
-        """Detach a finishing request from its slot; return the deferred free of its slot and pages.
+        """Detach a finishing or retracted request from its slot; return what to pass to `free`, now or later.
 
         Args:
-            sequence: a request with a slot; it has none afterwards.
-            computed: number of tokens whose KV the launched steps write.
-            known: number of tokens whose ids are known.
+            sequence: the request; it has neither slot nor pages afterwards.
+            computed: number of its tokens whose KV exists once all launched steps are complete.
+            known: number of its tokens whose ids are known.
         """
         size = self.page_size
         held, full = -(-computed // size), (computed if computed < known else known) // size
@@ -147,7 +161,10 @@ class KvManager:
         return release
 
     def reclaimable_pages(self, sequence: SequenceState, computed: int) -> int:
-        """Return a lower bound of the pages that become free or evictable if a request leaves."""
+        """Return a lower bound of the number of pages that become free or evictable if a request leaves.
+
+        `computed` is the number of its tokens whose KV exists once all launched steps are complete.
+        """
         ancestor = sequence.node
         assert ancestor is not None
         pages = max(self.pages_for(computed), sequence.pages_held) - ancestor.end
@@ -158,7 +175,10 @@ class KvManager:
         return pages
 
     def free(self, release: DeferredFree) -> None:
-        """Cache the computed full pages and free the rest. No step in flight may use them."""
+        """Free a slot and its pages, of which full pages with known tokens go to the prefix cache.
+
+        No step in flight may use the slot or the pages.
+        """
         slot, node = release.slot, release.node
         if node is not None:
             self._cache_and_free(slot, node, release.cached_columns, release.held_columns)
@@ -169,7 +189,7 @@ class KvManager:
             self.free_slots.append(slot)
 
     def deferred_pages(self, release: DeferredFree) -> Int32:
-        """Return the pages, int32 [n], of a deferred free."""
+        """Return the pages of a deferred free that the prefix cache does not own already, int32 [n]."""
         if release.node is not None:
             return self.page_table[release.slot, release.node.end : release.held_columns]
         return self._column_of[:0] if release.pages is None else release.pages
@@ -178,8 +198,8 @@ class KvManager:
         start, row, size = node.end, self.page_table[slot], self.page_size
         if full > start:
             data = self.tokens[slot, start * size : full * size].tobytes()
-            holder = self.slot_owners[slot]
-            priority = 0 if holder is None else holder.request.priority
+            owner = self.slot_owners[slot]
+            priority = 0 if owner is None else owner.request.priority
             for pages in self.cache.insert_and_unlock(node, data, row[start:full], priority):
                 self.pool.free(pages)
             start = full

@@ -1,4 +1,4 @@
-"""The free KV pages, as a stack."""
+"""The pool of free KV pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mizzen.core.request import Int32
 
 
 class PagePool:
-    """Allocates page numbers 0..total-1. Keeps no record of their owners."""
+    """Stack of free page numbers out of 0..total-1; it does not record who owns allocated pages."""
 
     __slots__ = ("_stack", "free_count", "total")
 
@@ -18,10 +18,10 @@ class PagePool:
         self._stack = np.arange(total - 1, -1, -1, dtype=np.int32)
 
     def allocate(self, count: int) -> Int32:
-        """Return `count` pages, int32 [count].
+        """Remove `count` pages from the pool and return them, int32 [count].
 
         Raises:
-            RuntimeError: fewer are free.
+            RuntimeError: fewer than `count` pages are free.
         """
         if count > self.free_count:
             raise RuntimeError(f"{count} pages requested, {self.free_count} are free")
@@ -29,7 +29,7 @@ class PagePool:
         return self._stack[self.free_count : self.free_count + count].copy()
 
     def free(self, pages: Int32) -> None:
-        """Return pages, int32 [n], to the pool.
+        """Give pages, int32 [n], back to the pool.
 
         Raises:
             RuntimeError: more pages are freed than exist, so a page was freed twice.
@@ -41,5 +41,5 @@ class PagePool:
         self.free_count = end
 
     def free_pages(self) -> Int32:
-        """Return a copy of the free page numbers."""
+        """Return a copy of the free page numbers, int32 [free_count]."""
         return self._stack[: self.free_count].copy()

@@ -1,4 +1,4 @@
-"""The prefix cache's interface, and an implementation that caches nothing."""
+"""Interface of the prefix cache, and an implementation that caches nothing."""
 
 from __future__ import annotations
 
@@ -16,26 +16,64 @@ from mizzen.core.request import Int32
 
 
 class PrefixCache(Protocol):
-    """Interface of a prefix cache; `RadixTree` documents each method."""
+    """Interface of a prefix cache; `RadixTree` says more about each method."""
 
     evictable: int
+    """Number of pages in unlocked nodes."""
     additions: int
+    """Number of nodes added so far; serves as a version number of the contents."""
 
-    def match(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> RadixNode: ...  # noqa: D102
-    def peek(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> CachedPrefix: ...  # noqa: D102
-    def fill_row(self, node: RadixNode, row: Int32, priority: int = 0) -> None: ...  # noqa: D102
-    def lock(self, node: RadixNode) -> None: ...  # noqa: D102
-    def unlock(self, node: RadixNode) -> None: ...  # noqa: D102
-    def insert_locked(  # noqa: D102
+    def match(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> RadixNode:
+        """Return the last node of the longest cached prefix; the caller locks it before the next call."""
+        ...
+
+    def peek(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> CachedPrefix:
+        """Return the longest cached prefix without changing the cache."""
+        ...
+
+    def fill_row(self, node: RadixNode, row: Int32, priority: int = 0) -> None:
+        """Write the pages from the root to a locked node into a page-table row, int32 [columns]."""
+        ...
+
+    def lock(self, node: RadixNode) -> None:
+        """Lock a node and its ancestors against eviction."""
+        ...
+
+    def unlock(self, node: RadixNode) -> None:
+        """Release one lock of a node and its ancestors."""
+        ...
+
+    def insert_locked(
         self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0
-    ) -> tuple[RadixNode, list[DuplicatePages]]: ...
-    def insert_and_unlock(  # noqa: D102
-        self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0
-    ) -> list[Int32]: ...
-    def evict(self, count: int) -> list[Int32]: ...  # noqa: D102
-    def drain_events(self) -> CacheEvents: ...  # noqa: D102
-    def snapshot(self) -> tuple[int, ...]: ...  # noqa: D102
-    def nodes(self) -> Iterator[RadixNode]: ...  # noqa: D102
+    ) -> tuple[RadixNode, list[DuplicatePages]]:
+        """Insert pages below a locked node, and move the lock to the node of the last page.
+
+        Returns the node that is now locked, and the cache's pages for tokens that it already held.
+        """
+        ...
+
+    def insert_and_unlock(self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]:
+        """Insert pages below a locked node, and release the lock.
+
+        Returns the inserted pages that the caller must free: the cache already held pages for their tokens.
+        """
+        ...
+
+    def evict(self, count: int) -> list[Int32]:
+        """Evict up to `count` unlocked pages, and return them as arrays of int32 [n]."""
+        ...
+
+    def drain_events(self) -> CacheEvents:
+        """Return the blocks stored and evicted since the last call."""
+        ...
+
+    def snapshot(self) -> tuple[int, ...]:
+        """Return the hashes of all cached blocks."""
+        ...
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """Yield all nodes, roots included."""
+        ...
 
 
 class NoPrefixCache:
@@ -71,7 +109,7 @@ class NoPrefixCache:
         return node, []
 
     def insert_and_unlock(self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]:
-        """Release one lock and return all pages."""
+        """Release one lock and return all pages, which the caller must free."""
         node.lock_count -= 1
         return [pages]
 
@@ -88,12 +126,12 @@ class NoPrefixCache:
         return ()
 
     def nodes(self) -> Iterator[RadixNode]:
-        """Yield the empty prefix."""
+        """Yield the only node, which is the empty prefix."""
         yield self._root
 
 
 def make_cache(config: SchedulerConfig) -> PrefixCache:
-    """Return the prefix cache that a configuration selects."""
+    """Create the prefix cache that a configuration selects."""
     if config.prefix_cache == "none":
         return NoPrefixCache()
     return RadixTree(config.page_size, STRATEGIES[config.eviction])

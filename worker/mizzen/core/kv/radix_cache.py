@@ -1,8 +1,9 @@
-"""The prefix cache: a radix tree over pages, keyed by token ids under a salt.
+"""The prefix cache: a radix tree over pages, keyed by token ids, with a separate root for each salt.
 
-Follows SGLang's RadixAttention (arXiv 2312.07104), at page granularity. A node holds a run of whole pages;
-two children of a node differ in their first page. A lock on a node also locks its ancestors: `lock_count` is
-the number of locks at or below a node. Only unlocked leaves are evicted, from their ends.
+It follows SGLang's RadixAttention (arXiv 2312.07104), at page granularity. A node holds a run of full pages,
+and the children of a node differ in the tokens of their first page. A lock on a node also locks its
+ancestors: `lock_count` is the number of locks on the node and its descendants. Only unlocked leaves are
+evicted, page by page from their end. Token ids are passed as bytes (native int32).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class CachedPrefix(NamedTuple):
     """The longest cached prefix of a token sequence."""
 
     last_node: RadixNode | None
-    """Last node that matches completely; None if the tree has no root for the salt."""
+    """Last node whose tokens all match; None if the tree has no root for the salt."""
     partial_node: RadixNode | None
-    """Child of `last_node` that matches partially; None if there is none."""
+    """Child of `last_node` of which only the first tokens match; None if no child matches."""
     pages: int
     """Number of cached pages."""
 
@@ -43,21 +44,23 @@ class CachedPrefix(NamedTuple):
 
 
 class DuplicatePages(NamedTuple):
-    """Pages that the tree already held; `first` counts from the start of the insertion. Pages: int32 [n]."""
+    """Pages that the tree already held for tokens that a caller inserted."""
 
     first: int
+    """Index of the first of these pages among the inserted pages."""
     pages: Int32
+    """The tree's pages, int32 [n]."""
 
 
 class RadixTree:
-    """A radix tree of cached pages, which it owns."""
+    """A radix tree that owns the cached pages."""
 
     def __init__(self, page_size: int, strategy: Strategy) -> None:
         self.page_size = page_size
         self.evictable = 0
-        """Number of unlocked pages."""
+        """Number of pages in unlocked nodes."""
         self.additions = 0
-        """Number of nodes added so far; serves as version of the contents."""
+        """Number of nodes added so far; serves as a version number of the tree's contents."""
         self._page_bytes = page_size * _TOKEN_BYTES
         self._roots: dict[bytes, RadixNode] = {}
         self._heap = EvictionHeap(strategy)
@@ -65,10 +68,16 @@ class RadixTree:
         self._clock = 0
 
     def match(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> RadixNode:
-        """Return the node at whose end the longest cached prefix of `data`, of at most `limit` pages, ends.
+        """Return the last node of the longest cached prefix of a token sequence.
 
-        Splits a node if the prefix ends inside it. The caller locks the returned node before any other call.
-        `known` is the node at which an earlier lookup of the same data, limit and salt ended.
+        If the prefix ends inside a node, the node is split. The caller must lock the returned node before it
+        calls another method.
+
+        Args:
+            data: token ids as bytes.
+            limit: maximum length of the prefix, in pages.
+            salt: cache salt of the request.
+            known: node at which an earlier lookup with the same data, limit and salt ended.
         """
         node, child, position = self._walk(data, limit, salt, known)
         if child is None:
@@ -76,7 +85,7 @@ class RadixTree:
         return self._split(child, self._shared_pages(child, data, position, limit * self._page_bytes))
 
     def peek(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> CachedPrefix:
-        """Return the cached prefix of `data` as `match` would find it, without changing the tree."""
+        """Return the longest cached prefix of a token sequence like `match`, without splitting a node."""
         if salt not in self._roots:
             return CachedPrefix(None, None, 0)
         node, child, position = self._walk(data, limit, salt, known)
@@ -86,9 +95,10 @@ class RadixTree:
         return CachedPrefix(node, child, node.end + part)
 
     def fill_row(self, node: RadixNode, row: Int32, priority: int = 0) -> None:
-        """Write the pages from the root to a locked node into a page-table row, and count a hit.
+        """Write the pages from the root to a locked node into a page-table row, int32 [columns].
 
-        `priority` is the request's; a node keeps the highest priority of its users.
+        Also counts a hit for each node on the path, and raises the node's priority to at least `priority`,
+        the priority of the request.
         """
         ancestor: RadixNode | None = node
         while ancestor is not None:
@@ -108,7 +118,7 @@ class RadixTree:
             ancestor = ancestor.parent
 
     def unlock(self, node: RadixNode) -> None:
-        """Release one lock of a node."""
+        """Release one lock of a node and its ancestors; unlocked leaves become evictable."""
         self._clock += 1
         ancestor: RadixNode | None = node
         while ancestor is not None:
@@ -123,10 +133,20 @@ class RadixTree:
     def insert_locked(
         self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0
     ) -> tuple[RadixNode, list[DuplicatePages]]:
-        """Insert pages below a node that the caller has locked, and move the lock to their end.
+        """Insert pages below a node that the caller has locked, and move the lock to the last inserted page.
 
-        The tree takes over pages that it does not hold yet. For the others it returns its own pages as
-        duplicates: the caller still owns the inserted ones there and may use the tree's instead.
+        If the tree already holds pages for some of the tokens, it keeps its own pages and returns them as
+        duplicates, and the caller still owns the pages that it passed for these tokens. All other inserted
+        pages now belong to the tree.
+
+        Args:
+            node: the locked node.
+            data: token ids of the pages, as bytes.
+            pages: page numbers, int32 [n].
+            priority: priority of the request.
+
+        Returns:
+            The node that is now locked, and the duplicates.
         """
         self._clock += 1
         duplicates: list[DuplicatePages] = []
@@ -147,7 +167,11 @@ class RadixTree:
         return node, duplicates
 
     def insert_and_unlock(self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]:
-        """Insert at least one page below a node, release the caller's lock, and return the surplus pages."""
+        """Insert at least one page below a locked node, and release the lock.
+
+        Returns those of `pages` for whose tokens the tree already holds pages; the caller must free them.
+        Takes the same arguments as `insert_locked`.
+        """
         if data[: self._page_bytes] in node.children:
             end, duplicates = self.insert_locked(node, data, pages, priority)
             self.unlock(end)
@@ -159,7 +183,7 @@ class RadixTree:
         return []
 
     def evict(self, count: int) -> list[Int32]:
-        """Evict up to `count` unlocked pages and return them."""
+        """Evict up to `count` unlocked pages, and return them as arrays of int32 [n]."""
         freed: list[Int32] = []
         while count > 0:
             node = self._heap.pop()
@@ -175,7 +199,7 @@ class RadixTree:
         return freed
 
     def drain_events(self) -> CacheEvents:
-        """Return and clear the blocks stored and evicted since the last call."""
+        """Return the blocks stored and evicted since the last call."""
         return self._block_ledger.drain()
 
     def snapshot(self) -> tuple[int, ...]:
@@ -184,20 +208,20 @@ class RadixTree:
 
     def nodes(self) -> Iterator[RadixNode]:
         """Yield all nodes, roots included."""
-        rest = list(self._roots.values())
-        while rest:
-            node = rest.pop()
+        pending = list(self._roots.values())
+        while pending:
+            node = pending.pop()
             yield node
-            rest.extend(node.children.values())
+            pending.extend(node.children.values())
 
     def _walk(
         self, data: bytes, limit: int, salt: bytes, known: RadixNode | None
     ) -> tuple[RadixNode, RadixNode | None, int]:
-        """Return the last completely matching node, its partially matching child, and that child's start
-        byte.
+        """Find the longest cached prefix of `data`.
 
-        A node that an earlier lookup returned still ends a prefix of `data` as long as it is in the tree:
-        splits keep its end, and evictions only shorten it.
+        Returns the last node whose tokens all match, its child that matches in part (or None), and the byte
+        offset of that child in `data`. The walk starts at `known` if that node is still in the tree. Its
+        prefix still matches then: a split keeps the end of a node, and eviction only shortens the node.
         """
         node = self._roots.get(salt) if known is None or known.removed else known
         if node is None:
@@ -225,10 +249,10 @@ class RadixTree:
         return (first if differ[first] else count) // self.page_size
 
     def _add(self, parent: RadixNode, data: bytes, pages: Int32, refs: int, priority: int) -> RadixNode:
-        """Add a leaf to a locked node."""
+        """Add a leaf with `refs` locks below a locked node."""
         node = RadixNode(parent, data, pages)
         node.lock_count, node.priority = refs, priority
-        node.born = node.used = self._clock
+        node.created = node.used = self._clock
         parent.children[data[: self._page_bytes]] = node
         self.additions += 1
         self._block_ledger.added(node)
@@ -242,9 +266,9 @@ class RadixTree:
         parent, border = node.parent, pages * self._page_bytes
         assert parent is not None
         upper = RadixNode(parent, node.token_bytes[:border], node.pages[:pages])
-        upper.lock_count, upper.born, upper.used, upper.hits = (
+        upper.lock_count, upper.created, upper.used, upper.hits = (
             node.lock_count,
-            node.born,
+            node.created,
             node.used,
             node.hits,
         )
@@ -265,7 +289,7 @@ class RadixTree:
         node.lock_count += 1
 
     def _offer_leaf(self, node: RadixNode) -> None:
-        """Make an unlocked node without children evictable; remove it at once if it is an empty root."""
+        """Make an unlocked node without children evictable; if it is a root, remove it at once."""
         if node.children or node.lock_count:
             return
         if node.parent is None:
@@ -275,7 +299,7 @@ class RadixTree:
             self._heap.offer(node)
 
     def _trim(self, node: RadixNode, pages: int) -> None:
-        """Remove the last pages of an unlocked leaf; remove the leaf itself if no page is left."""
+        """Remove the last `pages` pages of an unlocked leaf; remove the leaf if it has no page left."""
         parent, keep = node.parent, len(node.pages) - pages
         assert parent is not None
         self.evictable -= pages

@@ -1,9 +1,9 @@
-"""CUDA graphs of whole decode steps: one replay takes the last tokens to the next ones.
+"""CUDA graphs of whole decode steps, from the last tokens of a batch to the newly sampled ones.
 
-The batch lives on the device (slots, positions, last tokens, page table, sampling parameters), and every
-replay advances it. The host sends one packed buffer if the batch changed or pages were added, and nothing
-otherwise. Batches are padded to the next captured size with rows of the scratch slot. Batches with very
-different context lengths use graphs of their own (`mizzen.engine.execution.length_splits`).
+The batch (slots, positions, last tokens, page table, sampling parameters) stays on the device, and each
+replay advances it by a token. The host sends one packed buffer if the batch changed or pages were added,
+otherwise nothing. Batches are padded to the next captured size with rows of the scratch slot. Batches with
+very different context lengths use other graphs (`mizzen.engine.execution.length_splits`).
 
 `CudaRunner` replays them for plans without prefill.
 """
@@ -44,19 +44,24 @@ from mizzen.models.base import DecoderModel
 log = logging.getLogger(__name__)
 
 MIN_PAGE_WRITES = 64
-"""Minimum number of page writes that a packed buffer can hold."""
+"""Minimum capacity of a packed buffer, in page writes."""
 BUFFERS = 16
-"""Number of packed buffers in pinned memory. More than steps in flight: each is sent before it is reused."""
+"""Number of packed buffers in pinned memory.
+
+It exceeds the number of steps in flight, so the copy from a buffer is complete before its next use."""
 
 
 def batch_sizes(largest: int) -> list[int]:
-    """Return the batch sizes to capture, in finer steps where padding would cost most."""
+    """Return the batch sizes to capture, up to `largest`; small sizes are closer together.
+
+    Padding costs relatively more at small sizes.
+    """
     sizes = {1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(544, largest + 1, 32), largest}
     return sorted(size for size in sizes if size <= largest)
 
 
 class DecodeGraphs:
-    """Captured decode steps by batch size. Used from one thread, in one stream."""
+    """Captured graphs of decode steps, by batch size; used from one thread and in one stream."""
 
     def __init__(
         self,
@@ -66,15 +71,22 @@ class DecodeGraphs:
         upload: Uploader,
         sizes: list[int],
     ) -> None:
-        """Allocate the buffers that all sizes share.
+        """Allocate the buffers that the graphs of all sizes share.
+
+        Args:
+            model: The model.
+            attention: Attention backends over the KV cache.
+            state: Per-slot device state.
+            upload: Copies arrays to the device.
+            sizes: Batch sizes to capture, ascending.
 
         Raises:
-            ValueError: The attention backend needs lengths on the host, or the state has no scratch slot.
+            ValueError: The decode backend needs lengths on the host, or `state` has no scratch slot.
         """
         from mizzen.kernels.decode_inputs import InboxLayout
 
         if not isinstance(attention.decode, DevicePlannedDecode) or state.scratch_slot is None:
-            raise ValueError("decode graphs need a backend with lengths on the device, and a slot of padding")
+            raise ValueError("decode graphs need a backend with lengths on the device, and a scratch slot")
         self.backend: DevicePlannedDecode = attention.decode
         self.refreshed_backend = attention.decode if isinstance(attention.decode, HostPlannedDecode) else None
         self.model = model
@@ -98,7 +110,7 @@ class DecodeGraphs:
         self.length_split = LengthSplitGraphs.for_backend(attention.decode, sizes, state.ranks, device)
         self.length_split_graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.decode_version: int | None = None
-        """Version of the decode batch on the device; None if a step has run outside the graphs since."""
+        """`StepPlan.decode_version` of the batch on the device; None if that batch is stale."""
         self.penalties = GraphPenalties(state.logits_params, self.scratch_slot + 1)
         self.logprobs = LogprobGraphs(self.logits, self.tokens, self.penalties)
         replayed = ReplayBuffers(
@@ -109,19 +121,25 @@ class DecodeGraphs:
         )
         self.resampler = Resampler(replayed, state, self.penalties, upload)
         self.logits_params: BatchLogitsParams | None = None
-        """Logits params of that batch that neither the graph nor the filter kernel applies by itself."""
+        """Logits params of the batch that are applied after a replay; None if there are none.
+
+        They do not include the penalties that the graph or a filter kernel applies."""
         self.logits_params_steps = 0
         """Number of further steps for which `logits_params` stays valid."""
 
     @property
     def graph_count(self) -> int:
-        """Number of captured graphs of decode steps."""
+        """Number of decode graphs to capture, including length-aware ones."""
         return len(self.sizes) + len(self.length_split.sizes)
 
     def enqueue_step(self, size: int, backend: LengthSplitDecode | None = None) -> None:
-        """Enqueue the work of one replay: read the inbox and slot state, write `tokens`, advance both.
+        """Enqueue a decode step for the batch in `inbox`, the packed buffer on the device.
 
-        With a `backend`, attention splits contexts by their lengths.
+        It writes the sampled tokens to `tokens` and to the slot state, and advances the positions in `inbox`.
+
+        Args:
+            size: Batch size.
+            backend: Attention backend that splits contexts by their lengths; None for the usual backend.
         """
         from mizzen.kernels.decode_inputs import gather_inputs, write_pages
         from mizzen.kernels.sampling.sample import sample_and_advance
@@ -149,7 +167,10 @@ class DecodeGraphs:
         )
 
     def capture(self, stream: torch.cuda.Stream, captured: Callable[[], None] = lambda: None) -> None:
-        """Capture every size, the largest first so that all share its memory; call `captured` after each."""
+        """Capture a graph for every size, and call `captured` after each.
+
+        The largest size is captured first, so that all others share its memory.
+        """
         start_time = time.perf_counter()
         pool = None
         graph_sets = (
@@ -171,7 +192,7 @@ class DecodeGraphs:
         log.info("captured %d decode graphs in %.1f s", self.graph_count, seconds)
 
     def run_kernels_once(self) -> None:
-        """Run the kernels that follow some replays, on a padding row: a kernel's first run is slow."""
+        """Run each kernel that may follow a replay on a padding row, because its first run is slow."""
         from mizzen.kernels.sampling.bitmask import mask_tokens
 
         device, vocab = self.inbox.device, self.logits.shape[1]
@@ -181,15 +202,15 @@ class DecodeGraphs:
         self.resampler.run_kernels_once()
 
     def can_run(self, plan: StepPlan) -> bool:
-        """Return whether a plan is decode-only and its batch size is captured."""
+        """Return whether a plan is decode-only and not larger than the largest captured size."""
         return not plan.prefill and 0 < len(plan.decode) <= self.sizes[-1]
 
     def invalidate_batch(self) -> None:
-        """Record that a step ran outside the graphs, so the batch on the device is stale."""
+        """Mark the batch on the device as stale, because a step ran outside the graphs."""
         self.decode_version = None
 
     def __call__(self, plan: StepPlan) -> StepResult:
-        """Run a plan; its tokens are valid until the next replay in stream order."""
+        """Enqueue the step of a plan; the result's tokens are valid until the next replay in stream order."""
         state, rows = self.state, len(plan.decode)
         if plan.starts:
             state.start_slots(plan.starts)
@@ -218,7 +239,7 @@ class DecodeGraphs:
         )
 
     def send_batch(self, plan: StepPlan, *, with_pages: bool) -> None:
-        """Send the batch, and the plan's page writes if `with_pages`, in one copy."""
+        """Send the batch of a plan to the device in one copy; include its page writes if `with_pages`."""
         buffer, layout, state = next(self.pinned_buffers), self.inbox_layout, self.state
         view, rows = buffer.numpy(), len(plan.decode)
         view[:] = self.blank_inbox
@@ -228,7 +249,7 @@ class DecodeGraphs:
             view[0] = count
             table_indices = writes.slots.astype(np.int64) * table.shape[1] + writes.columns
             view[layout.table_indices][:count] = table_indices
-            # Read back: the device does not order several writes to one cell.
+            # Send the host table's entries: the device does not order several writes to one entry.
             view[layout.pages][:count] = table[writes.slots, writes.columns]
         view[layout.slots][:rows] = plan.decode
         view[layout.positions][:rows] = state.lengths[plan.decode]
@@ -240,7 +261,10 @@ class DecodeGraphs:
             self.decode_version = plan.decode_version
 
     def gather_logits_params(self, slots: Int64, positions: Int64) -> None:
-        """Gather the batch's logits params that graphs and filter kernels do not apply while sampling."""
+        """Gather the logits params of the batch that must be applied after a replay.
+
+        `slots` and `positions` (of the tokens to sample) are [rows].
+        """
         self.logits_params = params = self.state.logits_params.gather_batch(
             slots, positions, self.resampler.rows_with_graph_penalties
         )
@@ -251,9 +275,14 @@ class DecodeGraphs:
     def resample_and_report(
         self, params: BatchLogitsParams, tokens: torch.Tensor, positions: Int64
     ) -> DeviceSideOutputs | None:
-        """Resample rows whose logits are processed, and compute log probabilities.
+        """Resample the rows that have logits params, and compute log probabilities.
 
-        All of it follows the replay in the stream; the host enqueues it while the replay runs.
+        This work follows the replay in the stream; the host enqueues it while the replay runs.
+
+        Args:
+            params: Logits params of the batch.
+            tokens: Tokens that the replay sampled, int64 [rows]; updated in place.
+            positions: Sequence positions of these tokens, [rows].
         """
         self.logits_params_steps -= 1
         state, processed = self.state, None

@@ -1,6 +1,6 @@
-"""Layout of a mixed batch: the flat rows of a plan's decodes and prefill chunks.
+"""Layout of a mixed batch: one row per token of a plan's decodes and prefill chunks.
 
-`StepExecutor` builds one per step; eager steps and prefill graphs read it.
+`StepExecutor` creates a layout per step; eager steps and prefill graphs read it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ class BatchLayout:
     """Rows of a mixed batch, one per token: decodes first, then the chunks in plan order."""
 
     slots: Int64
+    """Slot of each row, int64 [rows]."""
     positions: Int64
+    """Sequence position of each row's token, int64 [rows]."""
     chunk_tokens: Int64
-    """Token ids of the chunks; the decodes' tokens are known only on the device."""
+    """Token ids of all chunks, int64 [tokens]; only the device knows the tokens of decodes."""
     sample_rows: Int64 | None
-    """Rows that sample a token; None means every row."""
+    """Indices of the rows that sample a token, int64 [samples]; None if all rows do."""
     sample_slots: Int64
+    """Slot of each sample, int64 [samples]."""
     sample_positions: Int64
-    """Sequence positions of the tokens to sample."""
+    """Sequence positions of the tokens to sample, int64 [samples]."""
 
     @classmethod
     def from_plan(cls, plan: StepPlan, state: SlotState) -> BatchLayout:
-        """Lay out a plan's batch; the plan's starts must have been applied to `state`."""
+        """Create the layout of a plan's batch, after `plan.starts` have been applied to `state`."""
         decode = plan.decode.astype(np.int64)
         lengths = state.lengths[decode].astype(np.int64)
         if not plan.prefill:

@@ -1,4 +1,4 @@
-"""Captures one CUDA graph; decode, prefill and logprob graphs all use it."""
+"""Capture of a CUDA graph, for decode, prefill and logprob graphs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ import torch
 def capture_graph(
     enqueue: Callable[[], None], stream: torch.cuda.Stream, pool: tuple[int, int] | None
 ) -> torch.cuda.CUDAGraph:
-    """Return a graph of the work that `enqueue` enqueues in `stream`, which must be the current stream.
+    """Capture the work that a function enqueues, and return the graph.
 
-    `enqueue` runs once before the capture, because kernels cannot be loaded during it. Other threads may call
-    CUDA meanwhile. The graph's memory comes from `pool`.
+    Other threads may call CUDA during the capture.
+
+    Args:
+        enqueue: Enqueues the work. It is called once before the capture as well, because no kernels can be
+            loaded during a capture.
+        stream: Stream of the work; must be the current stream.
+        pool: Memory pool of the graph; None creates one.
     """
     enqueue()
     graph = torch.cuda.CUDAGraph()

@@ -1,8 +1,8 @@
-"""Chooses which decode batches use graphs whose attention splits contexts by their lengths.
+"""Selection of decode graphs whose attention splits contexts by their lengths.
 
-If one context is far longer than the others, a step whose attention splits all contexts alike waits for
-that one. Both kinds of graphs exist side by side: length-aware ones are captured for fewer batch
-sizes (a batch is padded to the next one) and need one more kernel. `DecodeGraphs` decides it for each step.
+If attention splits all contexts into the same number of parts, a context that is far longer than the others
+delays the step. Length-aware graphs avoid this, but run one more kernel and are captured for fewer batch
+sizes, so batches need more padding. `DecodeGraphs` has both kinds of graphs, and selects one for each step.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from mizzen.core.request import Int32
 from mizzen.parallel.collectives import Collectives
 
 SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Batch sizes up to 256 that are captured with length-aware splits."""
+"""Batch sizes up to 256 for which length-aware graphs are captured."""
 LARGE_SIZE_STEP = 128
-"""Batch sizes above the largest of SIZES are captured at multiples of this."""
+"""Distance between the larger batch sizes for which length-aware graphs are captured."""
 
 
 def length_split_sizes(sizes: list[int]) -> list[int]:
-    """Return the sizes, out of all captured ones (ascending), that also get a length-aware graph."""
+    """Return the batch sizes, out of `sizes` (ascending), for which to capture length-aware graphs."""
 
     def wanted(size: int) -> bool:
         if size > SIZES[-1]:
@@ -33,30 +33,37 @@ def length_split_sizes(sizes: list[int]) -> list[int]:
 
 
 def equal_on_all_ranks(number: int, ranks: Collectives, device: torch.device) -> bool:
-    """Return whether all ranks hold the same number; collective, every rank gets the same answer."""
+    """Return whether `number` is equal on all ranks; collective, with the same result on every rank."""
     if ranks.size == 1:
         return True
-    mine = torch.tensor([number, number * number], device=device)
-    total, squares = ranks.all_reduce(mine).tolist()
+    local = torch.tensor([number, number * number], device=device)
+    total, squares = ranks.all_reduce(local).tolist()
     return total * total == ranks.size * squares
 
 
 @dataclass(frozen=True, slots=True)
 class LengthSplitGraphs:
-    """Decides when a batch uses a length-aware graph."""
+    """The batch sizes of length-aware graphs, and the choice between them and plain graphs."""
 
     backend: LengthSplitDecode | None
+    """Attention backend that can split by length; None if there are no length-aware graphs."""
     sizes: list[int]
-    """Captured batch sizes, ascending; an empty list if the backend cannot split by length."""
+    """Batch sizes of the length-aware graphs, ascending; empty if there are none."""
 
     @classmethod
     def for_backend(
         cls, backend: object, sizes: list[int], ranks: Collectives, device: torch.device
     ) -> LengthSplitGraphs:
-        """Return the choice for a backend, alongside plain graphs of `sizes`; every rank calls it.
+        """Select the batch sizes of length-aware graphs for a backend.
 
-        If ranks would choose differently, there are no length-aware graphs: all ranks run a step with equal
-        rows.
+        Collective: every rank must call it. If ranks differ in the number of concurrent splits, no
+        length-aware graphs are used, because ranks could choose graphs of different sizes for a step.
+
+        Args:
+            backend: The attention backend for decode.
+            sizes: Batch sizes of the plain graphs, ascending.
+            ranks: Collectives of the tensor parallel ranks.
+            device: Device of this rank.
         """
         split_backend = backend if isinstance(backend, LengthSplitDecode) else None
         slots = split_backend.concurrent_splits if split_backend else 0
@@ -65,11 +72,11 @@ class LengthSplitGraphs:
         return cls(split_backend, length_split_sizes(sizes))
 
     def size_for(self, size: int, lengths: Int32) -> int | None:
-        """Return the size of the length-aware graph to replay; None to replay the plain one.
+        """Return the batch size of the length-aware graph to replay, or None to replay the plain graph.
 
         Args:
-            size: Size of the plain graph.
-            lengths: Context lengths of the batch's rows.
+            size: Batch size of the plain graph.
+            lengths: Context length of each row of the batch, in tokens, int32 [rows].
         """
         if self.backend is None or not self.sizes or not self.backend.length_splits_are_faster(size, lengths):
             return None

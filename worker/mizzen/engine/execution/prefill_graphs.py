@@ -1,14 +1,14 @@
-"""CUDA graphs of steps with prefill: decodes and chunks run as one batch of sequences.
+"""CUDA graphs of steps with prefill, in which decodes and chunks form one batch of sequences.
 
-Launching a step's kernels one by one costs the host a fixed time per layer, however few tokens run. A graph
-helps where that takes longer than the GPU needs: short chunks of large models, most chunks of small ones.
+If kernels are launched one by one, each layer costs the host a fixed time, for any number of tokens. A graph
+helps if this takes longer than the GPU's work: for short chunks of large models, and most of small models.
 
-A batch is padded to the next captured number of tokens with one more sequence, which uses the scratch slot:
+A batch is padded to the next captured number of tokens with an additional sequence in the scratch slot:
 
     tokens      | decodes, one each | chunk | chunk | padding      |
     sequences   | 1 | 1 | 1 |   ... |       |       |              | empty ones |
 
-`StepExecutor` replays them in place of its eager forward pass.
+`StepExecutor` replays a graph instead of its eager forward pass.
 """
 
 from __future__ import annotations
@@ -36,17 +36,23 @@ from mizzen.models.config import ModelConfig
 log = logging.getLogger(__name__)
 
 BUFFERS = 16
-"""Number of packed buffers in pinned memory. More than steps in flight: each is sent before it is reused."""
+"""Number of packed buffers in pinned memory.
+
+It exceeds the number of steps in flight, so the copy from a buffer is complete before its next use."""
 LAYER_LAUNCH_SECONDS = 0.4e-3
-"""Host time to launch the kernels of one layer, measured on the machine of docs/benchmarks.md."""
+"""Host time in seconds to launch the kernels of one layer; measured on the machine of docs/benchmarks.md."""
 PREFILL_FLOPS = 600e12
-"""Floating-point operations per second that prefill reaches on that machine."""
+"""Floating-point operations per second of prefill; measured on the machine of docs/benchmarks.md."""
 MAX_GRAPH_TOKENS = 4096
-"""Default maximum of captured tokens: larger graphs would take memory from the KV cache."""
+"""Default maximum of tokens of a captured step; larger graphs would take memory from the KV cache."""
 
 
 def token_sizes(largest: int) -> list[int]:
-    """Return the token counts to capture, up to `largest`: an eighth apart where padding costs most."""
+    """Return the token counts to capture, from 16 to `largest`.
+
+    The distance from a count to the next one is a quarter of the largest power of two up to the count (an
+    eighth from 256 on), but at least 16.
+    """
     sizes, size = [], 16
     while size < largest:
         sizes.append(size)
@@ -56,10 +62,10 @@ def token_sizes(largest: int) -> list[int]:
 
 
 def max_profitable_tokens(config: ModelConfig, most: int) -> int:
-    """Return the largest token count, at most `most`, for which graphs are faster than eager launches.
+    """Return the largest token count, at most `most`, for which a graph is faster than eager launches.
 
-    That is up to twice the tokens that occupy the GPU for as long as the launches occupy the host, because
-    launches after a short step are still pending when that step ends.
+    This is twice the number of tokens for which the GPU's work takes as long as the host's launches: if the
+    previous step was short, the GPU still waits for launches although its own work takes longer.
     """
     attention = config.hidden_size * config.head_dim * (2 * config.heads + 2 * config.kv_heads)
     layer = attention + 3 * config.hidden_size * config.intermediate_size
@@ -69,38 +75,43 @@ def max_profitable_tokens(config: ModelConfig, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Layout of the int32 buffer that tells a replay its batch."""
+    """Layout of the int32 buffer that describes the batch of a replay."""
 
     tokens: int
+    """Number of tokens of the graph."""
     sequences: int
-    """Maximum number of request sequences; one padding sequence is added."""
+    """Maximum number of sequences of requests; a padding sequence is added."""
 
     @property
     def section_sizes(self) -> tuple[int, ...]:
-        """Section sizes in order: ids, slots, positions; starts, slots, lengths by sequence; sampled rows."""
+        """Sizes of the sections in elements, in their order in the buffer.
+
+        By token: token ids, slots, positions. By sequence: first rows, slots, lengths. Then the sampled rows.
+        """
         sequences = self.sequences + 1
         return (self.tokens,) * 3 + (sequences + 1, sequences, sequences, self.sequences)
 
     @property
     def size(self) -> int:
-        """Total length of the buffer."""
+        """Length of the buffer in elements."""
         return sum(self.section_sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillGraph:
-    """One captured graph and the buffer it reads."""
+    """A captured graph, and the device buffer that it reads its batch from."""
 
     graph: torch.cuda.CUDAGraph
     layout: PackedLayout
     inbox: torch.Tensor
+    """Device buffer of the packed batch, int32 [layout.size]."""
 
 
 class PrefillGraphs:
-    """Captured forward passes by number of tokens. Used from one thread, in one stream.
+    """Captured graphs of forward passes, by number of tokens; used from one thread and in one stream.
 
-    They end with the logits of the sampled rows, in a buffer that the next replay overwrites in stream order;
-    sampling follows as in any other step.
+    A graph ends with the logits of the sampled rows, in a buffer that the next replay overwrites. Sampling is
+    not part of the graph.
     """
 
     def __init__(
@@ -112,7 +123,7 @@ class PrefillGraphs:
         sizes: list[int],
         rows: int,
     ) -> None:
-        """Allocate the buffers that all sizes share.
+        """Allocate the buffers that the graphs of all sizes share.
 
         Args:
             model: The model.
@@ -123,12 +134,10 @@ class PrefillGraphs:
             rows: Maximum number of sequences.
 
         Raises:
-            ValueError: The attention backend needs lengths on the host, or the state has no scratch slot.
+            ValueError: The prefill backend needs lengths on the host, or `state` has no scratch slot.
         """
         if not isinstance(attention.prefill, DevicePlannedSequences) or state.scratch_slot is None:
-            raise ValueError(
-                "prefill graphs need a backend with lengths on the device, and a slot of padding"
-            )
+            raise ValueError("prefill graphs need a backend with lengths on the device, and a scratch slot")
         self.backend: DevicePlannedSequences = attention.prefill
         self.model = model
         self.kv = attention.kv
@@ -146,7 +155,7 @@ class PrefillGraphs:
         self.graphs: dict[int, PrefillGraph] = {}
 
     def enqueue_forward(self, packed: PackedLayout, inbox: torch.Tensor) -> None:
-        """Enqueue the work of one replay, from the inbox to `logits`."""
+        """Enqueue one forward pass over the batch in `inbox` (int32 [packed.size]); it writes `logits`."""
         from mizzen.kernels.decode_inputs import gather_inputs
 
         state = self.state
@@ -170,7 +179,10 @@ class PrefillGraphs:
         captured: Callable[[], None] = lambda: None,
         pool: tuple[int, int] | None = None,
     ) -> None:
-        """Capture every size, the largest first so that all share its memory; call `captured` after each."""
+        """Capture a graph for every size, and call `captured` after each.
+
+        The largest size is captured first, so that all others share its memory, which comes from `pool`.
+        """
         start_time = time.perf_counter()
         with torch.inference_mode(), torch.cuda.stream(stream):
             for size in reversed(self.sizes):
@@ -183,14 +195,14 @@ class PrefillGraphs:
         stream.synchronize()
         seconds = time.perf_counter() - start_time
         log.info(
-            "captured %d prefill graphs of up to %d tokens in %.1f s",
+            "captured %d prefill graphs for up to %d tokens in %.1f s",
             len(self.sizes),
             self.sizes[-1],
             seconds,
         )
 
     def blank_inbox(self, packed: PackedLayout) -> Int32:
-        """Return the packed buffer of a batch that consists of padding only."""
+        """Return the packed buffer of a batch that consists of padding only, int32 [packed.size]."""
         numbers = np.zeros(packed.size, np.int32)
         _, slots, _, starts, sequence_slots, lengths, _ = np.split(
             numbers, np.cumsum(packed.section_sizes)[:-1]
@@ -201,14 +213,14 @@ class PrefillGraphs:
         return numbers
 
     def can_run(self, plan: StepPlan, layout: BatchLayout) -> bool:
-        """Return whether a plan has prefill and fits the captured sizes."""
+        """Return whether a plan has prefill and its tokens and samples fit the largest graph."""
         count = len(layout.slots)
         return (
             bool(plan.prefill) and count <= self.sizes[-1] and len(layout.sample_slots) <= self.max_sequences
         )
 
     def __call__(self, plan: StepPlan, layout: BatchLayout) -> torch.Tensor:
-        """Run a plan whose page writes and starts have been applied.
+        """Replay the forward pass of a plan, after its page writes and starts have been applied.
 
         Returns:
             Logits [samples, vocab], valid until the next replay in stream order.
@@ -221,7 +233,7 @@ class PrefillGraphs:
         return self.logits[: len(layout.sample_slots)]
 
     def pack_batch(self, packed: PackedLayout, numbers: Int32, plan: StepPlan, layout: BatchLayout) -> None:
-        """Write a batch and its padding into the packed buffer `numbers`."""
+        """Write the batch of a plan, and its padding, into the packed buffer `numbers`."""
         host_tokens, slots, positions, starts, sequence_slots, lengths, rows = np.split(
             numbers, np.cumsum(packed.section_sizes)[:-1]
         )

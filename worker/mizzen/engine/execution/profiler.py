@@ -1,6 +1,6 @@
-"""Step traces on demand with PyTorch's profiler, and NVTX ranges for NVIDIA's tools.
+"""Traces of steps with PyTorch's profiler, and NVTX ranges for NVIDIA's tools.
 
-`--profile` wraps the runner in a `ProfilingRunner`; SIGUSR2 starts a trace.
+With `--profile`, the loader wraps the runner in a `ProfilingRunner`; SIGUSR2 then starts a trace.
 """
 
 from __future__ import annotations
@@ -28,14 +28,21 @@ def step_title(plan: StepPlan) -> str:
 
 
 class ProfilingRunner:
-    """A runner that names its launches and waits as ranges, and traces them on request.
+    """Wraps a runner to mark launches and waits as named ranges, and to trace steps on request.
 
-    Used from one thread, except `request_trace`. A trace holds the kernels of its steps; while it is written,
-    for about a second, no step is launched.
+    All methods except `request_trace` are called from one thread. A trace contains the kernels of its steps.
+    Writing it takes about a second, during which no step is launched.
     """
 
     def __init__(self, runner: Runner, folder: Path, steps: int, device: torch.device) -> None:
-        """Write traces of `steps` steps each to a folder that `validate.make_trace_folder` has created."""
+        """Wrap a runner.
+
+        Args:
+            runner: The runner that executes the steps.
+            folder: Folder for traces; `validate.make_trace_folder` has created it.
+            steps: Number of steps in a trace.
+            device: Device of the runner.
+        """
         self.runner = runner
         self.folder = folder
         self.steps = steps
@@ -43,15 +50,15 @@ class ProfilingRunner:
         self.requested = False
         self.trace: profile | None = None
         self.first_step = self.last_step = 0
-        """The steps of the trace that is being taken."""
+        """First and last step number of the current trace."""
 
     def request_trace(self) -> None:
-        """Start a trace with the next step, unless one is running; safe in a signal handler."""
+        """Start a trace with the next step, or after the current trace; safe in a signal handler."""
         self.requested = True
 
     @contextmanager
     def named_range(self, name: str) -> Iterator[None]:
-        """Name the work inside the context."""
+        """Mark the work inside the context as a range, in the current trace and for NVTX."""
         if self.on_gpu:
             torch.cuda.nvtx.range_push(name)
         try:
@@ -65,7 +72,7 @@ class ProfilingRunner:
                 torch.cuda.nvtx.range_pop()
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step after those in flight."""
+        """Enqueue a step after the steps in flight; start a trace with it if one was requested."""
         if self.requested and self.trace is None:
             self.begin_trace(plan.step)
         with self.named_range(step_title(plan)):
@@ -76,7 +83,7 @@ class ProfilingRunner:
         return self.runner.ready()
 
     def collect(self) -> StepTokens:
-        """Wait for the oldest step in flight and return its tokens."""
+        """Wait for the oldest step in flight and return its tokens; end the trace after its last step."""
         with self.named_range("wait for tokens"):
             tokens = self.runner.collect()
         if self.trace is not None and tokens.step >= self.last_step:
@@ -84,13 +91,13 @@ class ProfilingRunner:
         return tokens
 
     def close(self) -> None:
-        """Wait for the steps in flight and free the device; write a trace that was started."""
+        """Wait for the steps in flight and free the device; write the current trace, if there is one."""
         self.runner.close()
         if self.trace is not None:
             self.end_trace()
 
     def begin_trace(self, step: int) -> None:
-        """Start a trace at a step."""
+        """Start a trace whose first step is `step`."""
         self.requested = False
         self.first_step, self.last_step = step, step + self.steps - 1
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])]
@@ -100,7 +107,7 @@ class ProfilingRunner:
         self.trace.start()
 
     def end_trace(self) -> None:
-        """Write the trace. A failure is logged and does not stop serving."""
+        """End the current trace and write it to a file; a failure is only logged."""
         trace, self.trace = self.trace, None
         if trace is None:
             return
@@ -110,6 +117,6 @@ class ProfilingRunner:
             trace.stop()
             trace.export_chrome_trace(str(path))
         except (OSError, RuntimeError) as error:
-            log.warning("no trace was written to %s: %s", path, error)
+            log.warning("cannot write the trace %s: %s", path, error)
             return
         log.info("wrote the trace %s in %.1f s", path, time.perf_counter() - start_time)

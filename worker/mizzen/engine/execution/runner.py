@@ -1,4 +1,4 @@
-"""Step runners: on CPU in a worker thread, on CUDA in a stream.
+"""Step runners: `CpuRunner` runs steps in a worker thread, `CudaRunner` enqueues them in a CUDA stream.
 
 Both implement `mizzen.core.step_plan.Runner`: steps complete in the order in which they were launched.
 """
@@ -23,7 +23,7 @@ from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
 from mizzen.weights.load import ProgressCallback
 
 StepDelay = Callable[[StepPlan], float]
-"""Returns the seconds that a step is held back; tests use it to exercise overlap and deferred frees."""
+"""Returns the seconds to delay a step; tests use it to exercise overlap and deferred frees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,11 @@ class LaunchedStep:
 
     step: int
     tokens: torch.Tensor
-    """Sampled tokens, int64 [samples] in pinned memory, valid once the event has passed."""
+    """Sampled tokens, int64 [samples] in pinned memory; valid when `event` has completed."""
     event: torch.cuda.Event
+    """Event that completes after the copies to pinned memory."""
     side_outputs: DeviceSideOutputs | None
-    """Side outputs, in pinned memory as well."""
+    """Side outputs in pinned memory; valid when `event` has completed."""
 
     def wait_for_tokens(self) -> Int64:
         """Wait for the step and return its tokens, int64 [samples]."""
@@ -44,26 +45,27 @@ class LaunchedStep:
 
 
 def as_token_column(tokens: torch.Tensor) -> Int32:
-    """Return host tokens [samples] as int32 [samples, 1]."""
+    """Convert tokens [samples] on the host to int32 [samples, 1]."""
     return tokens.numpy().astype(np.int32)[:, None]
 
 
 def copy_to_pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Enqueue a copy of a tensor to pinned host memory."""
+    """Enqueue the copy of a device tensor to new pinned memory, and return the copy."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
 
 
 def count_up(progress: ProgressCallback, total: int) -> Callable[[], None]:
-    """Return a callback that advances `progress` by one item of `total`."""
+    """Return a function that reports one more item out of `total` to `progress` with each call."""
     done = count(1)
     return lambda: progress(next(done), total)
 
 
 class CpuRunner:
-    """Runs steps one after the other in a worker thread, as a device would."""
+    """Runs steps one after the other in a worker thread, asynchronously like a GPU."""
 
     def __init__(self, step: StepExecutor, *, threads: int, delay: StepDelay | None = None) -> None:
+        """Start the worker thread; `threads` is PyTorch's number of threads for an operation."""
         self.step = step
         self.delay = delay
         # PyTorch's thread count is a setting of the calling thread.
@@ -71,7 +73,7 @@ class CpuRunner:
         self.pending: deque[Future[StepTokens]] = deque()
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step after those in flight."""
+        """Enqueue a step after the steps in flight, and return at once."""
         self.pending.append(self.worker.submit(self.run, plan))
 
     def run(self, plan: StepPlan) -> StepTokens:
@@ -100,9 +102,9 @@ class CpuRunner:
 
 
 class CudaRunner:
-    """Enqueues steps on a stream; tokens return through pinned memory, each step followed by an event.
+    """Enqueues steps in a CUDA stream, each followed by copies of its outputs to pinned memory and an event.
 
-    Steps run eagerly; captured graphs replace `step` for decode-only batches.
+    Decode-only steps are replays of captured graphs where possible; `step` runs all others.
     """
 
     def __init__(
@@ -112,7 +114,14 @@ class CudaRunner:
         graphs: DecodeGraphs | None = None,
         progress: ProgressCallback = lambda done, total: None,
     ) -> None:
-        """Capture the graphs; `progress` gets the number of captured graphs and their total."""
+        """Capture the graphs.
+
+        Args:
+            step: Runs steps without decode graphs; its prefill graphs are captured here as well.
+            device: The GPU.
+            graphs: Decode graphs to capture; None runs decode-only steps eagerly.
+            progress: Called with the number of captured graphs and their total after each capture.
+        """
         self.step = step
         self.decode_graphs = graphs
         self.stream = torch.cuda.Stream(device)
@@ -129,10 +138,10 @@ class CudaRunner:
         self.pending: deque[LaunchedStep | Exception] = deque()
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step after those in flight."""
+        """Enqueue a step after the steps in flight, and return at once."""
         try:
             self.pending.append(self.enqueue(plan))
-        except Exception as error:  # `collect` raises it when the step is due
+        except Exception as error:  # `collect` raises it when this step is the oldest
             self.pending.append(error)
 
     def enqueue(self, plan: StepPlan) -> LaunchedStep:
@@ -150,7 +159,7 @@ class CudaRunner:
         return launched
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Enqueue a step, as a graph replay where possible."""
+        """Enqueue a step: as the replay of a decode graph where possible, else with `step`."""
         graphs = self.decode_graphs
         if graphs is None:
             return self.step(plan)
@@ -176,7 +185,7 @@ class CudaRunner:
         return StepTokens(first.step, as_token_column(first.tokens), None, side_outputs)
 
     def close(self) -> None:
-        """Wait for the steps in flight and drop the graphs; graphs of ranks hold their collectives."""
+        """Wait for the steps in flight and drop the graphs, which keep the collectives of ranks alive."""
         self.stream.synchronize()
         self.pending.clear()
         self.decode_graphs = self.step.prefill_graphs = None

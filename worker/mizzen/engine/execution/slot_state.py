@@ -1,6 +1,6 @@
-"""Per-slot state on the device: everything that a step needs besides its plan.
+"""Per-slot state on the device, which a step reads in addition to its plan.
 
-Eager steps, graphs and sampling read it; `StepExecutor` and `DecodeGraphs` apply each plan's changes.
+Eager steps, graphs and sampling read it. `StepExecutor` and `DecodeGraphs` update it from each plan.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mizzen.engine.uploader import MirroredArray, Uploader
 from mizzen.parallel.collectives import SINGLE_RANK, Collectives
 
 MIN_TEMPERATURE = 1e-6
-"""Smallest temperature above 0: logits divided by it stay finite, and the most probable token is certain."""
+"""Minimum of temperatures above 0: logits divided by it stay finite, and sampling is in effect greedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
-    """Sampling parameters, each [slots] on the device; see `mizzen.kernels.sampling.top_k_top_p`."""
+    """Sampling parameters of all slots, [slots] on the device; the arguments of the sampling kernels."""
 
     temperature: torch.Tensor
     seed: torch.Tensor
@@ -35,8 +35,8 @@ class SamplingTensors:
 class SlotState:
     """Page table, lengths, last tokens and sampling parameters, indexed by slot.
 
-    With a `scratch_page` there is one more slot, the last: padding rows run in it, and all its KV goes to
-    that page, which no request holds.
+    With a `scratch_page` there is an additional last slot, in which padding rows run. All KV of this slot is
+    written to that page, which no request holds.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class SlotState:
         """Allocate state for `slots` slots with `columns` pages each.
 
         Args:
-            slots: Number of slots that requests can take.
-            columns: PageTable per slot.
+            slots: Number of slots for requests.
+            columns: Width of the page table: maximum number of pages of a slot.
             upload: Copies arrays to the device.
-            scratch_page: Page of the padding slot, if there is to be one.
-            vocab: Vocabulary size, needed for penalties.
+            scratch_page: Page of the scratch slot; None for no scratch slot.
+            vocab: Vocabulary size; only penalties need it.
             ranks: Collectives of the tensor parallel ranks.
         """
         self.ranks = ranks
@@ -65,10 +65,10 @@ class SlotState:
             slots += 1
             table = np.concatenate([table, np.full((1, columns), scratch_page, np.int32)])
         self.scratch_slot = slots - 1 if scratch_page is not None else None
-        """Slot of padding rows."""
+        """Slot of padding rows; None without a scratch page."""
         self.page_table = MirroredArray(table, upload)
         self.lengths: Int32 = np.zeros(slots, np.int32)
-        """Number of tokens whose KV exists, by slot. Only the host needs it: a step adds a known number."""
+        """Number of tokens whose KV exists in each slot, int32 [slots]; only on the host."""
         self.last_tokens = torch.zeros(slots, dtype=torch.int64, device=upload.device)
         self.temperature = MirroredArray(np.ones(slots, np.float32), upload)
         self.top_k = MirroredArray(np.zeros(slots, np.int64), upload)
@@ -80,32 +80,32 @@ class SlotState:
         self.logits_params = LogitsParamsTable(slots, vocab, upload)
 
     def synced_last_tokens(self) -> torch.Tensor:
-        """Return the last tokens, int64 [slots], after broadcasting rank 0's: only rank 0 knows the samples.
+        """Return the last tokens, int64 [slots], after a broadcast from rank 0, which alone samples.
 
-        Every step that decodes calls it once, before it reads them. Collective.
+        Every step with decodes calls it once, before it reads the last tokens. Collective.
         """
         self.ranks.broadcast(self.last_tokens)
         return self.last_tokens
 
     @property
     def pages(self) -> PageTable:
-        """The page table."""
+        """The page table on host and device, int32 [slots, columns]."""
         host: Int32 = self.page_table.host  # type: ignore[assignment]
         return PageTable(host=host, device=self.page_table.device)
 
     def write_pages(self, writes: PageWrites) -> None:
-        """Set cells of the page table."""
+        """Set entries of the page table."""
         if len(writes.slots):
             self.page_table.write((writes.slots, writes.columns), writes.pages)
 
     def start_slots(self, starts: tuple[SlotStart, ...]) -> None:
-        """Assign slots to new requests."""
+        """Assign slots to new or resumed requests, and set their lengths and sampling parameters."""
         if not starts:
             return
         slots = np.array([start.slot for start in starts], np.int64)
         self.lengths[slots] = [start.length for start in starts]
         params = [start.sampling for start in starts]
-        # Seeds are unsigned 64-bit numbers; the device keeps the same bits as signed ones.
+        # Seeds are unsigned 64-bit numbers; the device keeps the same bits as signed 64-bit numbers.
         seeds = np.array([start.seed % 2**64 for start in starts], np.uint64).view(np.int64)
         temperatures = np.array([p.temperature for p in params], np.float32)
         minimum = np.where(temperatures > 0, MIN_TEMPERATURE, 0).astype(np.float32)
@@ -117,6 +117,6 @@ class SlotState:
         self.logits_params.start_slots(starts)
 
     def slot_mapping(self, slots: Int64, positions: Int64, page_size: int) -> Int64:
-        """Return KV cell indices of (slot, position) pairs, int64: page * page_size + offset."""
+        """Return the KV cache entries of (slot, position) pairs, int64 [n]: page * page_size + offset."""
         pages = self.page_table.host[slots, positions // page_size].astype(np.int64)
         return pages * page_size + positions % page_size

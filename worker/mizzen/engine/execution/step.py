@@ -1,6 +1,6 @@
-"""Executes one step on the device: plan in, sampled tokens out.
+"""Executes a step on the device, from a plan to sampled tokens.
 
-Runners call it, except for decode-only steps that replay a CUDA graph. Plans must run in order.
+Runners call it, except for decode-only steps that are replays of a CUDA graph. Plans must run in order.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class StepResult:
 
 
 class StepExecutor:
-    """Runs plans in order against a model and its per-slot state.
+    """Runs plans, in order, with a model and its per-slot state.
 
-    Every operation is enqueued without waiting for the device; the runner reads the tokens.
+    Operations are enqueued without waiting for the device; the runner waits for the tokens.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class StepExecutor:
         self.upload = upload
         self.prompt_outputs = PromptOutputs(model, upload)
         self.prefill_graphs: PrefillGraphs | None = None
-        """Graphs that replace `forward` for plans they can run, unless a chunk has prompt outputs."""
+        """Graphs that replace `run_eager` for plans that fit, unless a chunk has prompt outputs."""
 
     def __call__(self, plan: StepPlan) -> StepResult:
-        """Run a plan."""
+        """Enqueue the step of a plan: update the slot state, run the model, sample."""
         state, upload = self.state, self.upload
         state.write_pages(plan.pages)
         if plan.starts:
@@ -91,7 +91,16 @@ class StepExecutor:
     def run_eager(
         self, plan: StepPlan, layout: BatchLayout, reads: list[PromptOutputRows]
     ) -> tuple[torch.Tensor, DeviceSideOutputs | None]:
-        """Run the model kernel by kernel; return the logits of the samples, and the prompt outputs."""
+        """Run the model without a graph.
+
+        Args:
+            plan: The plan.
+            layout: Layout of the plan's batch.
+            reads: Rows that prompt outputs need.
+
+        Returns:
+            Logits [samples, vocab], and the prompt outputs (None if `reads` is empty).
+        """
         samples = len(layout.sample_slots)
         read_rows = self.prompt_outputs.batch_rows(plan, reads) if reads else None
         hidden = self.forward(plan, layout, self.hidden_rows(layout, read_rows))
@@ -101,7 +110,10 @@ class StepExecutor:
         return self.model.logits(hidden[:samples] if reads else hidden), side_outputs
 
     def defer_grammar_update(self, plan: StepPlan, tokens: Callable[[], NDArray[Any]]) -> None:
-        """Hand the grammars of the sampled slots a callback that waits for the step's tokens."""
+        """Register a launched step, so that grammars advance by its tokens once they are known.
+
+        `tokens` waits for the step and returns its tokens [samples].
+        """
         masks = self.state.logits_params.masks
         if masks is None or not masks.active:
             return
@@ -112,15 +124,18 @@ class StepExecutor:
         )
 
     def hidden_rows(self, layout: BatchLayout, read_rows: Int64 | None = None) -> torch.Tensor | None:
-        """Return the rows to sample, followed by the rows for prompt outputs; None means all rows."""
+        """Return the rows whose hidden states are needed: rows to sample, then rows for prompt outputs.
+
+        Returns int64 [n] on the device, or None if all rows are needed.
+        """
         if layout.sample_rows is None:
             return None
         rows = layout.sample_rows if read_rows is None else np.concatenate([layout.sample_rows, read_rows])
-        # If no chunk ends in this step, keep one unused row: kernels do not accept an empty batch.
+        # If no row is needed, keep one unused row, because kernels do not accept an empty batch.
         return self.upload(rows if len(rows) else np.zeros(1, np.int64))
 
     def forward(self, plan: StepPlan, layout: BatchLayout, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Run the model over the batch; return hidden states [tokens or rows, hidden]."""
+        """Run the model over a batch; return hidden states [n, hidden] of `rows` (None: all tokens)."""
         state, upload = self.state, self.upload
         count = len(plan.decode)
         decodes = DecodeRows(

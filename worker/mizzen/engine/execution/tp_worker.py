@@ -1,8 +1,8 @@
-"""Tensor parallelism: rank 0 plans and samples, the other ranks run the same plans alongside.
+"""Tensor parallelism: rank 0 schedules and samples; the other ranks (followers) run the same plans.
 
 All ranks launch the same plans in the same order, so their collectives match. Only rank 0 knows the sampled
-tokens; it broadcasts its last tokens on the device at the start of every step that decodes. Ranks therefore
-cannot disagree, and penalties, grammars and log probabilities exist on rank 0 only.
+tokens, and broadcasts the last token of each slot at the start of every step with decodes. So ranks cannot
+disagree about tokens, and penalties, grammars and log probabilities exist on rank 0 only.
 """
 
 from __future__ import annotations
@@ -17,37 +17,39 @@ from mizzen.core.step_plan import Runner, StepPlan, StepTokens
 from mizzen.parallel.process_group import RankGroup
 
 PLAN_WAIT_SECONDS = 0.5
-"""Longest wait of an idle rank for a plan before it signals its heartbeat."""
+"""Maximum time that a follower waits for a plan before it signals its heartbeat again."""
 CPU_POLL_SECONDS = 0.0005
-"""Pause between checks of rank 0 on CPU while it waits for a step; on CUDA it does not pause."""
+"""Pause between two checks for failed ranks while rank 0 waits for a step on CPU; on CUDA it is 0."""
 FAILED_RANK_SECONDS = 1.0
-"""Time after an error in which rank 0 looks for another rank whose failure caused it."""
+"""Time after a failed step in which rank 0 checks whether another rank failed and caused the error."""
 MAX_FOLLOWER_STEPS = 8
-"""Maximum steps in flight on a follower: fewer than the graphs' buffers, at least as many as on rank 0."""
+"""Maximum number of steps in flight on a follower.
+
+It must be lower than `BUFFERS` of the graphs, and not lower than the maximum of `steps_in_flight`."""
 
 
 class PlanSender(Protocol):
-    """Rank 0's end of the plan channel."""
+    """Sends plans from rank 0 to the followers."""
 
     def send(self, plan: StepPlan) -> None:
-        """Send a plan to all other ranks."""
+        """Send a plan to all followers."""
         ...
 
     def end(self) -> None:
-        """Signal that no more plans follow."""
+        """Signal to all followers that no more plans will be sent."""
         ...
 
 
 class PlanReceiver(Protocol):
-    """A follower's end of the plan channel."""
+    """Receives plans from rank 0, on a follower."""
 
     @property
     def ended(self) -> bool:
-        """Return whether no more plans follow."""
+        """Whether rank 0 has signalled that it sends no more plans."""
         ...
 
     def receive(self, seconds: float) -> StepPlan | None:
-        """Return the next plan; None after `seconds` without one, or at the end of the channel."""
+        """Return the next plan, or None if none arrives within `seconds` or no more plans will be sent."""
         ...
 
 
@@ -55,7 +57,7 @@ class Heartbeat(Protocol):
     """Records a rank's progress for the processes that monitor the ranks."""
 
     def ping(self) -> None:
-        """Record that the rank's loop is running."""
+        """Record that the loop of the rank is running."""
         ...
 
     def launched(self, step: int) -> None:
@@ -63,33 +65,33 @@ class Heartbeat(Protocol):
         ...
 
     def done(self, step: int) -> None:
-        """Record that a step completed."""
+        """Record that a step is complete."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerRanks:
-    """Rank 0's connections to the other ranks."""
+    """Rank 0's connections to the followers."""
 
     join_group: Callable[[], RankGroup]
-    """Meets the other ranks and returns the process group."""
+    """Waits for all ranks and returns their process group."""
     plans: PlanSender
     heartbeat: Heartbeat
+    """Heartbeat of rank 0."""
     raise_if_rank_failed: Callable[[], None] | None = None
-    """Raises if another rank has failed. Rank 0 calls it while it waits for a step; without it, a monitor
-    outside has to end this process.
-    """
+    """Raises an error if a follower has failed; rank 0 calls it while it waits for a step. If None, another
+    process must watch the ranks and end this process."""
     launch_guard: AbstractContextManager[None] = field(default_factory=nullcontext)
-    """Context of each launch, because a launch may never return once another rank is gone."""
+    """Context manager around each launch, which may never return if a follower is gone."""
 
     def make_runner(self, runner: Runner, group: RankGroup) -> LeaderRunner:
-        """Wrap a warmed-up runner so that its plans also go to the other ranks."""
+        """Wrap rank 0's runner so that its plans also go to the followers; call it after warm-up."""
         poll_seconds = 0.0 if group.config.device.type == "cuda" else CPU_POLL_SECONDS
         return LeaderRunner(runner, group, self, poll_seconds)
 
 
 class LeaderRunner:
-    """Rank 0's runner: sends every plan to the other ranks first, so that all start together."""
+    """Rank 0's runner: sends each plan to the followers before it launches it, so that all start together."""
 
     def __init__(
         self, runner: Runner, group: RankGroup, followers: FollowerRanks, poll_seconds: float
@@ -119,7 +121,7 @@ class LeaderRunner:
         return tokens
 
     def _collect_watching(self, check: Callable[[], None]) -> StepTokens:
-        """Wait for the oldest step while checking that the other ranks are alive."""
+        """Wait for the oldest step in flight, while checking for failed followers."""
         try:
             while not self._runner.ready():
                 check()
@@ -127,7 +129,8 @@ class LeaderRunner:
             return self._runner.collect()
         except Exception:
             self._failed = True
-            # If another rank died, this one may see a closed connection first; the other's error says why.
+            # If a follower died, this rank may see a closed connection first. The follower's own error names
+            # the cause, so wait for it.
             end = time.monotonic() + FAILED_RANK_SECONDS
             while time.monotonic() < end:
                 check()
@@ -135,26 +138,26 @@ class LeaderRunner:
             raise
 
     def close(self) -> None:
-        """Stop the other ranks, wait for the steps in flight and free the device."""
+        """Stop the followers, wait for the steps in flight and free the device."""
         self._followers.plans.end()
         if self._failed:
-            return  # the steps in flight may never end
+            return  # the steps in flight may never be complete
         self._runner.close()
         self._group.close()
 
 
 class FollowerRunner:
-    """Runs the plans that rank 0 sends, on any other rank."""
+    """Runs the plans that rank 0 sends to a follower."""
 
     def __init__(self, runner: Runner, group: RankGroup | None) -> None:
         self._runner = runner
         self._group = group
 
     def run_plans(self, plans: PlanReceiver, heartbeat: Heartbeat) -> None:
-        """Run plans until the channel ends, then wait for the steps in flight.
+        """Run plans until rank 0 sends no more.
 
         Raises:
-            Exception: A step failed, or a message is not a plan.
+            Exception: A step failed, or a received message is not a plan.
         """
         inflight_steps = 0
         while not plans.ended:

@@ -1,1 +1,1 @@
-"""Structured output: grammars compiled outside the engine's loop, matchers, and masks of allowed tokens."""
+"""Structured output: compilation of grammars outside the engine's loop, matchers, and token bitmasks."""

@@ -1,7 +1,8 @@
-"""Fair queue of grammars to compile: the tenant whose grammars have taken the least time is next.
+"""Fair queue of grammars to compile: the tenant that has used the least compile time is next.
 
-A tenant that starts to wait is raised to the level of the tenant served last, so it can neither save up time
-nor pay for time that others have used. Each `CompileLane` has one queue.
+When a tenant that had no waiting grammar adds one, its used time is raised to the used time of the tenant
+served last, unless it is higher. So a tenant cannot save up time while it is idle. Each `CompileLane` has one
+queue.
 """
 
 from __future__ import annotations
@@ -16,20 +17,23 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(slots=True)
 class _TenantQueue(Generic[T]):
+    """Waiting items of one tenant."""
+
     used: float
-    """Seconds used so far, from the level at which the tenant started."""
+    """Compile time charged to the tenant in seconds, raised after idle time so that it saves up none."""
     items: deque[T] = field(default_factory=deque)
 
 
 class CompileQueue(Generic[T]):
-    """Waiting items, each for one tenant or several; the items of a tenant keep their order."""
+    """Waiting items, in a queue per tenant; several tenants may wait for the same item."""
 
     def __init__(self) -> None:
         self._tenants: dict[int, _TenantQueue[T]] = {}
         self._level = 0.0
+        """Used seconds of the tenant served last."""
 
     def add_waiter(self, tenant: int, item: T) -> None:
-        """Let an item also wait for a tenant; adding it twice has no effect."""
+        """Add an item to the queue of a tenant, unless it is already there."""
         if len(self._tenants) > 4096:
             self._forget_idle()
         queue = self._tenants.setdefault(tenant, _TenantQueue(self._level))
@@ -39,7 +43,7 @@ class CompileQueue(Generic[T]):
             queue.items.append(item)
 
     def pop_next(self) -> tuple[int, T] | None:
-        """Remove the next item; return it with the tenant that is charged, or None if none waits."""
+        """Remove the next item; return the tenant to charge and the item, or None if the queue is empty."""
         waiting = [(queue.used, tenant) for tenant, queue in self._tenants.items() if queue.items]
         if not waiting:
             return None
@@ -49,18 +53,21 @@ class CompileQueue(Generic[T]):
         return tenant, item
 
     def remove(self, item: T) -> None:
-        """Remove an item for all tenants it waits for."""
+        """Remove an item from the queues of all tenants."""
         for tenant in self._tenants.values():
             if item in tenant.items:
                 tenant.items.remove(item)
 
     def charge(self, tenant: int, seconds: float) -> None:
-        """Add the time that a tenant's item has taken."""
+        """Charge compile time, in seconds, to a tenant."""
         if tenant in self._tenants:
             self._tenants[tenant].used += seconds
 
     def newest_of_largest(self, tenant: int) -> T | None:
-        """Return the newest item of the tenant with the most, if that is more than this tenant would have."""
+        """Return the newest item of the tenant with the most items, which `tenant` may displace.
+
+        Returns None if `tenant` would have at least as many items itself after adding one.
+        """
         largest = max(self._tenants, key=lambda name: len(self._tenants[name].items), default=tenant)
         own_count = len(self._tenants[tenant].items) if tenant in self._tenants else 0
         if largest == tenant or len(self._tenants[largest].items) <= own_count + 1:
@@ -68,7 +75,7 @@ class CompileQueue(Generic[T]):
         return self._tenants[largest].items[-1]
 
     def _forget_idle(self) -> None:
-        """Drop tenants that would start at the current level anyway."""
+        """Drop tenants without items whose used time does not exceed the current level."""
         idle = [
             name for name, queue in self._tenants.items() if not queue.items and queue.used <= self._level
         ]

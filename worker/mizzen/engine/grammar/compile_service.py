@@ -1,10 +1,11 @@
-"""Compiles grammars in its own threads, caches compiled ones, and remembers rejected ones.
+"""Compiles grammars in threads, caches compiled grammars, and remembers rejected ones.
 
-A grammar is first tried in the sandbox; if it stays within its limits there, the same code compiles it here,
-with the interpreter lock released. A grammar that takes longer moves to a slow lane that compiles one at a
-time, so slow grammars do not delay the quick ones of others. In each lane tenants share the time, and if the
-lane is full, the tenant with the most waiting grammars gives one up. (Compiled grammars can be sent between
-processes, but reading one takes longer than compiling it again.) `PendingGrammars` calls it.
+A grammar is first compiled on trial in the sandbox. If it stays within the limits there, the same code
+compiles it in this process, with the interpreter lock released. (A compiled grammar could be sent by the
+sandbox, but reading it takes longer than compiling again.) A grammar that takes long moves to a slow lane,
+which compiles one grammar at a time, so it does not delay quick grammars. In each lane, tenants share the
+compile time; if the lane is full, the tenant with the most waiting grammars loses its newest one.
+`PendingGrammars` calls it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import TYPE_CHECKING
 from mizzen.core.outputs import GrammarCounts
 from mizzen.core.sampling_params import Grammar
 from mizzen.engine.grammar.compile_queue import CompileQueue
+from mizzen.engine.grammar.compile_sandbox import GrammarSandbox
 from mizzen.engine.grammar.compiled import CompiledGrammar
 from mizzen.engine.grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError
 from mizzen.engine.grammar.limits import GrammarLimits
-from mizzen.engine.grammar.sandbox import GrammarSandbox
 
 if TYPE_CHECKING:
     from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder
@@ -38,8 +39,9 @@ class CompileResult:
     grammar: CompiledGrammar | None
     error: str = ""
     temporary: bool = False
-    """Whether the error is a matter of current load, not of the grammar."""
+    """Whether the error is due to the current load and not to the grammar, so that a retry may succeed."""
     bytes: int = OVERHEAD_BYTES
+    """Size of the result in the cache."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,26 +51,29 @@ class CompileTask:
     grammar: Grammar
     lane: CompileLane
     tenants: set[int]
-    """Tenants that have requested it."""
+    """Tenants that have requested the grammar."""
     future: Future[CompileResult | None] = field(default_factory=Future)
-    """Result of the compilation; None if it takes longer than the lane allows."""
+    """Result of the compilation; None if it took longer than the lane allows."""
 
 
 class CompileLane:
-    """Threads that compile, with a builder of their own once there is something to build."""
+    """Threads that compile grammars with a common time limit, and the queue of waiting grammars."""
 
     def __init__(self, workers: int, seconds: float, name: str) -> None:
         self.pool = ThreadPoolExecutor(workers, name)
         self.seconds = seconds
-        """Time limit of one compilation."""
+        """Time limit of a compilation in seconds."""
         self.lock = Lock()
-        """Guards the builder."""
+        """Guards the builder, which one thread may use at a time."""
         self.builder: GrammarBuilder | None = None
         self.queue: CompileQueue[CompileTask] = CompileQueue()
 
 
 class GrammarCompiler:
-    """Compiles the grammars of one model. Its methods are called from one thread and never block."""
+    """Compiles grammars for one model.
+
+    Its public methods are called from one thread; only `close` blocks.
+    """
 
     def __init__(
         self,
@@ -77,7 +82,14 @@ class GrammarCompiler:
         end_token_ids: tuple[int, ...],
         limits: GrammarLimits | None = None,
     ) -> None:
-        """Configure the model; nothing is loaded before the first grammar or `start_loading`."""
+        """Configure the compiler; nothing is loaded before the first grammar or `start_loading`.
+
+        Args:
+            folder: Folder of the model.
+            vocab_size: Size of the model's vocabulary.
+            end_token_ids: Ids of the tokens at which the model ends its output.
+            limits: Limits of compilation; the defaults if None.
+        """
         self.limits = limits or GrammarLimits()
         self.counts = GrammarCounts()
         self._target = {"folder": folder, "vocab_size": vocab_size, "end_token_ids": end_token_ids}
@@ -86,23 +98,27 @@ class GrammarCompiler:
         self._quick_lane = CompileLane(self.limits.workers, quick, "mizzen-grammar")
         self._slow_lane = CompileLane(1, self.limits.compile_seconds, "mizzen-grammar-slow")
         self._lock = Lock()
-        """Guards the lanes' queues, the start of tasks, and the counted time."""
+        """Guards the queues of the lanes, the start of tasks, and `counts.compile_seconds`."""
         self._tasks: dict[Grammar, CompileTask] = {}
         self._slow_grammars: set[Grammar] = set()
         """Grammars of `_tasks` that are in the slow lane."""
         self._abandoned: set[Grammar] = set()
-        """Grammars of `_tasks` for which no request waits any more."""
+        """Grammars of `_tasks` for which no request waits any longer."""
         self._cache: OrderedDict[Grammar, CompileResult] = OrderedDict()
-        """Compiled grammars, the least recently used first."""
+        """Compiled grammars, least recently used first."""
         self._cache_bytes = 0
         self._rejected: OrderedDict[Grammar, str] = OrderedDict()
+        """Errors of rejected grammars, least recently used first."""
 
     def start_loading(self) -> None:
         """Load the vocabulary and start the sandbox in the background."""
         self._quick_lane.pool.submit(self._load_in_background)
 
     def find_or_compile(self, grammar: Grammar, tenant: int = 0) -> CompileResult | None:
-        """Return the result for a grammar; None while it compiles, which the first call starts."""
+        """Return the result of compiling a grammar, or None while the compilation is queued or running.
+
+        The first call for a grammar queues it. Its compile time is charged to one of the tenants that wait.
+        """
         if grammar in self._cache:
             self._cache.move_to_end(grammar)
             return self._cache[grammar]
@@ -125,7 +141,7 @@ class GrammarCompiler:
         return self._store_result(grammar, outcome)
 
     def cancel(self, grammar: Grammar) -> None:
-        """Record that no request waits for a grammar any more; it is not compiled unless that has started."""
+        """Record that no request waits for a grammar any longer; a compilation that has started goes on."""
         task = self._tasks.get(grammar)
         if task is None:
             return
@@ -140,7 +156,7 @@ class GrammarCompiler:
             self._abandoned.add(grammar)
 
     def close(self) -> None:
-        """Stop the threads and the sandbox."""
+        """Stop the threads and the sandbox, and wait for them."""
         lanes = self._quick_lane, self._slow_lane
         for lane in lanes:
             lane.pool.shutdown(wait=False, cancel_futures=True)
@@ -167,7 +183,10 @@ class GrammarCompiler:
         return None
 
     def _move_to_slow_lane(self, task: CompileTask, tenant: int) -> CompileResult | None:
-        """Put a grammar that takes long into the slow lane."""
+        """Queue a grammar that took too long in the quick lane for the slow lane.
+
+        Returns an error if the slow lane is full, else None.
+        """
         limit = self.limits.max_slow_waiting
         if len(self._slow_grammars) >= limit and not self._evict_from_queue(self._slow_lane, tenant):
             text = f"{limit} slow grammars wait to be compiled already: try again later"
@@ -184,14 +203,21 @@ class GrammarCompiler:
         task.lane.pool.submit(self._compile_next, task.lane)
 
     def _add_tenant(self, task: CompileTask, tenant: int) -> None:
-        """Let a waiting grammar also wait for a tenant; the tenant served first gets it compiled."""
+        """Add `tenant` to the tenants of a task.
+
+        A task that has not started also joins this tenant's queue; it starts when any of its tenants is next.
+        """
         task.tenants.add(tenant)
         with self._lock:
             if not task.future.running() and not task.future.done():
                 task.lane.queue.add_waiter(tenant, task)
 
     def _evict_from_queue(self, lane: CompileLane, tenant: int) -> bool:
-        """Reject the newest grammar of the lane's largest tenant; return False if that is this tenant."""
+        """Make room for `tenant` in a lane: reject a grammar of the tenant with the most waiting grammars.
+
+        The newest waiting grammar of that tenant is rejected. Returns False, without rejecting a grammar, if
+        `tenant` would have at least as many itself after adding one.
+        """
         with self._lock:
             task = lane.queue.newest_of_largest(tenant)
             if task is None:
@@ -204,7 +230,7 @@ class GrammarCompiler:
         return True
 
     def _collect_abandoned(self) -> None:
-        """Store the results of grammars that no request waits for, so they free their places."""
+        """Store results for which no request waits, so that their tasks no longer count as waiting."""
         for grammar in [abandoned for abandoned in self._abandoned if self._tasks[abandoned].future.done()]:
             self._abandoned.remove(grammar)
             self._slow_grammars.discard(grammar)
@@ -213,7 +239,7 @@ class GrammarCompiler:
                 self._store_result(grammar, outcome)
 
     def _store_result(self, grammar: Grammar, outcome: CompileResult) -> CompileResult:
-        """Count and store the result of a grammar."""
+        """Count the result of a grammar, store it in the cache or among the rejected, and return it."""
         if outcome.grammar is None:
             self.counts.refused += 1
             if not outcome.temporary and len(grammar.text) <= self.limits.text_bytes:
@@ -236,14 +262,14 @@ class GrammarCompiler:
             with self._quick_lane.lock:
                 self._lane_builder(self._quick_lane)
         except (GrammarError, CompilerUnavailable, ImportError):
-            pass  # the first grammar gets the error
+            pass  # the first request with a grammar gets the error
 
     def _compile_next(self, lane: CompileLane) -> None:
-        """Compile the next grammar of a lane."""
+        """Compile the next grammar in the queue of a lane; runs in a thread of the lane."""
         with self._lock:
             popped = lane.queue.pop_next()
             if popped is None:
-                return  # it was cancelled or evicted
+                return  # the grammar was cancelled or evicted
             tenant, task = popped
             task.future.set_running_or_notify_cancel()
         start_time = time.monotonic()
@@ -256,7 +282,7 @@ class GrammarCompiler:
                 lane.queue.charge(tenant, time.monotonic() - start_time)
 
     def _compile(self, grammar: Grammar, lane: CompileLane) -> CompileResult | None:
-        """Compile a grammar; return None if it takes longer than this lane allows."""
+        """Compile a grammar; return None if it takes longer than the lane allows."""
         start_time, seconds = time.monotonic(), lane.seconds
         if (
             lane is self._quick_lane
@@ -282,8 +308,8 @@ class GrammarCompiler:
         return CompileResult(CompiledGrammar(grammar.kind, grammar.text, compiled), bytes=size)
 
     def _lane_builder(self, lane: CompileLane) -> GrammarBuilder:
-        """Return the builder of a lane whose lock is held; the first caller creates it."""
-        from mizzen.engine.grammar.sandbox_worker import compile_threads
+        """Return the builder of a lane, and create it at first use. The caller holds the lock of the lane."""
+        from mizzen.engine.grammar.compile_sandbox_worker import compile_threads
         from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
 
         if lane.builder is None:

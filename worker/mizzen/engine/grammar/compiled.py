@@ -1,4 +1,4 @@
-"""A compiled grammar in a request's sampling parameters, ready to be matched."""
+"""A compiled grammar, which replaces the plain one in a request's sampling parameters."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mizzen.core.sampling_params import Grammar
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar(Grammar):
-    """A grammar with its compiled form; replaces the plain one in one request."""
+    """A grammar with its compiled form."""
 
     compiled: Any = field(default=None, compare=False, repr=False)
     """`xgrammar.CompiledGrammar`."""
     rid: int = field(default=-1, compare=False)
-    """Request that uses it; -1 in the cache."""
+    """Id of the request that uses this copy; -1 for the copy in the cache."""
 
     def __reduce__(self) -> tuple[Callable[..., Grammar], tuple[Any, ...]]:
-        """Pickle as the plain grammar: the compiled form belongs to this process."""
+        """Pickle as a plain grammar, because the compiled form is only valid in this process."""
         return Grammar, (self.kind, self.text)
 
     def for_request(self, rid: int) -> CompiledGrammar:
-        """Return a copy for one request."""
+        """Return a copy for a request; it shares the compiled form."""
         return CompiledGrammar(self.kind, self.text, self.compiled, rid)

@@ -1,4 +1,7 @@
-"""Converts a JSON schema to EBNF rules, written so that masks within strings stay the same."""
+"""Converts a JSON schema to EBNF rules in which the token bitmask stays the same within a string.
+
+A bitmask that stays the same need not be computed again (see `matchers`). `xgrammar_backend` calls it.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,22 @@ import xgrammar
 SEPARATORS = (",", ":")
 _PLAIN = r"[^\0-\x1f\"\\\r\n]"
 REWRITTEN_PREFIXES = {
-    # A rule that recurses for each character starts again with each, which changes the mask key every time.
+    # A rule that recurses for each character begins again with each character, which changes the mask key.
     rf'basic_string_sub ::= (("\"") | ({_PLAIN} basic_string_sub) | ("\\" basic_escape basic_string_sub))': (
         rf'basic_string_sub ::= (({_PLAIN}* "\"") | ({_PLAIN}* "\\" basic_escape basic_string_sub))'
     ),
-    # The compiler ignores the requested separators where no schema describes the content.
+    # The compiler ignores the requested separators for content that no schema describes.
     'basic_array_items ::= ((", " basic_any))': 'basic_array_items ::= (("," basic_any))',
     'basic_object_properties ::= ((", " basic_string': 'basic_object_properties ::= (("," basic_string',
 }
-"""Beginnings of the compiler's rules, and their replacements here."""
+"""Beginnings of rules that the compiler generates, and their replacements."""
 
 
 def json_schema_to_ebnf(schema: str) -> str:
-    """Return EBNF rules of JSON that conforms to a schema, without whitespace between its parts.
+    """Return EBNF rules for JSON that conforms to a schema and has no whitespace between its tokens.
 
     Raises:
-        RuntimeError: The compiler cannot use the schema.
+        RuntimeError: xgrammar cannot convert the schema.
     """
     grammar = xgrammar.Grammar.from_json_schema(schema, any_whitespace=False, separators=SEPARATORS)
     return "\n".join(_rewritten(line) for line in str(grammar).split("\n"))

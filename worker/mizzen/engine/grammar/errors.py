@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be used; the text says what is wrong and what would be right."""
+    """A grammar cannot be used; the message names the cause and a remedy."""
 
 
 class CompilerUnavailable(RuntimeError):
@@ -12,4 +12,4 @@ class CompilerUnavailable(RuntimeError):
 
 
 class CompileTimeout(RuntimeError):
-    """A grammar takes longer than its current time limit, and may be given more."""
+    """A compilation took longer than its time limit, and may be tried again with a higher one."""

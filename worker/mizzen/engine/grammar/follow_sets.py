@@ -1,13 +1,14 @@
-"""Computes FOLLOW sets of a grammar's rules and passes them to the compiler as lookaheads.
+"""Computes FOLLOW sets of a grammar's rules, and passes them to xgrammar (the compiler) as lookaheads.
 
-A token may extend beyond the end of the rule in which it starts. If the compiler does not know what follows,
-it has to try such tokens against every open rule whenever it fills a mask: thousands of tokens at some
-microseconds each, for a rule as plain as a word of at most twelve letters. By itself it knows only the
-followers of rules that are referenced once, in the middle of others. So the textbook FOLLOW sets are computed
-here, over the compiler's own form of the grammar, and given to all other rules as lookaheads. They only rule
-out tokens that no text could have at that point: masks stay the same.
+A token may extend beyond the end of the rule in which it starts. If the compiler does not know which
+characters may follow the rule, it has to match such tokens against every open rule whenever it fills a
+bitmask: thousands of tokens at some microseconds each, even for a rule as simple as a word of at most twelve
+letters. The compiler itself finds followers only of rules that are referenced once, in the middle of another
+rule. So this module computes the textbook FOLLOW sets from the compiler's serialized grammar, and adds them
+to all other rules as lookaheads. They only exclude tokens that could not match anyway, so bitmasks do not
+change.
 
-Only ASCII sets are given, because a token may hold part of a longer character.
+Only sets of ASCII characters are added, because a token may contain part of any other character.
 """
 
 from __future__ import annotations
@@ -20,21 +21,25 @@ from typing import Any
 import xgrammar
 
 SERIAL_FORMAT = "v16"
-"""Format version of the compiler's serialized grammars that this module reads; others are left unchanged."""
+"""Version of the serialization format that this module reads; grammars in other versions stay unchanged."""
 MAX_EXPRESSIONS = 6000
-"""Larger grammars are left unchanged: each expression takes about 10 us with the interpreter lock held."""
+"""Maximum number of expressions; larger grammars stay unchanged.
+
+Each expression takes about 10 us on a CPU, with the interpreter lock held."""
 MAX_TEXT_CHARACTERS = 1 << 17
-"""Longer grammar texts are left unchanged."""
+"""Maximum length of a grammar's text; longer grammars stay unchanged."""
 NON_ASCII = 1 << 128
-"""Bit for all characters beyond ASCII and for unknown ones; each lower bit stands for one character."""
+"""Bit for all non-ASCII and all unknown characters; each lower bit stands for one ASCII character."""
 ASCII = NON_ASCII - 1
 ANY_CHARACTER = NON_ASCII | ASCII
 ZERO_BYTE = 1
-"""Stands for an empty set, which the compiler rejects; tokens with a zero byte are tried as before."""
+"""Set that contains only the zero byte, as a substitute for an empty set, which the compiler rejects.
+
+Tokens that begin with a zero byte are still matched."""
 
 
 class ExpressionKind(enum.IntEnum):
-    """Kinds of grammar expressions; the numbers are the compiler's."""
+    """Kind of a grammar expression, with the number that the compiler uses."""
 
     BYTES = 0
     CLASS = 1
@@ -52,26 +57,27 @@ class ExpressionKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarExpression:
-    """One expression of a grammar."""
+    """An expression of a grammar."""
 
     kind: ExpressionKind
     data: tuple[int, ...]
+    """Content, by kind: bytes, character ranges, or numbers of rules and expressions."""
 
 
 class UnsupportedGrammar(Exception):
-    """A grammar has expressions that this module does not know."""
+    """A grammar is too large or has expressions that this module does not support; it stays unchanged."""
 
 
 def add_lookaheads(grammar: xgrammar.Grammar) -> str:
-    """Return the grammar as the compiler's JSON, with lookaheads where the compiler finds none itself.
+    """Return a grammar with lookaheads for rules without any, in the compiler's JSON form.
 
-    Empty if the grammar stays unchanged.
+    Returns an empty string if no lookahead was added.
     """
     try:
         plain = normalize_grammar(grammar)
         serialized = json.loads(plain.serialize_json())
         followers = FollowSets(serialized).compute()
-    except (UnsupportedGrammar, RuntimeError):  # it names tokens, or is invalid, which the compiler reports
+    except (UnsupportedGrammar, RuntimeError):  # if the grammar is invalid, its compilation reports it
         return ""
     changed = False
     for rule, follow in zip(serialized["rules"], followers, strict=True):
@@ -90,14 +96,14 @@ def add_lookaheads(grammar: xgrammar.Grammar) -> str:
 
 
 def normalize_grammar(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
-    """Return the grammar with the compiler's optimized rules, repetitions expanded.
+    """Return a grammar with the compiler's optimized rules, in which repetitions are expanded.
 
-    It goes through text, because the compiler's own object also holds automata, which are large for each
-    rule.
+    The optimized rules are converted to text and parsed again, because the compiler's object also holds a
+    large automaton for each rule.
 
     Raises:
-        RuntimeError: The compiler cannot use it without a vocabulary.
-        UnsupportedGrammar: It differs after the round trip through text, or is too large.
+        RuntimeError: The compiler cannot compile the grammar without a vocabulary.
+        UnsupportedGrammar: The grammar changes in the conversion to text, or is too large.
     """
     no_tokens = xgrammar.TokenizerInfo([], xgrammar.VocabType.RAW, vocab_size=0, stop_token_ids=[])
     compiler = xgrammar.GrammarCompiler(no_tokens, max_threads=1, cache_enabled=False)
@@ -119,7 +125,7 @@ def add_expression(serialized: dict[str, Any], kind: ExpressionKind, data: list[
 
 
 def character_ranges(characters: int) -> list[int]:
-    """Return a set as the first and last characters of its ranges."""
+    """Return a set of ASCII characters as ranges: the first and last character of each, in one list."""
     bounds: list[int] = []
     for character in range(128):
         if not characters >> character & 1:
@@ -132,13 +138,13 @@ def character_ranges(characters: int) -> list[int]:
 
 
 class FollowSets:
-    """Computes FOLLOW sets of the rules of a serialized grammar."""
+    """Computes the FOLLOW sets of all rules of a serialized grammar; a set of characters is a bit mask."""
 
     def __init__(self, serialized: dict[str, Any]) -> None:
-        """Read a serialized grammar.
+        """Read the rules of a serialized grammar.
 
         Raises:
-            UnsupportedGrammar: It has expressions that this module does not know.
+            UnsupportedGrammar: The grammar is too large, or its format or an expression is not supported.
         """
         data, starts = serialized["grammar_expr_data"], serialized["grammar_expr_indptr"]
         if (
@@ -158,13 +164,13 @@ class FollowSets:
             raise UnsupportedGrammar from None
         self.bodies = [self.expressions[rule[1]] for rule in serialized["rules"]]
         self.nullable = [False] * len(self.bodies)
-        """Whether each rule's text may be empty."""
+        """Whether each rule matches the empty text."""
         self.first_sets = [0] * len(self.bodies)
-        """Characters that each rule's texts begin with."""
+        """Characters with which a text of each rule may begin."""
         self.follow_sets = [0] * len(self.bodies)
-        """Characters that may follow each rule."""
+        """Characters that may follow a text of each rule."""
         self.ending_rules: list[set[int]] = [set() for _ in self.bodies]
-        """Rules that each rule's texts may end with."""
+        """For each rule, the rules with which its texts may end; they inherit its FOLLOW set."""
 
     def compute(self) -> list[int]:
         """Return the FOLLOW set of each rule."""
@@ -182,7 +188,7 @@ class FollowSets:
         return self.follow_sets
 
     def find_nullable_rules(self) -> None:
-        """Find the rules whose texts may be empty."""
+        """Find the rules that match the empty text."""
         referenced_by: list[set[int]] = [set() for _ in self.bodies]
         for rule, body in enumerate(self.bodies):
             for referenced in self.referenced_rules(body):
@@ -195,7 +201,7 @@ class FollowSets:
                 waiting |= referenced_by[rule]
 
     def referenced_rules(self, expression: GrammarExpression) -> list[int]:
-        """Return the rules referenced in an expression."""
+        """Return the numbers of the rules that an expression references."""
         if expression.kind in (ExpressionKind.SEQUENCE, ExpressionKind.CHOICES):
             return [
                 rule for inner in expression.data for rule in self.referenced_rules(self.expressions[inner])
@@ -203,7 +209,7 @@ class FollowSets:
         return [expression.data[0]] if expression.kind in (ExpressionKind.RULE, ExpressionKind.REPEAT) else []
 
     def is_nullable(self, expression: GrammarExpression) -> bool:
-        """Return whether a text of an expression may be empty, as far as is known."""
+        """Return whether an expression matches the empty text, given the nullable rules found so far."""
         kind, data = expression.kind, expression.data
         if kind is ExpressionKind.SEQUENCE:
             return all(self.is_nullable(self.expressions[inner]) for inner in data)
@@ -214,9 +220,10 @@ class FollowSets:
         return kind is not ExpressionKind.CLASS and not (kind is ExpressionKind.BYTES and data)
 
     def first_set(self, expression: GrammarExpression, rules: set[int] | None = None) -> int:
-        """Return the characters that begin an expression's texts.
+        """Return the characters with which a text of an expression may begin.
 
-        With `named`, add referenced rules to it instead of including their sets.
+        If `rules` is given, the rules with which a text may begin are added to it, and their own first sets
+        are not included in the result.
         """
         kind, data = expression.kind, expression.data
         if kind is ExpressionKind.SEQUENCE:
@@ -242,15 +249,15 @@ class FollowSets:
     def add_followers(
         self, expression: GrammarExpression, after: int, ending: set[int]
     ) -> tuple[int, set[int]]:
-        """Add the followers of the rules within an expression.
+        """Add the followers of an expression to the FOLLOW sets of the rules that it references.
 
         Args:
             expression: The expression.
-            after: Characters that follow it.
-            ending: Rules whose followers also follow it.
+            after: Characters that may follow the expression.
+            ending: Rules whose texts may end with the expression, so that their followers follow it too.
 
         Returns:
-            The same two values for whatever precedes the expression.
+            The values of `after` and `ending` for an expression in front of this one.
         """
         kind, data = expression.kind, expression.data
         if kind is ExpressionKind.SEQUENCE:
@@ -274,7 +281,7 @@ class FollowSets:
 
 
 def propagate_sets(sets: list[int], into: list[set[int]]) -> None:
-    """Add each set to the sets that include it, until nothing changes."""
+    """Add each set to those sets that must include it (`into`, by index), until nothing changes."""
     waiting = list(range(len(sets)))
     while waiting:
         source = waiting.pop()
@@ -285,7 +292,7 @@ def propagate_sets(sets: list[int], into: list[set[int]]) -> None:
 
 
 def union_sets(sets: Any) -> int:
-    """Return the union of sets."""
+    """Return the union of sets of characters."""
     result = 0
     for characters in sets:
         result |= characters
@@ -293,7 +300,10 @@ def union_sets(sets: Any) -> int:
 
 
 def character_class_set(data: tuple[int, ...]) -> int:
-    """Return the set of a class expression: its negation flag, then the bounds of its ranges."""
+    """Return the characters of a class expression.
+
+    `data` is the negation flag of the class, followed by the first and last character of each range.
+    """
     members = 0
     for low, high in zip(data[1::2], data[2::2], strict=True):
         if low < 128:

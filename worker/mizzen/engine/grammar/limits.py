@@ -1,4 +1,4 @@
-"""Limits of structured output: how much of the engine one request's grammar may use."""
+"""Limits on the time and memory that the grammar of a request may use."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarLimits:
-    """Limits of compiling and matching."""
+    """Limits on compilation and matching of grammars."""
 
     text_bytes: int = 256 * 1024
-    """Maximum size of a schema, regular expression, EBNF text or structural tag."""
+    """Maximum size in bytes of a schema, regular expression, EBNF text or structural tag."""
     nesting: int = 64
-    """Maximum nesting of objects and lists in a schema or structural tag."""
+    """Maximum depth of objects and lists in a schema or structural tag."""
     compile_seconds: float = 10.0
-    """Maximum wall time of one compilation."""
+    """Maximum wall time of a compilation."""
     quick_seconds: float = 1.0
-    """Wall time after which a compilation moves to the slow lane, so it delays no other."""
+    """Wall time after which a compilation moves to the slow lane, so that it does not delay others."""
     busy_quick_seconds: float = 0.25
-    """The same limit while more than `busy_queue_length` grammars wait, to find slow ones sooner."""
+    """Value that replaces `quick_seconds` while more than `busy_queue_length` grammars wait."""
     busy_queue_length: int = 8
+    """Number of waiting grammars above which the quick lane counts as busy."""
     max_slow_waiting: int = 64
-    """Maximum number of waiting slow grammars; further ones are rejected."""
+    """Maximum number of grammars in the slow lane; further ones are rejected."""
     compile_bytes: int = 1 << 30
-    """Maximum memory of one compilation."""
+    """Maximum memory of a compilation, in addition to the vocabulary."""
     compiled_bytes: int = 128 << 20
-    """Maximum memory of one compiled grammar."""
+    """Maximum memory of a compiled grammar."""
     workers: int = 2
-    """Number of concurrent quick compilations."""
+    """Number of concurrent compilations in the quick lane."""
     max_waiting: int = 256
-    """Maximum number of grammars that wait for a worker."""
+    """Maximum number of grammars that wait or are being compiled, in both lanes."""
     cache_bytes: int = 512 << 20
-    """Maximum memory of cached compiled grammars."""
+    """Maximum memory of all cached compiled grammars."""
     max_rejections: int = 1024
-    """Number of rejected grammars that are remembered with their reasons."""
+    """Maximum number of rejected grammars that are remembered with their errors."""
     start_seconds: float = 120.0
     """Maximum start-up time of the sandbox process."""
     mask_seconds: float = 0.1
-    """Maximum CPU time of one mask, or of matching one token; beyond it the request ends."""
+    """Maximum CPU time to fill one row's bitmask or to match one token; a request that takes longer fails."""

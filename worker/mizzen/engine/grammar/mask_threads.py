@@ -1,4 +1,4 @@
-"""Spreads filling a step's masks over threads, if that saves more than waking them costs.
+"""Fills the token bitmasks of a step in several threads, if that saves more time than waking them costs.
 
 `GrammarMasks` calls it once per step.
 """
@@ -12,31 +12,36 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 MIN_HELPER_SECONDS = 0.0001
-"""Minimum work for which a thread is woken: handing it over and waiting for its end takes half of this."""
+"""Minimum work per woken thread, in seconds; handing the work over and waiting for it costs half of this."""
 BATCH_SECONDS = 0.00005
-"""Work that a thread takes at once: taking it costs microseconds with the interpreter lock held."""
+"""Duration of a batch in seconds; taking a batch costs microseconds, with the interpreter lock held."""
 FIRST_BATCH = 4
-"""Rows per batch while their time is unknown."""
+"""Number of rows in a batch while the time per row is unknown."""
 
 T = TypeVar("T")
 
 
 class MaskThreads(Generic[T]):
-    """The calling thread and helpers that take rows from the same queue. Used from one thread.
+    """Fills rows in the calling thread and in helper threads, which share a queue of batches.
 
-    Most masks take microseconds and some take milliseconds, unpredictably. So the caller starts alone, and
-    gets help once its rows turn out to be slow, or if the previous step's were.
+    A bitmask usually takes microseconds, but sometimes milliseconds, unpredictably. So helpers are woken only
+    if rows were slow in the previous step, or turn out to be slow in this one. Used from one thread.
     """
 
     def __init__(self, threads: int) -> None:
-        """Use `threads` threads, including the caller's."""
+        """Configure `threads` threads, including the calling one; helpers start when first needed."""
         self._helpers = threads - 1
         self._pool: ThreadPoolExecutor | None = None
         self._row_seconds = 0.0
-        """Mean seconds per row in the previous step."""
+        """Mean seconds per row in the previous step; 0 if unknown."""
 
     def fill_rows(self, rows: list[T], fill: Callable[[list[T]], None]) -> None:
-        """Call `fill` with all rows, in batches; it releases the interpreter lock while it is slow."""
+        """Fill rows in batches, and return when all are filled.
+
+        Args:
+            rows: The rows.
+            fill: Fills a batch of rows; should release the interpreter lock.
+        """
         size = max(1, int(BATCH_SECONDS / self._row_seconds)) if self._row_seconds else FIRST_BATCH
         waiting = deque(rows[start : start + size] for start in range(0, len(rows), size))
         helpers = self._start_helpers(waiting, fill, size * self._row_seconds)
@@ -44,7 +49,7 @@ class MaskThreads(Generic[T]):
         while waiting:
             try:
                 batch = waiting.popleft()
-            except IndexError:  # a helper was faster
+            except IndexError:  # a helper has taken the last batch
                 break
             fill(batch)
             filled += len(batch)
@@ -58,7 +63,7 @@ class MaskThreads(Generic[T]):
             helper.result()
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the helper threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 

@@ -1,9 +1,9 @@
-"""Grammar matchers by slot: each follows its request's output and provides the tokens allowed next.
+"""Grammar matchers by slot: each follows the output of a request, and fills the bitmask of allowed tokens.
 
-A step's masks need the tokens of the previous step. They are filled after the step's model work is enqueued,
-so on a GPU the previous tokens are read, matched and masked while the model runs; only sampling waits for the
-masks. A row's mask is refilled only when its state in the grammar changed: not within a long string, and not
-after a request's grammar is complete.
+The bitmasks (masks) of a step depend on the tokens of the previous step. They are filled after the model's
+work of the step is enqueued. So on a GPU, the host reads and matches the previous tokens and fills the masks
+while the model runs; only sampling waits for them. A row's mask is filled again only if the state of its
+grammar changed, which is not the case within a long string or after the grammar is complete.
 """
 
 from __future__ import annotations
@@ -27,39 +27,40 @@ from mizzen.engine.grammar.mask_threads import MaskThreads
 from mizzen.engine.sampling.token_bitmask import TokenBitmasks
 
 ALL_TOKENS = -1
-"""Mask word that allows every token."""
+"""Mask word that allows all of its tokens."""
 UNCONSTRAINED = "free"
-"""Mask key of a row that allows everything."""
+"""Mask key of a row that allows every token."""
 SCANNED_WORDS = 64
-"""Leading words of a mask that are checked first; nearly all masks allow a token there."""
+"""Number of leading mask words to check first for an allowed token; nearly all masks have one there."""
 TIMED_STEPS = 16
-"""Number of steps after a slow one in which rows are timed one by one."""
+"""Number of steps after a slow step in which each row is timed, to find the slow request."""
 
 WaitForTokens = Callable[[], NDArray[Any]]
-"""Waits for the tokens of a step and returns them, [rows]."""
+"""Waits for the tokens of a step, and returns them, [rows]."""
 
 
 class OnDevice(Protocol):
-    """Provides the device of the logits; see `mizzen.engine.uploader.Uploader`."""
+    """An object whose `device` is that of the logits, such as `mizzen.engine.uploader.Uploader`."""
 
     device: torch.device
 
 
 @dataclass(slots=True, eq=False)
 class RequestMatcher:
-    """A request's state in its grammar."""
+    """A request's grammar and the state of its matcher."""
 
     grammar: CompiledGrammar
     matcher: Any
-    """`xgrammar.GrammarMatcher`; None after it has completed or failed."""
+    """`xgrammar.GrammarMatcher`; None after the grammar is complete or the request failed."""
     position: str = ""
-    """Number of accepted tokens at the last mask, in the matcher's words."""
+    """First line of the matcher's debug output when `mask_key` was last called; it gives the number of
+    accepted tokens."""
 
     def mask_key(self) -> str | None:
-        """Return a key that determines this request's next mask; None if it cannot be determined.
+        """Return a key that is equal for equal masks of this request; None if the state does not give one.
 
-        It consists of the parser's active states, each with the position at which its rule began: text before
-        a position does not change while a request runs.
+        The key consists of the parser's active states, each with the position at which its rule began. Text
+        before such a position does not change while a request runs.
         """
         state = self.matcher._debug_print_internal_state()
         self.position, line, states = state.partition("\n")
@@ -68,14 +69,14 @@ class RequestMatcher:
         return f"{states}{self.matcher.is_completed()}"
 
     def has_advanced(self) -> bool:
-        """Return whether it has accepted a token since its last mask."""
+        """Return whether the matcher has accepted a token since the last call of `mask_key`."""
         if self.matcher.is_terminated():
             return True
         return not self.matcher._debug_print_internal_state().startswith(f"{self.position}\n")
 
 
 class GrammarMasks:
-    """Matchers of the slots whose requests have a grammar. Used from the thread that runs steps."""
+    """Matchers and masks of the slots whose requests have a grammar; used from the thread that runs steps."""
 
     def __init__(
         self,
@@ -85,37 +86,41 @@ class GrammarMasks:
         limits: GrammarLimits | None = None,
         threads: int = 1,
     ) -> None:
-        """Allocate bitmasks for a vocabulary.
+        """Create the masks of a model.
 
         Args:
             vocab_size: Size of the model's vocabulary.
-            upload: Provides the device.
+            upload: Object whose `device` is the device of the logits.
             counts: Counters to update.
-            limits: Limits of matching.
+            limits: Limits on matching; the defaults if None.
             threads: Number of threads that fill masks.
         """
         tail_bits = vocab_size % 32
         self._last_word_bits = np.int32((1 << tail_bits) - 1 if tail_bits else ALL_TOKENS)
-        """Bits of the last mask word that stand for tokens."""
+        """Last mask word with only those bits set that stand for tokens of the vocabulary."""
         self._bitmasks = TokenBitmasks(vocab_size, upload.device)
         self._counts = counts
         self._limits = limits or GrammarLimits()
         self._matchers: dict[int, RequestMatcher] = {}
         self._mask_keys: dict[int, str | None] = {}
-        """Key from which the row of each slot was filled."""
+        """Mask key for which the row of each slot was filled."""
         self._unread_steps: deque[tuple[list[tuple[int, RequestMatcher]], WaitForTokens]] = deque()
-        """Steps whose tokens are not matched yet: rows with their matchers."""
+        """Launched steps whose tokens are not matched yet: rows with their matchers, and the tokens."""
         self._failures: deque[tuple[CompiledGrammar, str]] = deque()
         self._threads: MaskThreads[tuple[int, RequestMatcher]] = MaskThreads(threads)
         self._timed_steps_left = 0
 
     @property
     def active(self) -> bool:
-        """Return whether any slot has a grammar."""
+        """Whether any slot has a request with a grammar."""
         return bool(self._matchers)
 
     def start_slot(self, slot: int, grammar: Grammar, output: Int32) -> None:
-        """Start a request in a slot, with the output tokens [n] that it has already."""
+        """Start a request in a slot, and match the output tokens that it already has, int32 [n].
+
+        Raises:
+            TypeError: The grammar is not a `CompiledGrammar`.
+        """
         import xgrammar
 
         if not isinstance(grammar, CompiledGrammar):
@@ -127,11 +132,14 @@ class GrammarMasks:
                 break
 
     def free_slot(self, slot: int) -> None:
-        """Drop a slot's request."""
+        """Drop the matcher of a slot."""
         self._matchers.pop(slot, None)
 
     def add_launched_step(self, slots: Int64, tokens: WaitForTokens) -> None:
-        """Record a launched step: `tokens` waits for the sampled token of each slot in `slots` [rows]."""
+        """Record a launched step that samples one token for each of `slots` [rows].
+
+        `tokens` waits for the step and returns these tokens, [rows].
+        """
         matches = self._matchers
         matched = [(row, matches[slot]) for row, slot in enumerate(slots.tolist()) if slot in matches]
         rows = [(row, match) for row, match in matched if match.matcher is not None]
@@ -139,7 +147,7 @@ class GrammarMasks:
             self._unread_steps.append((rows, tokens))
 
     def update_bitmasks(self, slots: Int64, positions: Int64) -> torch.Tensor:
-        """Return the allowed tokens; see `mizzen.engine.sampling.logits_params.TokenMasks`."""
+        """Match the tokens of earlier steps, and return the masks; see `TokenMasks.update_bitmasks`."""
         while self._unread_steps:
             rows, tokens = self._unread_steps.popleft()
             self._advance(rows, tokens())
@@ -153,11 +161,11 @@ class GrammarMasks:
         return self._bitmasks.device
 
     def mark_applied(self) -> None:
-        """Record that a step's masks are applied; see `mizzen.engine.sampling.logits_params.TokenMasks`."""
+        """Record that all work that reads the masks of a step is enqueued."""
         self._bitmasks.mark_applied()
 
     def drain_failures(self) -> list[tuple[CompiledGrammar, str]]:
-        """Return grammars whose requests cannot continue, with reasons, since the last call. Thread-safe."""
+        """Return grammars and error messages of requests that failed since the last call; thread-safe."""
         failures: list[tuple[CompiledGrammar, str]] = []
         while self._failures:
             failures.append(self._failures.popleft())
@@ -188,7 +196,7 @@ class GrammarMasks:
         matchers, tokens = [match.matcher for match, _ in accepting], [token for _, token in accepting]
         try:
             accepted = BatchGrammarMatcher.batch_accept_token(matchers, tokens)
-        except Exception:  # one request failed; those before it have advanced
+        except Exception:  # one request failed; the requests before it have advanced
             for match, token in accepting:
                 if not match.has_advanced():
                     self._accept(match, token)
@@ -202,7 +210,7 @@ class GrammarMasks:
         start_time = time.thread_time() if self._timed_steps_left else 0.0
         try:
             accepted = match.matcher.accept_token(token)
-        except Exception as error:  # whatever it is, only this request fails
+        except Exception as error:  # any error fails only this request
             self._fail(match, str(error))
             return False
         self._after_token(match, token, accepted)
@@ -224,7 +232,7 @@ class GrammarMasks:
     # ── masks ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _update_rows(self, slots: list[int]) -> list[int]:
-        """Bring the rows of slots up to date; return the changed slots."""
+        """Fill the rows of those slots whose mask may have changed; return these slots."""
         mask_keys, changed = self._mask_keys, []
         for slot in slots:
             match = self._matchers.get(slot)
@@ -249,26 +257,24 @@ class GrammarMasks:
         return [slot for slot, _ in changed]
 
     def _end_dead_ends(self, rows: list[tuple[int, RequestMatcher]]) -> None:
-        """Fail requests whose masks allow no token."""
+        """Fail each request whose mask allows no token at all."""
         if not rows:
             return
         host, filled = self._bitmasks.host, [slot for slot, _ in rows]
         host[filled, -1] &= self._last_word_bits
-        any_allowed: list[bool] = np.any(
-            host[filled, :SCANNED_WORDS], axis=1
-        ).tolist()  # enough nearly always
+        any_allowed: list[bool] = np.any(host[filled, :SCANNED_WORDS], axis=1).tolist()
         for (slot, match), allowed in zip(rows, any_allowed, strict=True):
             if not allowed and match.matcher is not None and not np.count_nonzero(host[slot]):
                 self._fail_unconstrained(slot, match, "no token of this model can come next")
 
     def _fill_all(self, rows: list[tuple[int, RequestMatcher]]) -> None:
-        """Fill masks. Runs in several threads at once, for different rows."""
+        """Fill the masks of a batch of rows; several threads may do so at once, for different rows."""
         from xgrammar import BatchGrammarMatcher
 
         matchers, slots = [match.matcher for _, match in rows], [slot for slot, _ in rows]
         try:
             BatchGrammarMatcher(1).batch_fill_next_token_bitmask(matchers, self._bitmasks.host, slots)
-        except Exception:  # one request failed: find out which
+        except Exception:  # one request failed: fill one by one to find out which
             for slot, match in rows:
                 self._fill_one(slot, match)
 
@@ -287,7 +293,7 @@ class GrammarMasks:
                 self._fail_unconstrained(slot, match, text)
 
     def _fail_unconstrained(self, slot: int, match: RequestMatcher, reason: str) -> None:
-        """Fail a request; its row may sample anything until the request ends."""
+        """Fail a request, and allow all tokens in its row until the request is aborted."""
         self._bitmasks.host[slot] = ALL_TOKENS
         self._mask_keys[slot] = UNCONSTRAINED
         self._fail(match, reason)

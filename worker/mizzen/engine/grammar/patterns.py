@@ -1,16 +1,20 @@
-"""Checks and adapts regular expressions before they are compiled."""
+"""Checks regular expressions before compilation, and adapts them to xgrammar."""
 
 from __future__ import annotations
 
-from mizzen.common.regex_support import pattern_fault, pieces
+from mizzen.common.regex_support import pattern_fault, split_pattern
 from mizzen.engine.grammar.errors import GrammarError
 
 
 def check_pattern(pattern: str, *, quoted: bool) -> None:
-    """Reject a pattern that the compiler would read differently from a person; see `pattern_fault`.
+    """Reject a pattern that xgrammar would misread or does not support; see `pattern_fault`.
+
+    Args:
+        pattern: The regular expression.
+        quoted: Whether it applies to the content of a JSON string.
 
     Raises:
-        GrammarError: Names the construct and the reason.
+        GrammarError: The pattern is rejected; the message names the construct and the reason.
     """
     fault = pattern_fault(pattern, quoted=quoted)
     if fault is not None:
@@ -18,5 +22,7 @@ def check_pattern(pattern: str, *, quoted: bool) -> None:
 
 
 def exclude_line_ends(pattern: str) -> str:
-    """Return the pattern with dots that match any character except line ends."""
-    return "".join(r"[^\n\r]" if piece == "." and not inside else piece for piece, inside in pieces(pattern))
+    """Return a pattern whose dots are replaced, so that they do not match line ends (CR and LF)."""
+    return "".join(
+        r"[^\n\r]" if piece == "." and not inside else piece for piece, inside in split_pattern(pattern)
+    )

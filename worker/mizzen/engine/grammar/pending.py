@@ -1,4 +1,4 @@
-"""Requests that wait for their grammar to compile, before the scheduler gets them.
+"""Holds requests until their grammars are compiled, before they go to the scheduler.
 
 `Engine` submits requests with a grammar here, and passes every `Finished` through `finalize`.
 """
@@ -22,21 +22,24 @@ if TYPE_CHECKING:  # simulated engines have no masks, and would wait for torch
     from mizzen.engine.grammar.matchers import GrammarMasks
 
 POLL_SECONDS = 0.001
-"""Pause between checks while the engine has nothing to do but wait for a compilation."""
+"""Pause between two checks while the engine only waits for compilations."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarServices:
-    """Compiler and masks of an engine."""
+    """Grammar compiler and token bitmasks of an engine."""
 
     compiler: GrammarCompiler
     masks: GrammarMasks
     shared: bool = False
-    """Whether other engines use the compiler too, and close it."""
+    """Whether other engines use the compiler too, so that this engine must not close it."""
 
 
 class PendingGrammars:
-    """Holds requests back until their grammar is compiled. Used from one thread."""
+    """Requests whose grammars are being compiled, and running requests with grammars.
+
+    Used from one thread.
+    """
 
     def __init__(self, grammars: GrammarServices) -> None:
         self._compiler = grammars.compiler
@@ -45,32 +48,38 @@ class PendingGrammars:
         self._waiting: dict[int, Request] = {}
         """Waiting requests by id, in order of arrival."""
         self._running: dict[int, CompiledGrammar] = {}
+        """Grammars of requests that were passed to the scheduler, by request id."""
         self._failed: dict[int, str] = {}
-        """Requests that are being aborted, with the reason."""
+        """Error messages of running requests that failed and are being aborted, by request id."""
         self._aborts: list[int] = []
+        """Ids of failed requests that the next `drain_failed` returns."""
         self._finished: list[Finished] = []
+        """Results for the next `drain_finished`."""
 
     @property
     def has_waiting(self) -> bool:
-        """Return whether any request waits for its grammar."""
+        """Whether any request waits for its grammar."""
         return bool(self._waiting)
 
     @property
     def active(self) -> bool:
-        """Return whether any request with a grammar waits, runs, or has finished without being reported."""
+        """Whether any request with a grammar waits, runs, or has a result that was not drained."""
         return bool(self._waiting or self._running or self._finished)
 
     @property
     def counts(self) -> GrammarCounts:
-        """Compilation and mask costs so far."""
+        """Counters of compilation and token bitmasks since the engine started."""
         return self._compiler.counts
 
     def load(self) -> tuple[int, int]:
-        """Return the number of waiting requests and of their prompt tokens."""
+        """Return the number of waiting requests, and of prompt tokens in them."""
         return len(self._waiting), sum(len(request.prompt) for request in self._waiting.values())
 
     def submit(self, request: Request) -> Request | None:
-        """Add a request; return it with its compiled grammar if that is available already."""
+        """Return a request with its compiled grammar if it is cached; otherwise hold the request.
+
+        Returns None if the request waits, or was rejected (see `drain_finished`).
+        """
         self._waiting[request.rid] = request
         ready = self._attach_grammar(request)
         if ready is not None:
@@ -78,7 +87,7 @@ class PendingGrammars:
         return ready
 
     def abort_waiting(self, rid: int) -> bool:
-        """Abort a waiting request; return False if it does not wait here."""
+        """Abort a waiting request; return False if no such request waits here."""
         request = self._waiting.pop(rid, None)
         if request is None:
             return False
@@ -90,17 +99,20 @@ class PendingGrammars:
         return True
 
     def drain_ready(self) -> list[Request]:
-        """Return the requests whose grammars are compiled; rejected ones go to `drain_finished`."""
+        """Return the waiting requests whose grammars are compiled now.
+
+        Requests whose grammars were rejected are returned by `drain_finished`.
+        """
         requests = [self._attach_grammar(request) for request in list(self._waiting.values())]
         return [request for request in requests if request is not None]
 
     def drain_finished(self) -> list[Finished]:
-        """Return the requests that finished here since the last call."""
+        """Return the requests that were aborted or rejected here since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
     def drain_failed(self) -> list[int]:
-        """Return running requests that cannot follow their grammar any more; the caller aborts them."""
+        """Return the ids of running requests that failed since the last call; the caller must abort them."""
         rids, self._aborts = self._aborts, []
         for grammar, reason in self._masks.drain_failures():
             if self._running.get(grammar.rid) is grammar and grammar.rid not in self._failed:
@@ -109,7 +121,7 @@ class PendingGrammars:
         return rids
 
     def finalize(self, finished: Iterable[Finished]) -> tuple[Finished, ...]:
-        """Process finished requests; return them, failed ones with the reason."""
+        """Forget finished requests, and return their results; failed requests get their error message."""
         self._aborts = self.drain_failed()
         return tuple(self._finalize(request) for request in finished)
 
@@ -125,11 +137,11 @@ class PendingGrammars:
         )
 
     def pause(self) -> None:
-        """Sleep briefly: there is nothing to do but wait."""
+        """Sleep for POLL_SECONDS; called if the engine only waits for compilations."""
         time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Stop the mask threads, and the compiler unless it is shared."""
+        """Stop the threads that fill masks, and the compiler unless it is shared."""
         self._masks.close()
         if not self._shared:
             self._compiler.close()
@@ -145,7 +157,7 @@ class PendingGrammars:
             end = _finished_result(request, FinishReason.ERROR, f"grammar: {result.error}")
             self._finished.append(with_fields(end, refused=not result.temporary, busy=result.temporary))
             return None
-        # After a complete text only an end token is allowed, which must then end the request.
+        # After a complete text the grammar only allows an end token, so that token must end the request.
         request_grammar = result.grammar.for_request(request.rid)
         sampling = replace(request.sampling, grammar=request_grammar, ignore_eos=False)
         self._running[request.rid] = request_grammar

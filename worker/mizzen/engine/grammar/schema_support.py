@@ -1,8 +1,8 @@
-"""The enforced part of JSON Schema (draft 2020-12); a schema that uses more is rejected by keyword.
+"""Check that xgrammar (the compiler) enforces everything in a JSON Schema (draft 2020-12).
 
-The compiler ignores keywords that it does not know, and some that it knows in combination with others. An
-answer would then silently not conform, so each schema is checked first. The combinations allowed here were
-found to be enforced, and every case of it is in the tests.
+The compiler ignores unknown keywords, and some known keywords in combination with others. Output would then
+silently not conform to the schema, so each schema is checked before compilation, and the error names the
+keyword. The tests cover every combination that is allowed here.
 """
 
 from __future__ import annotations
@@ -13,21 +13,30 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
-from mizzen.common.json_schema import BOUNDS, CHOICES, LENGTHS, MORE, NOT_ENFORCED, STRUCTURE, TYPES, Schema
+from mizzen.common.json_schema import (
+    BOUNDS,
+    CHOICES,
+    EXTRA_MEMBERS,
+    LENGTHS,
+    NOT_ENFORCED,
+    STRUCTURE,
+    TYPES,
+    Schema,
+)
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.patterns import check_pattern
 
 EXCLUSIVE_KEYWORDS = (*CHOICES, "enum", "const")
-"""Keywords that exclude each other and most other keywords within a schema."""
+"""Keywords that exclude each other and all other constraints, except `type` next to `enum` or `const`."""
 CONSTRAINTS = ("type", *EXCLUSIVE_KEYWORDS, *STRUCTURE)
 """All keywords that constrain values."""
 
 
 def read_json(text: str, nesting: int) -> Any:
-    """Parse JSON of limited depth.
+    """Parse JSON whose depth is at most `nesting` levels.
 
     Raises:
-        GrammarError: It is not JSON, or nests too deeply.
+        GrammarError: The text is not JSON, or is nested too deeply.
     """
     try:
         value = json.loads(text)
@@ -54,19 +63,20 @@ def check_schema(schema: Any) -> None:
     """Reject a schema that the compiler would not enforce completely.
 
     Raises:
-        GrammarError: Names the place (a JSON pointer), the keyword, and the way out.
+        GrammarError: The schema is rejected; the message names the place (a JSON pointer), the keyword, and a
+            remedy.
     """
     SchemaChecker(schema).check_all()
 
 
 class SchemaChecker:
-    """Checks one schema and its subschemas."""
+    """Checks a schema and all of its subschemas."""
 
     def __init__(self, schema: Any) -> None:
         self.root = schema
 
     def check_all(self) -> None:
-        """Check the schema and all schemas in it."""
+        """Check the schema and all of its subschemas, at any depth."""
         waiting: list[tuple[str, Any]] = [("", self.root)]
         while waiting:
             path, schema = waiting.pop()
@@ -78,7 +88,7 @@ class SchemaChecker:
             waiting += subschemas(path, schema)
 
     def check_one(self, path: str, schema: Schema) -> None:
-        """Check one schema without its subschemas."""
+        """Check the keywords of one schema, without its subschemas; `path` is its JSON pointer."""
         for name in NOT_ENFORCED:
             if name in schema:
                 raise keyword_error(path, name, "is not enforced: leave it out")
@@ -97,7 +107,7 @@ class SchemaChecker:
             self.check_object(path, schema)
 
     def schema_types(self, path: str, schema: Schema) -> set[str] | None:
-        """Return the types that a schema allows; None means any."""
+        """Return the types that a schema allows; None if it allows any type."""
         declared = schema.get("type")
         if declared is not None:
             names = declared if isinstance(declared, list) else [declared]
@@ -115,7 +125,7 @@ class SchemaChecker:
         return None
 
     def check_exclusive(self, path: str, schema: Schema, keyword: str) -> None:
-        """Check a schema that is a reference, a choice or a list of values."""
+        """Check a schema that has `keyword`, one of EXCLUSIVE_KEYWORDS."""
         allowed = ("type",) if keyword in ("enum", "const") else ()
         for name in CONSTRAINTS:
             if name in schema and name != keyword and name not in allowed:
@@ -136,14 +146,14 @@ class SchemaChecker:
                     raise keyword_error(path, keyword, f"holds {entry!r}, which is not of the type beside it")
 
     def check_disjoint(self, path: str, schemas: list[Any]) -> None:
-        """Check that no value can conform to two schemas: `oneOf` is enforced as `anyOf`."""
+        """Check that no value can conform to two schemas, because `oneOf` is enforced as `anyOf`."""
         for first, second in combinations([self.resolve_ref(schema) for schema in schemas], 2):
             if not are_disjoint(first, second):
                 text = "is only enforced if its schemas differ in type or in a required constant: use anyOf"
                 raise keyword_error(path, "oneOf", text)
 
     def resolve_ref(self, schema: Any) -> Any:
-        """Return the schema that a reference points to."""
+        """Return the schema that a reference points to, or the schema itself if it is not a reference."""
         for _ in range(16):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema
@@ -155,7 +165,7 @@ class SchemaChecker:
         return schema
 
     def check_string(self, path: str, schema: Schema) -> None:
-        """Check the keywords of strings."""
+        """Check the keywords for strings."""
         lengths = [name for name in LENGTHS if name in schema]
         for other in ("pattern", "format"):
             if other in schema and lengths:
@@ -171,7 +181,7 @@ class SchemaChecker:
                 raise keyword_error(path, "pattern", str(error)) from None
 
     def check_number(self, path: str, schema: Schema, types: set[str] | None) -> None:
-        """Check the keywords of numbers."""
+        """Check the keywords for numbers."""
         for name in ("exclusiveMinimum", "exclusiveMaximum"):
             if isinstance(schema.get(name), bool):
                 raise keyword_error(path, name, "must be a number (draft 2020-12)")
@@ -186,10 +196,10 @@ class SchemaChecker:
             raise keyword_error(path, "multipleOf", text)
 
     def check_object(self, path: str, schema: Schema) -> None:
-        """Check the keywords of objects."""
+        """Check the keywords for objects."""
         properties = schema.get("properties") or {}
         patterns = schema.get("patternProperties") or {}
-        more = [name for name in MORE if schema.get(name, False) is not False]
+        more = [name for name in EXTRA_MEMBERS if schema.get(name, False) is not False]
         required = schema.get("required") or []
         if (
             not isinstance(properties, dict)
@@ -228,7 +238,7 @@ class SchemaChecker:
 
 
 def are_disjoint(schema_a: Any, schema_b: Any) -> bool:
-    """Return whether certainly no value conforms to both schemas."""
+    """Return whether it is certain that no value conforms to both schemas."""
     if not isinstance(schema_a, dict) or not isinstance(schema_b, dict):
         return False
     values = [_values(schema) for schema in (schema_a, schema_b)]
@@ -254,7 +264,7 @@ def _types(schema: Schema) -> set[str]:
 
 
 def _values(schema: Any) -> list[str] | None:
-    """Return the values that a schema lists, as JSON; None if it lists none."""
+    """Return the values of `const` or `enum` as JSON; None if the schema has neither."""
     if not isinstance(schema, dict):
         return None
     if "const" in schema:
@@ -265,7 +275,7 @@ def _values(schema: Any) -> list[str] | None:
 
 
 def subschemas(path: str, schema: Schema) -> Iterator[tuple[str, Any]]:
-    """Yield the direct subschemas of a schema, with their places."""
+    """Yield the direct subschemas of a schema, each with its JSON pointer."""
     for name in ("properties", "patternProperties", "$defs", "definitions"):
         parts = schema.get(name)
         if isinstance(parts, dict):
@@ -282,5 +292,5 @@ def subschemas(path: str, schema: Schema) -> Iterator[tuple[str, Any]]:
 
 
 def keyword_error(path: str, keyword: str, text: str) -> GrammarError:
-    """Return the error about a keyword."""
+    """Return an error whose message begins with a keyword and its place in the schema."""
     return GrammarError(f'"{keyword}" at {path or "/"} {text}')

@@ -1,6 +1,6 @@
-"""Finds what is wrong with a grammar, by compiling it and walking some of its tokens.
+"""Finds errors and excessive costs of a grammar, by compiling it and following it for some tokens.
 
-Runs in the sandbox's children.
+Runs in child processes of the sandbox.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from mizzen.engine.grammar.limits import GrammarLimits
 from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder
 
 WALKED_TOKENS = 24
-"""Number of tokens that a child walks; slow grammars are mostly slow from the start."""
+"""Number of tokens for which a grammar is followed; most slow grammars are slow from the first token."""
 OUT_OF_MEMORY_SIGNS = ("bad_alloc", "Cannot allocate memory", "Resource temporarily unavailable")
-"""Texts by which the compiler reports a lack of memory (or of room for a thread)."""
+"""Parts of compiler errors that mean a lack of memory, including memory for a thread."""
 
 
 def walk_grammar(compiled: xgrammar.CompiledGrammar, vocab_size: int, limits: GrammarLimits) -> None:
-    """Follow a grammar for some tokens, as an answer would.
+    """Follow a grammar for up to WALKED_TOKENS random allowed tokens.
 
     Raises:
-        GrammarError: Nothing conforms to it, or a mask takes too long.
+        GrammarError: No text conforms to the grammar, the model's tokens cannot express one, or filling a
+            bitmask takes too long.
     """
     matcher, rng = xgrammar.GrammarMatcher(compiled), np.random.default_rng(0)
     bits = np.empty((1, -(-vocab_size // 32)), np.int32)
@@ -52,7 +53,10 @@ def walk_grammar(compiled: xgrammar.CompiledGrammar, vocab_size: int, limits: Gr
 def find_fault(
     builder: GrammarBuilder, grammar: Grammar, vocab_size: int, limits: GrammarLimits
 ) -> tuple[str, str]:
-    """Return what is wrong with a grammar (empty if nothing), and the rules from `check_and_compile`."""
+    """Return the error of a grammar (empty if it can be used), and its rules in xgrammar's JSON form.
+
+    The rules are those of `GrammarBuilder.check_and_compile`; they are empty if there is an error.
+    """
     try:
         compiled, rules = builder.check_and_compile(grammar)
         size, limit = compiled.memory_size_bytes, limits.compiled_bytes
@@ -68,5 +72,5 @@ def find_fault(
 
 
 def memory_error_text(limits: GrammarLimits) -> str:
-    """Return the error text for a grammar that takes too much memory."""
+    """Return the error for a grammar whose compilation takes too much memory."""
     return f"compiling it takes more than {limits.compile_bytes >> 20} MiB: make it smaller"

@@ -1,7 +1,8 @@
-"""Reads the bytes that a model's tokens stand for from its `tokenizer.json`.
+"""Reads the bytes of each token of a model from its `tokenizer.json`; `xgrammar_backend` calls it.
 
-The tokenizer's decoder tells three kinds of vocabularies apart: byte-level BPE (GPT-2's alphabet, one
-character per byte), SentencePiece with byte fallback (`<0x..>`, and U+2581 for a space), and plain text.
+There are three kinds of vocabularies, which the `decoder` field distinguishes: byte-level BPE (GPT-2's
+alphabet, one character per byte), SentencePiece with byte fallback (`<0x..>`, and U+2581 for a space), and
+plain text.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 from mizzen.engine.grammar.errors import GrammarError
 
 UNREACHABLE = b"\xff"
-"""First byte of special tokens: no UTF-8 text contains it, so no text rule lets them through."""
+"""First byte of special tokens; no UTF-8 text contains it, so a grammar's text rules never match them."""
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's mapping from characters of byte-level vocabularies to bytes."""
+    """Return GPT-2's mapping from the characters of byte-level vocabularies to byte values."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(value): value for value in printable}
     others = (value for value in range(256) if value not in printable)
@@ -30,13 +31,13 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> list[bytes]:
-    """Return the bytes of each token id; empty for ids without a token, which are never sampled.
+    """Return the bytes of each token, by id; empty for ids without a token, which are never sampled.
 
-    Special tokens stand for no text: their bytes begin with `UNREACHABLE`, and a grammar can name them only
-    by id.
+    Special tokens stand for no text. Their bytes begin with `UNREACHABLE`, so a grammar can only allow them
+    by their ids.
 
     Raises:
-        GrammarError: The folder has no tokenizer.json, or an unreadable one.
+        GrammarError: The folder has no tokenizer.json, or it cannot be read.
     """
     path = folder / "tokenizer.json"
     try:
@@ -58,7 +59,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> list[bytes]:
 
 
 def _entries(vocab: Any) -> Iterator[tuple[str, int]]:
-    """Yield tokens and ids of a vocabulary: a map (BPE, WordPiece) or a list of pairs (Unigram)."""
+    """Yield each token and its id, of a vocabulary that is a map (BPE, WordPiece) or a list (Unigram)."""
     if isinstance(vocab, dict):
         yield from vocab.items()
     else:
@@ -66,7 +67,7 @@ def _entries(vocab: Any) -> Iterator[tuple[str, int]]:
 
 
 def _decoder(content: dict[str, Any]) -> Any:
-    """Return the function from a token to its bytes."""
+    """Return a function that converts a token to its bytes."""
     steps = list(_steps(content.get("decoder"))) or list(_steps(content.get("pre_tokenizer")))
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:
@@ -98,7 +99,7 @@ def _decoder(content: dict[str, Any]) -> Any:
 
 
 def _steps(description: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a decoder or pre-tokenizer, with sequences flattened."""
+    """Yield the steps of a decoder or pre-tokenizer; steps of type Sequence are flattened."""
     if not description:
         return
     if description.get("type") == "Sequence":

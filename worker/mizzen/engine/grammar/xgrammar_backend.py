@@ -1,6 +1,6 @@
-"""Compiles a grammar's text with xgrammar.
+"""Compiles the text of a grammar with xgrammar.
 
-It may take long, so untrusted grammars are first tried in the sandbox; see `sandbox_worker`.
+Compilation may take long, so a grammar is first compiled on trial in a sandbox (`compile_sandbox`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ rest ::= [^\x00-\x1f"\\]* "\"" | [^\x00-\x1f"\\]* "\\" escape rest
 escape ::= ["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F]
 number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+\-]? [0-9]+)?
 """
-"""RFC 8259 JSON without whitespace, starting with an object."""
+"""EBNF rules of an RFC 8259 JSON object without whitespace."""
 _PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: ")
 
 R = TypeVar("R")
@@ -44,6 +44,7 @@ class GrammarTarget:
     """The model that grammars are compiled for."""
 
     folder: str
+    """Folder with the model's tokenizer.json."""
     vocab_size: int
     end_token_ids: tuple[int, ...]
 
@@ -52,16 +53,21 @@ class GrammarBuilder:
     """Compiles grammars for one model. Used from one thread at a time."""
 
     def __init__(self, target: GrammarTarget, *, threads: int, nesting: int) -> None:
-        """Read the model's vocabulary.
+        """Read the vocabulary of the model.
+
+        Args:
+            target: The model.
+            threads: Number of threads of a compilation.
+            nesting: Maximum depth of objects and lists in a schema or structural tag.
 
         Raises:
-            GrammarError: The folder has no usable tokenizer.
+            GrammarError: The model has no usable tokenizer.json.
         """
         tokens = read_vocabulary(Path(target.folder), target.vocab_size)
         self._target = target
         self._nesting = nesting
         self._text = self._compiler(tokens, threads)
-        # JSON without whitespace contains no control characters, but not all of its rules exclude them.
+        # JSON without whitespace contains no control characters, but some of the compiler's rules allow them.
         printable = [b"" if any(byte < 0x20 for byte in token) else token for token in tokens]
         self._json = self._compiler(printable, threads)
 
@@ -77,11 +83,15 @@ class GrammarBuilder:
     def compile(self, grammar: Grammar, *, checked_rules: str | None = None) -> xgrammar.CompiledGrammar:
         """Compile a grammar.
 
-        With `checked_rules`, the result of `check_and_compile`, neither its text nor its FOLLOW sets are
-        examined again: that may take long and, unlike the compiler, holds the interpreter lock.
+        Args:
+            grammar: The grammar.
+            checked_rules: Rules that `check_and_compile` returned for this grammar. With them, checks and
+                FOLLOW sets are skipped, which may take long and, unlike the compiler, hold the interpreter
+                lock.
 
         Raises:
-            GrammarError: It is wrong, or uses something that is not enforced; names it.
+            GrammarError: The grammar is invalid, or contains something that is not enforced. The message
+                names it.
         """
         if checked_rules is None:
             return self.check_and_compile(grammar)[0]
@@ -93,10 +103,15 @@ class GrammarBuilder:
         return self._with_named_errors(grammar, work)
 
     def check_and_compile(self, grammar: Grammar) -> tuple[xgrammar.CompiledGrammar, str]:
-        """Check and compile a grammar; also return its rules as compiled, if lookaheads were added.
+        """Check and compile a grammar.
+
+        Returns:
+            The compiled grammar, and its rules with lookaheads in xgrammar's JSON form (an empty string if no
+            lookahead was added).
 
         Raises:
-            GrammarError: As `compile`.
+            GrammarError: The grammar is invalid, or contains something that is not enforced. The message
+                names it.
         """
 
         def work() -> tuple[xgrammar.CompiledGrammar, str]:
@@ -108,7 +123,7 @@ class GrammarBuilder:
         return self._with_named_errors(grammar, work)
 
     def _with_named_errors(self, grammar: Grammar, work: Callable[[], R]) -> R:
-        """Run `work`; convert its errors to a GrammarError that names the kind of grammar."""
+        """Call `work`; convert errors of the compiler to a GrammarError that names the kind of grammar."""
         try:
             return work()
         except GrammarError:
@@ -118,10 +133,10 @@ class GrammarBuilder:
             raise GrammarError(f"the {grammar.kind} cannot be used: {reason[:500]}") from None
 
     def _check(self, kind: GrammarKind, text: str) -> None:
-        """Reject text that the compiler would misread or not enforce.
+        """Reject the text of a grammar that the compiler would misread or not enforce.
 
         Raises:
-            GrammarError: Names the construct.
+            GrammarError: The text is rejected; the message names the construct.
         """
         if kind is GrammarKind.JSON_SCHEMA:
             check_schema(read_json(text, self._nesting))
@@ -137,7 +152,7 @@ class GrammarBuilder:
     def _compile(
         self, kind: GrammarKind, parsed: xgrammar.Grammar | None, changed: str
     ) -> xgrammar.CompiledGrammar:
-        """Compile `changed` rules if there are any, else the rules that were read."""
+        """Compile `changed` (rules in xgrammar's JSON form) if it is not empty, otherwise `parsed`."""
         is_json = kind in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA)
         rules = parsed if parsed is not None and not changed else xgrammar.Grammar.deserialize_json(changed)
         return (self._json if is_json else self._text).compile_grammar(rules)
@@ -158,7 +173,7 @@ class GrammarBuilder:
 
 
 def tag_schemas(tag: Any) -> list[Any]:
-    """Return the schemas in the parts of a structural tag."""
+    """Return the JSON schemas in all parts of a structural tag."""
     if isinstance(tag, list):
         return [schema for part in tag for schema in tag_schemas(part)]
     if not isinstance(tag, dict):
@@ -169,9 +184,9 @@ def tag_schemas(tag: Any) -> list[Any]:
 
 
 def replace_compact_schemas(tag: Any) -> Any:
-    """Return a structural tag in which schemas that allow no whitespace are replaced by EBNF rules.
+    """Return a structural tag whose schemas with a `max_whitespace_cnt` of 0 are replaced by EBNF rules.
 
-    The compiler's smallest `max_whitespace_cnt` is 1; here 0 means JSON with plain separators.
+    The rules match JSON without whitespace. The compiler itself supports only values of 1 or more.
     """
     if isinstance(tag, list):
         return [replace_compact_schemas(part) for part in tag]
@@ -184,9 +199,10 @@ def replace_compact_schemas(tag: Any) -> Any:
 
 
 def bound_strings_by_pattern(tag: Any) -> Any:
-    """Return a structural tag whose schemas bound string lengths by patterns.
+    """Return a structural tag whose schemas limit the length of strings by patterns.
 
-    Rules with lengths let control characters through, which whitespace between JSON tokens requires here.
+    The compiler's own rules for lengths would allow control characters in strings. These characters cannot
+    be removed from the vocabulary here, because structural tags allow whitespace between JSON tokens.
     """
     if isinstance(tag, list):
         return [bound_strings_by_pattern(part) for part in tag]

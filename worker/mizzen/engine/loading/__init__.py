@@ -1,1 +1,1 @@
-"""Loading an engine: options to model, memory budget, KV cache, graphs and warm-up."""
+"""Loading of an engine: validation of options, model, memory budget, KV cache, graphs and warm-up."""

@@ -1,6 +1,6 @@
-"""Host resources of this process: CPUs and memory, within the limits of its container; and GPU memory.
+"""CPUs and memory that this process may use, within the limits of its container, and GPU memory.
 
-The loader sizes thread pools and the KV cache from them.
+The loader derives sizes of thread pools and of the KV cache from them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ import torch
 T = TypeVar("T")
 
 CGROUP = Path("/sys/fs/cgroup")
+"""Folder with the cgroup limits of the container."""
 MEMINFO = Path("/proc/meminfo")
+"""File in which Linux reports the memory of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A device's total and free memory, in bytes."""
+    """Total and free memory of a device or machine, in bytes."""
 
     total: int
     free: int
 
 
 def read_first_number(path: Path) -> int | None:
-    """Return the number in a file's first word; None without a file or a number ("max")."""
+    """Return the number at the start of a file; None if there is no file, or no number (such as "max")."""
     try:
         return int(path.read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -37,7 +39,7 @@ def read_first_number(path: Path) -> int | None:
 
 
 def cpu_count(cgroup: Path = CGROUP) -> int:
-    """Return the CPUs of this process: its affinity, capped by the container's quota."""
+    """Return the number of CPUs that this process may use, by its affinity and its container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
@@ -48,7 +50,7 @@ def cpu_count(cgroup: Path = CGROUP) -> int:
 
 
 def host_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> DeviceMemory:
-    """Return the memory of the machine, or of the container if smaller; file caches count as free."""
+    """Return the memory of the machine, or of the container if that has less; file caches count as free."""
     lines = (line.split() for line in meminfo.read_text().splitlines())
     fields = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
     total, free = fields["MemTotal"], fields["MemAvailable"]
@@ -59,7 +61,7 @@ def host_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> DeviceMemory:
 
 
 def reclaimable_file_bytes(cgroup: Path) -> int:
-    """Return the bytes of cached files that a container would release immediately."""
+    """Return the bytes of cached files that the kernel can reclaim from a container at once."""
     try:
         rows = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
         return int(dict(rows)["inactive_file"])
@@ -68,7 +70,7 @@ def reclaimable_file_bytes(cgroup: Path) -> int:
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
-    """Return the memory of the device that the model runs on; what PyTorch caches unused counts as free."""
+    """Return the memory of the model's device; memory that PyTorch caches without using it counts as free."""
     if device.type == "cpu":
         return host_memory()
     free, total = torch.cuda.mem_get_info(device)
@@ -78,7 +80,7 @@ def device_memory(device: torch.device) -> DeviceMemory:
 
 
 def reported_device_memory(device: torch.device) -> DeviceMemory:
-    """Return the device's memory as the driver reports it; what PyTorch caches unused is not free."""
+    """Return the memory of a device as the driver reports it; PyTorch's unused cache counts as used."""
     if device.type == "cpu":
         return host_memory()
     free, total = torch.cuda.mem_get_info(device)
@@ -86,10 +88,10 @@ def reported_device_memory(device: torch.device) -> DeviceMemory:
 
 
 def measure_allocation(device: torch.device, make: Callable[[], T]) -> tuple[T, int]:
-    """Call `make`; return its result and the GPU bytes that it took, 0 on CPU.
+    """Call `make`; return its result, and the bytes of GPU memory that it allocated (0 on CPU).
 
-    PyTorch's unused cache is released before and after. If other processes on the GPU free more meanwhile
-    than `make` took, the result is 0.
+    PyTorch's unused cache is released before and after the call. Memory that other processes allocate or free
+    on the GPU meanwhile distorts the number, which is never below 0.
     """
     if device.type == "cpu":
         return make(), 0

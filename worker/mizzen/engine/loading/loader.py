@@ -1,6 +1,6 @@
-"""Loads an engine from its options: the model, its KV cache, the runner, the scheduler and grammars.
+"""Loads an engine from its options: model, KV cache, runner, scheduler and grammar compiler.
 
-`mizzen engine`, `mizzen serve` and `LLM` call `load_engine`; other ranks than 0 call `load_follower`.
+`mizzen engine`, `mizzen serve` and `LLM` call `load_engine`. Ranks other than 0 call `load_follower`.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from mizzen.weights.load import ProgressCallback, target_bytes
 log = logging.getLogger(__name__)
 
 ReportPhase = Callable[[str], None]
-"""Called with the name of a start-up phase when it begins."""
+"""Function that is called with the name of each start-up phase when the phase begins."""
 MAX_MASK_THREADS = 12
-"""Default maximum of threads that fill grammar masks."""
+"""Maximum of the default number of threads that fill token bitmasks."""
 TokenMaskFactory = Callable[[ModelConfig, tuple[int, ...], Uploader], TokenMasks | None]
-"""Creates the token masks from the model, its end tokens, and the uploader to the device."""
+"""Creates the token bitmasks from the model's config, end tokens and an uploader; None without grammars."""
 
 
 class StartupPhases:
-    """Times the phases of start-up and reports each when it begins."""
+    """Measures the duration of each start-up phase, and reports each phase when it begins."""
 
     def __init__(self, report: ReportPhase) -> None:
         self.report = report
@@ -68,7 +68,7 @@ class StartupPhases:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Run one phase in the context."""
+        """Report the phase `name`, and measure the duration of the code inside the context as this phase."""
         self.report(name)
         self.current = name
         start_time = time.perf_counter()
@@ -78,7 +78,7 @@ class StartupPhases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model, or a rank's shard of one, that is ready to run plans."""
+    """A model, or a rank's shard of it, with a runner that is ready for plans."""
 
     config: ModelConfig
     end_token_ids: tuple[int, ...]
@@ -100,14 +100,15 @@ def load_model(
 
     Args:
         options: Engine options.
-        phases: Times and reports the phases.
-        progress: Called with bytes of weights done and in total, then with numbers of graphs.
-        delay: Holds steps back.
-        join: Meets the other ranks, if any.
-        make_masks: Creates the token masks, or returns None.
+        phases: Measures and reports the start-up phases.
+        progress: Called with (done, total): first bytes of weights, then numbers of captured graphs.
+        delay: Seconds to delay each step; for tests, on CPU only.
+        join: Waits for all ranks and returns their process group; None for a single rank.
+        make_masks: Creates the token bitmasks.
 
     Raises:
-        ValueError: An option, config.json or the checkpoint is wrong, or memory is short; names what and why.
+        ValueError: An option, config.json or the checkpoint is wrong, or memory is short. The message names
+            the cause.
     """
     folder = Path(options.model)
     with phases("config"):
@@ -116,7 +117,9 @@ def load_model(
         config = config.with_context_length(options.context_length or config.context_length)
         end_token_ids = read_end_tokens(folder, config)
         if (join is None) != (options.tensor == 1):
-            raise ValueError(f"--tensor {options.tensor} needs as many ranks: start `mizzen engine`, or LLM")
+            raise ValueError(
+                f"--tensor {options.tensor} needs as many ranks: `mizzen engine` and `LLM` start them"
+            )
         group = join() if join else None
     try:
         return build_model(options, config, end_token_ids, phases, progress, delay, group, make_masks)
@@ -138,7 +141,7 @@ def build_model(
     group: RankGroup | None,
     make_masks: TokenMaskFactory,
 ) -> LoadedModel:
-    """Do the work of `load_model` once the configuration is known and the ranks have met."""
+    """Load the model for `load_model`, after the config was read and the process group was formed."""
     device = group.config.device if group else torch.device(options.device)
     with phases("weights"):
         model = make_model(options, config, progress, group)
@@ -153,7 +156,7 @@ def build_model(
             attention = make_attention_with_kv(
                 model,
                 options.page_size,
-                pages + (device.type == "cuda"),  # the last one is scratch
+                pages + (device.type == "cuda"),  # the last page is the scratch page
                 prefill=options.attention_prefill,
                 decode=options.attention_decode,
                 dtype=kv_dtype,
@@ -217,7 +220,7 @@ def build_model(
 
 
 def log_loaded(info: EngineInfo) -> None:
-    """Log the sizes of the loaded engine."""
+    """Log memory sizes, attention backends and phase durations of the loaded engine."""
     decode, prefill = info.attention
     fields = {
         "weights_bytes": info.weights_bytes,
@@ -236,7 +239,11 @@ def log_loaded(info: EngineInfo) -> None:
 
 
 def mask_thread_count(options: EngineOptions) -> int:
-    """Return the number of threads that fill masks: by default half of the CPUs that the ranks leave."""
+    """Return the number of threads that fill token bitmasks.
+
+    By default, one CPU is left to each rank of the node, and half of the remaining CPUs fill bitmasks, up to
+    MAX_MASK_THREADS.
+    """
     return options.mask_threads or min(MAX_MASK_THREADS, max(1, (cpu_count() - options.local_ranks) // 2))
 
 
@@ -248,18 +255,20 @@ def load_engine(
     compiler: GrammarCompiler | None = None,
     followers: FollowerRanks | None = None,
 ) -> Engine:
-    """Load a model and everything around it; of several ranks, rank 0's shard.
+    """Load an engine in this process, which is rank 0 if there are several ranks.
 
     Args:
         options: Engine options.
         report: Called with the name of each phase as it begins: config, weights, kv, graphs (cuda), warmup.
-        progress: Called with bytes of weights done and in total, then with numbers of graphs.
-        delay: Holds steps back; for tests, on cpu only.
-        compiler: Compiles grammars for several engines of one model; the caller closes it.
-        followers: The other ranks, if any.
+        progress: Called with (done, total): first bytes of weights, then numbers of captured graphs.
+        delay: Seconds to delay each step; for tests, on CPU only.
+        compiler: Grammar compiler that several engines of the same model share; the caller closes it. By
+            default the engine creates its own.
+        followers: Connections to the other ranks; None for a single rank.
 
     Raises:
-        ValueError: An option, config.json or the checkpoint is wrong, or memory is short; names what and why.
+        ValueError: An option, config.json or the checkpoint is wrong, or memory is short. The message names
+            the cause.
         RanksFailed: Another rank failed to start.
     """
     if options.profile:
@@ -295,10 +304,17 @@ def load_follower(
     report: ReportPhase = lambda phase: None,
     progress: ProgressCallback = lambda done, total: None,
 ) -> FollowerRunner:
-    """Load the shard of a rank other than 0.
+    """Load the model shard of a rank other than 0, which is this process.
+
+    Args:
+        options: Engine options.
+        join: Waits for all ranks and returns their process group.
+        report: Called with the name of each phase as it begins, as in `load_engine`.
+        progress: Called with (done, total): first bytes of weights, then numbers of captured graphs.
 
     Raises:
-        ValueError, RanksFailed: As `load_engine`.
+        ValueError: An option, config.json or the checkpoint is wrong, or memory is short.
+        RanksFailed: Another rank failed to start.
     """
     loaded = load_model(options, StartupPhases(report), progress, None, join, lambda *_: None)
     return FollowerRunner(loaded.runner, loaded.group)

@@ -1,6 +1,6 @@
-"""Memory budget: how many KV pages fit beside the weights and the largest step.
+"""Memory budget: computes the number of KV pages that fit besides the weights and the largest step.
 
-`model_setup` calls it after the weights are loaded; errors name the option that helps.
+`model_setup` calls it after the weights are loaded. Errors name the option to change.
 """
 
 from __future__ import annotations
@@ -14,34 +14,40 @@ from mizzen.models.config import ModelConfig
 
 GIB = 1 << 30
 MAX_FREE_MEMORY_DIFFERENCE = 0.10
-"""Maximum relative difference in free memory between ranks; beyond it, none starts."""
+"""Maximum relative difference in free memory between ranks; if it is larger, no rank starts."""
 
 
 class MemoryShortage(ValueError):
-    """Weights, KV or steps do not fit; the message says what takes the memory and what helps."""
+    """Weights, KV cache or steps do not fit into memory; the message names the cause and a remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes that KV and a step's activations need on one rank."""
+    """Bytes that KV and the largest step need on one rank."""
 
     token_bytes: int
-    """KV bytes of one token in all layers."""
+    """Bytes of one token's KV in all layers."""
     step_bytes: int
-    """Bytes of the largest step's activations and of per-slot state."""
+    """Bytes of the largest step's activations, and of per-slot state."""
     graph_bytes: int = 0
-    """Bytes of activations that captured graphs keep for themselves."""
+    """Bytes of activations that captured graphs hold exclusively."""
 
     @classmethod
     def estimate(
         cls, config: ModelConfig, options: EngineOptions, element: int, kv_element: int | None = None
     ) -> MemoryNeed:
-        """Estimate a rank's need from the model's shape and bytes per element (`kv_element` in the cache).
+        """Estimate the need of a rank from the shape of the model.
 
-        The MLP needs the most at once: the residual stream, its input, gate and up, and their product. Top-p
-        sampling without a kernel sorts a row's logits with their indices and sums them in float64: about ten
-        times the row in float32. Penalties count each token once per slot. Several ranks also hold the
-        gathered logits.
+        Activations peak in the MLP, with the residual stream, the MLP's input, the gate and up projections
+        and their product. Top-p sampling without a kernel sorts a row's logits with their indices and sums
+        them in float64, which takes about ten times the size of the row in float32. Penalties need a count
+        per slot and vocabulary token. With several ranks, the logits gathered from all ranks are added.
+
+        Args:
+            config: Shape of the model.
+            options: Engine options.
+            element: Bytes per element of weights and activations.
+            kv_element: Bytes per element of the KV cache; `element` by default.
         """
         ranks = options.tensor
         kv_heads = max(1, config.kv_heads // ranks)
@@ -57,39 +63,43 @@ class MemoryNeed:
         )
 
     def with_measured_step(self, measured_bytes: int) -> MemoryNeed:
-        """Return the need with a step that was measured to take `taken` bytes without graphs."""
+        """Return this need with `step_bytes` replaced by the measured bytes plus the bytes of graphs."""
         return replace(self, step_bytes=measured_bytes + self.graph_bytes)
 
 
 def max_graph_rows(options: EngineOptions) -> int:
-    """Return the largest number of rows of a captured decode step."""
+    """Return the maximum number of rows of a captured decode step; 0 without graphs."""
     if options.device != "cuda" or options.cuda_graph == "off":
         return 0
     return min(options.cuda_graph_max_batch, options.max_running_requests)
 
 
 def max_graph_tokens(options: EngineOptions) -> int:
-    """Return the largest number of tokens of any captured step; all share one memory pool."""
+    """Return the maximum number of tokens of a captured step; 0 without graphs.
+
+    It determines the memory of all graphs, because they share one memory pool.
+    """
     rows = max_graph_rows(options)
     prompts = MAX_GRAPH_TOKENS if options.cuda_graph_max_tokens is None else options.cuda_graph_max_tokens
     return max(rows, min(prompts, options.prefill_chunk_tokens + rows)) if rows else 0
 
 
 def fit_kv_pages(options: EngineOptions, context_length: int, need: MemoryNeed, memory: DeviceMemory) -> int:
-    """Return the number of KV pages that fit, with the weights already loaded.
+    """Return the number of KV pages to allocate, after the weights were loaded.
 
-    `kv_cache_tokens` decides if it is set. Otherwise KV takes what `memory_fraction` leaves; on CPU, where
-    others use the same memory, at most what all running requests at full length could fill.
+    If `kv_cache_tokens` is set, it determines the number. Otherwise KV gets all memory that `memory_fraction`
+    leaves; on CPU no more than all running requests at full length could fill, because other processes use
+    the same memory.
 
     Raises:
-        MemoryShortage: Not even one page (of at least two tokens) fits.
+        MemoryShortage: `kv_cache_tokens` do not fit, or there is no memory for at least two tokens.
     """
     page_bytes = options.page_size * need.token_bytes
     used = memory.total - memory.free
     kv_budget = int(memory.total * options.memory_fraction) - used - need.step_bytes
     if options.kv_cache_tokens is not None:
         pages = -(-options.kv_cache_tokens // options.page_size)
-        # On CPU, memory is taken only as it is filled, and other processes share it anyway.
+        # On CPU, KV takes memory only as it is written, and other processes use the same memory anyway.
         step = need.step_bytes if options.device == "cuda" else 0
         if pages * page_bytes + step > memory.free:
             beside = f" beside a step's {format_gib(step)}" if step else ""
@@ -116,51 +126,51 @@ def fit_kv_pages(options: EngineOptions, context_length: int, need: MemoryNeed, 
 
 
 ADVICE_BY_PHASE = {
-    "weights": "take a larger GPU, spread the model over several (--tensor), or free memory",
+    "weights": "take a larger GPU, spread the model over several GPUs (--tensor), or free memory",
     "kv": "lower --memory-fraction or --kv-cache-tokens, or free memory",
 }
-"""Remedies for a lack of memory, by start-up phase."""
+"""Remedies if GPU memory runs out, by start-up phase."""
 DEFAULT_ADVICE = (
     "lower --memory-fraction, --kv-cache-tokens, --cuda-graph-max-batch or --cuda-graph-max-tokens, "
     "or free memory"
 )
-"""Remedies in all later phases."""
+"""Remedies if GPU memory runs out in any other phase."""
 
 
 def memory_shortage(phase: str, error: BaseException) -> MemoryShortage:
-    """Return the error for a GPU that ran out of memory in a start-up phase, with a remedy."""
+    """Return the error for an out-of-memory error of the GPU in a start-up phase, with a remedy."""
     return MemoryShortage(
         f"the GPU has too little memory ({phase}): {ADVICE_BY_PHASE.get(phase, DEFAULT_ADVICE)} ({error})"
     )
 
 
 def rank_memory(memory: DeviceMemory, options: EngineOptions) -> DeviceMemory:
-    """Return a rank's part of a device's memory: on CPU the ranks of a pod share the machine."""
+    """Return a rank's share of the memory of its device; on CPU, all ranks share the machine equally."""
     if options.device != "cpu" or options.tensor == 1:
         return memory
     return DeviceMemory(memory.total // options.tensor, memory.free // options.tensor)
 
 
 def min_pages_over_ranks(pages: list[int], free: list[int] | None) -> int:
-    """Return the number of pages that every rank uses.
+    """Return the number of KV pages that every rank uses: the smallest number that fits on any rank.
 
     Args:
-        pages: Pages that fit, by rank.
+        pages: Number of pages that fit on each rank.
         free: Bytes that were free on each rank's GPU after its weights were loaded; None on CPU.
 
     Raises:
-        MemoryShortage: Free memory differs so much that something else must be running on one GPU.
+        MemoryShortage: Free memory differs so much that other processes must be using one of the GPUs.
     """
     if free is not None and max(free) - min(free) > MAX_FREE_MEMORY_DIFFERENCE * max(free):
         sizes = ", ".join(f"rank {rank} {format_gib(size)}" for rank, size in enumerate(free))
         raise MemoryShortage(
             f"free memory differs by more than {MAX_FREE_MEMORY_DIFFERENCE:.0%} between the GPUs "
             f"once weights are loaded "
-            f"({sizes}): something else takes memory on one of them; free it, or choose other GPUs"
+            f"({sizes}): another process uses memory on one of them; free it, or choose other GPUs"
         )
     return min(pages)
 
 
 def format_gib(size: int) -> str:
-    """Format bytes as GiB."""
+    """Format a number of bytes in GiB."""
     return f"{size / GIB:.2f} GiB"

@@ -1,4 +1,4 @@
-"""Measures how much memory the largest step takes; the KV cache gets what that leaves."""
+"""Measures the memory of the largest step on a GPU; the KV cache gets the rest of the memory."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from mizzen.engine.sampling.sampler import PARTIAL_SORT_LIMIT
 LARGEST_SAMPLING = SamplingParams(
     **{
         **{parameter.name: parameter.profiled for parameter in PARAMETERS},
-        "top_k": PARTIAL_SORT_LIMIT + 1,  # without a kernel for it the whole vocabulary is sorted
+        "top_k": PARTIAL_SORT_LIMIT + 1,  # sorts the whole vocabulary if no kernel supports it
     }
 )
-"""Sampling parameters that use every feature that takes memory in a step, except prompt log probabilities."""
+"""Sampling parameters that enable all features which need memory, except prompt log probabilities."""
 
 
 def build_largest_plan(options: EngineOptions, context: int) -> StepPlan:
-    """Return a step with the maximum number of tokens and samples: prompts of equal length in all slots.
+    """Return a plan with the maximum number of tokens and samples: a prompt of the same length in each slot.
 
-    Slot s begins at page s * n, where n is the number of pages per slot.
+    With n pages per slot, the pages of slot s are numbered from s * n.
     """
     slots = options.max_running_requests
     size = min(-(-(options.prefill_chunk_tokens + slots) // slots), context - 1)
     columns = -(-size // options.page_size)
     tokens = np.zeros(size, np.int32)
-    # Prompt log probabilities are computed one prompt at a time, so only one has to request the top ones.
+    # Prompt log probabilities are computed one prompt at a time, so only one request needs the maximum.
     first, other = (
         SlotOptions(tokens=tokens, prompt_tokens=size, prompt_logprobs=top) for top in (MAX_LOGPROBS, 0)
     )
@@ -57,12 +57,12 @@ def build_largest_plan(options: EngineOptions, context: int) -> StepPlan:
 def measure_step_bytes(
     make_step: Callable[[int], StepExecutor], plan: StepPlan, page_bytes: int, device: torch.device
 ) -> int:
-    """Return the GPU bytes a step takes besides weights and KV: slots, workspaces and activations.
+    """Return the peak GPU bytes of a step besides weights and KV: slots, workspaces and activations.
 
     Args:
-        make_step: Makes a step over KV of the given number of pages, plus a scratch page.
-        plan: The largest step.
-        page_bytes: Bytes per page.
+        make_step: Creates an executor with a KV cache of the given number of pages and a scratch page.
+        plan: Plan of the largest step.
+        page_bytes: Bytes per KV page.
         device: The GPU.
     """
     pages = len(plan.pages.pages)

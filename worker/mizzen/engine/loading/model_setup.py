@@ -1,6 +1,6 @@
-"""Builds the model, its KV cache and attention, and finds how many KV pages fit on every rank.
+"""Builds the model with its KV cache and attention, and determines the number of KV pages.
 
-Called by the loader, phase by phase.
+The loader calls these functions in its start-up phases.
 """
 
 from __future__ import annotations
@@ -42,15 +42,25 @@ from mizzen.weights.load import ProgressCallback, fill_dummy, has_untied_head, l
 log = logging.getLogger(__name__)
 
 DUMMY_SEED = 0
+"""Seed of the random values of `--load-format dummy`."""
 
 
 def make_model(
     options: EngineOptions, config: ModelConfig, progress: ProgressCallback, group: RankGroup | None = None
 ) -> DecoderModel:
-    """Build the model, or a rank's shard, on its device and fill its weights."""
+    """Build the model or a rank's shard on its device, and load its weights.
+
+    Args:
+        options: Engine options.
+        config: Shape of the model.
+        progress: Called with bytes of loaded weights and their total.
+        group: Process group of the ranks; None for a single rank.
+    """
     fused, dummy = uses_own_kernels(options), options.load_format == "dummy"
     if config.tie_embeddings and config.generates and not dummy and has_untied_head(Path(options.model)):
-        log.warning("lm_head.weight is no copy of the embedding: it is used, despite tie_word_embeddings")
+        log.warning(
+            "lm_head.weight differs from the embedding: it is used, although tie_word_embeddings is set"
+        )
         config = replace(config, tie_embeddings=False)
     build = BuildContext(
         device=group.config.device if group else torch.device(options.device),
@@ -81,7 +91,17 @@ def make_attention_with_kv(
     dtype: torch.dtype | None = None,
     key_scales: tuple[float, ...] = (),
 ) -> MixedAttention:
-    """Allocate the paged KV cache of a model and the attention over it; `dtype` defaults to the weights'."""
+    """Allocate the paged KV cache of a model, and create the attention backends over it.
+
+    Args:
+        model: The model or a rank's shard.
+        page_size: Tokens per KV page.
+        pages: Number of KV pages, including the scratch page.
+        prefill: Name of the attention backend for prefill, or "auto".
+        decode: Name of the attention backend for decode, or "auto".
+        dtype: Data type of the KV cache; by default that of the weights.
+        key_scales: Scale of the keys in each layer; empty if all are 1.
+    """
     config, weight, layer_attention = model.config, model.embedding.weight, model.layers[0].attention
     geometry = Geometry(
         heads=layer_attention.heads,
@@ -96,7 +116,7 @@ def make_attention_with_kv(
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate zeros; on CPU the memory is taken only when it is written."""
+    """Allocate a tensor of zeros; on CPU, the system provides its memory only when it is written."""
     if device.type != "cpu":
         return (
             torch.zeros(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device)
@@ -109,7 +129,9 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 def fold_checkpoint_kv_scales(
     options: EngineOptions, model: DecoderModel, kv_dtype: torch.dtype
 ) -> tuple[float, ...]:
-    """Fold the checkpoint's scales of an 8-bit KV cache into the weights; return the key scales by layer.
+    """Fold the checkpoint's scales for an 8-bit KV cache into the weights.
+
+    Returns the key scale of each layer, or an empty tuple if all are 1 or the KV cache is not 8-bit.
 
     Raises:
         WeightsError: A scale is not a positive number.
@@ -130,13 +152,21 @@ def measure_need(
     group: RankGroup | None,
     make_step: Callable[[int], StepExecutor],
 ) -> MemoryNeed:
-    """Return the need with the memory of the largest step and of graphs.
+    """Return the memory need with the largest step measured, and graphs added.
 
-    On one GPU the step runs over a KV cache of its own. With several ranks it is estimated, as graphs always
-    are.
+    The step is only measured on a single GPU, over a temporary KV cache. On CPU or with several ranks the
+    estimate of `need` is kept. The memory of graphs is always an estimate.
+
+    Args:
+        options: Engine options.
+        context: Maximum number of prompt plus output tokens of a request.
+        need: Estimated need.
+        device: Device of this rank.
+        group: Process group of the ranks; None for a single rank.
+        make_step: Creates an executor with a KV cache of the given number of pages.
 
     Raises:
-        MemoryShortage: Not even that step fits.
+        MemoryShortage: The largest step does not fit besides the weights.
     """
     if device.type != "cuda" or group is not None:
         return need.with_measured_step(need.step_bytes)
@@ -146,7 +176,7 @@ def measure_need(
     except torch.cuda.OutOfMemoryError as error:
         raise MemoryShortage(
             f"the largest step of {options.prefill_chunk_tokens} prompt tokens and "
-            f"{options.max_running_requests} requests finds no memory beside the weights: lower "
+            f"{options.max_running_requests} requests does not fit into memory besides the weights: lower "
             f"--prefill-chunk-tokens or --max-running-requests ({error})"
         ) from error
     return need.with_measured_step(step_bytes)
@@ -155,10 +185,10 @@ def measure_need(
 def fit_pages_on_ranks(
     options: EngineOptions, context: int, need: MemoryNeed, device: torch.device, group: RankGroup | None
 ) -> int:
-    """Return the number of KV pages that fit on every rank.
+    """Return the number of KV pages that fit on every rank; collective if there are several.
 
     Raises:
-        MemoryShortage: None fit, or ranks differ too much.
+        MemoryShortage: No page fits, or the free memory of the ranks differs too much.
     """
     if group is None:
         return fit_kv_pages(options, context, need, device_memory(device))

@@ -1,6 +1,6 @@
-"""Placement of a rank: its GPU, and the CPUs next to it.
+"""Placement of a rank on a GPU, and on the CPUs near that GPU.
 
-Rank processes call it before they load anything.
+Rank processes call it before they load the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ PCI = Path("/sys/bus/pci/devices")
 
 
 def rank_placement(options: EngineOptions, rank: int, rendezvous: str, address: str = "") -> RankConfig:
-    """Return a rank's placement in its pod: the pod's first rank has GPU 0, the next GPU 1, and so on."""
+    """Return the configuration of a rank; the ranks of a pod have GPU 0, 1 and so on, in order.
+
+    Args:
+        options: Engine options.
+        rank: Number of the rank.
+        rendezvous: URL by which the ranks find each other, in a form that `RankConfig` describes.
+        address: IP address at which other pods reach this pod; empty if all ranks are in one pod.
+    """
     return RankConfig(
         rank=rank,
         size=options.tensor,
@@ -35,9 +42,9 @@ def rank_placement(options: EngineOptions, rank: int, rendezvous: str, address: 
 
 
 def pin_to_near_cpus(config: RankConfig) -> None:
-    """Restrict this process to the CPUs next to its GPU, if the machine reports them.
+    """Restrict this process to the CPUs near its GPU, if the machine reports them.
 
-    Its memory then comes from there too: Linux allocates a page near the CPU that touches it first.
+    Its memory is then near the GPU too, because Linux allocates a page near the CPU that first touches it.
     """
     if config.device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
@@ -45,11 +52,14 @@ def pin_to_near_cpus(config: RankConfig) -> None:
     near = cpus_near(pci_address(config.device)) & os.sched_getaffinity(0)
     if near:
         os.sched_setaffinity(0, near)
-        log.info("processors", extra={"fields": {"rank": config.rank, "processors": len(near)}})
+        log.info(
+            "restricted the rank to the CPUs near its GPU",
+            extra={"fields": {"rank": config.rank, "processors": len(near)}},
+        )
 
 
 def pci_address(device: torch.device) -> str:
-    """Return a GPU's PCI address as Linux writes it; empty if PyTorch does not report it."""
+    """Return the PCI address of a GPU in Linux's format, or an empty string if PyTorch does not report it."""
     properties = torch.cuda.get_device_properties(device)
     try:
         return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
@@ -58,7 +68,7 @@ def pci_address(device: torch.device) -> str:
 
 
 def cpus_near(address: str, devices: Path = PCI) -> set[int]:
-    """Return the CPUs of a PCI device's NUMA node; empty if the machine does not report them."""
+    """Return the CPUs of a PCI device's NUMA node, or an empty set if the machine does not report them."""
     try:
         text = (devices / address / "local_cpulist").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Resolves engine options for a model and a device: dtypes, kernels, attention geometry, scheduler config."""
+"""Resolves engine options for a model and its device: data types, kernels, geometry, scheduler config."""
 
 from __future__ import annotations
 
@@ -15,34 +15,37 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def resolve_dtype(options: EngineOptions, config: ModelConfig) -> torch.dtype:
-    """Return the dtype of weights and activations."""
+    """Return the data type of weights and activations."""
     return DTYPES[resolve_precision(options, config)]
 
 
 def resolve_kv_dtype(options: EngineOptions, weights: torch.dtype) -> torch.dtype:
-    """Return the dtype of the KV cache; `check_model` rejects incompatible options."""
+    """Return the data type of the KV cache, given that of the weights.
+
+    `check_model` has rejected an FP8 cache where it is not supported.
+    """
     return weights if options.kv_cache_dtype == "auto" else torch.float8_e4m3fn
 
 
 def uses_own_kernels(options: EngineOptions) -> bool:
-    """Return whether the kernels of `mizzen.kernels` are used."""
+    """Return whether the engine uses the kernels of `mizzen.kernels`."""
     return options.device == "cuda" and options.fusion == "auto"
 
 
 def check_options(options: EngineOptions, config: ModelConfig) -> None:
-    """Reject options that this engine, model or device does not support, before weights are read.
+    """Check that model, machine and attention backends support the options, before weights are read.
 
     Raises:
-        ValueError: Names the option and the way out.
+        ValueError: An option is not supported; the message names it and what to use instead.
     """
     check_model(options, config)
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda finds no GPU here: use --device cpu, or a machine with one")
+        raise ValueError("--device cuda finds no GPU here: use --device cpu, or a machine with a GPU")
     if options.device == "cuda" and torch.cuda.device_count() < options.local_ranks:
         nodes = f" on --nodes {options.nodes} needs {options.local_ranks} GPUs on each"
         raise ValueError(
             f"--tensor {options.tensor}{nodes if options.nodes > 1 else ' needs as many GPUs'}, "
-            f"{torch.cuda.device_count()} are here: lower it"
+            f"but this machine has {torch.cuda.device_count()}: lower it"
         )
     check_backends(
         rank_geometry(config, options.tensor),
@@ -53,7 +56,7 @@ def check_options(options: EngineOptions, config: ModelConfig) -> None:
 
 
 def rank_geometry(config: ModelConfig, ranks: int) -> Geometry:
-    """Return the attention geometry of a rank; several ranks share a KV head if there are too few."""
+    """Return the attention geometry of a rank; if there are fewer KV heads than ranks, ranks share heads."""
     return Geometry(
         heads=config.heads // ranks,
         kv_heads=max(1, config.kv_heads // ranks),
@@ -65,7 +68,7 @@ def rank_geometry(config: ModelConfig, ranks: int) -> Geometry:
 def scheduler_config(
     options: EngineOptions, pages: int, context_length: int, end_token_ids: tuple[int, ...]
 ) -> SchedulerConfig:
-    """Return the scheduler's configuration."""
+    """Return the configuration of the scheduler for a number of KV pages."""
     return SchedulerConfig(
         pages_total=pages,
         context_length=context_length,

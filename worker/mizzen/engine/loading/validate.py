@@ -1,4 +1,4 @@
-"""Rejects unsupported options from the options and config.json alone; without torch.
+"""Checks engine options against a model's config.json, without importing torch.
 
 The loader and `mizzen check` use it.
 """
@@ -14,22 +14,22 @@ from mizzen.models.config import ModelConfig
 
 
 def resolve_precision(options: EngineOptions, config: ModelConfig) -> str:
-    """Return the dtype of weights by its name in torch."""
+    """Return the data type of the weights, by its name in torch (such as "bfloat16")."""
     if options.dtype != "auto":
         return options.dtype
     return config.dtype if options.device == "cuda" else "float32"
 
 
 def check_model(options: EngineOptions, config: ModelConfig) -> None:
-    """Reject options with which this model cannot be served.
+    """Check that a model can be served with the options.
 
     Raises:
-        ValueError: Names the option and the way out.
+        ValueError: The model does not support an option; the message names it and what to use instead.
     """
     check_shardable(config, options.tensor)
     if options.context_length is not None and options.context_length > config.context_length:
         raise ValueError(
-            f"--context-length {options.context_length} is beyond the model's max_position_embeddings "
+            f"--context-length {options.context_length} exceeds the model's max_position_embeddings "
             f"({config.context_length}): lower it"
         )
     if options.kv_cache_dtype == "fp8" and (
@@ -42,7 +42,7 @@ def make_trace_folder(folder: Path) -> None:
     """Create the folder of --profile if it does not exist.
 
     Raises:
-        ValueError: The folder is not writable.
+        ValueError: The folder cannot be created, or is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Builds the runner of a device with its CUDA graphs, compiles kernels, and warms both up."""
+"""Creates the runner of a device: compiles kernels, captures CUDA graphs, and warms the runner up.
+
+The loader calls it after the KV cache is allocated.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,19 @@ def make_runner(
     delay: StepDelay | None,
     progress: ProgressCallback,
 ) -> CpuRunner | CudaRunner:
-    """Build the runner of a device; `progress` gets the number of captured graphs and their total."""
+    """Create the runner of a device; on CUDA, compile its kernels and capture its graphs first.
+
+    Args:
+        options: Engine options.
+        step: Runs the steps.
+        device: Device of this rank.
+        delay: Seconds to delay each step; for tests, on CPU only.
+        progress: Called with the number of captured graphs and their total.
+    """
     if options.device == "cpu":
         threads = options.threads or max(1, cpu_count() // options.local_ranks)
         return CpuRunner(step, threads=threads, delay=delay)
-    torch.cuda.synchronize(device)  # weights were written in another stream than the captures use
+    torch.cuda.synchronize(device)  # the captures do not use the stream in which the weights were written
     step.prefill_graphs = make_prefill_graphs(options, step)
     graphs = make_decode_graphs(options, step)
     counts = gemm_row_counts(graphs, step.prefill_graphs)
@@ -44,7 +55,7 @@ def make_runner(
 
 
 def make_decode_graphs(options: EngineOptions, step: StepExecutor) -> DecodeGraphs | None:
-    """Build the decode graphs, if options and attention backend allow them."""
+    """Create the decode graphs, or return None if the options or the attention backend exclude them."""
     if options.cuda_graph == "off" or not isinstance(step.attention.decode, DevicePlannedDecode):
         return None
     sizes = batch_sizes(min(options.cuda_graph_max_batch, options.max_running_requests))
@@ -52,7 +63,7 @@ def make_decode_graphs(options: EngineOptions, step: StepExecutor) -> DecodeGrap
 
 
 def gemm_row_counts(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) -> set[int]:
-    """Return the row counts of all GEMMs in captures: all tokens, and the sampled rows of prefill."""
+    """Return the numbers of rows with which GEMMs run in the graphs: tokens, and sampled rows of prefill."""
     counts = set(decode.sizes) if decode else set()
     if prefill:
         counts.update(prefill.sizes, (min(size, prefill.max_sequences) for size in prefill.sizes))
@@ -60,7 +71,14 @@ def gemm_row_counts(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) 
 
 
 def compile_kernels(step: StepExecutor, counts: set[int], device: torch.device, threads: int) -> None:
-    """Compile the kernels of captures and eager steps ahead of their first use, `threads` at a time."""
+    """Compile the kernels of graphs and eager steps before their first use.
+
+    Args:
+        step: Runs the steps.
+        counts: Numbers of rows of the GEMMs in graphs.
+        device: The GPU.
+        threads: Number of kernels to compile at the same time.
+    """
     start_time, model = time.perf_counter(), step.model
     kernels = model.kernel_specs(counts) | step.attention.decode.kernel_specs(norm=model.config.qk_norm)
     if not kernels:
@@ -72,7 +90,7 @@ def compile_kernels(step: StepExecutor, counts: set[int], device: torch.device, 
 
 
 def make_prefill_graphs(options: EngineOptions, step: StepExecutor) -> PrefillGraphs | None:
-    """Build the graphs of steps with prefill, if options and attention backend allow them."""
+    """Create the prefill graphs, or return None if the options or the attention backend exclude them."""
     running, largest = options.max_running_requests, options.cuda_graph_max_tokens
     max_tokens = options.prefill_chunk_tokens + running
     if largest is None:
@@ -88,10 +106,10 @@ def make_prefill_graphs(options: EngineOptions, step: StepExecutor) -> PrefillGr
 
 
 def warm_up(runner: Runner, config: ModelConfig) -> None:
-    """Run a prompt and a decode, so the first request does not pay for lazy loading or first touches.
+    """Run prompts and decodes, so that the first request does not wait for lazy loading or compilation.
 
-    They write to page 0 and slot 0, which no request holds yet. They run with filters, log probabilities and
-    penalties first, then plainly; otherwise those kernels would be compiled while serving.
+    The steps use page 0 and slot 0, which no request holds yet. The first steps use filters, penalties and
+    log probabilities, whose kernels would otherwise be compiled while serving; the last two are plain.
     """
     prompt = np.zeros(1, np.int32)
     chunk = PrefillChunk(slot=0, start=0, tokens=prompt, last=True)

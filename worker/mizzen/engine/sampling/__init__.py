@@ -1,1 +1,1 @@
-"""Sampling: logits processing, token sampling, log probabilities and side outputs; eager and in graphs."""
+"""Sampling in eager steps and in graphs: logits processing, sampling, log probabilities, side outputs."""

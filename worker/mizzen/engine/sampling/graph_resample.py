@@ -1,8 +1,7 @@
-"""Resamples rows of captured decode steps after the replay: rows with filters, with a grammar, or both.
+"""Resamples rows with filters or a grammar after the replay of a captured decode step.
 
-A replay samples every row from its whole vocabulary. For rows restricted to part of it, one or two kernels
-after the replay resample from the same logits, while the host enqueues the next step. `DecodeGraphs` owns a
-`Resampler`.
+A replay samples each row from the whole vocabulary. For rows that may only sample from a part of it, one or
+two kernels after the replay sample again from the same logits. `DecodeGraphs` owns a `Resampler`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NO_ROWS: Int64 = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayBuffers:
-    """Buffers that replays of all sizes write, and the batch's slots and positions on the device."""
+    """Device buffers of decode graphs; `largest` is the largest captured batch size."""
 
     logits: torch.Tensor
     """Logits [largest, vocab]."""
@@ -33,11 +32,11 @@ class ReplayBuffers:
     slots: torch.Tensor
     """Slots of the rows, int32 [largest]."""
     positions: torch.Tensor
-    """Sequence positions, int32 [largest]; a replay advances them to those of the tokens that it samples."""
+    """Sequence positions, int32 [largest]; after a replay, those of the tokens that it sampled."""
 
 
 class Resampler:
-    """Tracks which rows of a batch need resampling, and resamples them. Used from one thread and stream."""
+    """Finds the rows of a batch that need resampling, and resamples them; used in one thread and stream."""
 
     def __init__(
         self, replayed: ReplayBuffers, state: SlotState, penalties: GraphPenalties, upload: Uploader
@@ -51,24 +50,30 @@ class Resampler:
         self.has_filter_kernel = top_k_top_p.supports(
             replayed.logits.shape[1], replayed.logits.dtype, upload.device
         )
-        """Whether a kernel samples rows with filters; otherwise eager operations do, and only for filters."""
+        """Whether a kernel samples rows with filters.
+
+        Otherwise eager PyTorch operations do, which apply neither penalties nor masks."""
         self.rows_with_filters: Int64 = NO_ROWS
         """Batch rows with top-k, top-p or min-p."""
         self.rows_with_graph_penalties: Int64 = NO_ROWS
-        """Rows whose only processing is penalties, applied by the graph or by the filter kernel."""
+        """Batch rows whose only processing is penalties, which the graph or the filter kernel applies."""
         self.filtered_rows: Int64 = NO_ROWS
-        """Rows with filters whose logits need no other processing."""
+        """Batch rows with filters whose logits need no processing, except penalties that a kernel applies."""
         self.filtered_rows_device: torch.Tensor | None = None
-        """`filtered_rows` on the device, if a kernel samples them."""
+        """`filtered_rows` on the device; None if it is empty or no kernel samples these rows."""
         self.only_masks = False
-        """Whether all rows with processed logits need only their grammar's mask."""
+        """Whether kernels can resample all rows with logits params: each has a grammar and no other params
+        except penalties, and a kernel exists for those with filters."""
         self.masked_rows: torch.Tensor | None = None
-        """Such rows without filters, int64 [n] on the device, if any."""
+        """Rows with a grammar and without filters, int64 [n] on the device; None if there are none."""
         self.masked_filtered_rows: torch.Tensor | None = None
-        """Such rows with filters, int64 [n] on the device, if any."""
+        """Rows with a grammar and filters, int64 [n] on the device; None if there are none."""
 
     def set_batch(self, slots: Int64) -> None:
-        """Record a new batch's slots, and make the graphs penalize it from now on."""
+        """Find the rows of a new batch with filters or penalties, and set the penalties of the graphs.
+
+        `slots` is the slot of each batch row, int64 [rows].
+        """
         self.rows_with_filters = rows_with_filters(self.state, slots)
         self.rows_with_graph_penalties = self.penalties.rows_in_graph(
             slots, NO_ROWS if self.has_filter_kernel else self.rows_with_filters
@@ -76,7 +81,10 @@ class Resampler:
         self.penalties.set_batch(slots, np.setdiff1d(self.rows_with_graph_penalties, self.rows_with_filters))
 
     def set_logits_params(self, params: BatchLogitsParams | None) -> None:
-        """Record the logits params that need more than filters and `rows_with_graph_penalties`."""
+        """Record the logits params of the batch, and find the rows that kernels can resample.
+
+        `params` excludes penalties of `rows_with_graph_penalties`; it is None if no row has other params.
+        """
         self.filtered_rows, self.only_masks = self.rows_with_filters, False
         if params is not None:
             masked_with_filters = np.intersect1d(self.rows_with_filters, params.rows)
@@ -92,9 +100,11 @@ class Resampler:
         return self.upload(rows) if len(rows) else None
 
     def resample_filtered(self, decode: Int32, positions: Int32) -> None:
-        """Resample rows with filters, replacing the tokens of the replay.
+        """Resample the rows with filters, which replaces their tokens.
 
-        `decode` holds the batch's slots, `positions` the sequence positions of the tokens to sample.
+        Args:
+            decode: Slot of each batch row, int32 [rows].
+            positions: Sequence position of each row's token to sample, int32 [rows].
         """
         if self.filtered_rows_device is not None:
             self.launch_filter_kernel(self.filtered_rows_device)
@@ -103,7 +113,12 @@ class Resampler:
             self.resample_without_kernel(decode[rows].astype(np.int64), positions[rows].astype(np.int64))
 
     def resample_without_kernel(self, slots: Int64, positions: Int64) -> None:
-        """Resample rows with filters by eager operations."""
+        """Resample `filtered_rows` by eager operations.
+
+        Args:
+            slots: Slot of each of these rows, int64 [n].
+            positions: Sequence position of each row's token to sample, int64 [n].
+        """
         replayed = self.buffers
         rows, slots_device = self.upload.upload_together(self.filtered_rows, slots)
         tokens = sample_random(replayed.logits[rows], self.state, slots, positions, self.upload)
@@ -111,7 +126,13 @@ class Resampler:
         self.state.last_tokens[slots_device] = tokens
 
     def resample_masked(self, masks: TokenMasks, params: BatchLogitsParams, positions: Int64) -> None:
-        """Resample rows with a grammar under their masks, if they need no other processing."""
+        """Resample the rows with a grammar, from the tokens that their grammars allow; needs `only_masks`.
+
+        Args:
+            masks: Token bitmasks of the grammars.
+            params: Logits params of the batch.
+            positions: Sequence position of each batch row's token to sample, int64 [rows].
+        """
         bits = masks.update_bitmasks(params.slots, positions[params.rows])
         if self.masked_rows is not None:
             self.launch_masked_kernel(self.masked_rows, bits)
@@ -120,7 +141,10 @@ class Resampler:
         masks.mark_applied()
 
     def launch_masked_kernel(self, rows: torch.Tensor, bits: torch.Tensor) -> None:
-        """Resample rows (int64 [n]) from the tokens that `bits` allow their slots."""
+        """Resample `rows` (int64 [n]) from the tokens that their slots' bitmasks allow.
+
+        `bits` is int32 [slots, ceil(vocab / 32)], as returned by `TokenMasks.update_bitmasks`.
+        """
         from mizzen.kernels.sampling.sample import sample_masked
 
         replayed, state = self.buffers, self.state
@@ -138,7 +162,7 @@ class Resampler:
         )
 
     def launch_filter_kernel(self, rows: torch.Tensor, bits: torch.Tensor | None = None) -> None:
-        """Resample rows (int64 [n]) with their filters, from the tokens that `bits` allow their slots."""
+        """Resample `rows` (int64 [n]) with their filters, from the tokens that `bits` allow (None: all)."""
         from mizzen.kernels.sampling.top_k_top_p import sample_top_k_top_p
 
         replayed, state = self.buffers, self.state

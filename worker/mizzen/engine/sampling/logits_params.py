@@ -1,8 +1,8 @@
-"""Logits params: bias, penalties, end bans, grammars and log probabilities, per slot and per batch.
+"""Logits params: bias, penalties, bans of end tokens, grammars and log probabilities, by slot and by batch.
 
-Most requests have none of them; then a batch costs one look at a host array. Params of slots stay on the
-host; `gather_batch` uploads those of a batch once for as long as the batch stays the same. `SlotState` owns
-the `LogitsParamsTable`; the sampler and decode graphs read the batches.
+The params of slots are kept on the host. `gather_batch` uploads those of a batch; the result is reused while
+the batch stays the same. Most requests have no logits params, so for most batches only a host array of flags
+is checked. `SlotState` owns the `LogitsParamsTable`; sampler and decode graphs use the params of batches.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from mizzen.engine.uploader import Uploader
 MIN_BIAS = -100.0
 """Bias value that bans a token."""
 BANNED_LOGIT = -1e30
-"""Logit of a token that must not be sampled while any other is possible. Finite, so dividing by a temperature
-keeps it.
-"""
+"""Logit of a banned token, which is sampled only if no other token is possible.
+
+It is finite, so that it can be divided by a temperature."""
 UNLIMITED_STEPS = 1 << 62
-"""Number of steps that stands for no limit."""
+"""Value of `BatchLogitsParams.valid_steps` if no end ban expires."""
 
 
 class LogitsFeature(enum.IntFlag):
-    """Features of a slot's request, as bits."""
+    """Kinds of logits params that a request has, as bits."""
 
     BIAS = 1
     PENALTIES = 2
@@ -44,65 +44,72 @@ class LogitsFeature(enum.IntFlag):
 
 
 LASTING_FEATURES = int(LogitsFeature.BIAS | LogitsFeature.PENALTIES | LogitsFeature.GRAMMAR)
-"""Features for which a slot's logits are processed as long as its request runs."""
+"""Features for which logits are processed in every step until the request finishes."""
 
 
 class TokenMasks(Protocol):
-    """Provides the tokens that grammars allow."""
+    """Bitmasks of the tokens that grammars allow, by slot; `mizzen.engine.grammar.matchers` implements it."""
 
     @property
     def active(self) -> bool:
-        """Return whether any slot has a grammar."""
+        """Whether any slot has a request with a grammar."""
         ...
 
     def start_slot(self, slot: int, grammar: Grammar, output: Int32) -> None:
-        """Start a request in a slot, with the output tokens [n] that it has already."""
+        """Start a request in a slot, with the output tokens that it already has, int32 [n]."""
         ...
 
     def free_slot(self, slot: int) -> None:
-        """Drop a slot's request."""
+        """Drop the grammar of a slot."""
         ...
 
     def add_launched_step(self, slots: Int64, tokens: Callable[[], NDArray[Any]]) -> None:
-        """Record a launched step: `tokens` waits for the sampled token of each slot in `slots` [rows]."""
+        """Record a launched step that samples one token for each of `slots` [rows].
+
+        `tokens` waits for the step and returns these tokens, [rows].
+        """
         ...
 
     def update_bitmasks(self, slots: Int64, positions: Int64) -> torch.Tensor:
-        """Return bitmasks int32 [any, ceil(vocab / 32)] on the device, with rows indexed by slot.
+        """Return the bitmasks on the device, int32 [n, ceil(vocab / 32)], with a row per slot.
 
-        Only the rows of `slots` are valid: bit t % 32 of word t // 32 tells whether token t may be sampled at
-        the slot's sequence position. Called once per step, after the model's work is enqueued; it may wait
-        for the tokens of previous steps.
+        Only the rows of `slots` [rows] are valid. Bit t % 32 of word t // 32 is set if token t may be sampled
+        at the slot's position in `positions` [rows]. Called once per step, after the model's work is
+        enqueued; it may wait for the tokens of previous steps.
         """
         ...
 
     def mark_applied(self) -> None:
-        """Record that all work that reads a step's bitmasks is enqueued."""
+        """Record that all work that reads the bitmasks of a step is enqueued."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLogitsParams:
-    """Logits params of one slot."""
+    """Logits params of the request in a slot."""
 
     features: int
+    """Bits of `LogitsFeature`."""
     bias_ids: Int64
+    """Ids of tokens with a bias, int64 [n]."""
     bias: Float32
+    """Bias of each token in `bias_ids`, float32 [n]."""
     banned_ids: Int64
-    """Tokens that the bias bans."""
+    """Ids of tokens that the bias bans, int64 [n]."""
     end_ids: Int64
+    """Ids of end tokens that are banned until `min_tokens` is reached, int64 [n]."""
     ban_until: int
-    """End tokens are banned at sequence positions below this."""
+    """First sequence position at which the end tokens are not banned."""
     penalties: tuple[float, float, float]
     """Frequency, presence and repetition penalty."""
     top_logprobs: int
-    """Number of most probable tokens to report."""
+    """Number of most probable tokens to report for each token."""
     logprob_token_ids: Int64
-    """Token ids whose log probabilities to report."""
+    """Ids of further tokens whose log probabilities are reported, int64 [n]."""
 
     @classmethod
     def from_start(cls, start: SlotStart, options: SlotOptions) -> SlotLogitsParams:
-        """Read the params of a request that starts in a slot."""
+        """Return the logits params of a request that starts in a slot."""
         sampling = start.sampling
         penalties = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty)
         ban_until = options.prompt_tokens + sampling.min_tokens
@@ -130,20 +137,24 @@ class SlotLogitsParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEntries:
-    """Single logits of processed rows: row, token id and value, each [n] on the device."""
+    """Single logits to change; each tensor is [n] on the device."""
 
     rows: torch.Tensor
+    """Index of each logit's row within `BatchLogitsParams.rows`."""
     ids: torch.Tensor
+    """Token ids."""
     values: torch.Tensor
+    """Values to add or to set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPenalties:
-    """Penalized rows among the processed ones, each tensor [n] on the device."""
+    """Penalties of the processed rows that have any; each tensor is [n] on the device."""
 
     rows: torch.Tensor
+    """Index of each penalized row within `BatchLogitsParams.rows`."""
     count_rows: torch.Tensor
-    """Their rows in `TokenCounts`."""
+    """Row of each penalized row's slot in `TokenCounts`."""
     frequency: torch.Tensor
     presence: torch.Tensor
     repetition: torch.Tensor
@@ -151,36 +162,38 @@ class BatchPenalties:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLogitsParams:
-    """Logits params of a batch, on the device. Valid while the batch and its order stay the same."""
+    """Logits params of a batch; valid while the batch has the same slots in the same order."""
 
     rows: Int64
-    """Batch rows whose logits are processed, ascending."""
+    """Batch rows whose logits are processed, ascending, int64 [n]."""
     rows_device: torch.Tensor
     """`rows` on the device."""
     slots: Int64
-    """Slots of `rows`."""
+    """Slot of each row in `rows`."""
     slots_device: torch.Tensor
     """`slots` on the device."""
     bias: LogitEntries | None
-    """Biases to add to logits."""
+    """Biases to add to logits; None if there are none."""
     banning_bias: LogitEntries | None
-    """Biases that ban tokens; their logits are set."""
+    """Logits to set for tokens that a bias bans; None if there are none."""
     penalties: BatchPenalties | None
+    """Penalties; None if no row has any."""
     end_bans: LogitEntries | None
-    """End tokens banned until min_tokens is reached."""
+    """Logits to set for end tokens, in rows that have not reached `min_tokens`; None if there are none."""
     masked_rows: Int64
-    """Indices within `rows` of those with a grammar."""
+    """Indices within `rows` of the rows with a grammar."""
     masked_rows_device: torch.Tensor
     """`masked_rows` on the device."""
     masked_slots_device: torch.Tensor
-    """Slots of `masked_rows`, on the device."""
+    """Slot of each row in `masked_rows`, on the device."""
     logprobs: LogprobRows | None
+    """Batch rows that report log probabilities; None if no row does."""
     valid_steps: int
-    """Number of steps for which these params are valid; then an end ban expires."""
+    """Number of steps for which these params are valid, because no end ban expires."""
 
     @property
     def only_masks(self) -> bool:
-        """Return whether every processed row has a grammar and otherwise only penalties and temperature."""
+        """Whether each processed row has a grammar and no other params, except penalties."""
         if not len(self.rows) or len(self.masked_rows) < len(self.rows):
             return False
         reported = self.logprobs is not None and self.logprobs.processed_rows is not None
@@ -188,21 +201,22 @@ class BatchLogitsParams:
 
 
 class LogitsParamsTable:
-    """Logits params by slot."""
+    """Logits params of the requests in all slots."""
 
     def __init__(self, slots: int, vocab: int, upload: Uploader) -> None:
         self.upload = upload
         self.features: NDArray[np.uint8] = np.zeros(slots, np.uint8)
+        """Bits of `LogitsFeature` of each slot; 0 for most slots."""
         self.ban_until: Int64 = np.zeros(slots, np.int64)
         self.penalties: Float32 = np.zeros((slots, 3), np.float32)
         self.top_logprobs: Int64 = np.zeros(slots, np.int64)
         self.by_slot: dict[int, SlotLogitsParams] = {}
         self.counts = TokenCounts(slots, vocab, upload)
         self.masks: TokenMasks | None = None
-        """Grammar masks; set by the loader if grammars are supported."""
+        """Token bitmasks of grammars; the loader sets them on rank 0, other ranks have none."""
 
     def start_slots(self, starts: tuple[SlotStart, ...]) -> None:
-        """Record the params of requests that start in a slot."""
+        """Record the logits params of the requests that start in slots."""
         for start in starts:
             if self.features[start.slot]:
                 self.free_slot(start.slot)
@@ -210,7 +224,7 @@ class LogitsParamsTable:
                 self._start_slot(start, SlotLogitsParams.from_start(start, start.options))
 
     def free_slot(self, slot: int) -> None:
-        """Drop a slot's params."""
+        """Drop the logits params of a slot."""
         self.features[slot] = 0
         del self.by_slot[slot]
         self.counts.free_slot(slot)
@@ -218,7 +232,7 @@ class LogitsParamsTable:
             self.masks.free_slot(slot)
 
     def _start_slot(self, start: SlotStart, params: SlotLogitsParams) -> None:
-        """Record the params of one request."""
+        """Record the logits params of a request that starts in a slot, if it has any."""
         slot, options = start.slot, start.options
         if not params.features or options is None:
             return
@@ -234,13 +248,13 @@ class LogitsParamsTable:
     def gather_batch(
         self, slots: Int64, positions: Int64, rows_with_graph_penalties: Int64 | None = None
     ) -> BatchLogitsParams | None:
-        """Return the logits params of a batch, or None if its logits need neither processing nor reports.
+        """Gather the logits params of a batch; return None if no row has any.
 
         Args:
-            slots: Slots of the batch's rows.
-            positions: Sequence positions of the tokens to sample.
-            rows_with_graph_penalties: Rows whose penalties the sampling kernel applies; of these, only
-                log probabilities are gathered.
+            slots: Slot of each batch row, int64 [rows].
+            positions: Sequence position of each row's token to sample, int64 [rows].
+            rows_with_graph_penalties: Batch rows whose penalties a sampling kernel applies. For these rows,
+                only log probabilities are gathered.
         """
         flags = self.features[slots]
         if rows_with_graph_penalties is not None:
@@ -264,10 +278,10 @@ class BatchLogitsBuilder:
         self.slots = slots[self.rows]
         self.features = features[self.rows]
         self.ban_steps_left = ban_steps_left[self.rows]
-        """Number of steps for which each processed row's end tokens stay banned."""
+        """Number of steps for which the end tokens of each processed row stay banned."""
 
     def build(self) -> BatchLogitsParams:
-        """Return the batch's params."""
+        """Upload the params of the batch and return them."""
         upload, by_slot = self.table.upload, self.table.by_slot
         masked_rows = np.flatnonzero(self.features & LogitsFeature.GRAMMAR)
         banned = np.flatnonzero(self.ban_steps_left > 0)
@@ -293,13 +307,13 @@ class BatchLogitsBuilder:
         )
 
     def upload_bans(self, parts: list[tuple[int, Int64]]) -> LogitEntries | None:
-        """Upload tokens to ban: row and token ids."""
+        """Upload tokens to ban, given as (row, token ids); return None if there are none."""
         return self.upload_entries(
             [(row, ids, np.full(len(ids), BANNED_LOGIT, np.float32)) for row, ids in parts]
         )
 
     def upload_entries(self, parts: list[tuple[int, Int64, NDArray[Any]]]) -> LogitEntries | None:
-        """Upload single logits: row, token ids and values."""
+        """Upload logits to change, given as (row, token ids, values); return None if there are none."""
         parts = [part for part in parts if len(part[1])]
         if not parts:
             return None
@@ -310,7 +324,7 @@ class BatchLogitsBuilder:
         return LogitEntries(rows=entry_rows, ids=ids, values=values)
 
     def upload_penalties(self) -> BatchPenalties | None:
-        """Upload the penalties of the rows that have any."""
+        """Upload the penalties of all rows; return None if no row has any."""
         rows = np.flatnonzero(self.features & LogitsFeature.PENALTIES)
         if not len(rows):
             return None
@@ -326,7 +340,7 @@ class BatchLogitsBuilder:
         )
 
     def upload_logprob_rows(self) -> LogprobRows | None:
-        """Upload the rows that report log probabilities, and their requests."""
+        """Upload the rows that report log probabilities; return None if no row does."""
         rows = np.flatnonzero(self.batch_features & LogitsFeature.LOGPROBS)
         if not len(rows):
             return None

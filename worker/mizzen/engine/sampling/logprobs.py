@@ -1,6 +1,6 @@
 """Log probabilities of sampled tokens: the rows that report them, and their computation.
 
-The sampler calls `compute_logprobs` after sampling; decode graphs replay the same kernels
+The sampler calls `compute_logprobs` after sampling. After decode graphs, the same kernels run in graphs
 (`mizzen.engine.sampling.graph_logprobs`).
 """
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobRows:
-    """Batch rows whose log probabilities are reported.
+    """Batch rows that report log probabilities ("reporting rows").
 
-    The row tables on the device are int32 [n, 5]: a row's index among the reporting rows, its row in the
-    logits it samples from, its batch row, its slot, and its number of top log probabilities.
+    A row table is int32 [n, 5] on the device. Its columns: index of the row among the reporting rows, index
+    of the row in the logits that it samples from, batch row, slot, number of most probable tokens to report.
     """
 
     requests: tuple[LogprobRequest, ...]
-    """The reporting rows' requests, one each, in order."""
+    """Request of each reporting row, in order."""
     max_top_logprobs: int
-    """Largest number of top log probabilities of any row."""
+    """Maximum number of most probable tokens that a row reports."""
     token_ids: torch.Tensor | None
-    """Token ids that rows request, int64 [reporting rows, any] on the device, padded with 0."""
+    """Token ids that each reporting row requests, int64 [reporting rows, n] on the device, padded with 0."""
     model_rows: torch.Tensor | None
-    """Table of rows that sample from the model's logits, or are penalized while they are sampled."""
+    """Row table of rows that sample from the model's logits, including rows penalized by the kernel."""
     processed_rows: torch.Tensor | None
-    """Table of rows that sample from processed logits."""
+    """Row table of rows that sample from processed logits."""
 
     @classmethod
     def upload_rows(
@@ -52,11 +52,11 @@ class LogprobRows:
         """Upload the reporting rows of a batch.
 
         Args:
-            rows: Reporting batch rows [n], ascending.
-            slots: Their slots.
-            top_logprobs: Number of top log probabilities of each.
-            token_ids: Token ids that each requests.
-            processed: Batch rows that sample from processed logits, ascending, in the order of those logits.
+            rows: Batch rows that report log probabilities, ascending, int64 [n].
+            slots: Slot of each row.
+            top_logprobs: Number of most probable tokens that each row reports.
+            token_ids: Token ids that each row requests.
+            processed: Batch rows that sample from processed logits, ascending, in the order of these logits.
             upload: Copies arrays to the device.
         """
         row_table = np.stack([np.arange(len(rows)), rows, rows, slots, top_logprobs], axis=1).astype(np.int32)
@@ -86,12 +86,12 @@ def compute_logprobs(
     *,
     fused: bool = False,
 ) -> LogprobTensors:
-    """Return the log probabilities of the rows that report them.
+    """Compute the log probabilities of the rows that report them.
 
     Args:
         reported: Reporting rows.
         logits: Logits of the model, [batch, vocab].
-        processed: Processed logits of the rows that sample from them.
+        processed: Processed logits, [rows, vocab], of the rows that sample from them; None if no row does.
         tokens: Sampled token of each batch row, int64 [batch].
         fused: Use the kernels of `mizzen.kernels`.
     """
@@ -117,9 +117,10 @@ def compute_logprobs_fused(
     tokens: torch.Tensor,
     penalties: LogitsProcessing | None = None,
 ) -> LogprobTensors:
-    """Compute log probabilities with own kernels; see `compute_logprobs`.
+    """Compute log probabilities with the kernels of `mizzen.kernels`; see `compute_logprobs`.
 
-    Rows that sample from the model's logits are penalized by `penalties`, whose counts include their tokens.
+    `penalties` are applied to rows that sample from the model's logits. Their counts already include the
+    sampled tokens, which the kernel takes into account.
     """
     from mizzen.kernels.sampling.logprobs import write_logprobs
 
@@ -136,13 +137,15 @@ def compute_logprobs_fused(
 def logprob_table(
     logits: torch.Tensor, tokens: torch.Tensor, top: int, by_id: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids int32 and log probabilities float32, both [rows, m]: tokens, then the top ones, then by id.
+    """Return token ids (int32) and log probabilities (float32), both [rows, 1 + top + n].
+
+    The first column is the token itself; then follow the most probable tokens and the tokens in `by_id`.
 
     Args:
-        logits: float32 [rows, vocab].
-        tokens: int64 [rows].
-        top: Number of most probable tokens; equal ones in the order in which the device finds them.
-        by_id: int64 [rows, n].
+        logits: Logits, float32 [rows, vocab].
+        tokens: Token of each row, int64 [rows].
+        top: Number of most probable tokens; the order of equally probable tokens depends on the device.
+        by_id: Ids of further tokens, int64 [rows, n].
     """
     total = torch.logsumexp(logits, dim=-1, keepdim=True)
     ids = [tokens[:, None]]

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: equal for equal (seed, position) on any device, alone or in a batch.
+"""Counter-based random numbers, which depend only on (seed, position), not on the device or the batch.
 
 The sampler uses them; the CUDA and Triton kernels compute the same numbers.
 """
@@ -13,7 +13,7 @@ MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift int64 right as if it were unsigned."""
+    """Shift int64 right by `bits` as if it were unsigned (logical shift)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -25,9 +25,9 @@ def mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return float64 in [0, 1 - 2**-52] for pairs of int64 seeds and positions.
+    """Return a random number, float64 in [0, 1 - 2**-52], for each pair of int64 seed and position.
 
-    The seed is scrambled before the position is added, so neighboring seeds share no stream.
+    The seed is scrambled before the position is added, so that neighboring seeds do not share numbers.
     """
     bits = mix(mix(seeds + GOLDEN) + positions * GOLDEN)
     return shift_right(bits, 12).double() * 2.0**-52

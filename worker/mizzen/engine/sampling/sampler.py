@@ -1,12 +1,12 @@
 """Samples the next token of each row from its logits; the eager reference for the sampling kernels.
 
-Rows with logits params first have their logits processed; `process_logits` defines the order.
+The logits of rows with logits params are processed first; `process_logits` defines the order.
 
-Rows at temperature 0 take the most probable token. The others divide logits by the temperature, keep the
-top k, of those (renormalized) the smallest set that reaches top p, drop tokens below min p times the most
-probable, and sample from the inverse cumulative distribution with one random number of (seed, position).
-A row's token depends only on its own logits and parameters: steps computed differently for other batches
-(a partial selection or a full sort) yield the same numbers.
+A row at temperature 0 takes the most probable token. Any other row divides its logits by the temperature, and
+keeps the top k tokens, of these (renormalized) the smallest set that reaches top p, and of these the tokens
+with at least min p times the largest probability. It samples by the inverse cumulative distribution, with a
+random number derived from (seed, position). The token of a row depends only on the row's own logits and
+parameters: algorithms that depend on the batch (partial selection or full sort) give the same token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mizzen.engine.sampling.token_counts import PROMPT_BIT, TokenCounts
 from mizzen.engine.uploader import Uploader
 
 PARTIAL_SORT_LIMIT = 1024
-"""Largest k for which a partial selection is faster than sorting the vocabulary."""
+"""Largest top k for which a partial selection is faster than sorting the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ActiveFilters:
     """Filters that at least one row of a batch uses."""
 
     max_top_k: int
-    """Largest top k if every row has one, else 0."""
+    """Largest top k of the batch if every row has one, else 0."""
     top_k: bool
     top_p: bool
     min_p: bool
@@ -46,7 +46,7 @@ class ActiveFilters:
 
 
 def active_filters(state: SlotState, slots: Int64) -> ActiveFilters:
-    """Return the filters that the slots' requests use, from host state."""
+    """Return the filters that the requests in `slots` use, from the host's copy of the state."""
     top_k = state.top_k.host[slots]
     return ActiveFilters(
         max_top_k=int(top_k.max()) if top_k.all() else 0,
@@ -63,7 +63,7 @@ class SampleResult:
     tokens: torch.Tensor
     """Sampled tokens, int64 [rows]."""
     logprobs: LogprobTensors | None
-    """Log probabilities of the rows that report them."""
+    """Log probabilities of the rows that report them; None if no row does."""
 
 
 def sample(
@@ -75,13 +75,13 @@ def sample(
     *,
     fused: bool = False,
 ) -> SampleResult:
-    """Sample one token per row from logits [rows, vocab].
+    """Sample one token per row, and compute log probabilities of the rows that report them.
 
     Args:
-        logits: Logits of the model.
+        logits: Logits of the model, [rows, vocab].
         state: Per-slot state.
-        slots: Slots of the rows.
-        positions: Sequence positions of the tokens to sample.
+        slots: Slot of each row, int64 [rows].
+        positions: Sequence position of each row's token to sample, int64 [rows].
         upload: Copies arrays to the device.
         fused: Use the kernels of `mizzen.kernels`.
     """
@@ -108,7 +108,20 @@ def sample_processed_rows(
     *,
     fused: bool = False,
 ) -> torch.Tensor | None:
-    """Sample rows with processed logits into `tokens` (int64 [rows]) and count them; return the logits."""
+    """Process logits of `batch.rows`, sample these rows, and count the tokens for penalties.
+
+    Args:
+        batch: Logits params of the batch.
+        logits: Logits of the model, [rows, vocab].
+        tokens: Tokens of all batch rows, int64 [rows]; updated in place for `batch.rows`.
+        state: Per-slot state.
+        positions: Sequence position of each batch row's token to sample, int64 [rows].
+        upload: Copies arrays to the device.
+        fused: Use the kernels of `mizzen.kernels`.
+
+    Returns:
+        Processed logits, float32 [len(batch.rows), vocab], or None if `batch.rows` is empty.
+    """
     if not len(batch.rows):
         return None
     positions = positions[batch.rows]
@@ -123,17 +136,18 @@ def sample_processed_rows(
 def process_logits(
     batch: BatchLogitsParams, logits: torch.Tensor, state: SlotState, positions: Int64, *, fused: bool = False
 ) -> torch.Tensor:
-    """Return the logits that the rows of `batch.rows` sample from, float32 [len(batch.rows), vocab].
+    """Return the logits from which the rows of `batch.rows` sample, float32 [len(batch.rows), vocab].
 
-    This function alone defines the order:
+    `positions` are those of the tokens to sample, int64 [len(batch.rows)]. This function defines the order:
 
         bias         is added; -100 bans the token
         penalties    repetition, then frequency, then presence
-        end ban      of the tokens that end the request, while its output is shorter than min_tokens
-        grammar      makes tokens that it does not allow impossible; if it allows only banned tokens, those
-                     may be sampled
-                     (log probabilities are those of the result)
-        temperature, top k, top p, min p and sampling follow in `sample_tokens`
+        end ban      bans end tokens while the output is shorter than min_tokens
+        grammar      excludes tokens that it does not allow; if it allows only banned tokens, one of those is
+                     sampled
+
+    Log probabilities are computed from the result. Temperature, top k, top p and min p follow in
+    `sample_tokens`.
     """
     processed = logits[batch.rows_device].float()
     if batch.bias is not None:
@@ -154,14 +168,14 @@ def process_logits(
 
 
 def set_logits(logits: torch.Tensor, entries: LogitEntries) -> None:
-    """Set single logits."""
+    """Set single logits, in place."""
     logits[entries.rows, entries.ids] = entries.values
 
 
 def apply_penalties(
     logits: torch.Tensor, penalties: BatchPenalties, counts: TokenCounts, *, fused: bool = False
 ) -> None:
-    """Penalize rows of float32 logits [rows, vocab] in place."""
+    """Apply penalties to rows of logits, float32 [rows, vocab], in place."""
     if fused:
         from mizzen.kernels.sampling.penalties import penalize as penalize_fused
 
@@ -183,11 +197,11 @@ def apply_bitmask(
     """Set logits of tokens that a grammar does not allow to -inf, in place.
 
     Args:
-        logits: float32 [all rows, vocab].
+        logits: Logits, float32 [all rows, vocab].
         rows: Rows that have a grammar, int64 [n].
-        slots: Their slots, int64 [n].
-        bits: Allowed tokens by slot, int32 [any, ceil(vocab / 32)]; see `TokenMasks`.
-        fused: Use one kernel.
+        slots: Slot of each of these rows, int64 [n].
+        bits: Allowed tokens by slot, int32 [slots, ceil(vocab / 32)]; see `TokenMasks.update_bitmasks`.
+        fused: Use the kernel of `mizzen.kernels`.
     """
     if fused:
         from mizzen.kernels.sampling.bitmask import mask_tokens as mask_tokens_fused
@@ -208,7 +222,7 @@ def sample_tokens(
     *,
     fused: bool = False,
 ) -> torch.Tensor:
-    """Sample one token per row from final logits: [rows, vocab] → int64 [rows]."""
+    """Sample one token per row from processed logits [rows, vocab]; return int64 [rows]."""
     if fused:
         return sample_fused(logits, state, slots, positions, upload)
     random = np.flatnonzero(state.temperature.host[slots] > 0)
@@ -225,7 +239,11 @@ def sample_tokens(
 def sample_fused(
     logits: torch.Tensor, state: SlotState, slots: Int64, positions: Int64, upload: Uploader
 ) -> torch.Tensor:
-    """Sample on a GPU: every row as if it had no filters, then rows with filters once more."""
+    """Sample one token per row with kernels; return int64 [rows].
+
+    Each row is first sampled as if it had no filters; then rows with filters are sampled again. Takes the
+    same arguments as `sample_tokens`, except `fused`.
+    """
     from mizzen.kernels.sampling import top_k_top_p
     from mizzen.kernels.sampling.sample import sample_tokens as draw_unfiltered
 
@@ -249,7 +267,7 @@ def sample_fused(
 
 
 def rows_with_filters(state: SlotState, slots: Int64) -> Int64:
-    """Return the rows that sample from part of the vocabulary."""
+    """Return the indices of rows with top k, top p or min p at a temperature above 0, int64 [n]."""
     filters = (state.top_k.host[slots] > 0) | (state.top_p.host[slots] < 1) | (state.min_p.host[slots] > 0)
     return np.flatnonzero(filters & (state.temperature.host[slots] > 0))
 
@@ -257,7 +275,10 @@ def rows_with_filters(state: SlotState, slots: Int64) -> Int64:
 def sample_random(
     logits: torch.Tensor, state: SlotState, slots: Int64, positions: Int64, upload: Uploader
 ) -> torch.Tensor:
-    """Sample rows whose temperature is above 0."""
+    """Sample one token per row, all at temperatures above 0, by eager operations; return int64 [rows].
+
+    Takes the same arguments as `sample_tokens`, except `fused`.
+    """
     index, filters = upload(slots), active_filters(state, slots)
     logits = logits.float() / state.temperature.device[index, None]
     weights = (logits - logits.amax(dim=-1, keepdim=True)).exp()
@@ -272,9 +293,15 @@ def sample_random(
 def min_kept_weight(
     weights: torch.Tensor, filters: ActiveFilters, state: SlotState, index: torch.Tensor
 ) -> torch.Tensor:
-    """Return the smallest weight [rows, 1] that top k and top p keep; 0 for rows without either.
+    """Return the smallest weight that top k and top p keep in each row, [rows, 1]; 0 without either filter.
 
-    Tokens are kept by weight, so the order of equal ones has no effect.
+    All tokens with at least this weight are kept, so the order of tokens with equal weight has no effect.
+
+    Args:
+        weights: Unnormalized probabilities, float32 [rows, vocab].
+        filters: Filters of the rows.
+        state: Per-slot state.
+        index: Slot of each row, int64 [rows] on the device.
     """
     ranked = sort_weights(weights, filters)
     floor = torch.zeros_like(ranked[:, :1])
@@ -289,25 +316,29 @@ def min_kept_weight(
         top_p = state.top_p.device[index, None]
         cumulative = ranked.cumsum(dim=-1, dtype=torch.float64)
         kept = cumulative - ranked < top_p * cumulative[:, -1:]
-        # A row in which no token is possible keeps none.
+        # `kept` is empty in a row without any possible token.
         last = ranked.gather(-1, (kept.sum(dim=-1, keepdim=True) - 1).clamp(min=0))
         floor = torch.where(top_p < 1, torch.maximum(floor, last), floor)
     return floor
 
 
 def sort_weights(weights: torch.Tensor, filters: ActiveFilters) -> torch.Tensor:
-    """Return weights in descending order: as many as the largest top k, or all."""
+    """Sort weights [rows, vocab] in descending order; return the first `max_top_k` if that suffices."""
     if 0 < filters.max_top_k <= min(PARTIAL_SORT_LIMIT, weights.shape[-1]):
         return torch.topk(weights, filters.max_top_k, dim=-1).values
     return torch.sort(weights, dim=-1, descending=True).values
 
 
 def sample_by_inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Return the first index whose cumulative weight exceeds `uniforms` (float64 [rows]) times the total.
+    """Sample an index per row, int64 [rows]: the first whose cumulative weight exceeds `uniforms` * total.
 
-    Summed in vocabulary order and float64, so neither other rows' filters nor the order of the sum, which
-    differs between devices and batches, changes the result.
+    Weights are summed in vocabulary order and in float64. So the result depends neither on the filters of
+    other rows nor on the order of summation, which differs between devices and batches.
+
+    Args:
+        weights: Unnormalized probabilities, float32 [rows, vocab].
+        uniforms: Random numbers in [0, 1), float64 [rows].
     """
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     index = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
-    return index.clamp_(max=weights.shape[-1] - 1)  # a row in which no token is possible has no such index
+    return index.clamp_(max=weights.shape[-1] - 1)  # if no token is possible, no index was found

@@ -1,6 +1,6 @@
-"""Side outputs of a step besides its tokens: log probabilities and pooled vectors, on their way to the host.
+"""Side outputs of a step (log probabilities and embeddings) on the device, and their conversion.
 
-Steps create them on the device; runners copy them and pass them to the scheduler.
+Steps create them on the device; runners copy them to the host and pass them to the scheduler.
 """
 
 from __future__ import annotations
@@ -15,36 +15,44 @@ from mizzen.core.request import Int32
 from mizzen.core.step_plan import SideOutputs, SlotLogprobs, SlotVector
 
 LOGPROB_FLOOR = -9999.0
-"""Lowest log probability that is reported; also that of tokens that cannot be sampled."""
+"""Minimum of reported log probabilities, which is also reported for tokens that cannot be sampled."""
 
 TensorCopy = Callable[[torch.Tensor], torch.Tensor]
+"""Returns a copy of a tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobRequest:
-    """A slot's share of a log probability table, and the entries that it requests."""
+    """Rows of `LogprobTensors` that belong to a slot, and the entries of these rows that it requested."""
 
     slot: int
     rows: int
+    """Number of rows of the slot."""
     top_logprobs: int
+    """Number of most probable tokens that the slot requested."""
     token_id_count: int
-    """Number of tokens requested by id."""
+    """Number of tokens that the slot requested by id."""
     start_position: int | None = None
-    """Sequence position of the first row's token, for prompt log probabilities."""
+    """Sequence position of the first row's token for prompt log probabilities; None for a sampled token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobTensors:
-    """Log probabilities by row: of the token itself, of the `max_top_logprobs` most probable, then by id."""
+    """Log probabilities of several slots, as one tensor.
+
+    The entries of a row are the token itself, the `max_top_logprobs` most probable tokens, and the tokens
+    that were requested by id.
+    """
 
     requests: tuple[LogprobRequest, ...]
-    """Requests in the order of the rows."""
+    """Requests in the order of their rows."""
     max_top_logprobs: int
+    """Maximum number of most probable tokens that a slot requested."""
     packed: torch.Tensor
-    """int32 [rows, 2, 1 + max_top_logprobs + most tokens by id]: ids, and the bits of float32 values."""
+    """Token ids, and the bits of float32 log probabilities, int32 [rows, 2, entries]."""
 
     def to_slot_logprobs(self) -> list[SlotLogprobs]:
-        """Return each request's rows and columns; the tensor must be on the host."""
+        """Return the log probabilities of each request; the tensor must be on the host."""
         packed: Int32 = self.packed.numpy()
         ids, values = packed[:, 0], packed.view(np.float32)[:, 1]
         results: list[SlotLogprobs] = []
@@ -73,20 +81,20 @@ class LogprobTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSideOutputs:
-    """Side outputs of a step, on a device."""
+    """Side outputs of a step as tensors, on the device or on the host."""
 
     logprobs: tuple[LogprobTensors, ...] = ()
     vector_slots: tuple[int, ...] = ()
-    """Slots of the pooled vectors."""
+    """Slot of each embedding."""
     vectors: torch.Tensor | None = None
-    """Pooled vectors, float32 [vector_slots, hidden]."""
+    """Embeddings, float32 [len(vector_slots), hidden]; None if there are none."""
 
     def with_logprobs(self, logprobs: LogprobTensors) -> DeviceSideOutputs:
         """Return these outputs with additional log probabilities."""
         return replace(self, logprobs=(*self.logprobs, logprobs))
 
     def copy_with(self, copy: TensorCopy) -> DeviceSideOutputs:
-        """Return these outputs with every tensor passed through `copy`."""
+        """Return these outputs with each tensor replaced by the result of `copy`."""
         return DeviceSideOutputs(
             logprobs=tuple(replace(part, packed=copy(part.packed)) for part in self.logprobs),
             vector_slots=self.vector_slots,
@@ -94,7 +102,7 @@ class DeviceSideOutputs:
         )
 
     def to_side_outputs(self) -> SideOutputs:
-        """Return these outputs for the scheduler; the tensors must be on the host."""
+        """Convert these outputs for the scheduler; the tensors must be on the host."""
         vectors = () if self.vectors is None else tuple(np.ascontiguousarray(self.vectors.numpy()))
         return SideOutputs(
             logprobs=tuple(part for tensors in self.logprobs for part in tensors.to_slot_logprobs()),
@@ -105,5 +113,5 @@ class DeviceSideOutputs:
 
 
 def pack_logprobs(ids: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return ids int32 and values float32, both [rows, m], packed as in `LogprobTensors`."""
+    """Pack token ids (int32) and log probabilities (float32), both [rows, m], as in `LogprobTensors`."""
     return torch.stack((ids, values.view(torch.int32)), dim=1)

@@ -1,7 +1,7 @@
-"""Bitmasks of allowed tokens by slot, on the host and on the device.
+"""Bitmasks of allowed tokens by slot, on host and device.
 
-A row keeps its place while its request runs, so only changed rows are written and sent. On a GPU they are
-sent in a separate stream while the model runs in the steps' stream. `GrammarMasks` owns them.
+Rows are indexed by slot, so only rows that changed are written and sent to the device. On a GPU they are sent
+in a separate stream, while the model runs in the stream of the steps. `GrammarMasks` owns them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import torch
 from mizzen.core.request import Int32
 
 FIRST_ROWS = 8
+"""Minimum number of rows in the first allocation."""
 
 
 class TokenBitmasks:
-    """Rows of int32 words: bit t % 32 of word t // 32 of a slot's row allows token t.
+    """Bitmasks of allowed tokens, with a row of int32 words per slot; used from one thread.
 
-    Used from one thread.
+    Bit t % 32 of word t // 32 is set if token t is allowed.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -25,9 +26,9 @@ class TokenBitmasks:
         self._device = device
         self._host_tensor = self._host_rows(0)
         self.host: Int32 = self._host_tensor.numpy()
-        """int32 [rows, words] on the host. Call `wait_until_sent` before writing to it."""
+        """Rows on the host, int32 [rows, words]. Call `wait_until_sent` before writing to them."""
         self.device = self._device_rows()
-        """The rows on the device, for the stream of the steps."""
+        """Rows on the device, int32 [rows, words]; kernels in the stream of the steps read them."""
         if self._cuda:
             self._stream = torch.cuda.Stream(device)
             self._sent, self._applied = torch.cuda.Event(), torch.cuda.Event()
@@ -43,17 +44,17 @@ class TokenBitmasks:
         self._host_tensor, self.host = grown, grown.numpy()
         self.device = self._device_rows()
         if self._cuda:
-            # Earlier work in the steps' stream may still use this memory.
+            # Earlier work in the stream of the steps may still use this memory.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             self.send_rows(0, old_rows)
 
     def wait_until_sent(self) -> None:
-        """Wait until the last copy has read the host's rows."""
+        """Wait until the last copy to the device has read the rows on the host."""
         if self._cuda:
             self._sent.synchronize()
 
     def send_rows(self, first: int, last: int) -> None:
-        """Send rows first to last - 1; work enqueued in the current stream from now on reads them."""
+        """Send rows `first` to `last` - 1 to the device; later work in the current stream waits for them."""
         if not self._cuda:
             return
         with torch.cuda.stream(self._stream):
@@ -63,7 +64,7 @@ class TokenBitmasks:
         torch.cuda.current_stream(self._device).wait_event(self._sent)
 
     def mark_applied(self) -> None:
-        """Record that all kernels that read a step's rows are enqueued in the current stream."""
+        """Record that all kernels of a step that read the rows are enqueued in the current stream."""
         if self._cuda:
             self._applied.record(torch.cuda.current_stream(self._device))
 

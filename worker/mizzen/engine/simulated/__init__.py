@@ -1,1 +1,1 @@
-"""A simulated device: real plans and device state, scripted tokens and step times, no model."""
+"""A simulated device without a model: real plans and device state, scripted tokens and step times."""

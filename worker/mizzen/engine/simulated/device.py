@@ -1,6 +1,6 @@
-"""Device state without a device: executes plans on token ids and enforces the rules of plans.
+"""A simulated device: executes plans on token ids instead of KV, and checks that they are valid.
 
-`SimulatedRunner` and the scheduler's tests use it; any broken rule raises `PlanViolation`.
+`SimulatedRunner` and the scheduler's tests use it. An invalid plan raises `PlanViolation`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mizzen.engine.simulated.side_outputs import SimulatedSideOutputs
 
 
 class PlanViolation(RuntimeError):
-    """A plan breaks a rule of `mizzen.core.step_plan`."""
+    """A plan violates a rule of `mizzen.core.step_plan`; the message names the rule."""
 
 
 class SimulatedDevice:
-    """The state that plans change, and the rules that they must keep."""
+    """State of a simulated device, with checks of the plans that it executes."""
 
     def __init__(
         self,
@@ -33,9 +33,15 @@ class SimulatedDevice:
         script: Script,
         vocab_size: int = 1 << 17,
     ) -> None:
-        """Allocate state.
+        """Allocate the state of a device.
 
-        `slots` and `pages` are `max_running_requests` and `pages_total` of the `SchedulerConfig`.
+        Args:
+            slots: Number of slots; `max_running_requests` of the `SchedulerConfig`.
+            pages: Number of KV pages; `pages_total` of the `SchedulerConfig`.
+            page_size: Tokens per KV page.
+            context_length: Maximum number of tokens of a request.
+            script: Chooses the sampled tokens.
+            vocab_size: Size of the vocabulary; only log probabilities and end bans need it.
         """
         self._side_outputs = SimulatedSideOutputs(vocab_size)
         self._page_size = page_size
@@ -47,16 +53,16 @@ class SimulatedDevice:
         self._prompts: Int32 = np.zeros(slots, np.int32)
         self._started: dict[int, tuple[SamplingParams, int]] = {}
         self._decoding: set[int] = set()
-        """Slots that have sampled since they were started."""
+        """Slots that have sampled a token since their request started."""
         self._step = 0
         self._decode: Int32 = np.empty(0, np.int32)
         self._version: int | None = None
 
     def execute(self, plan: StepPlan) -> StepTokens:
-        """Run one step.
+        """Run a step and return its tokens.
 
         Raises:
-            PlanViolation: Names the rule that the plan breaks.
+            PlanViolation: The plan is invalid.
         """
         self._check_batch(plan)
         writes = plan.pages
@@ -69,7 +75,7 @@ class SimulatedDevice:
             self._started[start.slot] = (start.sampling, start.seed)
             self._side_outputs.start_slot(start.slot, start.sampling, start.options)
             self._decoding.discard(start.slot)
-        # A step reads only what previous steps have written, so all reads come before any write.
+        # A step must only read what previous steps have written, so read everything before the first write.
         runs = [self._decode_run(plan, slot) for slot in plan.decode.tolist()]
         runs += [self._chunk_run(plan, chunk) for chunk in plan.prefill]
         for slot, before, tokens, _ in runs:
@@ -93,7 +99,7 @@ class SimulatedDevice:
         if self._version is not None and (plan.decode_version == self._version) != unchanged:
             raise PlanViolation(
                 f"step {plan.step}: decode {'did not change' if unchanged else 'changed'}, "
-                "but its version says otherwise"
+                "but its version suggests the opposite"
             )
         slots = [*plan.decode.tolist(), *(chunk.slot for chunk in plan.prefill)]
         if not slots:
@@ -104,14 +110,14 @@ class SimulatedDevice:
 
     def _decode_run(self, plan: StepPlan, slot: int) -> tuple[int, Int32, Int32, bool]:
         if slot not in self._decoding:
-            raise PlanViolation(f"step {plan.step}: slot {slot} decodes before its prompt is through")
+            raise PlanViolation(f"step {plan.step}: slot {slot} decodes before its prefill is finished")
         before = self._read(plan, slot, int(self._lengths[slot]))
         return slot, before, self._last[slot : slot + 1].copy(), True
 
     def _chunk_run(self, plan: StepPlan, chunk: PrefillChunk) -> tuple[int, Int32, Int32, bool]:
         slot, length = chunk.slot, int(self._lengths[chunk.slot])
         if slot not in self._started or slot in self._decoding:
-            raise PlanViolation(f"step {plan.step}: a chunk of slot {slot}, which was not started for it")
+            raise PlanViolation(f"step {plan.step}: a chunk of slot {slot} without a start of the slot")
         if chunk.start != length or not len(chunk.tokens):
             raise PlanViolation(
                 f"step {plan.step}: a chunk of {len(chunk.tokens)} tokens from position {chunk.start} of "
@@ -120,7 +126,7 @@ class SimulatedDevice:
         return slot, self._read(plan, slot, length), chunk.tokens, chunk.last
 
     def _read(self, plan: StepPlan, slot: int, length: int) -> Int32:
-        """Return the tokens at positions 0..length-1 of a slot."""
+        """Read the tokens at positions 0..length-1 of a slot through the page table, int32 [length]."""
         pages = self._table[slot, : -(-length // self._page_size)]
         tokens = self._kv_tokens[pages].reshape(-1)[:length]
         if len(tokens) and (pages.min() < 0 or tokens.min() < 0):
@@ -150,33 +156,35 @@ class SimulatedDevice:
 
 
 SlotRequest = tuple[int, int]
-"""A slot, and the running number of its request."""
+"""A slot, and the number of its request among all requests that the slot has had."""
 
 _SHARED: SlotRequest = (-1, -1)
+"""User of a page that several requests use."""
 
 
 class InflightUseGuard:
-    """Checks at launch that no step takes a slot or page that a step in flight still uses.
+    """Checks at launch that a step does not reuse a slot or page which a step in flight still uses.
 
-    A page may be read by many requests; it is written for one request only while no step in flight uses it
-    for another.
+    Several requests may read a page. A page may be written for a request only if no step in flight uses it
+    for another request.
     """
 
     def __init__(self, *, slots: int, page_size: int, context_length: int) -> None:
-        """Allocate state for a device of the given sizes."""
+        """Allocate state; the arguments are those of `SimulatedDevice`."""
         self._page_size = page_size
         self._table: Int32 = np.full((slots, -(-context_length // page_size)), -1, np.int32)
         self._lengths: Int32 = np.zeros(slots, np.int32)
         self._request_numbers: Int32 = np.zeros(slots, np.int32)
         """Number of requests that each slot has had."""
         self._inflight: deque[tuple[set[int], dict[int, SlotRequest]]] = deque()
-        """For each step in flight, its slots, and the user of each page (`_SHARED` if several)."""
+        """Slots of each step in flight, and the user of each page (`_SHARED` if several requests use it)."""
 
     def check_launch(self, plan: StepPlan) -> None:
-        """Check a step and add it to the steps in flight.
+        """Check a step, and add it to the steps in flight.
 
         Raises:
-            PlanViolation: The step uses a slot or page that a step in flight uses for another request.
+            PlanViolation: The step starts a slot that a step in flight uses, or writes a page that a step in
+                flight uses for another request.
         """
         self._table[plan.pages.slots, plan.pages.columns] = plan.pages.pages
         for start in plan.starts:

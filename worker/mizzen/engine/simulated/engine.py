@@ -1,8 +1,8 @@
 """A runner without a model: real device state, scripted tokens and scripted step times.
 
-Each KV cell holds the id of the token that a model would have computed it from, and the next token depends
-on the whole sequence as read through the page table. A page that is lost, reused too early or shared wrongly
-therefore changes the output or raises at once. Steps run in a worker thread.
+Each KV cache entry holds the id of its token, and the next token depends on the whole sequence as read
+through the page table. So if the scheduler loses a page, reuses it too early or shares it wrongly, the output
+changes or an error is raised. Steps run in a worker thread.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDuration:
-    """How long a step takes."""
+    """Duration of simulated steps."""
 
     step_seconds: float = 0.0
     """Fixed seconds per step."""
     seconds_per_prefill_token: float = 0.0
-    """Seconds per prefill token."""
+    """Additional seconds per prompt token."""
     seconds_per_decode: float = 0.0
-    """Seconds per decoding request."""
+    """Additional seconds per decoding request."""
 
     def plan_seconds(self, plan: StepPlan) -> float:
-        """Return the seconds that a plan takes."""
+        """Return the duration of a plan in seconds."""
         tokens = sum(len(chunk.tokens) for chunk in plan.prefill)
         return (
             self.step_seconds
@@ -65,16 +65,17 @@ class SimulatedRunner:
         delay: Callable[[StepPlan], float] | None = None,
         guard: InflightUseGuard | None = None,
     ) -> None:
-        """Start the worker.
+        """Start the worker thread.
 
         Args:
-            device: Fresh device state.
-            duration: How long a step takes; no time by default.
-            delay: Seconds to add to a step, decided when it runs; may raise to make the step fail.
-            guard: Checks uses of slots and pages at each launch.
+            device: A device that has not executed a plan.
+            duration: Duration of steps; 0 by default.
+            delay: Called when a step runs; returns seconds to add to its duration. If it raises an error, the
+                step fails with that error.
+            guard: Checks the use of slots and pages at each launch.
         """
         self._device = device
-        self._speed = duration or StepDuration()
+        self._duration = duration or StepDuration()
         self._delay = delay
         self._guard = guard
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
@@ -86,7 +87,12 @@ class SimulatedRunner:
         self._thread.start()
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step."""
+        """Enqueue a step, and return at once.
+
+        Raises:
+            RuntimeError: The runner is closed.
+            PlanViolation: The guard found that the step reuses a slot or page too early.
+        """
         if self._closed:
             raise RuntimeError("the runner is closed")
         if self._guard is not None:
@@ -95,11 +101,15 @@ class SimulatedRunner:
         self._plans.put(plan)
 
     def ready(self) -> bool:
-        """Return whether the oldest step has ended."""
+        """Return whether the oldest step in flight is complete."""
         return bool(self._results)
 
     def collect(self) -> StepTokens:
-        """Wait for the oldest step and return its tokens, or raise its error."""
+        """Wait for the oldest step in flight and return its tokens, or raise its error.
+
+        Raises:
+            RuntimeError: No step is in flight.
+        """
         if not self._inflight_steps:
             raise RuntimeError("no step is in flight")
         with self._completed:
@@ -114,7 +124,7 @@ class SimulatedRunner:
         return result
 
     def close(self) -> None:
-        """Let the steps in flight end, then stop the worker."""
+        """Wait for the steps in flight, then stop the worker thread."""
         if not self._closed:
             self._closed = True
             self._plans.put(None)
@@ -127,7 +137,7 @@ class SimulatedRunner:
             try:
                 if failure is not None:
                     raise RuntimeError(f"an earlier step failed: {failure}")
-                seconds = self._speed.plan_seconds(plan) + (self._delay(plan) if self._delay else 0.0)
+                seconds = self._duration.plan_seconds(plan) + (self._delay(plan) if self._delay else 0.0)
                 if seconds > 0:
                     time.sleep(seconds)
                 result = self._device.execute(plan)
@@ -149,7 +159,10 @@ def make_simulated_runner(
     duration: StepDuration | None = None,
     delay: Callable[[StepPlan], float] | None = None,
 ) -> SimulatedRunner:
-    """Return a runner with a device of the given sizes and a guard of its slots and pages."""
+    """Create a runner on a new device, with a guard.
+
+    See `SimulatedDevice` and `SimulatedRunner` for the arguments.
+    """
     device = SimulatedDevice(
         slots=slots,
         pages=pages,

@@ -1,4 +1,4 @@
-"""Scripts that choose the output of a simulated model."""
+"""Scripts: functions that choose the output tokens of a simulated model."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from mizzen.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ScriptContext:
-    """Everything a script can see: all tokens of a sequence, as read from its KV."""
+    """Input of a script: a request's tokens so far, and its parameters."""
 
     tokens: Int32
+    """Prompt and output tokens, as read from the simulated KV cache, int32 [n]."""
     prompt_tokens: int
-    """Number of prompt tokens among `tokens`; the rest are output."""
+    """Number of prompt tokens at the start of `tokens`."""
     sampling: SamplingParams
     seed: int
 
 
 Script = Callable[[ScriptContext], int]
-"""Chooses the next token."""
+"""Returns the next token of a request."""
 
 
 def hashed(vocab_size: int, first: int = 0) -> Script:
-    """Return a script whose token is a hash of the whole sequence, in [first, vocab_size).
+    """Return a script that hashes the whole sequence to a token in [first, vocab_size).
 
-    It depends on the seed unless the temperature is 0, and not on where preemption split the sequence.
+    The token also depends on the seed, unless the temperature is 0. It does not depend on preemptions.
     """
 
     def choose(context: ScriptContext) -> int:
@@ -39,7 +40,7 @@ def hashed(vocab_size: int, first: int = 0) -> Script:
 
 
 def echo(end_token: int) -> Script:
-    """Return a script that repeats the prompt once and then ends."""
+    """Return a script that repeats the prompt once, followed by `end_token`."""
 
     def choose(context: ScriptContext) -> int:
         done = len(context.tokens) - context.prompt_tokens
@@ -49,7 +50,7 @@ def echo(end_token: int) -> Script:
 
 
 def fixed(tokens: Sequence[int], end_token: int) -> Script:
-    """Return a script that answers every prompt with the same tokens and then ends."""
+    """Return a script that answers every prompt with `tokens`, followed by `end_token`."""
 
     def choose(context: ScriptContext) -> int:
         done = len(context.tokens) - context.prompt_tokens
@@ -59,7 +60,7 @@ def fixed(tokens: Sequence[int], end_token: int) -> Script:
 
 
 def ends_after(script: Script, count: int, end_token: int) -> Script:
-    """Return a script that ends the output of another script after `count` tokens."""
+    """Return a script that takes `count` tokens from another script, followed by `end_token`."""
 
     def choose(context: ScriptContext) -> int:
         done = len(context.tokens) - context.prompt_tokens

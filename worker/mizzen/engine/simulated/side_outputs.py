@@ -1,7 +1,7 @@
-"""Side outputs of a simulated model: made-up log probabilities and embeddings, by rule.
+"""Side outputs of a simulated model: log probabilities and embeddings that follow fixed rules.
 
-The i-th most probable successor of a token has an id higher by i and half the probability of the one before.
-A hidden state is a function of all tokens up to its own.
+The sampled (or prompt) token t is the most probable one. Token t + i has half the probability of t + i - 1. A
+hidden state is a function of all tokens up to its position.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ HIDDEN_SIZE = 16
 def logprob_entries(
     tokens: Int32, top: int, by_id: tuple[int, ...], vocab_size: int
 ) -> tuple[Int32, Float32]:
-    """Return ids and log probabilities of tokens, each [tokens, 1 + top + by_id]."""
+    """Return token ids (int32) and log probabilities (float32), both [n, 1 + top + len(by_id)].
+
+    Args:
+        tokens: Sampled or prompt tokens, int32 [n].
+        top: Number of most probable tokens.
+        by_id: Ids of further tokens.
+        vocab_size: Size of the vocabulary.
+    """
     ranks = np.concatenate([[0], np.arange(top)])
     ids = (tokens[:, None].astype(np.int64) + ranks) % vocab_size
     requested = np.broadcast_to(np.array(by_id, np.int64), (len(tokens), len(by_id)))
@@ -35,7 +42,7 @@ def logprob_entries(
 
 
 def hidden_states(tokens: Int32, first: int) -> Float32:
-    """Return the hidden states [n, HIDDEN_SIZE] of the tokens from `first` on, each from its whole prefix."""
+    """Return the hidden states of the tokens from index `first` on, float32 [n, HIDDEN_SIZE]."""
     digest = zlib.crc32(tokens[:first].tobytes())
     digests = []
     for token in tokens[first:]:
@@ -47,7 +54,7 @@ def hidden_states(tokens: Int32, first: int) -> Float32:
 
 @dataclass(slots=True)
 class SimulatedSideOutputs:
-    """Options and pooling state of the slots of a simulated device."""
+    """Computes the side outputs of a simulated device; holds the options and pooling state of its slots."""
 
     vocab_size: int
     options_by_slot: dict[int, tuple[SamplingParams, SlotOptions]] = field(default_factory=dict)
@@ -61,7 +68,7 @@ class SimulatedSideOutputs:
             self.options_by_slot[slot] = (sampling, options)
 
     def avoid_early_end(self, slot: int, token: int, output_tokens: int) -> int:
-        """Return `token`, or the next token if it would end the output before min_tokens."""
+        """Return `token`; if it would end the output before min_tokens, the next id that does not."""
         if slot in self.options_by_slot:
             sampling, options = self.options_by_slot[slot]
             ends = options.end_tokens if output_tokens < sampling.min_tokens else ()
@@ -82,7 +89,10 @@ class SimulatedSideOutputs:
         )
 
     def prompt_logprobs(self, chunk: PrefillChunk) -> SlotLogprobs | None:
-        """Return log probabilities of the tokens that follow a chunk's positions, if requested."""
+        """Return log probabilities of the prompt tokens that follow the tokens of a chunk.
+
+        Returns None if the request has no `prompt_logprobs`, or if no prompt token follows.
+        """
         options = self.options_by_slot[chunk.slot][1]
         if options.prompt_logprobs is None:
             return None
@@ -95,9 +105,9 @@ class SimulatedSideOutputs:
         )
 
     def pool_hidden(self, chunk: PrefillChunk, tokens: Int32) -> SlotVector | None:
-        """Return a prompt's pooled vector with its last chunk, else None.
+        """Return the embedding of a prompt, or None if its last chunk is still to come.
 
-        `known` holds all tokens of the slot up to the chunk's end, as read from KV.
+        `tokens` are all tokens of the slot up to the end of the chunk, int32 [n].
         """
         slot, options = chunk.slot, self.options_by_slot[chunk.slot][1]
         if options.pooling is None or (options.pooling is Pooling.LAST and not chunk.last):
@@ -117,7 +127,7 @@ class SimulatedSideOutputs:
         """Return the side outputs of a step.
 
         Args:
-            chunks: The step's chunks, each with all tokens of its slot up to the chunk's end.
+            chunks: Chunks of the step, each with all tokens of its slot up to the end of the chunk.
             sampled: Sampled tokens by slot.
         """
         requested = [(chunk, tokens) for chunk, tokens in chunks if chunk.slot in self.options_by_slot]

@@ -1,2 +1,1 @@
-"""Admission of requests: limits on requests and tokens in flight, and a queue that is fair between
-tenants."""
+"""Admission of requests: limits on requests and tokens in flight, and a queue that is fair to all tenants."""

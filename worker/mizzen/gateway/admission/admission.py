@@ -1,7 +1,7 @@
 """Admission of one service's requests: limits on requests and tokens in flight, and a bounded fair queue.
 
-The dispatcher enters and leaves for each sequence. A full queue evicts the newest entry of the tenant with
-the most entries, so one tenant's burst cannot fill it.
+The dispatcher calls `enter` before it places a sequence, and `leave` when the sequence has ended. A full
+queue evicts the newest entry of the tenant with the most entries, so one tenant's burst cannot fill it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mizzen.gateway.errors import ApiError, unavailable
 
 
 class Admission:
-    """Admits requests up to the engines' `capacity()` and the limits in flight; the others wait.
+    """Admits sequences while its limits and the engines' `capacity()` allow it; further sequences wait.
 
-    `admit_waiting` must be called whenever capacity may have grown.
+    `admit_waiting` must be called whenever `capacity()` may have grown.
     """
 
     def __init__(
@@ -40,33 +40,32 @@ class Admission:
         self._queue_size = queue_size
         self._queue: FairQueue[QueueEntry] = FairQueue()
         self._waiting_siblings = 0
-        """Number of sequences that wait for siblings to leave the queue."""
+        """Number of sequences that wait to enter the queue, because too many of their siblings are in it."""
         self.in_flight = 0
         self.tokens_in_flight = 0
-        """Tokens of admitted requests, as estimated at admission."""
+        """Expected tokens of all admitted sequences, as estimated before admission."""
         self.drained = asyncio.Event()
-        """Set while no request is in flight."""
+        """Set while no sequence is in flight."""
         self.drained.set()
         self.last_activity = time.monotonic()
-        """Time when the last request left, on the monotonic clock."""
+        """Time when a sequence last left the engines or the queue, on the monotonic clock."""
         self.closed_reason: str | None = None
-        """Reason why requests no longer wait, once the gateway shuts down."""
+        """Reason why requests can no longer wait; None until `close`."""
 
     def __len__(self) -> int:
         return len(self._queue) + self._waiting_siblings
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds since the last request left; 0 while one is in flight or waits."""
+        """Seconds since `last_activity`; 0 while any sequence is in flight or waits."""
         return 0.0 if self.in_flight or self._queue else time.monotonic() - self.last_activity
 
     async def enter(self, entry: QueueEntry) -> None:
-        """Wait until the entry is admitted; `leave` must follow.
+        """Wait until an entry is admitted; the caller must call `leave` when the sequence has ended.
 
         Raises:
-            ApiError: 429 if the tenant has no tokens left or the queue is full, 503 if it is not admitted
-                before its
-                deadline.
+            ApiError: 429 if the tenant does not have enough tokens left or the queue is full, 503 if the
+                entry is not admitted before its deadline.
         """
         if not entry.reserved:
             reserve_tokens((entry,))
@@ -102,31 +101,34 @@ class Admission:
             siblings.queue_slots.release()
 
     async def requeue(self, entry: QueueEntry, seconds: float) -> None:
-        """Leave, and wait at the front of the queue to be admitted again, for at least `seconds`.
+        """Take an admitted entry out of flight, and wait until it is admitted again.
+
+        The entry pauses for `seconds`, and then waits at the front of the queue.
 
         Raises:
-            ApiError: 503 if it is not admitted before its deadline.
+            ApiError: 503 if the entry is not admitted again before its deadline.
         """
         self._count_out(entry)
         try:
             began = time.monotonic()
             await asyncio.sleep(max(0.0, min(seconds, entry.wait_deadline - began)))
             entry.waited_seconds += time.monotonic() - began
-            # With free capacity it would be admitted again and again.
+            # Without this check, free capacity would admit it again and again after its deadline.
             if time.monotonic() >= entry.wait_deadline:
-                raise unavailable(f"no engine took the request; waited {entry.waited_seconds:.1f} s")
+                text = f"no engine took the request; it waited {entry.waited_seconds:.1f} s"
+                raise unavailable(text)
             await self._wait(entry, front=True)
         except BaseException:
             self.settle(entry)
             raise
 
     def leave(self, entry: QueueEntry) -> None:
-        """End the entry's time in flight, and charge the tokens that it used."""
+        """Take an admitted entry out of flight, and charge the tokens that it used."""
         self.settle(entry)
         self._count_out(entry)
 
     def admit_waiting(self) -> None:
-        """Admit waiting entries while there is capacity."""
+        """Admit waiting entries, in the queue's order, until one does not fit."""
         while (entry := self._queue.peek()) is not None and self._may_enter(entry):
             self._queue.pop()
             if entry.granted is not None and not entry.granted.done():
@@ -134,7 +136,7 @@ class Admission:
                 entry.granted.set_result(None)
 
     def close(self, reason: str) -> None:
-        """Reject all waiting and future entries."""
+        """Reject all waiting entries, and from now on each entry that would have to wait."""
         self.closed_reason = reason
         for entry in self._queue:
             if entry.granted is not None and not entry.granted.done():
@@ -144,7 +146,7 @@ class Admission:
     def _may_enter(self, entry: QueueEntry) -> bool:
         """Return whether an entry may be admitted now.
 
-        One that needs more tokens than the limit is admitted if nothing else is in flight.
+        An entry that needs more tokens than the limit may be admitted if nothing else is in flight.
         """
         if self.in_flight >= min(self._max_in_flight, self._capacity()):
             return False
@@ -165,7 +167,7 @@ class Admission:
         self.admit_waiting()
 
     def settle(self, entry: QueueEntry) -> None:
-        """Charge an entry the tokens that it used instead of those reserved for it, unless that was done."""
+        """Charge the tokens that an entry used instead of the reserved tokens; do nothing if already done."""
         if entry.reserved:
             entry.reserved = False
             entry.tenant.settle(entry.expected_tokens, entry.used_tokens)
@@ -174,21 +176,19 @@ class Admission:
                 self._queue.charge(entry.tenant.name, entry.priority, more)
 
     def _evict_for(self, entry: QueueEntry) -> None:
-        """Make room in the queue for one entry: a full queue evicts the newest entry of the tenant with the
-        most.
+        """If the queue is full, evict the newest entry of the tenant with the most entries.
 
-        Entries whose request has begun are neither evicted nor refused; there are never more than are in
-        flight.
+        Entries of requests that have already begun are neither evicted nor refused. Each such request adds at
+        most `MAX_IN_QUEUE` entries.
 
         Raises:
-            ApiError: 429 if no other tenant has more entries than this one.
+            ApiError: 429 if the queue is full and no tenant has more entries than this entry's tenant
+                would have.
         """
         if len(self._queue) < self._queue_size or entry.request_started:
             return
         error = queue_full(self._queue_size)
-        newest = self._queue.newest_of_longest_group(
-            entry.tenant.name, lambda queued: not queued.request_started
-        )
+        newest = self._queue.choose_victim(entry.tenant.name, lambda queued: not queued.request_started)
         if newest is None:
             raise error
         self._queue.remove(newest)
@@ -223,7 +223,7 @@ class Admission:
                 self._on_queue_change()
 
     def _check_deadline(self, entry: QueueEntry, granted: asyncio.Future[None], began: float) -> None:
-        """Fail the wait of an entry when its deadline is over, which may have moved by then."""
+        """Reject a waiting entry at its deadline; if the deadline was extended, check again later."""
         left = entry.wait_deadline - time.monotonic()
         if granted.done():
             return
@@ -237,17 +237,17 @@ class Admission:
             if self.in_flight < self._max_in_flight
             else "too many requests are in progress"
         )
-        granted.set_exception(unavailable(f"{reason}; waited {time.monotonic() - began:.1f} s"))
+        granted.set_exception(unavailable(f"{reason}; the request waited {time.monotonic() - began:.1f} s"))
 
     def _cancel_wait(self, entry: QueueEntry, granted: asyncio.Future[None]) -> None:
         if self._queue.remove(entry):
             return
         if granted.done() and not granted.cancelled() and granted.exception() is None:
-            self._count_out(entry)  # it was admitted at the same moment
+            self._count_out(entry)  # it was admitted in the moment that the wait was cancelled
 
 
 def queue_full(size: int) -> ApiError:
-    """Return the 429 of a full queue."""
+    """Return the 429 error for a full queue of `size` entries."""
     return ApiError(
         429,
         f"the queue is full: {size} requests are waiting; try again later",

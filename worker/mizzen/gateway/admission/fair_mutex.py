@@ -1,6 +1,6 @@
-"""A mutex granted round-robin across groups, so one group's burst delays another by one holder per group.
+"""A mutex that is granted round-robin across groups, so that one group's burst hardly delays the others.
 
-The body reader uses it between tenants.
+The body reader uses it; its groups are tenants.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Hashable
 
 
 class FairMutex:
-    """Mutex whose next holder comes from the group that was served least recently. On one event loop.
+    """Mutex whose next holder comes from the group that was served least recently. Not thread-safe.
 
-    The only waiter of its group waits for at most one holder of each other group.
+    A waiter that is alone in its group waits for at most one holder of each other group.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """Waiters by group; the next group first."""
+        """Waiters by group; the group that is served next comes first."""
         self._locked = False
 
     async def acquire(self, group: Hashable) -> None:
-        """Wait for the mutex; `release` must follow."""
+        """Wait for the mutex; the caller must then call `release` with the same group."""
         if not self._locked:
             self._locked = True
             return
@@ -31,12 +31,12 @@ class FairMutex:
         try:
             await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():  # it was granted at the same moment
+            if not waiter.cancelled():  # it was granted in the moment that the wait was cancelled
                 self.release(group)
             raise
 
     def release(self, group: Hashable) -> None:
-        """Release the mutex for a group, and grant it to the next waiter."""
+        """Release the mutex that `group` holds, and grant it to the next waiter."""
         if group in self._waiting:
             self._waiting[group] = self._waiting.pop(group)  # after all other groups
         for name, waiters in tuple(self._waiting.items()):
@@ -50,7 +50,7 @@ class FairMutex:
 
 
 def pop_waiting(waiters: deque[asyncio.Future[None]]) -> asyncio.Future[None] | None:
-    """Remove and return the first waiter that still waits; None without one."""
+    """Remove and return the first waiter that was not cancelled, or return None."""
     while waiters:
         waiter = waiters.popleft()
         if not waiter.done():

@@ -1,12 +1,12 @@
-"""Start-time fair queueing (Goyal, Vin and Cheng, 1996): flows share service by weight.
+"""Start-time fair queueing (Goyal, Vin and Cheng, 1996): flows share service in proportion to their weights.
 
-Each item has a cost. Items of a flow stay in order; among the heads of all flows, the one with the smallest
-start tag is next. A start tag is the flow's virtual time: the service it has received, divided by its weight.
-A flow that was idle starts at the queue's virtual time, so it can neither save up nor pay for earlier
-service.
+Each item has a cost. Items of a flow stay in order; among the heads of all flows, the head with the smallest
+start tag is next. The start tag is the flow's virtual time: the total cost of its items that were served,
+divided by its weight. A flow that was idle starts no earlier than the queue's virtual time, so it gains
+nothing by having been idle.
 
-While two flows are backlogged, their services divided by weight differ by at most the largest item cost of
-each, divided by its flow's weight. No flow is starved, however much another one sends.
+Normalized by weight, the services that two backlogged flows receive differ by at most the sum of their
+largest normalized item costs. No flow starves, however many items other flows have.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class _Flow(Generic[T]):
     weight: float
     items: deque[_QueuedItem[T]] = field(default_factory=deque)
     start: float = 0.0
-    """Start tag of the head, if there is one."""
+    """Start tag of the flow's head; meaningless while the flow has no items."""
     finish: float = 0.0
-    """Earliest start tag of the next head."""
-    queued: float | None = None
-    """Start tag with which the flow is in the heap of heads."""
+    """Earliest start tag of the flow's next head."""
+    heap_start: float | None = None
+    """Start tag of the flow's entry in the heap of heads; None if it has no entry."""
     debt: float = 0.0
-    """Virtual time owed because items cost more than announced."""
+    """Virtual time that the flow owes because items cost more than announced; negative if they cost less."""
 
 
 class FairQueue(Generic[T]):
-    """Queue of distinct items, in flows named by group (a tenant) and class (a priority).
+    """Queue of distinct items, in flows identified by a group (the tenant) and a class (the priority).
 
-    An item that was popped and put back goes to the front, before all flows.
+    Items that were popped and put back by `push_front` come before the items of all flows.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class FairQueue(Generic[T]):
                 yield entry.item
 
     def push(self, item: T, group: Hashable, flow_class: Hashable, cost: float, weight: float) -> None:
-        """Append an item to its flow; the flow takes the weight of its last item."""
+        """Append an item to the flow of a group and class, and set the weight of that flow."""
         name = (group, flow_class)
         flow = self._flows.get(name)
         if flow is None:
@@ -81,7 +81,7 @@ class FairQueue(Generic[T]):
             self._schedule_head(name, flow)
 
     def push_front(self, item: T) -> None:
-        """Put a popped item back, before all others."""
+        """Put an item that was popped back, in front of all other items."""
         self._front.appendleft(item)
 
     def peek(self) -> T | None:
@@ -103,7 +103,7 @@ class FairQueue(Generic[T]):
         if flow is None:
             raise IndexError("the queue is empty")
         name = heapq.heappop(self._heads)[2]
-        flow.queued = None
+        flow.heap_start = None
         self._time = flow.start
         entry = flow.items[0]
         flow.finish = flow.start + max(0.0, entry.cost / flow.weight + flow.debt)
@@ -112,7 +112,7 @@ class FairQueue(Generic[T]):
         return entry.item
 
     def remove(self, item: T) -> bool:
-        """Remove an item from anywhere, at no cost for its flow; return whether it was there."""
+        """Remove an item without charging its flow; return whether the item was in the queue."""
         name = self._flow_of_item.get(item)
         if name is None:
             try:
@@ -130,17 +130,21 @@ class FairQueue(Generic[T]):
         return True
 
     def charge(self, group: Hashable, flow_class: Hashable, cost: float) -> None:
-        """Charge a flow the cost that an item had beyond the announced one; a negative cost is a refund."""
+        """Charge a flow the difference between an item's actual and announced cost; negative is a refund."""
         flow = self._flows.get((group, flow_class))
         if flow is not None:
             flow.debt += cost / flow.weight
 
-    def newest_of_longest_group(
-        self, group: Hashable, may: Callable[[T], bool] = lambda item: True
-    ) -> T | None:
-        """Return the newest item that `may` be removed from the group with the most items.
+    def choose_victim(self, group: Hashable, removable: Callable[[T], bool] = lambda item: True) -> T | None:
+        """Return the item to evict: the newest in the lightest flow of the group with the most items.
 
-        None if `group` would have as many items itself with one more, or if no item may be removed.
+        Args:
+            group: group that wants to add an item.
+            removable: returns whether an item may be evicted; other items are skipped.
+
+        Returns:
+            The item. None if no other group has more items than `group` would have with one more item, or if
+            no item may be evicted.
         """
         if not self._groups:
             return None
@@ -150,29 +154,32 @@ class FairQueue(Generic[T]):
         flows = [flow for flow in self._flows.values() if flow.group == longest and flow.items]
         flows.sort(key=lambda flow: flow.weight)
         newest = (entry.item for flow in flows for entry in reversed(flow.items))
-        return next((item for item in newest if may(item)), None)
+        return next((item for item in newest if removable(item)), None)
 
     def clear(self) -> None:
         """Remove all items."""
         self.__init__()
 
     def _next_flow(self) -> _Flow[T] | None:
-        """Return the flow whose head is next; its entry is then the first of the heap."""
+        """Return the flow whose head is next, or None if no flow has items.
+
+        Afterwards, this flow's entry is the first in the heap.
+        """
         while self._heads:
             start, _, name = self._heads[0]
             flow = self._flows.get(name)
             if flow is not None and flow.items and flow.start == start:
                 return flow
-            heapq.heappop(self._heads)  # the entry of a removed head
-            if flow is not None and flow.queued == start:
-                flow.queued = None
+            heapq.heappop(self._heads)  # a stale entry, whose item was removed
+            if flow is not None and flow.heap_start == start:
+                flow.heap_start = None
         return None
 
     def _schedule_head(self, name: tuple[Hashable, Hashable], flow: _Flow[T]) -> None:
         flow.start = max(self._time, flow.finish)
-        if flow.queued == flow.start:  # the entry of a removed head stands for this one
+        if flow.heap_start == flow.start:  # the entry of a removed head has the right start tag
             return
-        flow.queued = flow.start
+        flow.heap_start = flow.start
         self._pushes += 1
         heapq.heappush(self._heads, (flow.start, self._pushes, name))
 

@@ -1,4 +1,4 @@
-"""Makes the queue entry of a request: its tenant, priority, estimated tokens and deadline."""
+"""Creates the queue entry of a sequence: its tenant, priority, estimated tokens and deadline."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.routing.interfaces import EXPECTED_OUTPUT_TOKENS
 
 CHARACTERS_PER_TOKEN = 4
-"""Assumed characters per token of text that is not tokenized yet; most tokens are a little longer."""
+"""Assumed characters per token of text that is not tokenized yet; on average, tokens are a little longer."""
 
 
 def new_queue_entry(
     scope: Scope, generation: GenerationRequest, deadline: float, *, first: bool = True, max_tokens: int = 0
 ) -> QueueEntry:
-    """Return the queue entry of one sequence of a request; only the `first` is charged for the prompt.
+    """Return the queue entry of one sequence of a request.
 
-    `max_tokens` is the longest context of the service, if known. A larger request is refused after
-    tokenization; until then it must not delay others for tokens that it will not get.
+    Args:
+        scope: ASGI scope of the request.
+        generation: the sequence's request.
+        deadline: time on the monotonic clock until which the sequence may wait.
+        first: whether this is the request's first sequence, to which the prompt tokens are charged.
+        max_tokens: longest context of the service in tokens, 0 if unknown. It limits the estimate, so that a
+            request that tokenization will find too long does not delay others.
 
     Raises:
         ApiError: 400 or 403 for a priority that the tenant may not use.
@@ -40,20 +45,20 @@ def new_queue_entry(
 
 
 def estimate_tokens(generation: GenerationRequest, *, prompt: bool = True) -> int:
-    """Estimate the tokens that a sequence will need, before anything is tokenized."""
+    """Estimate the output tokens of a sequence and, with `prompt`, its prompt tokens, before tokenization."""
     output = generation.sampling.max_tokens or EXPECTED_OUTPUT_TOKENS
     return (estimate_prompt_tokens(generation) if prompt else 0) + output
 
 
 def estimate_prompt_tokens(generation: GenerationRequest) -> int:
-    """Estimate the tokens of a prompt."""
+    """Estimate the tokens of a request's prompt or messages."""
     if generation.messages is not None:
         return sum(map(estimate_text_tokens, generation.messages)) + 4 * len(generation.messages)
     return estimate_text_tokens(generation.prompt)
 
 
 def estimate_text_tokens(value: Any) -> int:
-    """Estimate the tokens of a part of a body: texts by length, token ids by number."""
+    """Estimate the tokens of a JSON value: text by its number of characters, and one token per token id."""
     if isinstance(value, str):
         return math.ceil(len(value) / CHARACTERS_PER_TOKEN)
     if isinstance(value, dict):

@@ -10,57 +10,57 @@ from mizzen.gateway.admission.sibling_sequences import SiblingSequences
 from mizzen.gateway.auth.tenant import Tenant, default_tenant
 
 DEFAULT_TENANT = default_tenant()
-"""Tenant of requests outside of the authentication middleware."""
+"""Tenant of requests that did not pass the authentication middleware."""
 
 
 @dataclass(slots=True, eq=False)
 class QueueEntry:
-    """One sequence's entry in the queue, kept over all attempts."""
+    """Entry of one sequence in the admission queue; the same entry serves all attempts of the sequence."""
 
     deadline: float
-    """Time on the monotonic clock when waiting ends."""
+    """Time on the monotonic clock until which the sequence may wait."""
     tenant: Tenant = DEFAULT_TENANT
     priority: int = 0
     expected_tokens: int = 1
-    """Estimated tokens of prompt and output, before tokenization."""
+    """Tokens of prompt and output, as estimated before tokenization."""
     charges_prompt: bool = True
-    """True if the tenant is charged for the prompt; true for one sequence of a request."""
+    """True if this entry is charged for the prompt; true for exactly one sequence of a request."""
     prompt_tokens: int = 0
-    """Prompt tokens to charge when the entry is settled, once they are known."""
+    """Number of prompt tokens to charge when the entry is settled; 0 until the prompt is tokenized."""
     output_tokens: int = 0
-    """Output tokens that the client received, to charge when the entry is settled."""
+    """Number of output tokens that the client received, to charge when the entry is settled."""
     served: bool = False
-    """True if an engine completed work that has no output tokens, such as an embedding."""
+    """True if an engine completed a request without output tokens, such as an embedding."""
     waited_seconds: float = 0.0
     siblings: SiblingSequences | None = field(default=None, repr=False)
-    """Other sequences of the same request, if any, until this one has begun."""
+    """State shared with the request's other sequences; None without any, or once this sequence has begun."""
     granted: asyncio.Future[None] | None = field(default=None, repr=False)
-    """Future that completes when the entry is admitted."""
+    """Future that completes when the entry is admitted, and fails when it is rejected."""
     deadline_timer: asyncio.TimerHandle | None = field(default=None, repr=False)
-    """Timer that ends the wait."""
+    """Timer that rejects the entry at its deadline."""
     reserved: bool = field(default=False, repr=False)
-    """True if its expected tokens are reserved from the tenant and not settled yet."""
+    """True while `expected_tokens` are reserved from the tenant's budget, until the entry is settled."""
 
     @property
     def wait_deadline(self) -> float:
-        """Time when waiting ends: the deadline, or later because siblings run."""
+        """Time until which the sequence may wait: `deadline`, or later while its siblings run."""
         return self.deadline if self.siblings is None else max(self.deadline, self.siblings.wait_deadline)
 
     @property
     def request_started(self) -> bool:
-        """True if another sequence of its request was already admitted."""
+        """True if another sequence of the same request was already admitted."""
         return self.siblings is not None and self.siblings.started
 
     @property
     def used_tokens(self) -> int:
-        """Tokens to charge; 0 for a request that no engine did anything for."""
+        """Number of tokens to charge; 0 if no engine produced anything."""
         if not self.output_tokens and not self.served:
             return 0
         return self.output_tokens + (self.prompt_tokens if self.charges_prompt else 0)
 
     @property
     def weight(self) -> float:
-        """Weight in the queue; each step of priority doubles it."""
+        """Weight in the queue: the tenant's weight, doubled by each step of priority."""
         return self.tenant.weight * 2.0**self.priority
 
 

@@ -1,2 +1,1 @@
-"""Authentication and limits by API key: key files, tenants, rate limits, and the middleware that enforces
-them."""
+"""Authentication by API key and limits per key: key files, tenants, rate limits, and their middleware."""

@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -29,14 +29,14 @@ from yaml.scanner import ScannerError
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_PRIORITY = 8
-"""Bound of priorities, from -8 to 8; each step doubles a request's weight in the queue."""
+"""Largest absolute value of a priority; each step of priority doubles a request's weight in the queue."""
 SHORTEST_KEY = 8
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """One key in a file: `key` in plain text, or its SHA-256 in hexadecimal digits."""
+    """Entry of one key in a file; either `key` (plain text) or `sha256` (hexadecimal digits) is set."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
     key: str | None = None
@@ -58,7 +58,7 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Permissions and limits of one key; None is no limit."""
+    """Permissions and limits of one key; a limit of None means that there is no limit."""
 
     name: str
     digest: bytes
@@ -69,9 +69,9 @@ class Grant:
     tokens_per_minute: int | None = None
     max_parallel: int | None = None
     priority: int = 0
-    """Highest and default priority of the key's requests."""
+    """Highest priority that the key's requests may have, and the default priority."""
     weight: float = 1.0
-    """Weight in the queue, relative to other keys."""
+    """Weight of the key's requests in the queue, relative to other keys."""
     salt: bytes = b""
     """Salt of the prefix cache; only requests with equal salts share cached prefixes."""
 
@@ -79,34 +79,20 @@ class Grant:
         return f"Grant(name={self.name!r})"  # the digest stays out of logs
 
 
-def divide_limits(grant: Grant, parts: int) -> Grant:
-    """Return a grant with this gateway's share of the limits, one of `parts`, and at least 1 of each."""
-
-    def part(limit: int | None) -> int | None:
-        return None if limit is None else -(-limit // parts)
-
-    return replace(
-        grant,
-        requests_per_minute=part(grant.requests_per_minute),
-        tokens_per_minute=part(grant.tokens_per_minute),
-        max_parallel=part(grant.max_parallel),
-    )
-
-
 class InvalidKeyFile(ValueError):
     """A key file is missing or malformed; the message names the file and the entry, never a key."""
 
 
 def read_key_files(paths: Iterable[str]) -> dict[Path, bytes]:
-    """Return the contents of the files at `paths`, and of the files in folders among them.
+    """Return the contents of the files at `paths`; a path may be a folder, whose files are read.
 
     Raises:
-        InvalidKeyFile: a path does not exist or cannot be read, or a file is too large.
+        InvalidKeyFile: a path does not exist or cannot be read, or a file is larger than `MAX_FILE_BYTES`.
     """
     contents: dict[Path, bytes] = {}
     for path in map(Path, paths):
         try:
-            for file in sorted(_visible(path)) if path.is_dir() else [path]:
+            for file in sorted(_visible_files(path)) if path.is_dir() else [path]:
                 if file.stat().st_size > MAX_FILE_BYTES:
                     raise InvalidKeyFile(f"--api-keys-file {file} has more than {MAX_FILE_BYTES} bytes")
                 contents[file] = file.read_bytes()
@@ -115,13 +101,13 @@ def read_key_files(paths: Iterable[str]) -> dict[Path, bytes]:
     return contents
 
 
-def _visible(folder: Path) -> Iterable[Path]:
-    """Return the files of a mounted Secret, without Kubernetes' own entries, which begin with a dot."""
+def _visible_files(folder: Path) -> Iterable[Path]:
+    """Return the files in a folder, without the entries that Kubernetes adds to a Secret (`..data` etc.)."""
     return (file for file in folder.iterdir() if not file.name.startswith(".") and file.is_file())
 
 
 def parse_key_files(files: dict[Path, bytes]) -> tuple[Grant, ...]:
-    """Return the grants of all files.
+    """Return the grants of the keys in all files, given as contents by path.
 
     Raises:
         InvalidKeyFile: a file is malformed, or two entries have the same name or the same key.
@@ -133,10 +119,10 @@ def parse_key_files(files: dict[Path, bytes]) -> tuple[Grant, ...]:
             where = f"{path}, keys[{index}] ({entry.name})"
             if entry.name in grants:
                 raise InvalidKeyFile(f"{where}: another key has this name already; choose another")
-            grant = _grant(where, entry)
+            grant = _new_grant(where, entry)
             other = digests.setdefault(grant.digest, entry.name)
             if other != entry.name:
-                raise InvalidKeyFile(f"{where}: {other} is the same key; give each holder a key of its own")
+                raise InvalidKeyFile(f"{where}: {other} is the same key; give each holder a different key")
             grants[entry.name] = grant
     return tuple(grants.values())
 
@@ -146,7 +132,7 @@ def _decode(path: Path, content: bytes) -> KeyFile:
         return msgspec.convert(_read_yaml(content), KeyFile)
     except msgspec.ValidationError as error:
         raise InvalidKeyFile(f"{path}: {error}") from None
-    except yaml.MarkedYAMLError as error:  # the messages of other kinds quote the file, so they are not shown
+    except yaml.MarkedYAMLError as error:  # messages of other types quote the file, so they are not shown
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         shown = type(error) in (yaml.MarkedYAMLError, ScannerError, ParserError)
         raise InvalidKeyFile(
@@ -160,10 +146,10 @@ def _decode(path: Path, content: bytes) -> KeyFile:
 
 
 def _read_yaml(content: bytes) -> object:
-    """Parse YAML without aliases, which could make a small file huge.
+    """Parse YAML, but reject aliases, because a small file with aliases can expand to a huge value.
 
     Raises:
-        yaml.YAMLError: it is malformed, or has aliases.
+        yaml.YAMLError: the content is malformed or contains aliases.
     """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, if PyYAML was built with it
     for event in yaml.parse(content, Loader=loader):
@@ -172,9 +158,9 @@ def _read_yaml(content: bytes) -> object:
     return yaml.load(content, Loader=loader)
 
 
-def _grant(where: str, entry: KeyEntry) -> Grant:
+def _new_grant(where: str, entry: KeyEntry) -> Grant:
     if (entry.key is None) == (entry.sha256 is None):
-        raise InvalidKeyFile(f"{where}: give key or sha256, one of them")
+        raise InvalidKeyFile(f"{where}: give key or sha256, exactly one of them")
     if entry.key is not None and (len(entry.key) < SHORTEST_KEY or any(c.isspace() for c in entry.key)):
         raise InvalidKeyFile(f"{where}: a key has at least {SHORTEST_KEY} characters and no white space")
     hashed = hashlib.sha256((entry.key or "").encode()).digest()
@@ -192,11 +178,11 @@ def _grant(where: str, entry: KeyEntry) -> Grant:
 
 
 class ApiKeyIndex:
-    """Finds the grant of a presented key in a time that says nothing about the stored keys."""
+    """Finds the grant of a presented key; how long a lookup takes reveals nothing about the stored keys."""
 
     def __init__(self, grants: Iterable[Grant]) -> None:
         self._salt = secrets.token_bytes(32)
-        # Indexed by a keyed hash, so that the time of a lookup says nothing about the keys.
+        # Indexed by a keyed hash, so that the time of a lookup reveals nothing about the keys.
         self._holders = {self._index(grant.digest): grant for grant in grants}
 
     def find_grant(self, key: bytes) -> Grant | None:

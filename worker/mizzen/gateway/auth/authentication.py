@@ -1,4 +1,4 @@
-"""Authenticates requests by API key, and enforces rate and parallel limits, before a body is read."""
+"""Authenticates requests by API key, and enforces limits on rate and parallelism, before a body is read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mizzen.gateway.auth.api_keys import (
     ApiKeyIndex,
     Grant,
     InvalidKeyFile,
-    divide_limits,
     parse_key_files,
     read_key_files,
 )
+from mizzen.gateway.auth.rate_limits import divide_limits
 from mizzen.gateway.auth.tenant import Tenant, default_tenant
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.telemetry.request_record import get_record
@@ -33,7 +33,10 @@ MAX_KEY_BYTES = 4096
 
 
 class TenantRegistry:
-    """All tenants, by the keys in force. Without key files, one unlimited default tenant has all requests."""
+    """All tenants, one for each API key in force.
+
+    Without key files, all requests belong to one default tenant, which has no limits.
+    """
 
     def __init__(
         self,
@@ -42,12 +45,12 @@ class TenantRegistry:
         max_priority: int = 0,
         divided_by: int = 1,
     ) -> None:
-        """Read the keys.
+        """Read the key files.
 
         Args:
-            paths: key files, or folders of them.
-            reload_seconds: interval at which changes are detected.
-            max_priority: highest priority of a request if there are no key files.
+            paths: key files, or folders with key files; empty if requests need no key.
+            reload_seconds: interval at which the files are checked for changes.
+            max_priority: highest priority that requests may have if there are no key files.
             divided_by: number of gateway processes that share each key's limits.
 
         Raises:
@@ -62,7 +65,7 @@ class TenantRegistry:
         self._default_tenant = default_tenant(max_priority)
         self._problem = ""
         self.on_change: Callable[[], None] = lambda: None
-        """Called when other keys come into force, and when the files become unreadable or readable again."""
+        """Called when new keys come into force, and when `problem` changes."""
         if self._paths:
             files = read_key_files(self._paths)
             self._use(files, parse_key_files(files))
@@ -81,15 +84,15 @@ class TenantRegistry:
 
     @property
     def problem(self) -> str:
-        """Reason why the current files are not in force; names the file and the entry, never a key."""
+        """Reason why the current files are not in force, empty if they are; it never contains a key."""
         return self._problem
 
     def get(self, name: str) -> Tenant | None:
-        """Return the tenant with a key name, or None."""
+        """Return the tenant whose key is called `name`, or None."""
         return self._tenants.get(name)
 
     async def watch(self) -> None:
-        """Reload changed files until cancelled. Files that cannot be used change nothing."""
+        """Reload changed key files until cancelled; if they are invalid, the previous keys stay in force."""
         while self._paths:
             await asyncio.sleep(self._seconds)
             try:
@@ -123,7 +126,7 @@ class TenantRegistry:
         """Return the tenant of a request.
 
         Raises:
-            ApiError: 401 if the request has no key, or an unknown one.
+            ApiError: 401 if a key is required and the request has none, or has an unknown key.
         """
         if self._key_index is None:
             return self._default_tenant
@@ -133,23 +136,23 @@ class TenantRegistry:
             raise ApiError(401, text, code="missing_api_key")
         grant = self._key_index.find_grant(key.strip()) if len(key) <= MAX_KEY_BYTES else None
         if grant is None:
-            raise ApiError(401, "the API key is not known here", code="invalid_api_key")
+            raise ApiError(401, "this gateway does not know the API key", code="invalid_api_key")
         return self._tenants[grant.name]
 
 
 def get_tenant(scope: Scope) -> Tenant | None:
-    """Return the tenant that the middleware found for a request; None outside of it."""
+    """Return the tenant of a request; None if the request did not pass `AuthMiddleware`."""
     return scope.get(TENANT_KEY)
 
 
 class ParallelSlot:
-    """One of the requests that a tenant may have in progress at once."""
+    """Slot for one of the requests that a tenant may have in progress at once."""
 
     def __init__(self, tenant: Tenant) -> None:
-        """Count the request as running.
+        """Count a request of the tenant as running.
 
         Raises:
-            ApiError: 429 if the tenant has too many requests in progress.
+            ApiError: 429 if the tenant has reached its limit of parallel requests or of requests per minute.
         """
         tenant.begin_request()
         self._tenant: Tenant | None = tenant
@@ -162,20 +165,26 @@ class ParallelSlot:
 
 
 def release_parallel_slot(scope: Scope) -> None:
-    """Release a request's parallel slot, if it has one, before its client has read everything."""
+    """Release a request's parallel slot, if it has one, even if the client has not read everything yet."""
     if SLOT_KEY in scope:
         scope[SLOT_KEY].release()
 
 
 class AuthMiddleware:
-    """Middleware that admits requests with a valid key within its rates, and reports the remaining limits."""
+    """Middleware that admits requests with a valid key and within its limits.
+
+    Response headers report the remaining limits.
+    """
 
     def __init__(self, app: ASGIApp, tenants: TenantRegistry) -> None:
         self._app = app
         self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its tenant, or reject it with 401 or 429."""
+        """Pass a request on with its tenant in the scope, or reject it.
+
+        Requests without a valid key get 401; POST requests beyond a limit of the tenant get 429.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

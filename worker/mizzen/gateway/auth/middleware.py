@@ -1,4 +1,4 @@
-"""Adds the middleware in front of the OpenAI API: authentication, and outside of it CORS."""
+"""Adds middleware to the OpenAI API: authentication and, if configured, CORS around it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ EXPOSED_HEADERS = (
     "x-request-id",
     "x-mizzen-route",
     *(
-        f"x-ratelimit-{kind}-{of}"
+        f"x-ratelimit-{kind}-{unit}"
         for kind in ("limit", "remaining", "reset")
-        for of in ("requests", "tokens")
+        for unit in ("requests", "tokens")
     ),
 )
-"""Response headers that web pages may read."""
+"""Response headers that scripts of web pages may read."""
 PREFLIGHT_SECONDS = 600
 
 
 def add_auth_middleware(app: FastAPI, gateway: Gateway) -> None:
-    """Require authentication, and with `--cors-origin` allow web pages of those origins."""
+    """Require authentication, and allow requests from web pages of the origins in `--cors-origin`."""
     app.add_middleware(AuthMiddleware, tenants=gateway.tenants)
     origins = gateway.config.cors_origin
     if origins:

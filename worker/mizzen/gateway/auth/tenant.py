@@ -1,4 +1,4 @@
-"""A tenant: the holder of an API key, with its limits and its current usage."""
+"""A tenant: the holder of an API key, with the key's limits and their current usage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mizzen.gateway.errors import ApiError
 
 
 class Tenant:
-    """Permissions and current usage of one key's holder. Outlives a reload of the keys."""
+    """Holder of one API key, with permissions, limits and current usage; kept when key files are reloaded."""
 
     def __init__(
         self, grant: Grant, clock: Callable[[], float] = time.monotonic, *, max_priority: int = 0
@@ -28,7 +28,7 @@ class Tenant:
         self.set_grant(grant)
 
     def set_grant(self, grant: Grant) -> None:
-        """Apply a newer grant of the same name; used amounts stay used."""
+        """Apply a changed grant of the same key; tokens and requests that were used stay used."""
         self.grant = grant
         self.requests = self._bucket(self.requests, grant.requests_per_minute)
         self.tokens = self._bucket(self.tokens, grant.tokens_per_minute)
@@ -43,7 +43,7 @@ class Tenant:
 
     @property
     def name(self) -> str:
-        """Name of the key; empty for the default tenant."""
+        """Name of the tenant's key; empty for the default tenant."""
         return self.grant.name
 
     @property
@@ -57,14 +57,14 @@ class Tenant:
         return self.requests is not None or self.tokens is not None
 
     def may_use(self, model: str) -> bool:
-        """Return whether the key allows a model's name."""
+        """Return whether the tenant may use a model name."""
         return not self.grant.models or model in self.grant.models
 
     def check_model(self, model: str) -> None:
-        """Raise unless the key allows a model's name.
+        """Check that the tenant may use a model name.
 
         Raises:
-            ApiError: 403.
+            ApiError: 403 if it may not.
         """
         if not self.may_use(model):
             raise ApiError(
@@ -75,12 +75,12 @@ class Tenant:
             )
 
     def priority(self, requested: int | None) -> int:
-        """Return the priority of a request that asks for `requested`, or for none.
+        """Return the priority of a request; `requested` is the priority in its body, or None.
 
-        Without keys, a priority that is too high is lowered to the highest.
+        If the gateway has no keys, a priority above the maximum is lowered to it.
 
         Raises:
-            ApiError: 400 if it is out of range, 403 if it is above the key's.
+            ApiError: 400 if `requested` is out of range, 403 if it is above the priority of the key.
         """
         if requested is None:
             return self.grant.priority
@@ -98,13 +98,13 @@ class Tenant:
         """Count a request as running, until `end_request`.
 
         Raises:
-            ApiError: 429 if there are too many at once or within a minute.
+            ApiError: 429 if the tenant has reached its limit of parallel requests or of requests per minute.
         """
         limit = self.grant.max_parallel
         if limit is not None and self.running >= limit:
             text = f"the key {self.name} may have {limit} requests in progress at once"
             raise ApiError(429, text, code="too_many_parallel_requests", retry_after_seconds=1.0)
-        wait = self.requests.take(1) if self.requests else 0.0
+        wait = self.requests.consume(1) if self.requests else 0.0
         if wait and self.requests:
             text = f"the key {self.name} may send {self.requests.per_minute} requests a minute"
             raise ApiError(429, text, code="rate_limit_exceeded", retry_after_seconds=wait)
@@ -118,21 +118,21 @@ class Tenant:
         """Reserve the tokens that a request is expected to use; `settle` corrects the amount.
 
         Raises:
-            ApiError: 429 if there are not enough now, or ever.
+            ApiError: 429 if fewer tokens are left now, or if `tokens` exceeds the limit per minute.
         """
         if self.tokens is None:
             return
         limit = self.tokens.per_minute
         if tokens > limit:
             text = f"the request needs about {tokens} tokens; the key {self.name} may use {limit} a minute"
-            raise ApiError(429, f"{text}: ask for less, such as a lower max_tokens", code="request_too_large")
-        wait = self.tokens.take(tokens)
+            raise ApiError(429, f"{text}: shorten it or lower max_tokens", code="request_too_large")
+        wait = self.tokens.consume(tokens)
         if wait:
             text = f"the key {self.name} may use {limit} tokens a minute; this request needs about {tokens}"
             raise ApiError(429, text, code="rate_limit_exceeded", retry_after_seconds=wait)
 
     def settle(self, reserved: int, used: int) -> None:
-        """Charge the tokens that a request used instead of those reserved for it."""
+        """Charge the tokens that a request used, and give back the tokens that were reserved for it."""
         if self.tokens is not None:
             self.tokens.refund(reserved - used)
 
@@ -151,10 +151,13 @@ class Tenant:
 
 
 def tenant_tag(name: str) -> int:
-    """Return the number that identifies a key to engines: 63 bits of a hash of its name; 0 without keys."""
+    """Return the number that identifies a tenant to engines: 63 bits of a hash of its name.
+
+    The default tenant, which has no name, gets 0.
+    """
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1 if name else 0
 
 
 def default_tenant(max_priority: int = 0) -> Tenant:
-    """Return the tenant of a gateway without keys; its requests get at most `max_priority`."""
+    """Return the tenant of a gateway without keys; its requests have at most priority `max_priority`."""
     return Tenant(Grant(name="", digest=b""), max_priority=max_priority)

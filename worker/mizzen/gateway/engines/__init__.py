@@ -1,2 +1,1 @@
-"""Engines as the gateway sees them: discovery, connections, health, circuit breakers, verification and the
-routing table."""
+"""The gateway's view of engines: discovery, routing table, connections, health and verification."""

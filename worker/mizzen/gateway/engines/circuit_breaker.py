@@ -1,4 +1,4 @@
-"""Circuit breaker: an engine that keeps failing gets no requests for a while, then one to probe it.
+"""Circuit breaker: an engine that keeps failing gets no requests for a while, then a few as a probe.
 
     closed ──`failures` in a row──▶ open ──after its time──▶ half-open ──a success──▶ closed
                                      ▲                           │
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 
 class BreakerState(enum.IntEnum):
-    """State of a breaker; the numbers are the values of the metric."""
+    """State of a circuit breaker; the numbers are the values of the metric `breaker_state`."""
 
     CLOSED = 0
     HALF_OPEN = 1
@@ -25,23 +25,24 @@ class BreakerState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerLimits:
-    """Thresholds of a breaker."""
+    """Limits of a circuit breaker."""
 
     failures: int = 5
     """Consecutive failures that open a closed breaker."""
     seconds: float = 1.0
-    """Time open after the first failure; each failed probe doubles it."""
+    """Time for which the breaker stays open at first; each failed probe doubles it."""
     max_seconds: float = 30.0
+    """Longest time for which the breaker stays open."""
     probes: int = 1
-    """Requests allowed at once while half-open."""
+    """Number of requests that may be in progress at once while the breaker is half-open."""
 
 
 class CircuitBreaker:
-    """Breaker of one engine. Each `begin_request` is followed by one of `record_success`, `record_failure`,
-    `cancel_request`.
+    """Circuit breaker of one engine.
 
-    An outcome counts only for the period in which its request began. A stream from before the breaker opened
-    therefore neither closes it by ending well nor prolongs it by failing.
+    The caller ends each `begin_request` with `record_success`, `record_failure` or `cancel_request`. A new
+    period starts when the breaker opens and when it is reset. An outcome counts only in the period in which
+    its request began. A stream from before the breaker opened thus neither closes it nor keeps it open.
     """
 
     __slots__ = ("_clock", "_failures", "_limits", "_period", "_probes", "_seconds", "_until", "open_count")
@@ -77,13 +78,13 @@ class CircuitBreaker:
         return 0.0 if self._until is None else max(0.0, self._until - self._clock())
 
     def begin_request(self) -> int:
-        """Record that a request is sent; return the period to report its outcome with."""
+        """Record that a request is sent; return the current period, with which to record the outcome."""
         if self.state is BreakerState.HALF_OPEN:
             self._probes += 1
         return self._period
 
     def record_success(self, period: int) -> None:
-        """Record that a request got a response."""
+        """Record that the engine answered a request that began in `period`."""
         if period != self._period:
             return
         self._failures = 0
@@ -91,7 +92,7 @@ class CircuitBreaker:
             self._close()
 
     def record_failure(self, period: int) -> bool:
-        """Record that a request failed or timed out; return whether this opened the breaker."""
+        """Record that a request that began in `period` failed; return whether this opened the breaker."""
         if period != self._period:
             return False
         self._failures += 1
@@ -106,12 +107,12 @@ class CircuitBreaker:
         return True
 
     def cancel_request(self, period: int) -> None:
-        """Record that a request ended without a verdict on the engine."""
+        """Record that a request that began in `period` was neither a success nor a failure of the engine."""
         if period == self._period and self._until is not None:
             self._probes -= 1
 
     def reset(self) -> None:
-        """Close the breaker, because the engine is a new process."""
+        """Close the breaker and start a new period, because the engine is a new process."""
         self._period += 1
         self._close()
 

@@ -1,7 +1,7 @@
-"""Connections to one engine: the current one, and the others that a key rotation opens and closes.
+"""Connections to one engine: the current connection, and further ones during a key rotation.
 
-Newer keys are tried alongside the current connection. Once the engine accepts them, new requests use the new
-connection, and the old one closes with its last request, so a rotation fails no request.
+Newer keys are tried on a second connection. Once the engine accepts them, new requests use that connection,
+and the old connection closes after its last request, so a rotation fails no request.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ MakeLink = Callable[[OfferSource, Callable[[EngineLink], None]], EngineLink]
 
 
 class EngineConnections:
-    """All connections to one engine. On one event loop."""
+    """All connections (links) to one engine. Not thread-safe."""
 
-    def __init__(self, make: MakeLink, offers: OfferSource, on_change: Callable[[EngineLink], None]) -> None:
-        """Connect.
+    def __init__(
+        self, make_link: MakeLink, offers: OfferSource, on_change: Callable[[EngineLink], None]
+    ) -> None:
+        """Connect to the engine.
 
         Args:
-            make: returns a link that tries the given offers, and calls back with itself when it changes.
-            offers: returns the current key offers, best first; at least one.
-            on_change: called when a link has changed, and when another one becomes current.
+            make_link: creates a link from a source of key offers and a function. The link calls the function
+                with itself when its state changes.
+            offers: returns the current key offers (endpoints and keys to try), best first; at least one.
+            on_change: called with a link whose state has changed, and with a link that becomes current.
         """
-        self._make = make
+        self._make_link = make_link
         self._offers = offers
         self._on_change = on_change
         self._tasks: dict[EngineLink, asyncio.Task[None]] = {}
@@ -36,12 +39,11 @@ class EngineConnections:
 
     @property
     def key_names(self) -> list[str]:
-        """Names of the keys in use."""
+        """Sorted names of the keys that established connections use."""
         return sorted({link.offer.name for link in self._tasks if link.welcome is not None} - {""})
 
     def refresh(self) -> None:
-        """Try newer keys if there are any, and close links that are no longer current and have no
-        requests."""
+        """Try key offers that are better than the current link's, and close former links without requests."""
         for link in tuple(self._tasks):
             if link not in (self.current, self._next) and not link.open_streams:
                 self._end(link)
@@ -61,13 +63,16 @@ class EngineConnections:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _better_offers(self) -> Sequence[KeyOffer]:
-        """Return the offers that are better than the current link's."""
+        """Return the key offers that are better than the current link's, best first.
+
+        If none is better, return only the best offer.
+        """
         offers = list(self._offers())
         current_offer = self.current.offer
         return offers[: offers.index(current_offer)] or offers[:1] if current_offer in offers else offers
 
     def _start(self, offers: OfferSource) -> EngineLink:
-        link = self._make(offers, self._changed)
+        link = self._make_link(offers, self._changed)
         self._tasks[link] = asyncio.get_running_loop().create_task(link.run())
         self._tasks[link].add_done_callback(lambda task: self._tasks.pop(link, None))
         return link

@@ -1,37 +1,40 @@
-"""What discovery and the gateway know about an engine's identity, and the mean size of its requests."""
+"""An engine as discovery reports it, and the mean size of the gateway's requests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 FOREIGN_REQUEST_TOKENS = 512.0
-"""Assumed size of another gateway's request, until this gateway has a mean of its own."""
+"""Assumed mean size of requests in tokens, until this gateway has sent requests itself."""
 
 
 MEAN_WEIGHT = 0.02
-"""Weight of the newest request in the mean."""
+"""Weight of the newest request in the moving mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredEngine:
-    """Engine as reported by discovery."""
+    """Engine as discovery reports it."""
 
     name: str
     uid: str
     endpoint: str
     revision: str = ""
     terminating: bool = False
-    """True if it finishes its requests and gets no new ones."""
+    """True if the engine is being deleted: it finishes its requests and gets no new ones."""
     awaiting_verification: bool = False
-    """True if the operator has yet to verify it; until then it gets golden prompts only."""
+    """True until the operator has verified the engine; until then, the engine only gets golden prompts."""
 
 
 class MeanRequestSize:
-    """Mean tokens of this gateway's requests, used to estimate those of other gateways."""
+    """Moving mean of the tokens of this gateway's requests.
+
+    Requests of other gateways are assumed to have this size when an engine's load is estimated.
+    """
 
     def __init__(self) -> None:
         self.tokens = FOREIGN_REQUEST_TOKENS
 
     def add_request(self, tokens: float) -> None:
-        """Add a request of `tokens` to the mean."""
+        """Add a request of `tokens` tokens to the mean."""
         self.tokens += MEAN_WEIGHT * (tokens - self.tokens)

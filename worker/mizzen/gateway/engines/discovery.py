@@ -1,4 +1,4 @@
-"""Finds services and engines: from options, from a file, or by watching Kubernetes."""
+"""Discovers services and engines: from options, from a file, or by watching Kubernetes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ RELOAD_SECONDS = 1.0
 """Interval at which a services file is checked for changes."""
 
 
-def discovery(
+def new_discovery(
     config: GatewayConfig, keys: KeyFolder | None, services: Services, metrics: Metrics
 ) -> Coroutine[Any, Any, None]:
     """Return the coroutine that keeps services and engines in sync until it is cancelled.
 
     Raises:
-        ValueError: an endpoint is malformed or needs keys, a services file cannot be read, or there is no
-            Kubernetes
-            configuration.
+        ValueError: an endpoint is malformed or needs keys, a services file cannot be read or is malformed, or
+            the namespace to watch is unknown.
     """
     if config.services_file is not None:
         file = ServicesFile(Path(config.services_file), keys, services)
@@ -55,13 +54,13 @@ def discovery(
 
 
 async def report_static(services: Services, endpoints: dict[str, tuple[str, ...]]) -> None:
-    """Report fixed endpoints."""
+    """Report engines at fixed endpoints once, then wait until cancelled."""
     services.sync_engines(static_engines(endpoints))
     await asyncio.Event().wait()
 
 
 def static_engines(endpoints: dict[str, tuple[str, ...]]) -> dict[str, list[DiscoveredEngine]]:
-    """Return engines by service, with nothing known but their endpoints."""
+    """Return the engines at fixed endpoints, by service name; an engine's name is its endpoint."""
     return {
         name: [
             DiscoveredEngine(name=address, uid="", endpoint=address) for address in dict.fromkeys(addresses)
@@ -71,7 +70,7 @@ def static_engines(endpoints: dict[str, tuple[str, ...]]) -> dict[str, list[Disc
 
 
 class ServicesFile:
-    """`--services-file`: services and the endpoints of their engines."""
+    """The file `--services-file`, which lists services and the endpoints of their engines."""
 
     def __init__(self, path: Path, keys: KeyFolder | None, services: Services) -> None:
         self._path = path
@@ -84,7 +83,8 @@ class ServicesFile:
         """Apply the file's content if it has changed.
 
         Raises:
-            ValueError: the file cannot be read or is malformed; nothing has changed then.
+            ValueError: the file cannot be read or is malformed, or an endpoint needs keys; nothing was
+                changed.
         """
         try:
             content = self._path.read_bytes()
@@ -101,7 +101,7 @@ class ServicesFile:
         self._content = content
 
     async def watch(self) -> None:
-        """Apply changes of the file until cancelled."""
+        """Apply changes to the file until cancelled."""
         while True:
             await asyncio.sleep(RELOAD_SECONDS)
             try:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.2
 MAX_PAUSE_SECONDS = 5.0
-"""Longest pause between two attempts to fetch an engine's files."""
+"""Longest pause between two attempts to fetch an engine's tokenizer files."""
 NO_MODEL = ModelIdentity("", "", "")
 
 
@@ -47,21 +47,21 @@ class EngineClient:
         mean_request_size: MeanRequestSize | None = None,
         breaker: BreakerLimits | None = None,
         health: HealthLimits | None = None,
-        warm: Callable[[EngineClient], Coroutine[Any, Any, None] | None] = lambda engine: None,
+        new_warmup: Callable[[EngineClient], Coroutine[Any, Any, None] | None] = lambda engine: None,
     ) -> None:
-        """Make a client that is not connected yet; `warm` returns the work that fills its cache, or None."""
+        """Create an unconnected client; `new_warmup` returns the coroutine that fills the cache, or None."""
         self.discovered = discovered
         self.prefixes = EnginePrefixes()
         self.text_model: TextModel | None = None
         self.requests = 0
         self.tokens_in_flight = 0.0
         self.removed = False
-        """True if discovery no longer reports it."""
+        """True if discovery no longer reports the engine."""
         self.breaker = CircuitBreaker(breaker)
         self.health = HealthCheck(health)
         self.step_progress = StepProgress(health or HealthLimits())
         self.awaiting_first_token: set[EngineStream] = set()
-        """Streams of requests without a first token."""
+        """Streams whose first token has not arrived yet."""
         self.open_verifications = 0
         """Number of golden prompts in progress."""
         self._texts = texts
@@ -70,7 +70,7 @@ class EngineClient:
         self._full_until = 0.0
         self._prepared: Welcome | None = None
         self._incarnation = ""
-        self._new_warmup = warm
+        self._new_warmup = new_warmup
         self._warmed_incarnation = ""
         self._warmup: asyncio.Task[None] | None = None
         self._unresponsive = False
@@ -123,34 +123,34 @@ class EngineClient:
 
     @property
     def key_names(self) -> list[str]:
-        """Names of the keys that its connections use."""
+        """Names of the keys that the connections to the engine use."""
         return self._links.key_names
 
     # ── routing ──────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def name(self) -> str:
-        """See `Candidate`."""
+        """Name of the engine, the same in every gateway; on Kubernetes, the name of its pod."""
         return self.discovered.name
 
     @property
     def draining(self) -> bool:
-        """True if it gets no new requests for good."""
+        """True if the engine gets no new requests, and will not get any again."""
         return self.removed or self.discovered.terminating or self.link.draining
 
     @property
     def serving(self) -> bool:
-        """See `Candidate`."""
+        """True if the engine takes requests: connected, tokenizer loaded, verified, warm, not draining."""
         return self._usable and not self.discovered.awaiting_verification and not self.warming
 
     @property
     def warming(self) -> bool:
-        """True if its cache is being filled."""
+        """True while the engine's cache is being filled, before it serves."""
         return self._warmup is not None
 
     @property
     def verifying(self) -> bool:
-        """True if it could serve but awaits verification."""
+        """True if the engine could serve but awaits verification."""
         return self._usable and self.discovered.awaiting_verification
 
     @property
@@ -161,49 +161,48 @@ class EngineClient:
 
     @property
     def full(self) -> bool:
-        """See `Candidate`."""
+        """True if the engine has its maximum of requests, is backed off, or its circuit breaker is open."""
         if self.requests >= self.max_requests or not self.breaker.allows:
             return True
         return time.monotonic() < self._full_until
 
     @property
     def suspect(self) -> bool:
-        """See `Candidate`."""
+        """True if the engine has been silent for too long and has not answered a ping."""
         return self.health.suspect
 
     @property
     def max_requests(self) -> int:
-        """Number of requests that it runs at once, plus a quarter that queue there so that no slot stays
-        empty."""
+        """Maximum number of requests sent to the engine: one per slot, and some more to refill free slots."""
         running = self.link.welcome.max_running_requests if self.link.welcome else 0
         return running + max(8, running // 4) if running else 0
 
     @property
     def load(self) -> float:
-        """See `Candidate`."""
+        """Estimated number of tokens in flight on the engine, from all gateways."""
         stats = self.link.stats
         foreign = max(0, stats.running + stats.waiting - self.requests) if stats else 0
         return self.tokens_in_flight + foreign * self._mean_request_size.tokens
 
     @property
     def context_length(self) -> int:
-        """See `Candidate`."""
+        """Largest number of tokens of prompt and output together; 0 if unknown."""
         return self.link.welcome.context_length if self.link.welcome else 0
 
     @property
     def tokenizer_hash(self) -> str:
-        """Hash of the tokenizer that its requests must be made with."""
+        """Hash of the tokenizer for requests to the engine; "" if the tokenizer is not loaded yet."""
         return self.text_model.name if self.text_model else ""
 
     @property
     def model_identity(self) -> ModelIdentity:
-        """See `Candidate`."""
+        """Identity of the model that the engine serves; `NO_MODEL` if the engine is not connected."""
         welcome = self.link.welcome
         return ModelIdentity(welcome.model, welcome.revision, self.tokenizer_hash) if welcome else NO_MODEL
 
     @property
     def state(self) -> str:
-        """State as shown by the admin API."""
+        """State of the engine, as the admin API reports it."""
         if self.draining:
             return "draining"
         if self.serving and not self._unresponsive:
@@ -216,88 +215,89 @@ class EngineClient:
 
     @property
     def problem(self) -> str:
-        """Description of what is wrong with it, or ""."""
+        """Reason why the engine cannot serve; "" if no problem is known."""
         return self._problem or self.link.problem or ("it does not respond" if self._unresponsive else "")
 
     @property
     def other_protocol(self) -> bool:
-        """True if it and this gateway speak incompatible protocol versions."""
+        """True if the engine and this gateway speak incompatible protocol versions."""
         return self.link.other_protocol
 
     @property
     def revision(self) -> str:
-        """Revision that it serves."""
+        """Revision of the service that the engine runs."""
         return self.link.welcome.revision if self.link.welcome else self.discovered.revision
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────
 
     def back_off(self, seconds: float) -> None:
-        """Route no requests to it for a while, because it has refused one."""
+        """Route no requests to the engine for some seconds, because it was too busy or refused a request."""
         self._full_until = time.monotonic() + seconds
         asyncio.get_running_loop().call_later(seconds, self._on_change)
 
     def add_request(self, tokens: float) -> None:
-        """Count a request of `tokens` as in flight."""
+        """Count a request of `tokens` tokens as in flight."""
         self.requests += 1
         self.tokens_in_flight += tokens
         self._mean_request_size.add_request(tokens)
 
     def remove_request(self, tokens: float) -> None:
-        """Stop counting a request of `tokens`."""
+        """Stop counting a request of `tokens` tokens as in flight."""
         self.requests -= 1
         self.tokens_in_flight = self.tokens_in_flight - tokens if self.requests else 0.0
         self._on_change()
 
     def record_success(self, period: int) -> None:
-        """Record that a request got its first token, or its answer."""
+        """Record that a request of the breaker's `period` got its first token or its complete answer."""
         previous = self.breaker.state
         self.breaker.record_success(period)
         if previous is not self.breaker.state:
-            log.info("engine gets requests again", extra={"fields": {"engine": self.name}})
+            log.info("engine recovered, its circuit breaker closed", extra={"fields": {"engine": self.name}})
             self._on_change()
 
     def record_failure(self, period: int) -> None:
-        """Record that a request was lost, or got no token in time."""
+        """Record that a request of the breaker's `period` was lost, or got no token in time."""
         if not self.breaker.record_failure(period):
             return
         pause = self.breaker.remaining_seconds
         fields = {"engine": self.name, "seconds": round(pause, 2), "times": self.breaker.open_count}
-        log.warning("engine fails, its circuit breaker is open", extra={"fields": fields})
+        log.warning("engine keeps failing, its circuit breaker opened", extra={"fields": fields})
         asyncio.get_running_loop().call_later(pause + 0.01, self._on_change)
 
-    def check_health(self, spare: bool = False) -> None:
-        """Check that it responds, makes progress, and uses the newest keys.
+    def check_health(self, replaceable: bool = False) -> None:
+        """Try newer keys, mark the engine as suspect or unresponsive, and fail its requests if it is stuck.
 
-        `spare` says whether another engine could take over its requests.
+        `replaceable` is true if another engine could take over its requests.
         """
         self._links.refresh()
         if self.health.check(self.link):
             fields = {"engine": self.name, "suspect": self.suspect, "waiting": len(self.awaiting_first_token)}
-            log.warning("engine does not respond", extra={"fields": fields})
+            text = "engine does not respond" if self.suspect else "engine responds again"
+            log.warning(text, extra={"fields": fields})
             self._on_change()
         was_unresponsive, self._unresponsive = self._unresponsive, self.suspect and self._silent_beyond_step()
         if was_unresponsive is not self._unresponsive:
             self._on_change()
-        if self.step_progress.check_stuck(self.link, spare):
+        if self.step_progress.check_stuck(self.link, replaceable):
             fields = {"engine": self.name, "streams": self.link.open_streams}
             log.warning("engine makes no progress", extra={"fields": fields})
             self.link.give_up(StreamLost("stuck", f"{self.name} makes no progress"))
 
     def _silent_beyond_step(self) -> bool:
-        """Return whether its silence is too long for a step: nothing runs, or it announced shorter steps."""
+        """Return whether the engine is silent for longer than a step can take, or while it has no work."""
         stats = self.link.stats
         if stats is None or self.requests:
             return stats is not None and 0 < stats.patience_seconds < self.link.quiet_seconds
         return not (stats.running or stats.waiting)
 
     def fail_waiting(self, reason: str) -> None:
-        """Fail the requests without a token, so that they are retried on other engines."""
+        """Fail the requests that got no token yet, so that they are retried on other engines."""
         for stream in tuple(self.awaiting_first_token):
             stream.abort()
             stream.fail(StreamLost("suspect", reason))
 
     def _link_changed(self, link: EngineLink) -> None:
-        """Apply a change of the current link; ignore links that only finish their requests."""
+        """React to a change of the current link; ignore former links, which only finish their requests."""
         self.link = self._links.current
         if link is self.link:
             self._changed()
@@ -318,7 +318,7 @@ class EngineClient:
         self._on_change()
 
     def _discard_process_state(self) -> None:
-        """Discard what belongs to one process; the next may have other files and has an empty cache."""
+        """Discard the tokenizer and the cached prefixes, which may differ in a new engine process."""
         self.text_model = self._prepared = None
         self.prefixes.clear()
 
@@ -329,19 +329,19 @@ class EngineClient:
             )
 
     async def _prepare(self, welcome: Welcome) -> None:
-        """Fetch the tokenizer that requests to this engine must be made with, while it stays connected."""
+        """Fetch the engine's tokenizer; retry until that succeeds or the connection ends."""
         pause = FIRST_PAUSE_SECONDS
         while self.link.welcome is welcome:
             try:
                 text = await load_text_model(self.link, self._texts, welcome)
-            except StreamLost as lost:  # the connection ended, or a part did not arrive
+            except StreamLost as lost:  # the connection ended, or a part of a file did not arrive
                 if self.link.welcome is welcome:
                     self._problem = str(lost)
             except (ValueError, MalformedFrame) as error:
                 self._reject_files(welcome, str(error))
                 return
             except Exception as error:  # the files come from the engine: any failure must be reported
-                log.exception("cannot read a model's files")
+                log.exception("cannot read an engine's tokenizer files")
                 self._reject_files(welcome, f"{type(error).__name__}: {error}")
                 return
             else:
@@ -351,7 +351,7 @@ class EngineClient:
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _reject_files(self, welcome: Welcome, reason: str) -> None:
-        if self.link.welcome is not welcome:  # it belongs to another process
+        if self.link.welcome is not welcome:  # the files belong to a former process
             return
         self._problem = reason
         log.error("cannot use engine", extra={"fields": {"engine": self.name, "reason": reason}})
@@ -368,12 +368,12 @@ class EngineClient:
             self._on_change()
 
     def stop_warming(self) -> None:
-        """Stop the warm-up, so that it serves at once."""
+        """Stop the warm-up, so that the engine serves at once."""
         if self._warmup is not None:
             self._warmup.cancel()
 
     def _start_warmup(self, welcome: Welcome) -> None:
-        """Fill the cache of a new process, once."""
+        """Start to fill the engine's cache, unless that was done for this engine process."""
         work = self._new_warmup(self) if self._warmed_incarnation != welcome.incarnation else None
         self._warmed_incarnation = welcome.incarnation
         if work is None:

@@ -1,4 +1,4 @@
-"""Loads the text model that requests to an engine must be made with, from the engine's own files."""
+"""Loads an engine's text model (tokenizer and chat template) from files that the engine sends."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from mizzen.wire.messages import Welcome
 
 
 async def load_text_model(link: EngineLink, texts: TextModels, welcome: Welcome) -> TextModel:
-    """Return a cached text model, or make one from the files that `link` fetches.
+    """Return the cached text model of an engine, or build it from files that `link` fetches.
 
     Raises:
-        StreamLost: the engine did not send them.
-        ValueError, MalformedFrame: no text model can be made from them.
+        StreamLost: the engine did not send the files.
+        ValueError, MalformedFrame: the files are malformed or not supported.
     """
     name = welcome.tokenizer_hash
     text = texts.get(name)

@@ -1,4 +1,4 @@
-"""Discovers engines as pods of one service, or of all services that share a gateway."""
+"""Discovers engines by watching the pods of one service, or of all services that share a gateway."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVICE_LABEL = "mizzen.dev/service"
 ENGINE_SELECTOR = "mizzen.dev/component=engine"
 SHARED_SELECTOR = "mizzen.dev/gateway=shared"
 VERIFIED_GATE = "mizzen.dev/verified"
-"""Readiness gate of pods that get no requests until the operator has verified their output."""
+"""Readiness gate of pods that get no requests before the operator has verified their output."""
 
 
 class ContainerPort(msgspec.Struct, rename="camel"):
@@ -38,7 +38,7 @@ class ReadinessGate(msgspec.Struct, rename="camel"):
 
 
 class PodSpec(msgspec.Struct, rename="camel"):
-    """Spec of a pod; in a bookmark its containers are null."""
+    """Spec of a pod; the pod in a bookmark event has null as containers."""
 
     containers: list[PodContainer] | None = None
     readiness_gates: list[ReadinessGate] | None = None
@@ -73,7 +73,7 @@ class PodWatch:
     def __init__(
         self, config: GatewayConfig, sync: Callable[[Iterable[DiscoveredEngine]], None], metrics: Metrics
     ) -> None:
-        """Determine the namespace.
+        """Create a watch; `sync` is called with all engines after each change.
 
         Raises:
             ValueError: the namespace is neither configured nor known from the pod.
@@ -89,7 +89,7 @@ class PodWatch:
         )
 
     async def run(self) -> None:
-        """Watch until cancelled. While the API server is unavailable, the table stays as it is."""
+        """Watch until cancelled. While the API server is unavailable, the routing table does not change."""
         await self._watch.run()
 
     def _changed(self, pods: Collection[EnginePod]) -> None:
@@ -99,7 +99,9 @@ class PodWatch:
 def watch_shared_pods(
     config: GatewayConfig, sync: Callable[[Mapping[str, list[DiscoveredEngine]]], None], metrics: Metrics
 ) -> ResourceWatch[EnginePod]:
-    """Return the watch of the engine pods of all services that share a gateway; `sync` gets them by service.
+    """Return the watch of the engine pods of all services that share a gateway.
+
+    `sync` is called with all engines, by service name, after each change.
 
     Raises:
         ValueError: the namespace is neither configured nor known from the pod.
@@ -121,10 +123,10 @@ def watch_shared_pods(
 
 
 def discover_engine(pod: EnginePod) -> DiscoveredEngine | None:
-    """Return the engine of a pod, or None if its containers are not ready, have no address or port, or have
-    ended.
+    """Return the engine of a pod, or None.
 
-    A pod that is being deleted is reported as terminating, so that its requests can finish.
+    None if the containers are not ready, if the pod has ended, or if it has no address or no port `wire`.
+    A pod that is being deleted is returned as a terminating engine, so that its requests can finish.
     """
     conditions = {condition.type: condition.status for condition in pod.status.conditions or ()}
     port = next(

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineTable:
-    """All engines of a service. `on_change` is called whenever routing may decide differently."""
+    """All engines of a service. `on_change` is called whenever their state or capacity may have changed."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class EngineTable:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.synced = False
-        """True if discovery has reported the engines at least once."""
+        """True once discovery has reported the engines."""
         self.on_change = on_change
         self._gateway = gateway
         self._keys = keys
@@ -57,7 +57,7 @@ class EngineTable:
         )
         self._breaker = breaker
         self.cache_warmer = cache_warmer
-        """Fills the caches of new engines; None if they are not warmed."""
+        """Warmer of new engines' caches; None if caches are not warmed."""
         self._budget = PrefixBudget(prefix_blocks)
         self._mean_request_size = MeanRequestSize()
         self._watching: asyncio.Task[None] | None = None
@@ -90,12 +90,11 @@ class EngineTable:
 
     @property
     def key_names(self) -> list[str]:
-        """Names of the keys that connections may use."""
+        """Sorted names of the keys that connections may use."""
         return offer_names(self._keys)
 
     def use_keys(self, keys: KeyRing | None) -> None:
-        """Use these keys for new connections; connections with other keys close once they have no
-        requests."""
+        """Use these keys for new connections; connections with other keys close after their last request."""
         if keys == self._keys:
             return
         self._keys = keys
@@ -116,20 +115,24 @@ class EngineTable:
         return any(engine.serving and not engine.full for engine in self._engines.values())
 
     def capacity(self) -> int:
-        """Return the number of requests that may be in flight: free engines count in full, others with
-        what they have."""
+        """Return how many requests may be in flight on all engines together.
+
+        An engine that takes requests counts with its maximum, any other with the requests that it has.
+        """
         return sum(e.max_requests if e.serving and not e.full else e.requests for e in self._engines.values())
 
     def unavailable_reason(self) -> str:
-        """Return why no engine takes a request."""
+        """Return the reason why no engine can take a request now."""
         if not self.serving:
             return "no engine is ready"
         return "all engines are full"
 
     def choose_text_model(self, keep: TextModel | None, tried: Collection[EngineClient]) -> TextModel | None:
-        """Return the text model to make a request with: `keep` while an engine that uses it is left.
+        """Return the text model with which to tokenize a request; None if no engine can take the request.
 
-        Otherwise that of a random engine, so that revisions get requests in proportion to their engines.
+        This is `keep` as long as an available engine outside `tried` uses it, or if no engine is available.
+        Otherwise it is the model of a random available engine, so that revisions get requests in proportion
+        to their engines.
         """
         left = [e for e in self if e.serving and not e.full and e not in tried]
         if keep is not None and (not left or any(e.tokenizer_hash == keep.name for e in left)):
@@ -138,11 +141,11 @@ class EngineTable:
 
     @property
     def max_context_length(self) -> int:
-        """Longest context of all engines in tokens; 0 if none is known."""
+        """Longest context of any engine, in tokens; 0 if no engine has reported its context length."""
         return max((engine.context_length for engine in self._engines.values()), default=0)
 
     def longest_context(self, text: TextModel) -> int:
-        """Return the longest context, in tokens, of the serving engines of a text model."""
+        """Return the longest context, in tokens, of serving engines with a text model; 0 if none serves."""
         return max((e.context_length for e in self if e.serving and e.tokenizer_hash == text.name), default=0)
 
     async def close(self) -> None:
@@ -170,14 +173,18 @@ class EngineTable:
             offers = partial(self._offers, discovered.endpoint)
             engine.start(self._gateway, self._context, offers, timeout=self._timeout, lost=self._lost)
         except ValueError as error:
-            log.error("engine ignored", extra={"fields": {"engine": discovered.name, "reason": str(error)}})
+            fields = {"engine": discovered.name, "reason": str(error)}
+            log.error("cannot connect to engine, it is ignored", extra={"fields": fields})
             return
         self._engines[key] = engine
         self._divide_budget()
 
     def _new_warmup(self, engine: EngineClient) -> Coroutine[Any, Any, None] | None:
-        """Return the work that fills an engine's cache; None if there is nothing to fill or the engine is
-        needed."""
+        """Return the coroutine that warms an engine's cache.
+
+        Returns None if caches are not warmed, if no prefix is missing, or if the engine must serve at once
+        because no other engine has capacity.
+        """
         if (
             self.cache_warmer is None
             or not self._has_capacity
@@ -190,20 +197,19 @@ class EngineTable:
         self._budget.divide([engine.prefixes for engine in self])
 
     async def _watch(self) -> None:
-        """Check the health of all engines, and retry elsewhere the requests that wait at unresponsive
-        ones."""
+        """Check the health of engines at intervals; retry waiting requests of suspect engines elsewhere."""
         pause = self._health_limits.check_interval
         last = time.monotonic()
         while True:
             await asyncio.sleep(pause)
             late, last = time.monotonic() - last > 2 * pause, time.monotonic()
-            if late:  # this loop was held up itself: read what has arrived first
+            if late:  # this event loop was held up itself: first read the messages that have arrived
                 continue
             self._stop_unneeded_warmups()
             for engine in self:
-                spare = self._has_substitute(engine)
-                engine.check_health(spare)
-                if engine.suspect and engine.awaiting_first_token and spare:
+                replaceable = self._has_substitute(engine)
+                engine.check_health(replaceable)
+                if engine.suspect and engine.awaiting_first_token and replaceable:
                     engine.fail_waiting(f"{engine.name} does not respond")
 
     def _stop_unneeded_warmups(self) -> None:

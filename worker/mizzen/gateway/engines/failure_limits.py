@@ -1,4 +1,4 @@
-"""Failure limits from the configuration, and the gauges of engine failures."""
+"""Limits for failing engines, from the configuration, and the gauges that report engine failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mizzen.gateway.telemetry.metrics import Metrics
 
 
 def breaker_limits(config: GatewayConfig) -> BreakerLimits:
-    """Return the limits of engines' circuit breakers."""
+    """Return the limits of the engines' circuit breakers."""
     return BreakerLimits(failures=config.breaker_failures, max_seconds=config.breaker_max_seconds)
 
 
@@ -32,9 +32,9 @@ def warm_limits(config: GatewayConfig) -> WarmLimits:
 
 
 def publish_engine_gauges(metrics: Metrics, tables: Iterable[EngineTable], waiting: int) -> None:
-    """Set the routing gauges to their current values.
+    """Set the gauges of circuit breakers, prefix index, suspect engines and waiting requests.
 
-    `waiting` is the number of requests that wait while no engine of their service serves.
+    `waiting` is the number of requests that wait because no engine of their service serves.
     """
     metrics.breaker.clear()
     metrics.breaker_opened.clear()

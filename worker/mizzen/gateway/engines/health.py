@@ -1,12 +1,13 @@
-"""Health checks between two messages of an engine: detects unresponsive and stuck engines early.
+"""Health checks of engines: detect unresponsive and stuck engines long before the timeouts.
 
-Engines report their load once a second. An engine that was silent for `ping_after` gets a ping that its loop
-must answer. One that was silent for `suspect_after`, with the ping unanswered, gets new requests only if no
-other engine is left. That is long before its timeout (`engine_timeout_seconds`).
+Engines report their load once a second. An engine that was silent for `ping_after` seconds gets a ping, which
+its event loop must answer. If it is silent for `suspect_after` seconds, it is suspect: it gets new requests
+only if no other engine is left. That is long before its timeout (`engine_timeout_seconds`).
 
-An engine that announces its longest step (`Stats.patience_seconds`) loses its requests as soon as a step
-takes longer, if another engine can resume them. It makes no announcement for steps with prompts, for sizes
-that are new to it, and for its first steps: those have the long timeout.
+An engine announces how long its steps may take (`Stats.patience_seconds`). If a step takes longer, its
+requests count as lost, provided that another engine can resume them. For steps with prompts, for batch sizes
+that are new to it, and for its first steps the engine announces nothing; the long timeout `stuck_after`
+applies.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ class HealthLimits:
     """Limits of health checks, in seconds."""
 
     suspect_after: float = 2.0
-    """Silence after which an engine is suspect."""
+    """Time without a message after which an engine is suspect."""
     stuck_after: float = 60.0
-    """Time without a step, while requests run, after which an engine is stuck; 0 is never."""
+    """Time without a step, while requests run, after which an engine is stuck; 0 means never."""
     min_stuck_after: float = 5.0
-    """Shortest such time, however fast the engine's steps are."""
+    """Shortest time after which an engine is stuck, even if it announces shorter steps."""
 
     @property
     def ping_after(self) -> float:
-        """Silence after which an engine gets a ping; leaves some time for the answer."""
+        """Time without a message after which an engine gets a ping; leaves some time for the answer."""
         return 0.8 * self.suspect_after
 
     @property
     def check_interval(self) -> float:
-        """Interval of the checks."""
+        """Interval between two health checks of an engine."""
         return max(0.02, self.suspect_after / 8)
 
 
 class HealthCheck:
-    """Detects that one engine does not respond."""
+    """Detects when an engine does not respond."""
 
     __slots__ = ("_limits", "_pinged", "suspect")
 
@@ -50,10 +51,10 @@ class HealthCheck:
         self._limits = limits or HealthLimits()
         self._pinged = False
         self.suspect = False
-        """True if the engine should have sent something and did not."""
+        """True if the engine has been silent too long and has not answered a ping."""
 
     def check(self, link: EngineLink) -> bool:
-        """Send a ping if it is time; return whether `suspect` has changed."""
+        """Update `suspect`, and send a ping if one is due; return whether `suspect` changed."""
         quiet_seconds = link.quiet_seconds if link.welcome is not None else 0.0
         if quiet_seconds < self._limits.ping_after:
             self._pinged = False
@@ -65,7 +66,7 @@ class HealthCheck:
 
 
 class StepProgress:
-    """Detects that one engine makes no steps; it reports their count with its load."""
+    """Detects when an engine runs requests but makes no steps; its load reports contain the step count."""
 
     __slots__ = ("_clock", "_limits", "_since", "_steps")
 
@@ -75,17 +76,17 @@ class StepProgress:
         self._steps: int | None = None
         self._since = 0.0
 
-    def check_stuck(self, link: EngineLink, spare: bool = False) -> bool:
-        """Return whether the engine is stuck; if so, the time starts again.
+    def check_stuck(self, link: EngineLink, replaceable: bool = False) -> bool:
+        """Return whether the engine is stuck; returning True restarts the measurement.
 
-        `spare` says whether another engine could resume its answers, so that an error costs little.
+        `replaceable` is true if another engine could resume the answers, so that an error costs little.
         """
         stats, now = link.stats, self._clock()
         if stats is None or not stats.running or stats.steps != self._steps:
             self._steps, self._since = None if stats is None else stats.steps, now
             return False
         stuck_after = self._limits.stuck_after or math.inf
-        if spare and stats.patience_seconds:
+        if replaceable and stats.patience_seconds:
             stuck_after = min(stuck_after, max(self._limits.min_stuck_after, stats.patience_seconds))
         if now - self._since < stuck_after:
             return False

@@ -1,4 +1,4 @@
-"""List and watch: follows a collection of the Kubernetes API for the lifetime of the gateway."""
+"""List and watch: follows a collection of Kubernetes objects for the lifetime of the gateway."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 WATCH_SECONDS = 240
-"""Duration of one watch request; the next one continues where it ended."""
+"""Mean duration of one watch request; the next request continues from its last resource version."""
 IDLE_SECONDS = 90.0
-"""Time after which a watch without any event is dead; bookmarks arrive about once a minute."""
+"""Time without an event after which a watch counts as dead; bookmarks arrive about once a minute."""
 LIST_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
 BACKOFF_RESET_SECONDS = 20.0
-"""Duration of successful lists and watches after which the back-off starts from its minimum again."""
+"""Duration of a successful list and watch after which the back-off starts from its minimum again."""
 MIN_WATCH_SECONDS = 0.3
 """Shortest time between the starts of two watches."""
 MAX_EVENT_BYTES = 16 * 1024 * 1024
@@ -44,7 +44,7 @@ class Metadata(msgspec.Struct, rename="camel"):
 
 
 class WatchedObject(Protocol):
-    """Object of the API, with the fields that its kind decodes."""
+    """Interface to a decoded Kubernetes object; all kinds have metadata."""
 
     metadata: Metadata
 
@@ -67,31 +67,35 @@ class WatchEvent(msgspec.Struct):
 
 
 class ResourceVersionExpired(Exception):
-    """The API server no longer has the resource version to watch from."""
+    """The API server no longer has the events after the requested resource version (410 Gone)."""
 
 
 class ResourceWatch(Generic[W]):
-    """Reports a collection and its changes to `on_change`; keeps the last state while the API server is
-    unavailable."""
+    """Follows a collection of objects, and reports all of them after each change.
+
+    While the API server is unavailable, the last state stays in force.
+    """
 
     def __init__(
         self,
-        watched_namespace: str,
+        namespace: str,
         plural: str,
         kind: type[W],
         on_change: Callable[[Collection[W]], None],
         on_error: Callable[[], None],
         **selectors: str,
     ) -> None:
-        """Follow the objects of `plural` (of the core API) in a namespace.
+        """Create a watch; `run` starts it.
 
         Args:
-            kind: type that they are decoded to.
+            namespace: namespace of the objects.
+            plural: plural name of their resource in the core API, such as `pods`.
+            kind: type that the objects are decoded to.
             on_change: called with all objects after each change.
-            on_error: called when a list or watch has failed.
-            selectors: `labelSelector` or `fieldSelector`.
+            on_error: called when a list or watch request has failed.
+            selectors: query parameters `labelSelector` or `fieldSelector`.
         """
-        self._namespace = watched_namespace
+        self._namespace = namespace
         self._plural = plural
         self._on_change = on_change
         self._on_error = on_error
@@ -108,7 +112,7 @@ class ResourceWatch(Generic[W]):
             try:
                 await self._follow()
             except ResourceVersionExpired:
-                log.info("listed again", extra={"fields": {"resource": self._plural}})
+                log.info("watch expired, listing again", extra={"fields": {"resource": self._plural}})
             except Exception as error:  # the watch must continue after any error
                 self._on_error()
                 reason = f"{type(error).__name__}: {short_error(error)}"
@@ -120,7 +124,7 @@ class ResourceWatch(Generic[W]):
             wait = min(2 * wait, MAX_BACKOFF_SECONDS)
 
     async def _follow(self) -> None:
-        """List, then watch until an error.
+        """List the objects, then watch them until an error.
 
         Raises:
             ResourceVersionExpired: the caller must list again.
@@ -177,8 +181,12 @@ class ResourceWatch(Generic[W]):
     async def _get(self, api: client.ApiClient, timeout: aiohttp.ClientTimeout, **options: str) -> Any:
         """Return the response to a list or watch request; its body is not read yet.
 
-        The generated client method would check argument types and does not support a timeout between two
-        reads.
+        The generated client methods are not used, because they check argument types and do not support a
+        timeout between two reads.
+
+        Raises:
+            ResourceVersionExpired: the status is 410.
+            ApiException: the status is another error.
         """
         request = await api.param_serialize(
             "GET",
@@ -198,7 +206,11 @@ class ResourceWatch(Generic[W]):
 
 
 async def read_lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the lines of a response, of any length up to MAX_EVENT_BYTES."""
+    """Yield the non-empty lines of a response.
+
+    Raises:
+        ValueError: a line is longer than `MAX_EVENT_BYTES`.
+    """
     pending = bytearray()
     async for part in response.content.iter_any():
         pending += part
@@ -212,7 +224,7 @@ async def read_lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 async def connect() -> client.ApiClient:
-    """Return a client for $KUBECONFIG if it is set, else for the pod's service account."""
+    """Return an API client that uses $KUBECONFIG if it is set, else the pod's service account."""
     configuration = client.Configuration()
     path = os.environ.get("KUBECONFIG")
     if path:
@@ -223,20 +235,20 @@ async def connect() -> client.ApiClient:
 
 
 def watched_namespace(configured: str) -> str:
-    """Return the namespace to watch.
+    """Return the namespace to watch: the configured namespace, or that of the gateway's own pod.
 
     Raises:
-        ValueError: it is neither configured nor known from the pod.
+        ValueError: the namespace is neither configured nor known from the pod.
     """
-    objects = configured or os.environ.get("POD_NAMESPACE", "")
+    namespace = configured or os.environ.get("POD_NAMESPACE", "")
     mounted = SERVICE_ACCOUNT / "namespace"
-    if not objects and mounted.is_file():
-        objects = mounted.read_text().strip()
-    if not objects:
-        raise ValueError("--namespace is needed outside a pod (or give engines by --engine)")
-    return objects
+    if not namespace and mounted.is_file():
+        namespace = mounted.read_text().strip()
+    if not namespace:
+        raise ValueError("outside a pod, give --namespace (or the engines by --engine)")
+    return namespace
 
 
 def short_error(error: Exception) -> str:
-    """Return an error's text on one line, of at most 300 characters."""
+    """Return the text of an error as one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]

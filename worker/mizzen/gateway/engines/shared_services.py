@@ -1,4 +1,4 @@
-"""Discovers the services that share this gateway, from one ConfigMap, and their engines, from pods."""
+"""Discovers the services that share this gateway from a ConfigMap, and their engines from pods."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ConfigMap(msgspec.Struct):
 
 
 class SharedServicesWatch:
-    """Keeps services and engines in sync with the operator's list and the running pods."""
+    """Keeps services in sync with the operator's ConfigMap, and engines with the running pods."""
 
     def __init__(self, config: GatewayConfig, services: Services, metrics: Metrics) -> None:
-        """Determine the namespace.
+        """Create the watches; `run` starts them.
 
         Raises:
             ValueError: the namespace is neither configured nor known from the pod.
@@ -48,11 +48,11 @@ class SharedServicesWatch:
         )
 
     async def run(self) -> None:
-        """Watch until cancelled. While the API server is unavailable, nothing changes."""
+        """Watch until cancelled. While the API server is unavailable, services and engines do not change."""
         await asyncio.gather(self._list.run(), self._pods.run())
 
     def _changed(self, config_maps: Collection[ConfigMap]) -> None:
-        """Apply the list; while the ConfigMap does not exist, the last list stays in force."""
+        """Apply the ConfigMap's list of services; without the ConfigMap, the last list stays in force."""
         for config_map in config_maps:
             content = (config_map.data or {}).get(FILE, "")
             try:

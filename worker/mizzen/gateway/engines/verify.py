@@ -1,7 +1,7 @@
-"""Golden prompts: lets one engine that gets no requests yet continue a text, and returns the output.
+"""Golden prompts: has an engine that awaits verification continue a prompt, and returns the output.
 
-Only engines that await verification take them, so they use no capacity of requests. The operator judges the
-output; `POST /admin/verify` calls this.
+Such an engine serves no requests yet, so golden prompts take no capacity from requests. `POST /admin/verify`
+calls this; the operator judges the output.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_SECONDS = 1.0
 MAX_CONCURRENT_PROMPTS = 4
-"""Number of golden prompts that one engine gets at once, from all callers."""
+"""Maximum number of golden prompts in progress in one engine, from all callers together."""
 
 
 async def verify_engine(services: Iterable[Service], request: VerifyRequest) -> dict[str, Any]:
-    """Return the greedy continuation of a golden prompt by one engine.
+    """Have one engine continue a golden prompt with greedy sampling, and return the result.
 
     Returns:
         `text`; `finish` ("stop" or "length"); `promptTokens`; `outputTokens`; `seconds`.
 
     Raises:
-        ApiError: 404 if the engine does not exist, 409 if it does not await verification, 400 if no engine
-            would
-            take the prompt, 503 if it could not answer, 504 if it did not in time.
+        ApiError: 404 if the engine does not exist, 409 if it does not await verification, 400 if the prompt
+            is invalid, 503 if the engine is busy or failed, 504 if it did not answer in time.
     """
     engines = (engine for service in services for engine in service.table)
     engine = next((engine for engine in engines if engine.discovered.uid == request.uid), None)
@@ -45,7 +44,8 @@ async def verify_engine(services: Iterable[Service], request: VerifyRequest) -> 
         raise ApiError(404, f"{request.service} has no engine with the uid {request.uid!r} here")
     text = engine.text_model
     if not engine.verifying or text is None:
-        raise ApiError(409, f"{engine.name} is {engine.state}: golden prompts are for one that is verifying")
+        problem = f"{engine.name} is {engine.state}; golden prompts are only for engines that are verifying"
+        raise ApiError(409, problem)
     if engine.open_verifications >= MAX_CONCURRENT_PROMPTS:
         raise unavailable(
             f"{engine.name} has {engine.open_verifications} golden prompts in progress already",
@@ -58,7 +58,7 @@ async def verify_engine(services: Iterable[Service], request: VerifyRequest) -> 
             prompt_tokens, answer, tokens, finish = await _generate(engine, text, request)
     except TimeoutError:
         raise ApiError(
-            504, f"{engine.name} gave no whole answer in {request.timeout_seconds:g} s", code="timeout"
+            504, f"{engine.name} did not complete its answer in {request.timeout_seconds:g} s", code="timeout"
         ) from None
     except EngineRefused as refusal:
         if refusal.code == RefusalCode.INVALID:
@@ -84,7 +84,7 @@ async def verify_engine(services: Iterable[Service], request: VerifyRequest) -> 
 async def _generate(
     engine: EngineClient, text: TextModel, request: VerifyRequest
 ) -> tuple[int, str, int, Finish]:
-    """Return the number of prompt tokens, the output text, its number of tokens, and its finish."""
+    """Return the number of prompt tokens, the output text, the number of output tokens, and the finish."""
     ids = await text.text_prompt(request.prompt)
     if not len(ids):
         raise invalid("the prompt is empty", "prompt")

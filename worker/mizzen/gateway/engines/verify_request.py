@@ -12,7 +12,7 @@ MAX_VERIFY_SECONDS = 600.0
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """One golden prompt for one engine."""
+    """Golden prompt for one engine."""
 
     service: str
     """Name of the InferenceService."""
@@ -22,14 +22,14 @@ class VerifyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     """Text to continue."""
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_VERIFY_SECONDS)]
-    """Time for the complete answer."""
+    """Time in which the complete answer must arrive."""
 
 
 def parse_verify_request(body: bytes) -> VerifyRequest:
-    """Parse a body.
+    """Parse the body of a verify request.
 
     Raises:
-        ApiError: 400, naming the field.
+        ApiError: 400 if the body is invalid; the message names the field.
     """
     try:
         return msgspec.json.decode(body, type=VerifyRequest)
@@ -38,7 +38,7 @@ def parse_verify_request(body: bytes) -> VerifyRequest:
 
 
 def verify_timeout(body: bytes) -> float:
-    """Return the seconds that the answer to a body may take; 0 if the body is invalid."""
+    """Return how many seconds the answer to a verify request's body may take; 0 if the body is invalid."""
     try:
         return msgspec.json.decode(body, type=VerifyRequest).timeout_seconds
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

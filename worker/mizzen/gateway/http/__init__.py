@@ -1,5 +1,4 @@
-"""HTTP side of the gateway: servers, connections, TLS, request bodies, deadlines and the processes behind one
-port.
+"""HTTP side of the gateway: servers, connections, TLS, request bodies, deadlines, and several processes.
 
-Knows nothing of OpenAI's APIs; `openai` and `responses` are built on it.
+It does not depend on OpenAI's APIs; `openai` and `responses` are built on it.
 """

@@ -1,7 +1,7 @@
-"""Admin port of several gateway processes: forwards requests to all of them and merges their answers.
+"""Common admin port of several gateway processes: forwards requests to all processes, and merges the answers.
 
-`processes` serves it in the parent. Routing tables, metrics and health are merged; other paths go to the
-first process.
+`processes` serves it in the parent process. Routing tables, metrics and health are merged; requests for other
+paths go to the first process only.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PROCESS_TIMEOUT_SECONDS = 5.0
 """Time after which a process that does not answer on its admin port counts as failed."""
 FORWARDED_HEADERS = ("authorization", "content-type", SESSION_HEADER.decode())
-"""Request headers that the processes get."""
+"""Request headers that are forwarded to the processes."""
 RETURNED_HEADERS = ("content-type", "retry-after", "x-should-retry")
-"""Response headers of the processes that are returned."""
+"""Response headers of a process that are returned to the client."""
 SAMPLE_LINE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? ", re.DOTALL)
 
 
 class AdminFanout:
-    """Forwards requests of the common admin port to the processes, on loopback.
+    """Forwards requests of the common admin port to the admin ports of the processes, on loopback.
 
-    The processes check the token. Bodies are therefore bounded before that: each by `largest`, and in total.
+    The processes check the bearer token, so this class limits the bodies of clients that are not trusted yet:
+    each to `largest` bytes, all together to the budget `bodies`.
     """
 
     def __init__(self, ports: Sequence[int], bodies: BodyBudget, largest: int) -> None:
@@ -91,7 +92,7 @@ class AdminFanout:
         return await asyncio.gather(*(self._forward(request, port) for port in self._ports))
 
     async def _worst_answer(self, request: Request) -> Response:
-        """Return the first answer that is not 200, or else the first answer."""
+        """Return the first answer with a status other than 200, or the first answer if all are 200."""
         answers = await self._forward_to_all(request)
         return to_response(next((answer for answer in answers if answer.status_code != 200), answers[0]))
 
@@ -101,20 +102,23 @@ class AdminFanout:
         return await self._forward_body(request)
 
     async def _verify(self, request: Request) -> Response:
-        """Forward a verify request to the first process, and wait as long as its body allows."""
+        """Forward a verify request to the first process; the body sets how long to wait for the answer."""
         return await self._forward_body(request, verify_timeout)
 
     async def _forward_body(
         self, request: Request, timeout_of: Callable[[bytes], float] = lambda _: 0.0
     ) -> Response:
-        """Forward a body to the first process; `timeout_of` returns how long the answer to it may take."""
+        """Forward a POST request to the first process.
+
+        `timeout_of` returns how many seconds longer than usual the answer to a body may take.
+        """
         with RequestBody(self._bodies, self._largest) as body:
             try:
                 content = await body.read(request.scope, request.receive)
             except ClientGone as error:
-                return rejected(ApiError(400, str(error)))
+                return to_error_response(ApiError(400, str(error)))
             except ApiError as error:
-                return rejected(error)
+                return to_error_response(error)
             answer = await self._forward(request, self._ports[0], wait=timeout_of(content), body=content)
         return to_response(answer)
 
@@ -139,7 +143,11 @@ class AdminFanout:
         return Response(msgspec.json.encode(merge_tables(tables)), media_type="application/json")
 
     async def _wait_for_change(self, request: Request, versions: Sequence[str], seconds: float) -> bool:
-        """Wait until a process has a table other than its version in `versions`; return whether one has."""
+        """Wait up to `seconds` until the table of any process differs from its version in `versions`.
+
+        Returns:
+            True if the table of any process differs.
+        """
         polls = [
             asyncio.create_task(
                 self._forward(request, port, {**request.query_params, "version": version}, seconds)
@@ -158,21 +166,21 @@ class AdminFanout:
 
 
 def to_response(answer: httpx.Response) -> Response:
-    """Return a process's answer as a response of the common port."""
+    """Return the answer of a process as a response of the common admin port."""
     headers = {name: answer.headers[name] for name in RETURNED_HEADERS if name in answer.headers}
     return Response(answer.content, answer.status_code, headers)
 
 
-def rejected(error: ApiError) -> Response:
-    """Return an error in OpenAI's shape."""
+def to_error_response(error: ApiError) -> Response:
+    """Return the response for an error, in OpenAI's shape."""
     headers = {name.decode(): value.decode() for name, value in error.headers()}
     return Response(error.body(), error.status, headers)
 
 
 def merge_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the routing tables of all processes as one.
+    """Merge the routing tables of all processes into one.
 
-    An engine serves if it serves for all of them.
+    An engine counts as serving only if it is serving in all tables.
     """
     engines: dict[tuple[str, str, str], dict[str, Any]] = {}
     seen: dict[tuple[str, str, str], int] = {}
@@ -201,7 +209,7 @@ def merge_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def merge_api_keys(statuses: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Return the API key status of all processes as one: the first problem, and the fewest keys."""
+    """Merge the API key status of all processes: the first problem, and the smallest number of keys."""
     present = [status for status in statuses if status is not None]
     if not present:
         return None
@@ -210,7 +218,10 @@ def merge_api_keys(statuses: Sequence[dict[str, Any] | None]) -> dict[str, Any] 
 
 
 def merge_metrics(texts: Mapping[int, str]) -> str:
-    """Return the metrics of all processes; each sample gets its process's number as the label `process`."""
+    """Merge the metrics of all processes, given as Prometheus text by process number.
+
+    Each sample gets its process's number as the label `process`.
+    """
     families: dict[str, list[str]] = {}
     for number, text in texts.items():
         family, first = "", False
@@ -228,7 +239,7 @@ def merge_metrics(texts: Mapping[int, str]) -> str:
 
 
 def add_process_label(sample: str, number: int) -> str:
-    """Return a sample with its process's number as the label `process`."""
+    """Return a sample line with a process's number as the additional label `process`."""
     match = SAMPLE_LINE.match(sample)
     if match is None:
         return sample

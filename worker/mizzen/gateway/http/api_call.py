@@ -1,6 +1,6 @@
-"""One API call over HTTP, from reading the body to the last byte of the response, as an ASGI application.
+"""Base class of the responses that endpoints return: one API call, from reading the body to the last byte.
 
-Endpoints return an `ApiCall`; a client that disconnects cancels its work and aborts it in the engine.
+If the client disconnects, the call is cancelled, and its request is aborted in the engine.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SEND_TIMEOUT_SECONDS = 60.0
-"""A client that reads nothing for this long is disconnected."""
+"""Time after which a client that reads nothing of a response is disconnected."""
 
 
 class ApiCall(Response):
-    """Read a body within limits and serve it while the client stays connected.
+    """Response that reads the request's body within limits, and serves it while the client is connected.
 
     Errors have OpenAI's JSON shape.
     """
@@ -45,14 +45,14 @@ class ApiCall(Response):
 
     @abstractmethod
     async def _serve(self, body: bytes) -> None:
-        """Answer the request with this body.
+        """Answer the request whose body is `body`.
 
         Raises:
-            ApiError: the request cannot be served.
+            ApiError: the request cannot be served; the error is sent to the client.
         """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the request. If the client disconnects, stop and abort the request in the engine."""
+        """Serve the request as an ASGI application. If the client disconnects, cancel `_serve`."""
         self._scope, self._send = scope, send
         self._output: ConnectionWriter | None = scope.get(WRITER_KEY)
         try:
@@ -80,7 +80,7 @@ class ApiCall(Response):
                 for task in (serve_task, disconnect_task):
                     task.cancel()
                 await asyncio.gather(serve_task, disconnect_task, return_exceptions=True)
-                # a task's error refers to this frame: without this, the cycle waits for the garbage collector
+                # a task's error refers to this frame: these references would form a garbage cycle with it
                 del serve_task, disconnect_task
 
     async def _send_json(self, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
@@ -97,7 +97,7 @@ class ApiCall(Response):
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _try_write(self, data: bytes) -> bool:
-        """Write a part of a stream if the client can take it now; return whether it was written."""
+        """Write a part of a stream if that is possible without waiting; return whether it was written."""
         return self._output is not None and self._output.write(data)
 
     def _abort_connection(self) -> None:
@@ -109,7 +109,7 @@ class ApiCall(Response):
         """Send a part of the response body.
 
         Raises:
-            ClientGone: the client reads nothing.
+            ClientGone: the client read nothing for `SEND_TIMEOUT_SECONDS`.
         """
         try:
             async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
@@ -133,7 +133,7 @@ class ApiCall(Response):
 
 
 class JsonCall(ApiCall):
-    """Answer a body with one JSON object."""
+    """Response that is one JSON object; `handle` returns the object for the request's body and scope."""
 
     def __init__(self, gateway: Gateway, handle: Callable[[bytes, Scope], Awaitable[object]]) -> None:
         super().__init__(gateway)
@@ -144,6 +144,6 @@ class JsonCall(ApiCall):
 
 
 async def wait_disconnected(receive: Receive) -> None:
-    """Return when the client has closed the connection."""
+    """Wait until the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,6 +1,7 @@
 """One of several gateway processes: `python -m mizzen.gateway.http.child_process CONFIG API-FD ADMIN-FD`.
 
-Started by `mizzen.gateway.http.processes`; the sockets are inherited and already listen.
+`mizzen.gateway.http.processes` starts it. CONFIG is a `GatewayConfig` as JSON; the file descriptors are
+inherited sockets that already listen.
 """
 
 from __future__ import annotations

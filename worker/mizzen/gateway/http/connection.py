@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections with bounds that uvicorn lacks: on request heads, and on clients that do not read.
+"""HTTP/1.1 connections with limits that uvicorn lacks: on request heads, and on clients that do not read.
 
-Connections ignore upgrades to other protocols, notify a request when its client disconnects, and lose no
-request that is on its way when the server shuts down. `main` passes the protocol classes to uvicorn.
+Connections ignore upgrades to other protocols, and notify a request when its client disconnects. A shutdown
+loses no request that is on its way. `main` passes the protocol classes to uvicorn.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mizzen.gateway.errors import ApiError
 from mizzen.gateway.http.raw_errors import raw_response, unchunked_send
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Largest request line with headers; also bounds the bytes between chunks of a body, and trailers."""
+"""Largest size of a request line with headers; also limits chunk framing and trailers of a body."""
 HEAD_TIMEOUT_SECONDS = 20.0
-"""Time in which a connection must send a complete head, or it is closed."""
+"""Time after which a connection is closed if it has not sent a complete head."""
 WRITE_STALL_SECONDS = 60.0
 """Time after which a connection is aborted if its client reads nothing of the buffered output."""
 IDLE_LINGER_SECONDS = 1.0
-"""Time that an idle connection stays open at shutdown, because a request may be on its way."""
+"""Time for which idle connections stay open at shutdown, because a request may be on its way."""
 RECHECK_SECONDS = 0.05
 """Delay before an idle connection with unread input is checked again."""
 HEAD_TOO_LARGE = ApiError(
@@ -38,10 +38,10 @@ WRITER_KEY = "mizzen.output"
 
 
 class ConnectionWriter:
-    """Writes chunks of a response without waiting, past the ASGI layers.
+    """Writes chunks of a response directly to the connection, without waiting and without ASGI.
 
-    A stream is thousands of small writes, and each would otherwise pass as many coroutines as there are
-    middlewares. The beginning and the end of a response go through ASGI.
+    A stream consists of thousands of small writes, and through ASGI each write would run a coroutine of every
+    middleware. The beginning and the end of a response do go through ASGI.
     """
 
     __slots__ = ("_cycle", "_flow", "_write")
@@ -66,33 +66,32 @@ class ConnectionWriter:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Connection whose request heads are bounded in size and time, and whose clients must read their
-    responses.
+    """HTTP connection that limits size and duration of request heads, and aborts if its client does not read.
 
-    Closing a transport waits until the client has read everything. A client that never reads would keep the
-    connection and the response in memory, however large.
+    A transport closes only after the client has read everything. Without the limit, a client that never reads
+    would keep the connection and the response in memory, however large.
     """
 
     linger_seconds = 0.0
-    """As `IDLE_LINGER_SECONDS`; 0 closes idle connections at once."""
+    """Time for which idle connections stay open at shutdown; 0 closes them at once."""
     _shutting_down = False
     """True if the server is shutting down."""
     _head_bytes = 0
-    """Bytes received since the last part of a body: those of a head, or of chunk framing."""
+    """Number of bytes of the current head, or of chunk framing since the last part of a body."""
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _buffered_bytes = 0
     _active_cycle: RequestResponseCycle | None = None
-    """Request being answered; `cycle` is the newest request, which may be pipelined after it."""
+    """Request that is being answered; `cycle` is the newest request, which may be pipelined after it."""
 
     def connection_made(self, transport: Any) -> None:
-        """Start to wait for the first request."""
+        """Start the timer for the first request's head."""
         super().connection_made(transport)
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timers, and notify the request being answered; pipelined ones never start."""
+        """Cancel the timers, notify the request that is being answered, and drop pipelined requests."""
         self._cancel_head_timer()
         self._cancel_stall_timer()
         self.pipeline.clear()
@@ -102,11 +101,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; reject heads and trailers that grow too large."""
+        """Parse received bytes; reject malformed requests, and heads and trailers that are too large."""
         if self.transport.is_closing():
             return
         if self._head_timer is None and self._idle:
-            self._start_head_timer()  # the keep-alive time after a response ends with the first byte
+            self._start_head_timer()  # the first byte of a request ends the keep-alive timeout
         self._head_bytes += len(data)
         self._unset_keepalive_if_required()
         try:
@@ -120,12 +119,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reject(HEAD_TOO_LARGE)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Store a header of the head; trailers, which also come this way, are dropped."""
+        """Store a header; drop trailers, which the parser reports in the same way."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request, unless its head is to be parsed again without an upgrade."""
+        """Start the request, unless it requests an upgrade: `_parse` then parses its head again."""
         if self.parser.should_upgrade():
             return
         self._in_head, self._head_bytes = False, 0
@@ -140,37 +139,36 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
-        """Pass on more of a body."""
+        """Pass a part of a body to the request."""
         self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Expect the next head."""
+        """End the request's body, and expect the head of the next request."""
         if self.parser.should_upgrade():
             return
         self._in_head, self._head_bytes = True, 0
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """Pause writing, and watch that the client reads the buffered output."""
+        """Pause writing, and start the timer within which the client must read buffered output."""
         super().pause_writing()
         self._start_stall_timer()
 
     def resume_writing(self) -> None:
-        """Resume writing."""
+        """Resume writing, and cancel the timer that `pause_writing` started."""
         self._cancel_stall_timer()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Expect the next request, or close; bound the time to flush a response that the client does not
-        read."""
+        """Expect the next request, or close; abort if the client then does not read the remaining output."""
         super().on_response_complete()
         self._watch_final_flush()
         if self._shutting_down and self._idle:
             self._close_after_linger()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection after the keep-alive timeout."""
+        """Close a connection that was idle for the keep-alive timeout, unless it has unread input."""
         if self._has_unread_data:
             self.timeout_keep_alive_task = self.loop.call_later(
                 RECHECK_SECONDS, self.timeout_keep_alive_handler
@@ -180,12 +178,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch_final_flush()
 
     def shutdown(self) -> None:
-        """Answer requests in progress and on their way; responses that begin now announce `connection:
-        close`.
+        """Shut down without losing requests: responses that begin now announce `connection: close`.
 
-        Closing an idle connection, or one whose response did not announce it, loses a request that its client
-        has just sent (RFC 9112, 9.6). Most clients send another request within moments, and learn of the
-        close from its response.
+        Closing an idle connection at once, or a connection whose response did not announce the close, loses
+        a request that its client has just sent (RFC 9112, 9.6). Most clients send another request within
+        moments, and the response to that announces the close. Other idle connections are closed after
+        `linger_seconds`.
         """
         self._shutting_down = True
         if self._idle:
@@ -194,7 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def stop_lingering(self) -> None:
-        """Stop waiting for requests that may be on their way."""
+        """Stop lingering: close the connection now if it is idle, else right after its response."""
         self.linger_seconds = 0.0
         if self._idle:
             self._close_if_idle()
@@ -216,10 +214,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _has_unread_data(self) -> bool:
-        """True if bytes have arrived that were not read yet.
+        """True if bytes have arrived that the event loop has not read yet.
 
-        After the process was held up, its event loop may run a timer before it reads what arrived meanwhile
-        (libuv does). Closing the connection then would lose a request that the client sent long ago.
+        After a pause of the process, the event loop may run a timer before it reads bytes that have arrived
+        meanwhile (libuv does). Closing the connection then would lose a request that was sent long ago.
         """
         if self.transport.is_closing():
             return False
@@ -238,9 +236,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def _parse(self, data: memoryview) -> None:
         """Parse requests and ignore upgrades to other protocols, as RFC 9110 (7.8) allows.
 
-        The parser hands everything after such a head to the other protocol, including the body, and stops.
-        The head therefore goes through a new parser without its upgrade header, followed by the remaining
-        bytes.
+        After the head of an upgrade request, the parser stops, because the rest, including the body, belongs
+        to the other protocol. A new parser therefore gets that head without its upgrade header, followed by
+        the remaining bytes.
 
         Raises:
             httptools.HttpParserError: the bytes are not HTTP, or request a tunnel; nothing after them is
@@ -259,7 +257,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _head_without_upgrade(self) -> bytes:
         method = self.parser.get_method()
-        if method == b"CONNECT":  # the parser would stop at it again
+        if method == b"CONNECT":  # the parser would stop at this head again
             raise httptools.HttpParserError("a tunnel")
         first = b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())
         headers = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
@@ -270,8 +268,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_stall_timer()
 
     def _start_stall_timer(self) -> None:
-        """Check after `WRITE_STALL_SECONDS` whether the client has read anything; nothing is written
-        meanwhile."""
+        """Check after `WRITE_STALL_SECONDS` if the client has read anything; nothing is written meanwhile."""
         self._cancel_stall_timer()
         self._buffered_bytes = self.transport.get_write_buffer_size()
         self._stall_timer = self.loop.call_later(WRITE_STALL_SECONDS, self._check_write_progress)
@@ -289,7 +286,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stall_timer = None
 
     def _reject(self, error: ApiError) -> None:
-        """Answer the received bytes with an error, unless a response has begun, and close the connection."""
+        """Send an error response, unless another response is in progress, and close the connection."""
         self._cancel_head_timer()
         unanswered = self._idle
         if not self._in_head:  # in the middle of a body
@@ -316,6 +313,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class LingeringProtocol(BoundedProtocol):
-    """Connections that stay open for a while at shutdown, so that no request on its way is lost."""
+    """Connection that stays open for a while at shutdown, so that no request on its way is lost."""
 
     linger_seconds = IDLE_LINGER_SECONDS

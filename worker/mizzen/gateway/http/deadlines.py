@@ -19,10 +19,11 @@ TIMEOUT_HEADER = b"x-request-timeout"
 
 
 class RequestDeadline:
-    """Asynchronous context manager that ends its block at a request's deadline.
+    """Asynchronous context manager that cancels its block at a request's deadline.
 
-    The header x-request-timeout and the body's `timeout` (`shorten`) set it; the shorter one counts, and
-    `--max-request-timeout-seconds` bounds it. `--request-timeout-seconds` applies if the client sets neither.
+    The client sets the timeout by the header x-request-timeout or by the body's `timeout` (see `shorten`); if
+    it sets both, the shorter one applies. If it sets none, `--request-timeout-seconds` applies. No timeout is
+    longer than `--max-request-timeout-seconds`. Timeouts count from `began`, on the monotonic clock.
     """
 
     def __init__(self, config: GatewayConfig, scope: Scope, began: float) -> None:
@@ -37,7 +38,7 @@ class RequestDeadline:
         """Start the timeout.
 
         Raises:
-            ApiError: 400 if the header is not a valid time.
+            ApiError: 400 if the header x-request-timeout is not a valid time.
         """
         requested = header_timeout(self._scope)
         await self._timeout.__aenter__()
@@ -61,8 +62,10 @@ class RequestDeadline:
             raise ApiError(504, text, code="timeout") from None
 
     def shorten(self, seconds: float | None) -> None:
-        """Limit the request to `seconds` since its arrival, unless it is limited to less; None changes
-        nothing."""
+        """Apply a timeout that the client has set, in seconds from the request's arrival, or None.
+
+        If the client sets two timeouts, the shorter one applies.
+        """
         if seconds is None:
             return
         seconds = min(seconds, self._config.max_request_timeout_seconds)
@@ -77,7 +80,9 @@ class RequestDeadline:
 
 
 def header_timeout(scope: Scope) -> float | None:
-    """Return the timeout in a request's header x-request-timeout, such as 30, 1.5s or 500ms; None without it.
+    """Return the timeout in the header x-request-timeout, in seconds; None without the header.
+
+    Valid values are, for example, 30, 1.5s and 500ms.
 
     Raises:
         ApiError: 400 if the header is not a valid time.

@@ -1,4 +1,4 @@
-"""Outermost ASGI layers of the OpenAI API: request ids, metrics, access log, traces, and `GET /health`."""
+"""Outermost middleware of the OpenAI API: request ids, metrics, access log, traces, and `GET /health`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ class ReadinessCheck(Protocol):
 
     @property
     def not_ready_reason(self) -> str:
-        """Reason why requests are not served; empty if they are."""
+        """Reason why the gateway serves no requests; empty if it serves them."""
         ...
 
 
 class RequestMiddleware:
-    """Outermost layer: gives each request an id and a record, and reports the record at the end."""
+    """Middleware that gives each request an id and a record, and at its end reports the record.
+
+    The record goes to metrics, access log and traces.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class RequestMiddleware:
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; its id is the client's x-request-id, or a new one."""
+        """Pass a request on with an id: its header x-request-id if that is valid, else a new id."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -93,15 +96,17 @@ class RequestMiddleware:
 
 
 class HealthEndpoint:
-    """Answers `GET /health` on the API's port, as vLLM and SGLang do, for load balancers that see no other
-    port."""
+    """Middleware that answers `GET /health` on the API's port, as vLLM and SGLang do.
+
+    Load balancers that can reach no other port use it.
+    """
 
     def __init__(self, app: ASGIApp, gateway: ReadinessCheck) -> None:
         self._app = app
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 200 if requests are served and 503 if they are not; pass all other requests on."""
+        """Answer `GET /health` with 200 if the gateway is ready, else 503; pass all other requests on."""
         if scope["type"] != "http" or scope["path"] != "/health" or scope["method"] not in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
@@ -110,7 +115,7 @@ class HealthEndpoint:
 
 
 def valid_request_id(request_id: bytes) -> bytes:
-    """Return a client's request id, or b"" if it must not be repeated in headers and logs."""
+    """Return a client's request id, or b"" if it is too long, or not safe in headers and logs."""
     valid = 0 < len(request_id) <= MAX_REQUEST_ID and all(0x21 <= byte < 0x7F for byte in request_id)
     return request_id if valid else b""
 

@@ -1,8 +1,8 @@
 """Runs several gateway processes behind one port, as one program.
 
-Each process is a complete gateway with connections, queue and routing of its own, like another replica, so
-limits apply to each. The kernel distributes connections among them (SO_REUSEPORT). The parent serves the
-admin port for all, and ends all of them on a signal or when one exits by itself.
+Each process is a complete gateway with its own engine connections, queue and routing, like another replica,
+so limits apply to each process. The kernel distributes client connections among them (SO_REUSEPORT). The
+parent serves one admin port for all, and stops all of them on a signal, or when one exits by itself.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mizzen.gateway.http.request_bodies import BodyBudget
 log = logging.getLogger(__name__)
 
 KILL_SECONDS = 15.0
-"""Time beyond its drain after which a process is killed."""
+"""Time after the end of the drain timeout at which processes that still run are killed."""
 
 
 def child_command(config: GatewayConfig, api: socket.socket, admin: socket.socket) -> list[str]:
-    """Return the command line of one process, which inherits its sockets as file descriptors."""
+    """Return the command line of one process, which inherits both sockets as file descriptors."""
     options = msgspec.json.encode(dataclasses.asdict(config)).decode()
     return [
         sys.executable,
@@ -48,7 +48,7 @@ class GatewayProcesses:
         self._running: list[Process] = []
 
     async def start(self, sockets: list[tuple[socket.socket, socket.socket]]) -> None:
-        """Start one process for each pair of sockets (API, admin), and close the sockets here."""
+        """Start one process for each pair of sockets (API, admin), and close the parent's copies."""
         for api, admin in sockets:
             self._running.append(
                 await asyncio.create_subprocess_exec(
@@ -62,19 +62,22 @@ class GatewayProcesses:
             admin.close()
 
     def signal(self, number: int) -> None:
-        """Send a signal to all processes that still run."""
+        """Send signal `number` to all processes that still run."""
         for process in self._running:
             if process.returncode is None:
                 process.send_signal(number)
 
     async def wait_first_exit(self) -> int:
-        """Return the exit status of the first process that exits."""
+        """Wait until any process exits, and return its exit status."""
         waits = [asyncio.create_task(process.wait()) for process in self._running]
         done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         return next(iter(done)).result()
 
     async def wait_all(self) -> list[int]:
-        """Wait until all have exited, at most for a drain and `KILL_SECONDS`; return their exit statuses."""
+        """Wait until all processes have exited, and return their exit statuses.
+
+        Processes that still run `KILL_SECONDS` after the drain timeout are killed.
+        """
         try:
             async with asyncio.timeout(self._config.drain_timeout_seconds + KILL_SECONDS):
                 return [await process.wait() for process in self._running]
@@ -90,7 +93,7 @@ async def serve_processes(config: GatewayConfig) -> int:
         OSError: an address cannot be bound.
     """
     from mizzen.gateway.http.admin_fanout import (
-        AdminFanout,  # it needs httpx, which a single process does not load
+        AdminFanout,  # imported here because it needs httpx, which a single process does not load
     )
     from mizzen.gateway.http.server import listen, new_server
 
@@ -134,7 +137,10 @@ async def serve_processes(config: GatewayConfig) -> int:
 
 
 def exit_with_parent() -> None:
-    """Shut down in order when the parent exits, which closes standard input. Needs a running loop."""
+    """Shut this process down as on SIGTERM when its parent exits, which closes standard input.
+
+    Must be called on the event loop.
+    """
 
     def on_input() -> None:
         if not os.read(sys.stdin.fileno(), 1024):

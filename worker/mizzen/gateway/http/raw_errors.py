@@ -1,6 +1,6 @@
-"""Errors written past the ASGI application, and unchunked responses for HTTP/1.0 clients.
+"""Error responses that bypass the ASGI application, and unchunked responses for HTTP/1.0 clients.
 
-`connection` uses both: input that is not a valid request never reaches the application.
+`connection` uses both. Input that is not a valid request never reaches the application.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNKNOWN_LENGTH = 1 << 62
 
 
 def raw_response(error: ApiError) -> bytes:
-    """Return an error as the complete bytes of a response that ends the connection."""
+    """Return the bytes of a complete error response, which announces that the connection closes."""
     body = error.body()
     lines = [b"HTTP/1.1 %d %b" % (error.status, HTTPStatus(error.status).phrase.encode())]
     lines += [b"%b: %b" % header for header in error.headers()]
@@ -26,9 +26,9 @@ def raw_response(error: ApiError) -> bytes:
 
 
 def unchunked_send(cycle: RequestResponseCycle) -> Callable[[Message], Awaitable[None]]:
-    """Return a `send` that ends a response of unknown length by closing the connection.
+    """Return a `send` function that ends a response of unknown length by closing the connection.
 
-    HTTP/1.0 clients do not know chunked encoding (RFC 9112, 6.1), but uvicorn sends it to them all the same.
+    HTTP/1.0 clients do not know chunked encoding (RFC 9112, 6.1), but uvicorn would use it nevertheless.
     """
     send: Send = cycle.send  # pyright: ignore[reportAssignmentType]
 

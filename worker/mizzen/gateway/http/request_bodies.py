@@ -1,4 +1,4 @@
-"""Request bodies, bounded individually and in total, and in the time that they take to arrive."""
+"""Request bodies, with limits on the size of each body, their total size, and the time to arrive."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from mizzen.gateway.auth.authentication import get_tenant
 from mizzen.gateway.errors import ApiError, unavailable
 
 BODY_TIMEOUT_SECONDS = 60.0
-"""Time in which a body must arrive completely."""
+"""Time in which a complete body must arrive."""
 BODY_STALL_SECONDS = 15.0
 """Longest pause between two parts of a body."""
 
 
 class ClientGone(Exception):
-    """The client has closed the connection, or does not read from it."""
+    """The client has closed the connection, or does not read its response."""
 
 
 class BodyBudget:
-    """Bounds the total bytes of the bodies in progress; one tenant may use half of it."""
+    """Limit on the total size of the bodies of all requests in progress; one tenant may use half of it."""
 
     def __init__(
         self, limit: int, largest: int = 0, freed: Callable[[int], None] = lambda size: None
     ) -> None:
-        """Make an empty budget.
+        """Create a budget that is not used yet.
 
         Args:
-            limit: bytes of all bodies.
-            largest: bytes that one tenant may use in any case.
-            freed: called with the size of each body that has ended.
+            limit: maximum size of all bodies together, in bytes.
+            largest: size in bytes that one tenant may use even if it is more than half of `limit`.
+            freed: called with the size in bytes of each body that is released.
         """
         self._limit = limit
         self._freed = freed
@@ -42,7 +42,9 @@ class BodyBudget:
         self.used = 0
 
     def reserve(self, size: int, tenant: str = "") -> None:
-        """Count bytes against the budget and a tenant's share; an empty `tenant` has no share.
+        """Count `size` bytes against the budget and against a tenant's share of it.
+
+        An empty `tenant` is not limited to a share.
 
         Raises:
             ApiError: 429 if the tenant would exceed its share, 503 if the budget would be exceeded.
@@ -59,7 +61,7 @@ class BodyBudget:
         self._tenant_bytes[tenant] += size
 
     def release(self, size: int, tenant: str = "") -> None:
-        """Stop counting bytes."""
+        """Stop counting `size` bytes, because their request has ended."""
         self.used -= size
         self._tenant_bytes[tenant] -= size
         if not self._tenant_bytes[tenant]:
@@ -68,7 +70,7 @@ class BodyBudget:
 
 
 class RequestBody:
-    """Context manager for one body; its bytes count in the budget until the block ends."""
+    """Context manager that reads one body; its bytes count in the budget until the block ends."""
 
     def __init__(self, budget: BodyBudget, limit: int) -> None:
         self._budget = budget
@@ -89,8 +91,8 @@ class RequestBody:
         """Return the complete body of a request.
 
         Raises:
-            ApiError: 413 if it is too long, 408 if it does not arrive in time, 429 and 503 as
-                `BodyBudget.reserve`.
+            ApiError: 413 if the body is too long, 408 if it does not arrive in time, 429 or 503 if the
+                budget is exceeded (see `BodyBudget.reserve`).
             ClientGone: the client closed the connection.
         """
         announced = dict(scope["headers"]).get(b"content-length", b"0")
@@ -108,7 +110,7 @@ class RequestBody:
         return bytes(body)
 
     async def _read_part(self, receive: Receive, body: bytearray) -> bool:
-        """Append the next part to `body`; return whether there are more."""
+        """Receive the next part and append it to `body`; return whether more parts follow."""
         try:
             async with asyncio.timeout(BODY_STALL_SECONDS):
                 message = await receive()
@@ -126,5 +128,5 @@ class RequestBody:
 
 
 def body_too_large(limit: int) -> ApiError:
-    """Return the 413 for a body longer than `limit` bytes."""
+    """Return the 413 error for a body that is longer than `limit` bytes."""
     return ApiError(413, f"the body is longer than {limit} bytes (--max-body-bytes)", code="body_too_large")

@@ -1,6 +1,6 @@
 """Uvicorn servers and listening sockets of the gateway.
 
-`main` and `processes` make one server for the API and one for the admin port.
+`main` creates one server for the API and one for the admin port; `processes` only one for the admin port.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mizzen.gateway.http.tls import ServerTls
 
 
 class UvicornServer(uvicorn.Server):
-    """Uvicorn server that leaves signal handling to the process."""
+    """Uvicorn server that installs no signal handlers; `main` and `processes` handle signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture no signals."""
+        """Do not capture signals, unlike the base class."""
         yield
 
 
@@ -31,9 +31,9 @@ def new_server(
     tls: ServerTls | None = None,
     http: type[BoundedProtocol] = BoundedProtocol,
 ) -> UvicornServer:
-    """Return a server that does not listen yet.
+    """Return a server that is not running yet.
 
-    Open connections get `shutdown_seconds` when it shuts down.
+    When it shuts down, requests in progress get `shutdown_seconds` to end.
     """
     return UvicornServer(
         uvicorn.Config(
@@ -54,12 +54,12 @@ def new_server(
 
 
 def listen(host: str, port: int, shared: bool = False) -> socket.socket:
-    """Return a listening socket.
+    """Return a listening TCP socket; port 0 chooses a free port.
 
-    With `shared` (SO_REUSEPORT), other processes of this user may listen on the same port.
+    With `shared` (SO_REUSEPORT), further sockets of the same user may listen on the same port.
 
     Raises:
-        OSError: the address is in use or does not belong to this host; the message names it.
+        OSError: the address is in use or does not belong to this host; the message names the address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""TLS of the OpenAI API, with a certificate that is read again when its files change, without a restart."""
+"""TLS for the OpenAI API; the certificate is reloaded when its files change, without a restart."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from cryptography.x509 import load_pem_x509_certificate
 log = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 2.0
-"""Interval at which the files are checked for changes."""
+"""Interval at which the certificate and key files are checked for changes."""
 
 
 class InvalidCertificate(ValueError):
-    """The certificate or its key cannot be read, or they do not belong together."""
+    """The certificate or its private key cannot be read, or they do not belong together."""
 
 
 class ServerTls:
-    """TLS context whose new connections get the newest certificate."""
+    """TLS context of a server; new connections use the newest certificate."""
 
     def __init__(self, cert: str, key: str, reload_seconds: float = RELOAD_SECONDS) -> None:
-        """Read both files.
+        """Read the certificate and its key.
 
         Raises:
-            CertificateUnusable: names the file and what is wrong.
+            InvalidCertificate: a file cannot be read or used; the message names the file and the problem.
         """
         self._cert, self._key = Path(cert), Path(key)
         self._seconds = reload_seconds
@@ -37,11 +37,11 @@ class ServerTls:
 
     @property
     def expires_at(self) -> float:
-        """Unix time at which the certificate expires; the server's own is the first of the chain."""
+        """Unix time at which the server's own certificate, the first in the chain, expires."""
         return load_pem_x509_certificate(self._loaded[0]).not_valid_after_utc.timestamp()
 
     async def watch(self) -> None:
-        """Reload changed files until cancelled. Files that cannot be used change nothing."""
+        """Reload changed files until cancelled; if they are invalid, keep the previous certificate."""
         problem = ""
         while True:
             await asyncio.sleep(self._seconds)
@@ -57,11 +57,12 @@ class ServerTls:
 
     def _load(self) -> tuple[bytes, bytes]:
         content = self._read()
-        # A failed load leaves a context with half of a pair, so the files are tried in another one first.
+        # A failed load can leave a context with a mismatched pair, so a scratch context tries the files
+        # first.
         for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
             try:
                 context.load_cert_chain(self._cert, self._key, password=_no_password)
-            except (OSError, ValueError) as error:  # SSLError, or a file that was removed after the read
+            except (OSError, ValueError) as error:  # SSLError, or a file that was removed since `_read`
                 reason = getattr(error, "reason", None) or str(error)
                 text = f"--tls-cert {self._cert} and --tls-key {self._key} cannot be used: {reason}"
                 raise InvalidCertificate(text) from None
@@ -78,4 +79,4 @@ class ServerTls:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted; give one without a password")
+    raise ValueError("the key is encrypted; give a key without a password")

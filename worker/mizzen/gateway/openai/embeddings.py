@@ -45,25 +45,28 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     dimensions: Annotated[
         Count | None,
         doc(
-            "Keep this number of leading components and rescale to length 1, for models "
-            "trained that way (Matryoshka). More than the model has gets 400."
+            "Number of leading components to keep; `normalize` applies to the shortened vector. "
+            "Useful for models with Matryoshka embeddings. A number above the model's own gets 400."
         ),
     ] = None
     pooling: Annotated[
         Literal["last", "mean"] | None,
-        doc("State of the last token, or mean over all tokens; by default as the model was trained."),
+        doc(
+            "Hidden state of the last token, or mean of the states of all tokens; by default the "
+            "pooling that the model was trained with."
+        ),
     ] = None
     normalize: Annotated[bool | None, doc("Scale vectors to length 1 (default: true).")] = None
     add_special_tokens: Annotated[
         bool | None, doc("Add the tokenizer's special tokens, such as BOS, to texts (default: true).")
     ] = None
-    priority: Annotated[Priority | None, doc("As in completions.")] = None
+    priority: Annotated[Priority | None, doc("As in chat completions.")] = None
     user: Annotated[str | None, doc("Accepted, not used.")] = None
     truncate_prompt_tokens: Annotated[Any, doc("Not supported.")] = None
 
 
 class EmbeddingItem(msgspec.Struct):
-    """One embedding."""
+    """Embedding of the input at `index`."""
 
     index: int
     embedding: list[float] | str
@@ -80,24 +83,24 @@ class EmbeddingResponse(msgspec.Struct):
 
 
 class EmbeddingsHandler:
-    """Handle requests for embeddings."""
+    """Handler of POST /v1/embeddings."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._decoder = msgspec.json.Decoder(EmbeddingRequest)
 
     async def __call__(self, body: bytes, scope: Scope) -> EmbeddingResponse:
-        """Return the embeddings of a body's inputs.
+        """Return an embedding for each input in a request body.
 
         Raises:
-            ApiError: the request is invalid or cannot be served.
+            ApiError: the request is invalid, or no engine could serve it.
         """
         request, generations = await self._gateway.body_reader.parse_body(body, self._parse, scope)
         normalize = request.normalize is not False
         results = await embed_prompts(self._gateway, scope, generations, request.pooling, normalize)
         size = len(results[0].vector)
         if request.dimensions is not None and request.dimensions > size:
-            text = f"dimensions must be at most {size}, the model's, not {request.dimensions}"
+            text = f"dimensions must be at most {size}, as in the model's vectors, not {request.dimensions}"
             raise invalid(text, "dimensions", "out_of_range")
         items = [
             EmbeddingItem(
@@ -119,7 +122,7 @@ class EmbeddingsHandler:
 
 
 def embedding_generation(request: EmbeddingRequest, prompt: Prompt) -> GenerationRequest:
-    """Return the generation request for one input."""
+    """Return the `GenerationRequest` that computes the embedding of one input."""
     return GenerationRequest(
         model=request.model,
         prompt=prompt,
@@ -133,12 +136,19 @@ def embedding_generation(request: EmbeddingRequest, prompt: Prompt) -> Generatio
 async def embed_prompts(
     gateway: Gateway, scope: Scope, generations: list[GenerationRequest], pooling: str | None, normalize: bool
 ) -> list[EmbeddingResult]:
-    """Return the embeddings of prompts, in order; `pooling` None uses the model's own.
+    """Return the embedding of each prompt, in order.
+
+    Args:
+        gateway: The gateway.
+        scope: ASGI scope of the HTTP request.
+        generations: One request per prompt.
+        pooling: `last` or `mean`; None selects the model's own pooling.
+        normalize: True to scale the vectors to length 1.
 
     Raises:
         ApiError: an embedding could not be computed.
     """
-    dispatcher = gateway.open_service(generations[0].model, scope).dispatcher
+    dispatcher = gateway.find_active_service(generations[0].model, scope).dispatcher
 
     async def embed_one(routed: RoutedRequest) -> EmbeddingResult:
         gateway.restart_queue_timeout(routed.queue_entry)
@@ -151,7 +161,10 @@ async def embed_prompts(
 
 
 def truncate_vector(vector: np.ndarray, dimensions: int | None, normalize: bool) -> np.ndarray:
-    """Return the first `dimensions` elements of a vector (float32 [n]); with `normalize`, of length 1."""
+    """Return the first `dimensions` elements of a vector (float32 [n]); all elements if `dimensions` is None.
+
+    With `normalize`, a shortened vector is rescaled to length 1.
+    """
     if dimensions is None or dimensions == len(vector):
         return vector
     truncated = vector[:dimensions]
@@ -160,7 +173,7 @@ def truncate_vector(vector: np.ndarray, dimensions: int | None, normalize: bool)
 
 
 def encode_vector(vector: np.ndarray, request: EmbeddingRequest) -> list[float] | str:
-    """Return a vector (float32 [n]) in the encoding that the request selects."""
+    """Return a vector (float32 [n]) in the request's `encoding_format`: as a list, or as base64 text."""
     if request.encoding_format == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return vector.tolist()

@@ -1,4 +1,4 @@
-"""Register the endpoints of OpenAI's API, and the vLLM and SGLang ones that clients use alongside them.
+"""Register the endpoints of OpenAI's API, and the vLLM and SGLang endpoints that clients also use.
 
 The gateway's application calls these functions once at startup.
 """
@@ -55,7 +55,7 @@ def add_generation_endpoints(app: FastAPI, gateway: Gateway, parser: RequestPars
         "/v1/responses", openapi_extra=describe_operation(ResponsesRequest, ResponsesResponse, stream=True)
     )
     async def responses() -> Response:
-        """Answer a conversation of items, streamed or in one response."""
+        """Answer a conversation given as text or items, streamed or in one response."""
         return ResponsesExchange(gateway, responses_parser)
 
 
@@ -70,7 +70,7 @@ def add_vector_endpoints(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/v1/score", openapi_extra=describe_operation(ScoreRequest, PairsResponse, LabelsResponse))
     async def score() -> Response:
-        """Return similarities of texts, or probabilities of labels as the next token."""
+        """Return the similarity of text pairs, or the probability of each label as the next token."""
         return JsonCall(gateway, score_handler)
 
 

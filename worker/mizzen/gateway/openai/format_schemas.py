@@ -27,7 +27,7 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 
 
 class Structure(msgspec.Struct, forbid_unknown_fields=True):
-    """Constrained part of otherwise free text."""
+    """Part of an otherwise unconstrained answer: text between `begin` and `end` that conforms to a schema."""
 
     begin: Annotated[str, Meta(description="Text that begins the part.")]
     end: Annotated[str, Meta(description="Text that ends the part.")]
@@ -41,18 +41,20 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
         Literal["text", "json_object", "json_schema", "regex", "ebnf", "grammar", "structural_tag"],
         Meta(description="Format of the answer."),
     ]
-    json_schema: Annotated[JsonSchema | None, Meta(description="With type `json_schema`.")] = None
+    json_schema: Annotated[JsonSchema | None, Meta(description="With type `json_schema`: the schema.")] = None
     schema: Annotated[
         dict[str, Any] | None, Meta(description="With type `json_object`: a schema, as in Together's API.")
     ] = None
-    regex: Annotated[str | None, Meta(description="With type `regex`.")] = None
-    ebnf: Annotated[str | None, Meta(description="With type `ebnf`.")] = None
+    regex: Annotated[
+        str | None, Meta(description="With type `regex`: regular expression for the whole answer.")
+    ] = None
+    ebnf: Annotated[str | None, Meta(description="With type `ebnf`: EBNF grammar (GBNF syntax).")] = None
     grammar: Annotated[str | None, Meta(description="With type `grammar`: same as `ebnf`.")] = None
     structures: Annotated[
         list[Structure] | None,
         Meta(
-            description="With type `structural_tag`: parts, each between two given texts, that conform to "
-            "schemas."
+            description="With type `structural_tag`: the constrained parts of the answer, each between a "
+            "`begin` and an `end` text."
         ),
     ] = None
     triggers: Annotated[
@@ -69,7 +71,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """vLLM's `structured_outputs`; exactly one of the fields must be set."""
+    """Constraint of the answer, as vLLM's `structured_outputs`; exactly one of the fields must be set."""
 
     json: Annotated[Schema | None, Meta(description="A JSON schema.")] = None
     regex: Annotated[str | None, Meta(description="A regular expression.")] = None

@@ -9,7 +9,7 @@ from mizzen.gateway.requests.token_logprobs import ScoredToken, TopToken
 
 
 def chat_logprobs(tokens: Iterable[ScoredToken], as_ids: bool) -> ChatLogprobs:
-    """Return log probabilities in the shape of chat completions."""
+    """Return tokens' log probabilities in the shape of chat completions; `as_ids` names tokens by id."""
     return ChatLogprobs(
         [
             TokenLogprob(
@@ -31,7 +31,11 @@ def chat_logprobs(tokens: Iterable[ScoredToken], as_ids: bool) -> ChatLogprobs:
 
 
 def text_logprobs(tokens: Sequence[ScoredToken], as_ids: bool) -> TextLogprobs:
-    r"""Return log probabilities as columns. Part of a character is named like `bytes:\xe2`."""
+    r"""Return tokens' log probabilities as parallel lists, the shape of text completions.
+
+    `as_ids` names tokens by id. Otherwise, a token with an incomplete character is named by its bytes,
+    such as `bytes:\xe2`.
+    """
 
     def name(token: ScoredToken | TopToken) -> str:
         return token_name(token.id, token.data, as_ids, raw_bytes=True)
@@ -51,10 +55,10 @@ def text_logprobs(tokens: Sequence[ScoredToken], as_ids: bool) -> TextLogprobs:
 
 
 def token_name(token: int, data: bytes, as_ids: bool, raw_bytes: bool = False) -> str:
-    """Return a token's name: its text, or `token_id:<id>`.
+    """Return a token's name in log probabilities: its text, or `token_id:<id>` if `as_ids`.
 
-    Part of a character becomes U+FFFD, or its bytes if `raw_bytes`, so that different parts get different
-    names.
+    If the token is not valid UTF-8, such as part of a character, U+FFFD replaces the invalid bytes. With
+    `raw_bytes`, the name spells out the bytes instead, so that different tokens get different names.
     """
     if as_ids:
         return f"token_id:{token}"

@@ -20,8 +20,8 @@ class Part(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     type: Annotated[
         str, Meta(description="`text`, or `refusal` in an assistant's message; other types are rejected.")
     ]
-    text: str | None = None
-    refusal: str | None = None
+    text: Annotated[str | None, Meta(description="With type `text`: the text.")] = None
+    refusal: Annotated[str | None, Meta(description="With type `refusal`: text of the refusal.")] = None
     image_url: Annotated[Any, Meta(description="Not supported.")] = None
     input_audio: Annotated[Any, Meta(description="Not supported.")] = None
     audio_url: Annotated[Any, Meta(description="Not supported.")] = None
@@ -49,7 +49,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     reasoning_content: Annotated[str | None, Meta(description="Reasoning of the assistant.")] = None
     reasoning: Annotated[str | None, Meta(description="Same as `reasoning_content`.")] = None
     refusal: Annotated[
-        str | None, Meta(description="Refusal of the assistant, used as content if there is no other.")
+        str | None, Meta(description="Refusal by the assistant; used as content if `content` is missing.")
     ] = None
     function_call: Annotated[CalledFunction | None, Meta(description="Older form of `tool_calls`.")] = None
     audio: Annotated[Any, Meta(description="Not supported.")] = None
@@ -60,7 +60,8 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Convert messages to the form that chat templates expect.
 
     Raises:
-        ApiError: 400 for a message without content, or with a field that its role does not allow.
+        ApiError: 400 if there are no messages, or if a message has no content, has content that is not text,
+            or has a field that its role does not allow.
     """
     if not messages:
         raise invalid("messages must hold at least one message", "messages")
@@ -68,10 +69,11 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def template_message(message: Message, field: str) -> dict[str, Any]:
-    """Convert one message: call arguments become objects, and `content` is always present.
+    """Convert the message at path `field`: tool call arguments are parsed, and `content` is always present.
 
     Raises:
-        ApiError: as `template_messages`.
+        ApiError: 400 if the message has no content, has content that is not text, or has a field that its
+            role does not allow.
     """
     if message.audio is not None:
         raise unsupported_field(f"{field}.audio")
@@ -96,7 +98,7 @@ def template_message(message: Message, field: str) -> dict[str, Any]:
 
 
 def message_text(message: Message, field: str) -> str | None:
-    """Return a message's text.
+    """Return the text of the message at path `field`; None if it has no content.
 
     Raises:
         ApiError: 400 for a part that is not text.
@@ -111,10 +113,10 @@ def message_text(message: Message, field: str) -> str | None:
 
 
 def part_text(part: Part, field: str) -> str:
-    """Return the text of a content part.
+    """Return the text of the content part at path `field`.
 
     Raises:
-        ApiError: 400 for a part of another type.
+        ApiError: 400 if the part is not text, or its text is missing.
     """
     for name in UNSUPPORTED_PARTS:
         if part.type == name or getattr(part, name) is not None:
@@ -147,8 +149,7 @@ def template_call(call: ToolCall) -> dict[str, Any]:
 def parse_arguments(arguments: str | dict[str, Any] | None) -> str | dict[str, Any]:
     """Return a call's arguments as an object, or unchanged if they are not the JSON text of an object.
 
-    Models write invalid JSON, and output may be truncated. Clients send such calls back so that the model
-    sees them.
+    Models may write invalid JSON or be cut off, and clients send such calls back with the conversation.
     """
     if arguments is None or isinstance(arguments, dict):
         return arguments or {}
@@ -160,5 +161,5 @@ def parse_arguments(arguments: str | dict[str, Any] | None) -> str | dict[str, A
 
 
 def unsupported_field(name: str) -> ApiError:
-    """Return the 400 for a known field that is not supported."""
+    """Return a 400 error for a known field that is not supported."""
     return invalid(f"{name} is not supported (leave it out)", name, "unsupported_parameter")

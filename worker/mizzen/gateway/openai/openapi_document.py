@@ -1,4 +1,7 @@
-"""The OpenAPI document. FastAPI does not parse the bodies, so their msgspec structs supply the schemas."""
+"""The gateway's OpenAPI document.
+
+FastAPI does not parse the bodies, so their schemas come from the msgspec structs.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,12 @@ REQUESTS: tuple[type, ...] = (
     ChatRequest, CompletionRequest, ResponsesRequest, EmbeddingRequest, ScoreRequest, TokenizeRequest,
     DetokenizeRequest,
 )  # fmt: skip
-"""Request types of all endpoints, in the order of the documentation."""
+"""Types of all request bodies, in the order in which docs/openai.md describes them."""
 RESPONSES: tuple[type, ...] = (
     ChatResponse, CompletionResponse, ResponsesResponse, EmbeddingResponse, PairsResponse, LabelsResponse,
     TokenizeResponse, DetokenizeResponse, Model, ModelList,
 )  # fmt: skip
+"""Types of all response bodies."""
 REF_TEMPLATE = "#/components/schemas/{name}"
 
 
@@ -41,7 +45,7 @@ SSE_SCHEMA = {
 
 
 class ErrorDetail(msgspec.Struct):
-    """Description of an error."""
+    """An error, in OpenAI's JSON shape."""
 
     message: str
     type: str
@@ -56,7 +60,13 @@ class ErrorBody(msgspec.Struct):
 
 
 def describe_operation(request: type, *responses: type, stream: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI description of an operation's bodies; see `REQUESTS` and `RESPONSES`."""
+    """Return the OpenAPI description of an operation's request, responses and errors.
+
+    Args:
+        request: Type of the request body, one of `REQUESTS`.
+        responses: Types that the response body may have, from `RESPONSES`.
+        stream: True if the response may also be a stream of events.
+    """
     schemas = [schema_reference(response) for response in responses]
     content: dict[str, Any] = {
         "application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
@@ -106,12 +116,12 @@ def describe_error(text: str) -> dict[str, Any]:
 
 
 def schema_reference(kind: type) -> dict[str, str]:
-    """Return a reference to a struct's schema."""
+    """Return a reference to a struct's schema in the OpenAPI document."""
     return {"$ref": REF_TEMPLATE.format(name=kind.__name__)}
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Make an application's OpenAPI document contain the schemas of all bodies."""
+    """Add the schemas of all bodies to an application's OpenAPI document; drop FastAPI's 422 responses."""
     build_document = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Decide how a chat's output is constrained and parsed: tools and reasoning.
+"""Determine how the output of a chat request is constrained and parsed: tool calls and reasoning.
 
-The chat parser creates a `ChatOutputForm`; it consults the model's family once the model is known.
+The chat parser creates a `ChatOutputForm`. Its methods detect the model's tool and reasoning families, once
+the model that answers the request is known.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ PROMPT_TAIL_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyOptions:
-    """Tool and reasoning families: "auto" detects them from the chat template, "none" disables them."""
+    """Names of the model's tool and reasoning families.
+
+    "auto" detects the family from the chat template; "none" leaves tool calls or reasoning unparsed.
+    """
 
     tools: str = "auto"
     reasoning: str = "auto"
@@ -43,46 +47,66 @@ class ChatOutputForm:
     options: FamilyOptions
 
     def template_arguments(self, text: TextModel) -> dict[str, Any]:
-        """See `OutputForm`."""
+        """Return the chat template variable `tools`; empty if the request offers no tools.
+
+        Raises:
+            ApiError: 400 if the model's tool call format is unknown, and the request does not force a call.
+        """
         if self.tools is None:
             return {}
         if self._family(text) is None and not self.tools.forced:
             raise invalid(
-                "tools: the model's tool call format is unknown, so it cannot choose to call one; tool_choice"
-                ' "required" or a named tool works (or the gateway\'s option --tool-parser)',
+                "tools: the model's tool call format is unknown, so it cannot choose whether to call a tool;"
+                ' set tool_choice to "required" or a named tool (or the gateway\'s option --tool-parser)',
                 "tools",
                 "unsupported_parameter",
             )
         return {"tools": self.tools.template_tools()}
 
-    def messages(self, text: TextModel, given: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-        """See `OutputForm`. Call ids are converted to the form that the family's template accepts."""
+    def messages(self, text: TextModel, messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        """Return the messages, with call ids in the form that the family's chat template accepts."""
         family = self._family(text)
         if family is None or family.call_id is str:
-            return given
-        return tuple(convert_call_ids(message, family) for message in given)
+            return messages
+        return tuple(convert_call_ids(message, family) for message in messages)
 
-    def grammar(self, text: TextModel, prompt: Int32, given: Grammar | None) -> Grammar | None:
-        """See `OutputForm`. `given` constrains text output; it does not apply if a call is forced."""
-        calls = self._calls_format(text, given)
-        if calls is None and given is None:
+    def grammar(self, text: TextModel, prompt: Int32, requested: Grammar | None) -> Grammar | None:
+        """Return the grammar that constrains the answer to a prompt (int32 [n]); None for no constraint.
+
+        `requested` is the grammar that the request itself sets. It constrains text, not calls, so a forced
+        call ignores it.
+
+        Raises:
+            ApiError: 400 if a schema is nested too deeply.
+            ValueError: `requested` cannot be combined with reasoning or tool calls.
+        """
+        calls = self._calls_format(text, requested)
+        if calls is None and requested is None:
             return None
         reasoning = self._reasoning(text)
         end = "" if reasoning is None else prompt_tail(text, prompt)
         if reasoning is None or reasoning.ends_reasoning(end):
-            return given if calls is None else structural_tags.structural_tag_grammar(calls)
-        if calls is None and given is not None:
-            calls = grammar_format(given)
+            return requested if calls is None else structural_tags.structural_tag_grammar(calls)
+        if calls is None and requested is not None:
+            calls = grammar_format(requested)
         return structural_tags.structural_tag_grammar(
             reasoning.format_with_reasoning(calls or {}, end, text.tokenizer)
         )
 
     def find_schema_field(self, keyword: str, path: str) -> str | None:
-        """See `OutputForm`."""
+        """Return the path, in the request body, of a schema keyword that an engine does not enforce.
+
+        `path` leads from the root of a tool's schema to the subschema with the keyword. Return None if no
+        strict tool has the keyword there.
+        """
         return None if self.tools is None else self.tools.find_schema_field(keyword, path)
 
     def parser(self, text: TextModel, prompt: Int32, stop: tuple[str, ...]) -> OutputParser:
-        """See `OutputForm`."""
+        """Return a parser of the text of one choice, which splits off reasoning and tool calls.
+
+        `stop` holds the stop strings. The parser begins within reasoning if the end of the prompt
+        (int32 [n]) has opened it.
+        """
         reasoning = self._reasoning(text)
         if reasoning is None and self.tools is None:
             return PlainOutput(stop)
@@ -96,8 +120,8 @@ class ChatOutputForm:
             return ParsedOutput(split, family.parser(self.tools.schemas), shown, only_calls=True)
         return ParsedOutput(split, family.parser(self.tools.schemas, stop), shown)
 
-    def _calls_format(self, text: TextModel, given: Grammar | None) -> Format | None:
-        """Return the format of output with tool calls; None if calls are not constrained."""
+    def _calls_format(self, text: TextModel, requested: Grammar | None) -> Format | None:
+        """Return the format of output that may contain tool calls; None if tool calls are not constrained."""
         tools = self.tools
         if tools is None:
             return None
@@ -105,9 +129,9 @@ class ChatOutputForm:
         calls = tools.calls
         if tools.forced:
             return family.forced(calls, tools.allow_parallel, text.tokenizer)
-        if given is not None:
+        if requested is not None:
             return structural_tags.either(
-                family.forced(calls, tools.allow_parallel, text.tokenizer), grammar_format(given)
+                family.forced(calls, tools.allow_parallel, text.tokenizer), grammar_format(requested)
             )
         if tools.strict or tools.restricted:
             return family.free(calls, tools.allow_parallel, text.tokenizer)
@@ -121,22 +145,22 @@ class ChatOutputForm:
 
 
 def chat_output_form(request: ChatRequest, options: FamilyOptions) -> OutputForm:
-    """Return the output form for a request's tool and reasoning options.
+    """Return the `OutputForm` of a chat request with these family options.
 
     Raises:
-        ApiError: 400 that names the field.
+        ApiError: 400 if the tools or the tool choice are invalid; the error names the field.
     """
     tools = parse_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
     return ChatOutputForm(tools=tools, options=options)
 
 
 def template_source(text: TextModel) -> str:
-    """Return the source of a model's chat templates."""
+    """Return the source of all chat templates of a model; empty if it has no chat template."""
     return "" if text.template is None else text.template.source
 
 
 def prompt_tail(text: TextModel, prompt: Int32) -> str:
-    """Return the text of the last tokens of a prompt, including special tokens."""
+    """Return the text of a prompt's last `PROMPT_TAIL_TOKENS` tokens, including special tokens."""
     tail = np.asarray(prompt)[-PROMPT_TAIL_TOKENS:].tolist()
     return text.tokenizer.decode(tail, skip_special_tokens=False)
 

@@ -1,6 +1,6 @@
 """Parse chat and completion bodies into `GenerationRequest`s.
 
-All checks that do not need the model happen here; errors are 400 and name the field.
+All checks that do not depend on the model happen here; errors have status 400 and name the field.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOOP_VALUES: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
 }
-"""Values of unsupported fields (besides null) that request nothing."""
+"""Unsupported fields, each with the values (besides null) that are accepted because they change nothing."""
 CHAT_NOOP_VALUES = {
     **NOOP_VALUES,
     "functions": ([],),
@@ -59,10 +59,10 @@ COMPLETION_NOOP_VALUES = {**NOOP_VALUES, "suffix": ("",)}
 
 
 class RequestParser:
-    """Decode and check the bodies of chat and completion requests."""
+    """Parser of chat and completion bodies."""
 
     def __init__(self, families: FamilyOptions = DEFAULT_FAMILIES) -> None:
-        """Set the tool and reasoning families; options other than "auto" override the model's template."""
+        """Set the tool and reasoning families; names other than "auto" turn off detection by template."""
         self._families = families
         self._chat = msgspec.json.Decoder(ChatRequest)
         self._completion = msgspec.json.Decoder(CompletionRequest)
@@ -71,20 +71,20 @@ class RequestParser:
         """Parse the body of a chat request.
 
         Raises:
-            ApiError: 400 that names the field.
+            ApiError: 400 if a field is invalid or not supported; the error names it.
         """
         return self.chat_generation(decode_body(self._chat, body))
 
     def chat_generation(self, request: ChatRequest) -> GenerationRequest:
-        """Convert a decoded chat request.
+        """Convert a decoded chat request to a `GenerationRequest`.
 
         Raises:
-            ApiError: 400 that names the field.
+            ApiError: 400 if a field is invalid or not supported; the error names it.
         """
         reject_unsupported(request, CHAT_NOOP_VALUES)
         if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
             raise invalid(
-                "max_tokens and max_completion_tokens differ; give one of them", "max_completion_tokens"
+                "max_tokens and max_completion_tokens differ; set only one of them", "max_completion_tokens"
             )
         if request.top_logprobs and not request.logprobs:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
@@ -117,7 +117,7 @@ class RequestParser:
         """Parse the body of a chat request (with `messages`) or of a completion request.
 
         Raises:
-            ApiError: 400 that names the field.
+            ApiError: 400 if a field is invalid or not supported; the error names it.
         """
         try:
             fields = msgspec.json.decode(body, type=dict[str, Any])
@@ -130,7 +130,7 @@ class RequestParser:
         """Parse the body of a completion request; `max_tokens` defaults to 16, as in OpenAI's API.
 
         Raises:
-            ApiError: 400 that names the field.
+            ApiError: 400 if a field is invalid or not supported; the error names it.
         """
         request = decode_body(self._completion, body)
         reject_unsupported(request, COMPLETION_NOOP_VALUES)
@@ -176,10 +176,10 @@ class RequestParser:
 
 
 def common_fields(request: CommonFields) -> dict[str, Any]:
-    """Return the fields of `GenerationRequest` that chat and completion requests share.
+    """Return the fields of `GenerationRequest` that are set the same way for chat and completion requests.
 
     Raises:
-        ApiError: 400 that names the field.
+        ApiError: 400 if `stream_options` are set without `stream`.
     """
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options is allowed only when stream is true", "stream_options")
@@ -200,10 +200,10 @@ def common_fields(request: CommonFields) -> dict[str, Any]:
 
 
 def template_arguments(request: ChatRequest) -> dict[str, Any]:
-    """Return the chat template variables of a request.
+    """Return the chat template variables of a request, including those derived from `reasoning_effort`.
 
     Raises:
-        ApiError: 400 for a variable that the gateway sets itself.
+        ApiError: 400 if `chat_template_kwargs` contains a variable that the gateway sets itself.
     """
     variables = check_template_kwargs(request.chat_template_kwargs)
     if request.reasoning_effort is not None:
@@ -214,10 +214,10 @@ def template_arguments(request: ChatRequest) -> dict[str, Any]:
 
 
 def check_template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a copy of `chat_template_kwargs`.
+    """Return a copy of `chat_template_kwargs`; empty if the request has none.
 
     Raises:
-        ApiError: 400 for a variable that the gateway sets itself.
+        ApiError: 400 if it contains a variable that the gateway sets itself.
     """
     for name in RESERVED_TEMPLATE_KWARGS:
         if kwargs and name in kwargs:
@@ -237,7 +237,7 @@ def opens_assistant_turn(request: TurnOptions) -> bool:
     """Return whether the prompt opens the assistant's turn.
 
     Raises:
-        ApiError: 400 if it is to open the turn and to continue the last message.
+        ApiError: 400 if both `add_generation_prompt` and `continue_final_message` are true.
     """
     continues = bool(request.continue_final_message)
     opens = not continues if request.add_generation_prompt is None else request.add_generation_prompt
@@ -247,10 +247,10 @@ def opens_assistant_turn(request: TurnOptions) -> bool:
 
 
 def parse_prompts(value: str | list[Any], name: str = "prompt") -> tuple[Prompt, ...]:
-    """Return the prompts of a field, each text or token ids.
+    """Return the prompts in the value of field `name`, each as text or as token ids (int32).
 
     Raises:
-        ApiError: 400 if the field is empty or holds another type.
+        ApiError: 400 if the value is empty, or is neither text, nor token ids, nor a list of either.
     """
     if isinstance(value, str):
         return (value,)
@@ -262,10 +262,10 @@ def parse_prompts(value: str | list[Any], name: str = "prompt") -> tuple[Prompt,
 
 
 def parse_token_ids(values: list[Any], name: str) -> array[int]:
-    """Return the token ids of a field as int32.
+    """Return a list of token ids, from field `name`, as an int32 array.
 
     Raises:
-        ApiError: 400 if they are not token ids.
+        ApiError: 400 if the list is empty, or an item is not a token id.
     """
     if not values:
         raise invalid(f"{name} is empty; give text or token ids", name)

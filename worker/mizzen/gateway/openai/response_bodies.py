@@ -1,4 +1,4 @@
-"""Response bodies of chat and text completions, models and their stream events."""
+"""Response bodies and stream events of chat and text completions, and response bodies of GET /v1/models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CompletionTokensDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Token counts."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -33,7 +33,7 @@ class Usage(msgspec.Struct):
 
 
 def usage_body(usage: TokenUsage) -> Usage:
-    """Return token counts in OpenAI's JSON shape."""
+    """Convert token counts to OpenAI's JSON shape."""
     body = Usage(
         usage.prompt_tokens,
         usage.output_tokens,
@@ -46,14 +46,14 @@ def usage_body(usage: TokenUsage) -> Usage:
 
 
 class InputUsage(msgspec.Struct):
-    """Token counts of a request that generates nothing."""
+    """Token counts of a request without output tokens, such as one for embeddings."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class TopLogprob(msgspec.Struct):
-    """Candidate token with its log probability, in the shape of chat completions."""
+    """One of the most probable tokens at a position, in the shape of chat completions."""
 
     token: str
     logprob: float
@@ -63,7 +63,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """Token with its log probability, in the shape of chat completions."""
+    """Output token with its log probability, in the shape of chat completions."""
 
     token: str
     logprob: float
@@ -79,27 +79,28 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class TextLogprobs(msgspec.Struct):
-    """Log probabilities of a choice's tokens, as columns."""
+    """Log probabilities of a choice's tokens: parallel lists with one entry per token."""
 
     text_offset: Annotated[list[int], Meta(description="Position of each token's text, in characters.")]
     token_logprobs: Annotated[
-        list[float | None], Meta(description="null for the first token of a prompt, which has no prediction.")
+        list[float | None], Meta(description="null for the first token of a prompt: no token precedes it.")
     ]
     tokens: list[str]
     top_logprobs: Annotated[
-        list[dict[str, float] | None], Meta(description="Always includes the token itself.")
+        list[dict[str, float] | None],
+        Meta(description="Most probable tokens at each position, and in any case the token itself."),
     ]
 
 
 class CalledFunctionDelta(msgspec.Struct, omit_defaults=True):
-    """Increment of a called function."""
+    """Next part of a called function: its name, or more text of its arguments."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
 
 
 class ToolCallChunk(msgspec.Struct, omit_defaults=True):
-    """Increment of a tool call; `id` and `name` come with the first one."""
+    """Next part of a tool call; only the first part has `id` and the function's `name`."""
 
     index: int
     function: CalledFunctionDelta
@@ -108,7 +109,7 @@ class ToolCallChunk(msgspec.Struct, omit_defaults=True):
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
-    """Increment of a chat message."""
+    """Next part of a chat message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -117,7 +118,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
 
 
 class ChunkChoice(msgspec.Struct):
-    """Increment of one choice."""
+    """Next part of a choice."""
 
     delta: Delta
     finish_reason: str | None = None
@@ -138,7 +139,7 @@ class Chunk(msgspec.Struct):
 
 
 class AnsweredFunction(msgspec.Struct):
-    """Function called by the model."""
+    """Function called by the model, with its arguments."""
 
     name: str
     arguments: Annotated[str, Meta(description="JSON text as written by the model.")]
@@ -185,7 +186,7 @@ class ChatResponse(msgspec.Struct):
 
 
 class TextChoice(msgspec.Struct):
-    """Choice of a completion, or its increment in a stream event."""
+    """Choice of a text completion; in a stream event, the next part of it."""
 
     text: str
     finish_reason: str | None = None

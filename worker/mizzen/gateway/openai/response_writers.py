@@ -37,7 +37,7 @@ from mizzen.gateway.requests.usage import TokenUsage
 
 DONE = b"data: [DONE]\n\n"
 PLACEHOLDER = "\u0000mizzen\u0000"
-"""Text in an event template that is replaced; model names cannot contain it."""
+"""Placeholder for the text in an event template; model names cannot contain it."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -47,12 +47,12 @@ def sse_event(data: bytes) -> bytes:
 
 
 class EventTemplate:
-    """A stream event in which only the text varies: encoded once, then filled in."""
+    """A stream event in which only the text varies: encoded once, and filled in for each piece of text."""
 
     __slots__ = ("_after", "_before")
 
     def __init__(self, encoded: bytes) -> None:
-        """Split an encoded event at the string PLACEHOLDER."""
+        """Split an encoded event at the `PLACEHOLDER` that it contains."""
         self._before, self._after = encoded.split(_encode(PLACEHOLDER))
 
     def fill(self, text: str) -> bytes:
@@ -72,11 +72,11 @@ class _BaseWriter:
         self._text_only = not (
             generation.logprobs or generation.return_token_ids or generation.continuous_usage
         )
-        """Whether the events of a choice differ in their text alone, but for the last."""
+        """True if all events of a choice, except the last, differ only in their text."""
         self._templates: dict[int, EventTemplate] = {}
 
     def end_stream(self) -> bytes:
-        """See `ResponseWriter`."""
+        """Return the event `[DONE]`, which ends a stream."""
         return DONE
 
     def _token_ids(self, ids: list[int]) -> list[int] | UnsetType:
@@ -84,16 +84,16 @@ class _BaseWriter:
 
 
 class ChatWriter(_BaseWriter):
-    """Writer of chat completions."""
+    """`ResponseWriter` of chat completions."""
 
     prefix = "chatcmpl-"
 
     def start_choice(self, index: int, echo: EchoedPrompt | None) -> bytes:
-        """See `ResponseWriter`."""
+        """Return the event that starts a choice: a message of the assistant without content."""
         return self._encode_chunk(ChunkChoice(Delta(role="assistant", content=""), index=index), None)
 
     def write_piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
-        """See `ResponseWriter`."""
+        """Return the events for a piece of a choice; the last piece adds an event with the finish reason."""
         delta = piece.delta
         if self._text_only and piece.finish_reason is None and not delta.reasoning and not delta.tool_calls:
             return self._text_template(index).fill(delta.content)
@@ -109,11 +109,11 @@ class ChatWriter(_BaseWriter):
         return events
 
     def write_usage(self, usage: TokenUsage) -> bytes:
-        """See `ResponseWriter`."""
+        """Return the event that carries only the usage."""
         return sse_event(_encode(Chunk(self._id, self._created, self._model, [], usage=usage_body(usage))))
 
     def full_response(self, choices: list[FinishedChoice], usage: TokenUsage) -> bytes:
-        """See `ResponseWriter`."""
+        """Return the body of a chat response that is not streamed."""
         chat_choices = [
             ChatChoice(
                 chat_message(choice.piece.delta),
@@ -146,12 +146,12 @@ class ChatWriter(_BaseWriter):
 
 
 class CompletionWriter(_BaseWriter):
-    """Writer of text completions."""
+    """`ResponseWriter` of text completions."""
 
     prefix = "cmpl-"
 
     def start_choice(self, index: int, echo: EchoedPrompt | None) -> bytes:
-        """See `ResponseWriter`."""
+        """Return the event with the echoed prompt; empty if the request does not set `echo`."""
         if echo is None:
             return b""
         logprobs = (
@@ -162,7 +162,7 @@ class CompletionWriter(_BaseWriter):
         return self._encode_event(TextChoice(echo.text, None, index, logprobs, self._token_ids([])), None)
 
     def write_piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
-        """See `ResponseWriter`."""
+        """Return the event for a piece of a choice; the last piece also has the finish reason."""
         if self._text_only and piece.finish_reason is None:
             return self._text_template(index).fill(piece.delta.content)
         choice = TextChoice(
@@ -175,11 +175,11 @@ class CompletionWriter(_BaseWriter):
         return self._encode_event(choice, usage)
 
     def write_usage(self, usage: TokenUsage) -> bytes:
-        """See `ResponseWriter`."""
+        """Return the event that carries only the usage."""
         return sse_event(_encode(self._new_response([], usage_body(usage))))
 
     def full_response(self, choices: list[FinishedChoice], usage: TokenUsage) -> bytes:
-        """See `ResponseWriter`."""
+        """Return the body of a completion response that is not streamed; each text begins with its echo."""
         text_choices = [
             TextChoice(
                 (choice.echo.text if choice.echo else "") + choice.piece.delta.content,
@@ -218,7 +218,7 @@ class CompletionWriter(_BaseWriter):
 
 
 def chat_delta(delta: OutputDelta) -> Delta:
-    """Return the delta of a chat chunk."""
+    """Convert an output delta to its shape in a chat stream event."""
     if not delta.reasoning and not delta.tool_calls:
         return Delta(content=delta.content)
     chunk_delta = Delta(reasoning_content=delta.reasoning or UNSET, content=delta.content or UNSET)
@@ -228,7 +228,7 @@ def chat_delta(delta: OutputDelta) -> Delta:
 
 
 def tool_call_chunk(call: ToolCallDelta) -> ToolCallChunk:
-    """Return a tool call increment in the shape of a chunk."""
+    """Convert part of a tool call to its shape in a chat stream event."""
     function = CalledFunctionDelta(UNSET if call.name is None else call.name, call.arguments)
     if call.id is None:
         return ToolCallChunk(call.index, function)
@@ -236,7 +236,7 @@ def tool_call_chunk(call: ToolCallDelta) -> ToolCallChunk:
 
 
 def chat_message(delta: OutputDelta) -> AnswerMessage:
-    """Return the complete message of a chat response."""
+    """Convert the whole output of a choice to the message of a chat response."""
     calls = answered_calls(delta.tool_calls)
     message = AnswerMessage(delta.content or None if calls else delta.content)
     if delta.reasoning:
@@ -247,7 +247,7 @@ def chat_message(delta: OutputDelta) -> AnswerMessage:
 
 
 def answered_calls(pieces: Iterable[ToolCallDelta]) -> list[AnsweredCall]:
-    """Return complete tool calls in the shape of a chat response, joined from their pieces."""
+    """Join the parts of tool calls to complete calls, in the shape of a chat response."""
     return [
         AnsweredCall(call.id or "", AnsweredFunction(call.name or "", call.arguments))
         for call in join_tool_calls(pieces)

@@ -13,7 +13,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 1024
 SAME_NAME_FIELDS = tuple((entry.name, entry.default) for entry in PARAMETERS if entry.request_field)
-"""Request fields that set the sampling parameter of the same name, with its default."""
+"""Sampling parameters that the request field of the same name sets: pairs of name and default value."""
 
 
 def sampling_params(
@@ -25,6 +25,13 @@ def sampling_params(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Return the sampling parameters of a request.
+
+    Args:
+        request: The decoded body.
+        max_tokens: Maximum number of output tokens; None if the request does not limit it.
+        grammar: Grammar that constrains the output.
+        logprobs: Number of most probable tokens to return per output token; None for no log probabilities.
+        prompt_logprobs: Number of most probable tokens per prompt token; None for no log probabilities.
 
     Raises:
         ApiError: 400 for a value out of range.
@@ -53,12 +60,12 @@ def sampling_params(
 
 
 def value_or_default(value: Any, default: Any) -> Any:
-    """Return `value`, or the default if `value` is absent (None) or equal to it."""
+    """Return `value`, or `default` if `value` is None or equals `default` (so 1 becomes 1.0)."""
     return default if value is None or value == default else value
 
 
 def check_min_tokens(min_tokens: int, max_tokens: int | None) -> int:
-    """Return `min_tokens`.
+    """Return `min_tokens` after checking it.
 
     Raises:
         ApiError: 400 if it exceeds `max_tokens`.
@@ -70,10 +77,10 @@ def check_min_tokens(min_tokens: int, max_tokens: int | None) -> int:
 
 
 def parse_logit_bias(logit_bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    """Return pairs of token id and the value added to its logit.
+    """Return `logit_bias` as pairs of a token id and the value to add to its logit.
 
     Raises:
-        ApiError: 400 for too many pairs, or a key that is not a token id.
+        ApiError: 400 if there are too many pairs, or a key is not a token id.
     """
     if len(logit_bias) > MAX_LOGIT_BIAS:
         raise invalid(f"logit_bias holds more than {MAX_LOGIT_BIAS} tokens", "logit_bias", "out_of_range")
@@ -88,7 +95,7 @@ def parse_stop_token_ids(token_ids: list[int]) -> tuple[int, ...]:
     """Return the token ids that end the output.
 
     Raises:
-        ApiError: 400 for too many ids.
+        ApiError: 400 if there are too many ids.
     """
     if len(token_ids) > MAX_STOP_TOKENS:
         raise invalid(f"stop_token_ids holds more than {MAX_STOP_TOKENS} ids", "stop_token_ids")
@@ -99,7 +106,7 @@ def parse_stop_strings(stop_field: str | list[str] | None) -> tuple[str, ...]:
     """Return the stop strings.
 
     Raises:
-        ApiError: 400 for too many strings, or one that is empty or too long.
+        ApiError: 400 if there are too many strings, or a string is empty or too long.
     """
     strings = (stop_field,) if isinstance(stop_field, str) else tuple(stop_field or ())
     if len(strings) > MAX_STOP_STRINGS:

@@ -16,7 +16,7 @@ from mizzen.gateway.tools.tool_schemas import Tool, ToolChoice
 
 
 def doc(text: str) -> Meta:
-    """Return metadata with a field's description."""
+    """Return msgspec metadata that holds a field's description."""
     return Meta(description=text)
 
 
@@ -48,26 +48,29 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: Annotated[
         bool | None,
-        doc("Send a last event with the usage and no choices; all other events have `usage: null`."),
+        doc("Send a final event that has the usage and no choices; all other events have `usage: null`."),
     ] = False
     continuous_usage_stats: Annotated[
-        bool | None, doc("Send the usage so far in every event (with `include_usage`).")
+        bool | None, doc("Send the usage so far in every event; needs `include_usage`.")
     ] = False
     include_obfuscation: Annotated[bool | None, doc("Ignored: no padding is sent.")] = False
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Sampling parameters of all generating requests; see `mizzen.core.sampling_params.PARAMETERS`."""
+    """Sampling fields that chat completions, completions and the Responses API share.
+
+    `mizzen.core.sampling_params.PARAMETERS` describes the parameters.
+    """
 
     temperature: Annotated[
         Annotated[float, Meta(ge=0, le=2)] | None,
-        doc("1 by default; 0 always selects the most probable token."),
+        doc("Sampling temperature (default: 1); 0 always selects the most probable token."),
     ] = None
     top_p: Annotated[
         Probability | None,
         doc(
             "Sample from the smallest set of tokens whose total probability reaches this "
-            "value; 0 keeps only the most probable one."
+            "value; 0 keeps only the most probable token."
         ),
     ] = None
     top_k: Annotated[
@@ -75,26 +78,28 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         doc("Sample from the k most probable tokens; 0 and -1 mean all tokens."),
     ] = None
     min_p: Annotated[
-        Probability | None, doc("Exclude tokens less probable than `min_p` times the most probable one.")
+        Probability | None,
+        doc("Exclude tokens whose probability is below `min_p` times that of the most probable token."),
     ] = None
     seed: Annotated[
         int | None,
         doc(
-            "64-bit seed; equal requests get equal answers, apart from rounding in "
-            "different batches. Each choice i uses its own seed derived from it."
+            "64-bit seed. A repeated request gets the same answer, apart from rounding differences "
+            "between batches. Each further choice has its own seed, derived from this one."
         ),
     ] = None
     frequency_penalty: Annotated[
-        Penalty | None, doc("Subtracted from a token's logit for each occurrence in the answer.")
+        Penalty | None,
+        doc("Value subtracted from a token's logit for each occurrence of the token in the answer."),
     ] = None
     presence_penalty: Annotated[
-        Penalty | None, doc("Subtracted from the logits of tokens that occur in the answer.")
+        Penalty | None, doc("Value subtracted from the logit of each token that occurs in the answer.")
     ] = None
     repetition_penalty: Annotated[
         Annotated[float, Meta(ge=0.01, le=10)] | None,
         doc(
-            "Divides positive and multiplies negative logits of tokens that occur in the "
-            "prompt or answer; 1 is off."
+            "Factor that divides positive logits, and multiplies negative logits, of tokens that "
+            "occur in the prompt or answer; 1 turns it off."
         ),
     ] = None
     logit_bias: Annotated[
@@ -105,11 +110,13 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         str | list[str] | None,
         doc(
             "Up to 16 strings of up to 1,024 characters; the answer ends before the first "
-            "occurrence in its content. They have no effect in reasoning and tool calls."
+            "occurrence in its content. Stop strings have no effect in reasoning and tool calls."
         ),
     ] = None
-    stop_token_ids: Annotated[list[TokenId] | None, doc("Up to 1,024 tokens that end the answer.")] = None
-    ignore_eos: Annotated[bool | None, doc("Continue after the model's own end tokens.")] = False
+    stop_token_ids: Annotated[list[TokenId] | None, doc("Ids of up to 1,024 tokens that end the answer.")] = (
+        None
+    )
+    ignore_eos: Annotated[bool | None, doc("Do not end the answer at the model's own end tokens.")] = False
 
 
 class CommonFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
@@ -120,7 +127,7 @@ class CommonFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
         bool | None, doc("Stream server-sent events as tokens are generated; `[DONE]` ends the stream.")
     ] = False
     stream_options: Annotated[StreamOptions | None, doc("Only with `stream`.")] = None
-    n: Annotated[ChoiceCount | None, doc("Number of choices per prompt.")] = None
+    n: Annotated[ChoiceCount | None, doc("Number of choices per prompt (default: 1).")] = None
     max_tokens: Annotated[
         Count | None,
         doc("Maximum number of output tokens; by default as many as fit into the context."),
@@ -128,8 +135,8 @@ class CommonFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     priority: Annotated[
         Priority | None,
         doc(
-            "Each step doubles the request's share while requests wait. The API key's "
-            "priority is the default and the maximum."
+            "Each step up doubles the request's share of the engines while requests wait. The API "
+            "key's priority is the default and the maximum."
         ),
     ] = None
     timeout: Annotated[
@@ -141,7 +148,7 @@ class CommonFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     ] = None
     min_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_INT32)] | None,
-        doc("Minimum number of output tokens before an end token."),
+        doc("Minimum number of output tokens; end tokens are excluded until then."),
     ] = None
     skip_special_tokens: Annotated[
         bool | None, doc("Leave special tokens out of the text (default: true).")
@@ -159,13 +166,13 @@ class CommonFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
         doc("Format of the answer: `text`, `json_object`, or `json_schema` with a schema."),
     ] = None
     structured_outputs: Annotated[
-        StructuredOutputs | None, doc("vLLM's form of the constraints below; exactly one of them.")
+        StructuredOutputs | None, doc("The constraints below in vLLM's newer form; set exactly one field.")
     ] = None
     guided_json: Annotated[
         str | dict[str, Any] | bool | None, doc("JSON schema (object or text), as in vLLM.")
     ] = None
     guided_regex: Annotated[str | None, doc("Regular expression for the whole answer, as in vLLM.")] = None
-    guided_choice: Annotated[list[str] | None, doc("The answer is one of these texts, as in vLLM.")] = None
+    guided_choice: Annotated[list[str] | None, doc("List of allowed answers, as in vLLM.")] = None
     guided_grammar: Annotated[str | None, doc("EBNF grammar (GBNF syntax), as in vLLM.")] = None
     json_schema: Annotated[
         str | dict[str, Any] | bool | None, doc("JSON schema (text or object), as in SGLang.")
@@ -184,7 +191,7 @@ class CommonFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 class ChatRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], doc("The chat; at least one message.")]
+    messages: Annotated[list[Message], doc("The conversation; at least one message.")]
     max_completion_tokens: Annotated[Count | None, doc("Same as `max_tokens`; set only one of them.")] = None
     logprobs: Annotated[bool | None, doc("Return the log probability of each output token.")] = None
     top_logprobs: Annotated[
@@ -206,7 +213,11 @@ class ChatRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):
         bool | None, doc("Whether the prompt opens the assistant's turn (default: true).")
     ] = None
     continue_final_message: Annotated[
-        bool | None, doc("Continue the last message instead; `add_generation_prompt` must be false.")
+        bool | None,
+        doc(
+            "Continue the last message instead of opening a new turn; cannot be combined with "
+            "`add_generation_prompt: true`."
+        ),
     ] = None
     add_special_tokens: Annotated[
         bool | None,
@@ -214,7 +225,7 @@ class ChatRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):
             "Add the tokenizer's special tokens, such as BOS, to the output of the template (default: false)."
         ),
     ] = None
-    echo: Annotated[bool | None, doc("Only `false`; use completions for it.")] = None
+    echo: Annotated[bool | None, doc("Only `false`; completions can echo their prompt.")] = None
     reasoning_effort: Annotated[
         str | None, doc("Passed to the chat template; `none` also sets `enable_thinking: false`.")
     ] = None
@@ -246,22 +257,22 @@ class CompletionRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):
     max_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_INT32)] | None,
         doc(
-            "Maximum number of output tokens, 16 by default; 0 only evaluates the prompt, for "
-            "`echo` with `logprobs`."
+            "Maximum number of output tokens (default: 16). 0 generates nothing; with `echo` and "
+            "`logprobs`, it returns the prompt's log probabilities."
         ),
     ] = None
     best_of: Annotated[
         ChoiceCount | None,
         doc(
-            "Sequences sampled per prompt; the `n` with the highest mean log probability "
+            "Number of sequences sampled per prompt; the `n` with the highest mean log probability "
             "are returned. Cannot be streamed."
         ),
     ] = None
     logprobs: Annotated[
         TopCount | bool | None,
         doc(
-            "Return the log probabilities of the tokens and of this number of most probable "
-            "tokens; `false` turns them off."
+            "Return each token's log probability, and those of this number of most probable tokens "
+            "at its position; `false` turns log probabilities off."
         ),
     ] = None
     echo: Annotated[

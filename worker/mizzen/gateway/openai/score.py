@@ -1,4 +1,4 @@
-"""POST /v1/score: similarity of texts (vLLM's form), or probabilities of labels (SGLang's form)."""
+"""POST /v1/score: similarity of text pairs (vLLM's form), or probabilities of labels (SGLang's form)."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 MAX_LABELS = 256
 MAX_JOINED_LENGTH = 16 * 1024 * 1024
-"""Maximum length of all prompts together, in characters or tokens; each prompt repeats the query."""
+"""Maximum total length of the copies of the query, one per item, in characters or tokens."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /v1/score, in either of two forms."""
+    """Body of POST /v1/score: vLLM's form compares texts, SGLang's form scores labels."""
 
     model: Annotated[str, doc("A name listed in `/v1/models`; any other name gets 404.")]
     text_1: Annotated[
         str | list[str] | None,
         doc(
-            "vLLM's format: one text, or as many as `text_2`. Scores are cosine similarities "
+            "vLLM's form: one text, or as many texts as `text_2` has. Scores are cosine similarities "
             "of the embeddings."
         ),
     ] = None
@@ -50,30 +50,31 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     query: Annotated[
         str | list[Any] | None,
         Meta(
-            description="SGLang's format: the beginning of each prompt.",
+            description="SGLang's form: text or token ids, which each item extends to a prompt.",
             extra_json_schema={"anyOf": PROMPTS[:2]},
         ),
     ] = None
     items: Annotated[
         str | list[Any] | None,
         Meta(
-            description="Continuations of the prompts: texts, or token ids if `query` is token ids.",
+            description="Continuations of the query: texts, or lists of token ids if `query` is token ids.",
             extra_json_schema={"anyOf": PROMPTS},
         ),
     ] = None
     label_token_ids: Annotated[
-        list[TokenId] | None, doc("Up to 256 tokens; their probabilities as the next token are the scores.")
+        list[TokenId] | None,
+        doc("Ids of up to 256 tokens; the scores are their probabilities as a prompt's next token."),
     ] = None
     apply_softmax: Annotated[
         bool | None, doc("Scale the scores of each prompt to a sum of 1 (default: false).")
     ] = None
-    item_first: Annotated[bool | None, doc("Put items before the query (default: false).")] = None
-    priority: Annotated[Priority | None, doc("As in completions.")] = None
+    item_first: Annotated[bool | None, doc("Put each item before the query (default: false).")] = None
+    priority: Annotated[Priority | None, doc("As in chat completions.")] = None
     user: Annotated[str | None, doc("Accepted, not used.")] = None
 
 
 class ScoreItem(msgspec.Struct):
-    """Score of one pair of texts."""
+    """Score of the pair of texts at `index`."""
 
     index: int
     score: float
@@ -81,7 +82,7 @@ class ScoreItem(msgspec.Struct):
 
 
 class PairsResponse(msgspec.Struct):
-    """Response to a request in vLLM's form."""
+    """Response to a score request in vLLM's form: one score per pair of texts."""
 
     id: str
     created: int
@@ -92,7 +93,7 @@ class PairsResponse(msgspec.Struct):
 
 
 class LabelsResponse(msgspec.Struct):
-    """Response to a request in SGLang's form."""
+    """Response to a score request in SGLang's form: one list of label scores per item."""
 
     scores: Annotated[list[list[float]], Meta(description="One row per item, one number per label.")]
     model: str
@@ -101,17 +102,17 @@ class LabelsResponse(msgspec.Struct):
 
 
 class ScoreHandler:
-    """Handle requests for scores."""
+    """Handler of POST /v1/score."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._decoder = msgspec.json.Decoder(ScoreRequest)
 
     async def __call__(self, body: bytes, scope: Scope) -> PairsResponse | LabelsResponse:
-        """Return the scores that a body requests.
+        """Return the scores that a request body asks for.
 
         Raises:
-            ApiError: the request is invalid or cannot be served.
+            ApiError: the request is invalid, or no engine could serve it.
         """
         request, generations = await self._gateway.body_reader.parse_body(body, self._parse, scope)
         if request.items is not None:
@@ -119,10 +120,11 @@ class ScoreHandler:
         return await self._score_pairs(request, generations, scope)
 
     def _parse(self, body: bytes) -> tuple[ScoreRequest, list[GenerationRequest]]:
-        """Return a request and one generation per prompt.
+        """Return the decoded body, and a `GenerationRequest` for each prompt.
 
         Raises:
-            ApiError: 400 that names the field.
+            ApiError: 400 if a field is invalid or missing, or the two forms are mixed; the error names the
+                field.
         """
         request = decode_body(self._decoder, body)
         pairs, labels = ("text_1", "text_2"), ("query", "items", "label_token_ids")
@@ -161,7 +163,7 @@ class ScoreHandler:
     async def _score_labels(
         self, request: ScoreRequest, generations: list[GenerationRequest], scope: Scope
     ) -> LabelsResponse:
-        dispatcher = self._gateway.open_service(request.model, scope).dispatcher
+        dispatcher = self._gateway.find_active_service(request.model, scope).dispatcher
         routed_requests = new_routed_requests(self._gateway, scope, generations)
         results = await run_each(
             dispatcher, routed_requests, lambda routed: self._label_scores(routed, dispatcher)
@@ -173,7 +175,7 @@ class ScoreHandler:
     async def _label_scores(
         self, routed: RoutedRequest, dispatcher: Dispatcher
     ) -> tuple[tuple[float, ...], int]:
-        """Return the log probability of each label as the next token, and the number of prompt tokens."""
+        """Return the log probability of each label as the next token, and the prompt's token count."""
         self._gateway.restart_queue_timeout(routed.queue_entry)
         attempt = await dispatcher.place(routed)
         count_placement(self._gateway, routed)
@@ -183,7 +185,7 @@ class ScoreHandler:
             if routed.record is not None:
                 routed.record.prompt_tokens += len(routed.prompt)
                 routed.record.completion_tokens += len(tokens)
-            return attempt.take_logprobs()[0].asked, len(routed.prompt)
+            return attempt.take_logprobs()[0].requested, len(routed.prompt)
         except (StreamLost, EngineRefused) as error:
             raise unavailable(str(error), code="engine_lost") from error
         finally:
@@ -194,7 +196,8 @@ def pair_generations(request: ScoreRequest) -> list[GenerationRequest]:
     """Return the embedding requests for vLLM's form: all of `text_1`, then all of `text_2`.
 
     Raises:
-        ApiError: 400 for no texts, too many, or numbers of texts that do not match.
+        ApiError: 400 if there are no texts or too many, or `text_1` has neither one text nor as many as
+            `text_2`.
     """
     left, right = text_list(request.text_1, "text_1"), text_list(request.text_2, "text_2")
     if len(left) not in (1, len(right)):
@@ -204,10 +207,10 @@ def pair_generations(request: ScoreRequest) -> list[GenerationRequest]:
 
 
 def label_generations(request: ScoreRequest) -> list[GenerationRequest]:
-    """Return one request per item of SGLang's form.
+    """Return a generation request for each item of SGLang's form.
 
     Raises:
-        ApiError: 400, as `join_prompts`, and for too few or too many labels.
+        ApiError: 400 if there are no labels or too many, or `join_prompts` rejects the items.
     """
     labels = tuple(request.label_token_ids or ())
     if not 0 < len(labels) <= MAX_LABELS:
@@ -217,10 +220,10 @@ def label_generations(request: ScoreRequest) -> list[GenerationRequest]:
 
 
 def text_list(value: str | list[str] | None, name: str) -> list[str]:
-    """Return the texts of a field as a list.
+    """Return the value of field `name`, one text or several, as a list.
 
     Raises:
-        ApiError: 400 for no texts, or too many.
+        ApiError: 400 if there are no texts, or too many.
     """
     texts = [value] if isinstance(value, str) else value or []
     if not 0 < len(texts) <= MAX_SEQUENCES:
@@ -232,7 +235,8 @@ def join_prompts(request: ScoreRequest) -> list[Prompt]:
     """Return the prompts of a request in SGLang's form: the query joined with each item.
 
     Raises:
-        ApiError: 400 for a mix of text and token ids, or for too many items.
+        ApiError: 400 if text and token ids are mixed, the query is a list of texts, or there are too many
+            items.
     """
     query, *others = parse_prompts("" if request.query is None else request.query, "query")
     items = parse_prompts("" if request.items is None else request.items, "items")
@@ -247,10 +251,10 @@ def join_prompts(request: ScoreRequest) -> list[Prompt]:
 
 
 def join_prompt(query: Prompt, item: Prompt, item_first: bool) -> Prompt:
-    """Join a query and an item to one prompt.
+    """Return the prompt that joins a query and an item; with `item_first`, the item comes first.
 
     Raises:
-        ApiError: 400 if one is text and the other is token ids.
+        ApiError: 400 if one of them is text and the other is token ids.
     """
     if isinstance(query, str) and isinstance(item, str):
         return item + query if item_first else query + item
@@ -260,12 +264,12 @@ def join_prompt(query: Prompt, item: Prompt, item_first: bool) -> Prompt:
 
 
 def mixed_kinds_error() -> ApiError:
-    """Return the 400 for a query and an item of different kinds."""
+    """Return a 400 error for a text query with items that are token ids, or the reverse."""
     return invalid("items must be texts if query is text, and token ids if query is token ids", "items")
 
 
 def score_generation(request: ScoreRequest, prompt: Prompt, sampling: SamplingParams) -> GenerationRequest:
-    """Return the request for one prompt."""
+    """Return the generation request for one prompt of a score request."""
     return GenerationRequest(
         model=request.model,
         prompt=prompt,
@@ -276,7 +280,7 @@ def score_generation(request: ScoreRequest, prompt: Prompt, sampling: SamplingPa
 
 
 def to_probabilities(logprobs: tuple[float, ...], softmax: bool) -> list[float]:
-    """Convert log probabilities to probabilities among all tokens, or with `softmax` among the labels."""
+    """Convert the labels' log probabilities to probabilities; with `softmax`, scale them to a sum of 1."""
     if not softmax:
         return [math.exp(logprob) for logprob in logprobs]
     maximum = max(logprobs)

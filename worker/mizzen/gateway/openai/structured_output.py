@@ -23,15 +23,15 @@ MAX_ALTERNATIVES = 4096
 
 
 def request_grammar(request: CommonFields) -> tuple[str, Grammar] | None:
-    """Return the field that constrains a request's output, and its grammar; None without a constraint.
+    """Return the name and the grammar of the field that constrains a request's output; None if no field does.
 
     Raises:
-        ApiError: 400 for several constraints, or one that is clearly invalid.
+        ApiError: 400 if several fields constrain the output, or a constraint is malformed, empty or too long.
     """
     constraints = [*iter_constraints(request)]
     if len(constraints) > 1:
         first, second = constraints[0][0], constraints[1][0]
-        raise invalid(f"{first} and {second} both constrain the answer; give one of them", second)
+        raise invalid(f"{first} and {second} both constrain the answer; set only one of them", second)
     if not constraints:
         return None
     name, grammar = constraints[0]
@@ -43,7 +43,7 @@ def request_grammar(request: CommonFields) -> tuple[str, Grammar] | None:
 
 
 def iter_constraints(request: CommonFields) -> Iterator[tuple[str, Grammar]]:
-    """Yield the constraints of a request with their field names."""
+    """Yield the name and the grammar of each field that constrains a request's output."""
     format_constraint = response_format_constraint(request.response_format)
     if format_constraint is not None:
         yield format_constraint
@@ -66,7 +66,8 @@ def response_format_constraint(response_format: ResponseFormat | None) -> tuple[
     """Return the field name and grammar of a `response_format`; None for type `text`.
 
     Raises:
-        ApiError: 400 if the type's own field is missing, or a field of another type is present.
+        ApiError: 400 if the field that the type needs is missing or invalid, or a field of another type is
+            set.
     """
     if response_format is None:
         return None
@@ -108,7 +109,7 @@ def structural_tag_format(response_format: ResponseFormat) -> dict[str, Any]:
     """Return the format of a `structural_tag` in xgrammar's syntax.
 
     Raises:
-        ApiError: 400 if it is in neither of the two supported forms.
+        ApiError: 400 unless the request sets either `structures` and `triggers`, or `format`.
     """
     if (
         response_format.format is not None
@@ -132,7 +133,7 @@ def structural_tag_format(response_format: ResponseFormat) -> dict[str, Any]:
 
 
 def structured_outputs_constraints(outputs: StructuredOutputs) -> Iterator[tuple[str, Grammar]]:
-    """Yield the constraints of vLLM's `structured_outputs`."""
+    """Yield the name and the grammar of each field that is set in vLLM's `structured_outputs`."""
     prefix = "structured_outputs."
     if outputs.json is not None:
         yield f"{prefix}json", schema_grammar(outputs.json, f"{prefix}json")
@@ -149,10 +150,10 @@ def structured_outputs_constraints(outputs: StructuredOutputs) -> Iterator[tuple
 
 
 def schema_grammar(schema: Schema, name: str) -> Grammar:
-    """Return the grammar of a JSON schema.
+    """Return the grammar of the JSON schema in field `name`.
 
     Raises:
-        ApiError: 400 if it is not a JSON schema.
+        ApiError: 400 if the value is not a JSON schema, or is `false`, which nothing matches.
     """
     if isinstance(schema, str):
         try:
@@ -167,10 +168,10 @@ def schema_grammar(schema: Schema, name: str) -> Grammar:
 
 
 def choice_grammar(alternatives: list[str], name: str) -> Grammar:
-    """Return a grammar that allows exactly the given texts.
+    """Return a grammar that allows exactly the texts in field `name`.
 
     Raises:
-        ApiError: 400 for no texts, too many, or an empty one.
+        ApiError: 400 if there are no texts or too many, or a text is empty.
     """
     if not alternatives or not all(alternatives):
         raise invalid(f"{name} must hold non-empty texts", name)
@@ -182,7 +183,7 @@ def choice_grammar(alternatives: list[str], name: str) -> Grammar:
 
 
 def dump_json(value: Any) -> str:
-    """Return a value as JSON text. Key order is kept, because the order of a schema's properties matters.
+    """Return a value as JSON text. Keys keep their order, because a grammar follows the order of properties.
 
     Raises:
         ApiError: 400 if it is nested too deeply.
@@ -194,5 +195,5 @@ def dump_json(value: Any) -> str:
 
 
 def nesting_error() -> ApiError:
-    """Return the 400 for a body that is nested too deeply."""
+    """Return a 400 error for a body that is nested too deeply."""
     return invalid("the body is nested too deeply", code="invalid_json")

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: convert text to token ids and back, as completions do."""
+"""POST /tokenize and /detokenize: convert text to token ids and back, as the generating endpoints do."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 OFF_LOOP_TOKENS = 4096
-"""More tokens than this are decoded in a thread."""
+"""Number of tokens above which decoding runs in a thread instead of on the event loop."""
 NO_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /tokenize: either `prompt` or `messages`."""
 
-    model: Annotated[str | None, doc("A name listed in `/v1/models`; by default the first.")] = None
+    model: Annotated[str | None, doc("A name listed in `/v1/models` (default: the first one).")] = None
     prompt: Annotated[str | list[str] | None, doc("A text, or up to 1,024 texts.")] = None
     messages: Annotated[list[Message] | None, doc("A chat, rendered by the chat template.")] = None
     tools: Annotated[list[Tool] | None, doc("With `messages`: passed to the template.")] = None
@@ -54,10 +54,10 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TokenizeResponse(msgspec.Struct):
-    """Response of POST /tokenize; with several texts, the fields are lists."""
+    """Response of POST /tokenize; if `prompt` is a list, the other fields have one item per text."""
 
     count: int | list[int]
-    max_model_len: Annotated[int, Meta(description="The context length.")]
+    max_model_len: Annotated[int, Meta(description="The context length in tokens.")]
     tokens: list[int | list[int]]
     token_strs: list[str | list[str]] | UnsetType = UNSET
 
@@ -65,7 +65,7 @@ class TokenizeResponse(msgspec.Struct):
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /detokenize."""
 
-    model: Annotated[str | None, doc("A name listed in `/v1/models`; by default the first.")] = None
+    model: Annotated[str | None, doc("A name listed in `/v1/models` (default: the first one).")] = None
     tokens: Annotated[list[TokenId], doc("Token ids; ids unknown to the tokenizer produce no text.")]
     skip_special_tokens: Annotated[
         bool | None, doc("Leave special tokens out of the text (default: false).")
@@ -76,11 +76,11 @@ class DetokenizeResponse(msgspec.Struct):
     """Response of POST /detokenize."""
 
     prompt: str
-    text: Annotated[str, Meta(description="The same text, under SGLang's name.")]
+    text: Annotated[str, Meta(description="The same text as `prompt`, under SGLang's field name.")]
 
 
 class TokenizeHandler:
-    """Handle requests that need a tokenizer but no engine."""
+    """Handler of POST /tokenize and /detokenize, which need a model's tokenizer but no engine."""
 
     def __init__(self, gateway: Gateway, families: FamilyOptions) -> None:
         self._gateway = gateway
@@ -115,7 +115,7 @@ class TokenizeHandler:
         """Return the text of token ids.
 
         Raises:
-            ApiError: as `tokenize`.
+            ApiError: the request is invalid, or no engine has announced the model's tokenizer.
         """
         request = await self._gateway.body_reader.parse_body(
             body, partial(decode_body, self._detokenize), scope
@@ -137,7 +137,7 @@ class TokenizeHandler:
             if not names:
                 raise unavailable("no model is served yet")
             name = names[0]
-        service = self._gateway.open_service(name, scope)
+        service = self._gateway.find_active_service(name, scope)
         text = service.table.choose_text_model(None, ())
         if text is None:
             raise unavailable(service.table.unavailable_reason())
@@ -145,12 +145,12 @@ class TokenizeHandler:
 
 
 def tokenize_generations(request: TokenizeRequest, families: FamilyOptions) -> list[GenerationRequest]:
-    """Return the inputs to tokenize as generation requests.
+    """Return a generation request for each text or conversation to tokenize.
 
-    Tools are passed to the template even if the model could not call them.
+    Tools are passed to the chat template even if the model's tool call format is unknown.
 
     Raises:
-        ApiError: 400 that names the field.
+        ApiError: 400 if a field is invalid or does not apply; the error names it.
     """
     model = request.model or ""
     if request.messages is not None:
@@ -187,5 +187,5 @@ def tokenize_generations(request: TokenizeRequest, families: FamilyOptions) -> l
 
 
 def token_strings(text: TextModel, ids: list[int]) -> list[str]:
-    """Return the text of each token; part of a character becomes U+FFFD."""
+    """Return the text of each token; U+FFFD stands for a part of a character."""
     return [text.tokenizer.token_bytes(token).decode(errors="replace") for token in ids]

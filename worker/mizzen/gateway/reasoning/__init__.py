@@ -1,1 +1,1 @@
-"""Reasoning: the part of the output in which a model thinks before it answers."""
+"""Parse and constrain reasoning, the part of the output in which a model thinks before it answers."""

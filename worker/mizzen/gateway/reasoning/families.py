@@ -21,27 +21,27 @@ class ReasoningFamily:
     begin: str
     end: str
     always_open: bool = False
-    """Whether output starts with reasoning even if neither prompt nor output contains the opening tag."""
+    """True if output starts with reasoning even if neither prompt nor output contains the opening tag."""
 
     def starts_inside(self, prompt_end: str) -> bool:
-        """Return whether output starts within reasoning after a prompt with this ending."""
+        """Return whether output starts within reasoning; `prompt_end` is the text at the prompt's end."""
         text = prompt_end.rstrip()
         if text.endswith(self.begin):
             return True
         return self.always_open and not text.endswith(self.end)
 
     def ends_reasoning(self, prompt_end: str) -> bool:
-        """Return whether the prompt itself ends the reasoning, so that the output has none."""
+        """Return whether the prompt itself closes the reasoning, so that the output contains none."""
         return prompt_end.rstrip().endswith(self.end)
 
     def parser(self, prompt_end: str) -> ReasoningParser | None:
-        """Return a parser for the output; None if the prompt has ended the reasoning."""
+        """Return a parser that splits off reasoning; None if the prompt itself closes the reasoning."""
         if self.ends_reasoning(prompt_end):
             return None
         return ReasoningParser(self.begin, self.end, self.starts_inside(prompt_end))
 
     def format_with_reasoning(self, rest: Format, prompt_end: str, tokenizer: Tokenizer) -> Format:
-        """Return the format of output that may contain reasoning before `rest`."""
+        """Return the format of output that may begin with reasoning; `rest` is the format of what follows."""
         if self.ends_reasoning(prompt_end):
             return rest
         end = structural_tags.tag_marker(tokenizer, self.end)
@@ -65,7 +65,11 @@ NAMES = ("auto", "none", *FAMILIES)
 
 
 def detect_reasoning_family(option: str, template: str, tokenizer: Tokenizer) -> ReasoningFamily | None:
-    """Return a model's family: the one that the option names, or the one that template and tokenizer show."""
+    """Return the reasoning family of a model; None if it is unknown, or the option is "none".
+
+    `option` names the family. With "auto", it is the family whose closing tag occurs in the chat template or
+    is a token.
+    """
     if option != "auto":
         return FAMILIES.get(option)
     for family in (QWEN, MAGISTRAL):
@@ -75,10 +79,11 @@ def detect_reasoning_family(option: str, template: str, tokenizer: Tokenizer) ->
 
 
 def grammar_format(grammar: Grammar) -> Format:
-    """Return a grammar as an element of a structural tag.
+    """Return the format that allows the same output as a grammar.
 
     Raises:
-        ValueError: a structural tag is not JSON, or has the older form, which cannot be nested.
+        ValueError: the grammar is a structural tag that is not JSON, or has xgrammar's older form, which
+            cannot be nested.
     """
     kind = grammar.kind
     if kind is GrammarKind.JSON_OBJECT:

@@ -10,23 +10,24 @@ from mizzen.gateway.tools.json_scanner import WHITESPACE
 
 class _ReasoningState(enum.Enum):
     START = 0
-    """Reasoning may start here."""
+    """At the start of the output, before any text except white space; reasoning may begin."""
     OPENED = 1
-    """After the opening tag; white space here belongs to the syntax."""
+    """After the opening tag, where white space is dropped."""
     INSIDE = 2
     CLOSED = 3
-    """After the closing tag; white space here belongs to the syntax."""
+    """After the closing tag, where white space is dropped."""
     OUTSIDE = 4
 
 
 class ReasoningParser:
-    """Split output text at its reasoning tags; reasoning comes first.
+    """Incremental parser that splits output into reasoning, which comes first, and content.
 
-    The result is the same for any split of the text. White space next to the tags is dropped.
+    The result does not depend on how the text is divided among calls of `feed`. White space next to the tags
+    is dropped.
     """
 
     def __init__(self, begin: str, end: str, starts_inside: bool) -> None:
-        """Set the tags; `starts_inside` means that prompt or family has already opened the reasoning."""
+        """Set the tags; `starts_inside` is true if the output starts within reasoning, without a tag."""
         self._begin = begin
         self._end = end
         self._starts_inside = starts_inside
@@ -34,15 +35,15 @@ class ReasoningParser:
         self._pending = ""
         self._whitespace: list[str] = []
         self.has_reasoning = starts_inside
-        """Whether there is reasoning, as far as is known."""
+        """True if the output has reasoning, judging by the text so far."""
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the next text is or may be reasoning."""
+        """True if the next text may be reasoning."""
         return self._state in (_ReasoningState.START, _ReasoningState.OPENED, _ReasoningState.INSIDE)
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Parse more text; return the reasoning and the content that are certain now."""
+        """Parse more text; return the new reasoning and the new content that later text cannot change."""
         if self._state is _ReasoningState.OUTSIDE:
             return "", text
         text, self._pending = self._pending + text, ""
@@ -60,7 +61,7 @@ class ReasoningParser:
         return reasoning, text if self._state is _ReasoningState.OUTSIDE else ""
 
     def end(self) -> tuple[str, str]:
-        """Return the reasoning and content that were held back; the text has ended."""
+        """Return the reasoning and the content that were held back, at the end of the output."""
         pending, self._pending = self._pending, ""
         if self._state is _ReasoningState.INSIDE:
             return ("".join([*self._whitespace, pending]) if pending else ""), ""
@@ -80,7 +81,7 @@ class ReasoningParser:
         return text
 
     def _read_inside(self, text: str) -> tuple[str, str]:
-        """Return reasoning, and the text after its closing tag."""
+        """Return the reasoning in a text, and the text after the closing tag; hold back a partial tag."""
         at = text.find(self._end)
         if at >= 0:
             self._state = _ReasoningState.CLOSED

@@ -17,7 +17,7 @@ def inspect_type(kind: Any) -> inspect.Type:
 
 
 def allowed_values(kind: Any, path: str) -> tuple[str, ...]:
-    """Return the strings that a field may hold; empty if the type does not list them.
+    """Return the values that the type of a field lists, as strings; empty if it lists none.
 
     Args:
         kind: The request type.
@@ -42,7 +42,10 @@ def unwrap_type(kind: inspect.Type) -> Iterator[inspect.Type]:
 
 
 def step_into(kind: inspect.Type, step: str) -> Iterator[inspect.Type]:
-    """Yield the types of a list's items (`[0]`) or of an object's field; a tag field is a literal."""
+    """Yield the types that a step of a path leads to: a list's items (`[0]`), or an object's field (`name`).
+
+    The tag field of a struct yields a literal type with its tag.
+    """
     if step.startswith("["):
         if isinstance(kind, inspect.ListType):
             yield from unwrap_type(kind.item_type)

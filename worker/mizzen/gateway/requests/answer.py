@@ -1,4 +1,4 @@
-"""Builds one sequence's answer as its tokens arrive: content, reasoning, tool calls and log probabilities."""
+"""Build a sequence's answer as its tokens arrive: content, reasoning, tool calls and log probabilities."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from mizzen.wire.messages import Finish
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
-    """Part of an answer that one delivery of tokens adds."""
+    """Part of an answer: the output of the tokens that an engine delivered together."""
 
     delta: OutputDelta
     token_ids: list[int]
     finish_reason: str | None = None
-    """OpenAI's finish_reason, with the last piece."""
+    """OpenAI's finish_reason; None except in the last piece of an answer."""
     logprobs: Sequence[ScoredToken] = ()
-    """The same tokens with log probabilities, if requested."""
+    """Log probabilities of the tokens in `token_ids`, if requested."""
 
 
 class AnswerBuilder:
-    """Builds the answer of one sequence."""
+    """Builder of one sequence's answer, which detokenizes and parses its tokens."""
 
     def __init__(self, generation: GenerationRequest, text: TextModel, prompt: Int32, start: int = 0) -> None:
-        """Begin an answer; its text starts at character `start`, after a prompt that it echoes."""
+        """Begin an answer; `start` is the length in characters of the echoed prompt that precedes it."""
         self.output_tokens = 0
-        """Output tokens so far, without those after a stop string."""
+        """Number of output tokens so far; tokens after a stop string do not count."""
         self.total_logprob = 0.0
-        """Sum of the tokens' log probabilities, if requested."""
+        """Sum of the log probabilities of the output tokens, if requested."""
         stop = generation.sampling.stop
         self._parser: OutputParser = (
             PlainOutput(stop)
@@ -51,9 +51,10 @@ class AnswerBuilder:
         )
 
     def add(self, tokens: list[int], finish: Finish | None, logprobs: list[TokenLogprobs]) -> AnswerPiece:
-        """Add the next tokens with their log probabilities, and the finish with the last of them.
+        """Add the next tokens, with their log probabilities if requested; return the piece that they add.
 
-        The token that ended the answer (`Finish.stop_token`) is among the ids but not in the text.
+        `finish` comes with the last tokens. The token that ended the answer (`Finish.stop_token`) is in the
+        piece's token ids, but not in its text.
         """
         if self._prompt_only:
             return AnswerPiece(OutputDelta(), [], "length")
@@ -81,7 +82,10 @@ class AnswerBuilder:
         return self._parser.reasoning_tokens
 
     def _parse(self, tokens: list[int]) -> tuple[OutputDelta, int]:
-        """Return the delta of tokens, and how many of them precede the end by a stop string."""
+        """Parse tokens; return their output and the number of tokens used.
+
+        Tokens after the end of a stop string are not used.
+        """
         parser, add = self._parser, self._detokenizer.add
         delta, used_tokens = OutputDelta(), 0
         while used_tokens < len(tokens) and (self._may_stop or parser.counts_tokens):
@@ -96,7 +100,7 @@ class AnswerBuilder:
         return join_deltas(delta, parser.feed(add(tokens[used_tokens:]))), len(tokens)
 
     def _finish_reason(self, finish: Finish | None) -> str:
-        """Return OpenAI's finish_reason of an answer that ended by the engine or by a stop string."""
+        """Return OpenAI's finish_reason of an answer that the engine or a stop string has ended."""
         if self._parser.stopped or (finish is not None and finish.reason == FinishReason.STOP):
             return self._parser.finish_reason or "stop"
         return "length"
@@ -110,7 +114,7 @@ class AnswerBuilder:
 
 
 def join_deltas(first: OutputDelta, second: OutputDelta) -> OutputDelta:
-    """Return two consecutive deltas as one."""
+    """Join two consecutive deltas to one."""
     if not second:
         return first
     if not first:
@@ -123,7 +127,7 @@ def join_deltas(first: OutputDelta, second: OutputDelta) -> OutputDelta:
 
 
 def join_pieces(pieces: list[AnswerPiece]) -> AnswerPiece:
-    """Return an answer's pieces as one; tool call arguments stay in pieces."""
+    """Join consecutive pieces of an answer to one; the parts of a tool call stay separate deltas."""
     calls = [call for piece in pieces for call in piece.delta.tool_calls]
     return AnswerPiece(
         OutputDelta(
@@ -138,7 +142,7 @@ def join_pieces(pieces: list[AnswerPiece]) -> AnswerPiece:
 
 
 def join_tool_calls(pieces: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
-    """Return one complete call for each index, joined from its pieces, in the order of the indices."""
+    """Join the parts of tool calls; return one complete call per index, in the order of the indices."""
     calls: dict[int, ToolCallDelta] = {}
     for piece in pieces:
         call = calls.get(piece.index, ToolCallDelta(piece.index, ""))

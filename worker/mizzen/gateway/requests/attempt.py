@@ -1,6 +1,6 @@
-"""A request in one engine, whose answer continues on another engine if that one is lost.
+"""An attempt to serve a request on an engine; if this engine is lost, it continues on another engine.
 
-The dispatcher makes attempts; sequences read them.
+The dispatcher creates attempts; sequences read tokens from them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from mizzen.wire.client.stream import EngineRefused, EngineStream, StreamLost, T
 from mizzen.wire.messages import Finish
 
 Resume = Callable[["Attempt", StreamLost], Awaitable["Attempt | None"]]
-"""Returns the attempt that continues the answer of a lost engine; None or a StreamLost if none does."""
+"""Function that continues the answer of an attempt whose engine is lost.
+
+It returns a new attempt on another engine. If the answer cannot continue, it returns None or raises a
+StreamLost.
+"""
 
 
 class Attempt:
-    """Request in an engine. `close` must be called.
+    """A request that an engine runs. `close` must be called.
 
-    If its engine is lost, `next_tokens` continues the answer on another engine from the tokens that it has
-    returned: without a gap, without a token twice, and with a finish that counts the whole answer.
+    If the engine is lost, `next_tokens` continues the answer on another engine after the tokens that it has
+    returned: no token is skipped or repeated, and the final counts are those of the whole answer.
     """
 
     def __init__(
@@ -35,25 +39,27 @@ class Attempt:
         self.stream = stream
         self.finish: Finish | None = None
         self.prompt_logprobs: list[TokenLogprobs] | None = stream.prompt_logprobs
-        """Log probabilities of the prompt's tokens from the second on, if requested; complete with the
-        first token."""
-        self._identity = engine.model_identity  # captured now, because a lost engine serves nothing
+        """Log probabilities of the prompt's tokens from the second on, if requested.
+
+        They are complete once the first output token has arrived.
+        """
+        self._identity = engine.model_identity  # captured now, because a lost engine has no model
         self._cost = cost
         self._resume = resume
         self._first: tuple[list[int], Finish | None] | None = None
         self._failure: Exception | None = None
         self._counted = True
         self.record: AttemptRecord | None = None
-        """Record of the request's time in the engine."""
+        """Record of the request's time on the engine, for the access log and traces."""
         engine.add_request(cost)
         self.breaker_period = engine.breaker.begin_request()
 
     async def next_tokens(self) -> tuple[list[int], Finish | None]:
-        """Return the next tokens, and the finish if it is known.
+        """Return the next tokens, and the engine's `Finish` message if the answer has ended.
 
         Raises:
-            StreamLost: the answer cannot continue.
-            ApiError: 400, what the request asks for cannot continue on any engine.
+            StreamLost: the engine was lost, and the answer cannot continue on another engine.
+            ApiError: 400 if an engine cannot run the request because of an error in the request itself.
         """
         while True:
             try:
@@ -72,36 +78,41 @@ class Attempt:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens from a cache, known at the finish. After a resume, cached output tokens do not
-        count."""
+        """Number of prompt tokens found in a prefix cache; 0 until the engine's `Finish` has arrived.
+
+        After a resume, output tokens found in the new engine's cache do not count.
+        """
         return min(self.finish.cached_tokens, len(self.routed.prompt)) if self.finish is not None else 0
 
     def take_logprobs(self) -> list[TokenLogprobs]:
-        """Return one entry for each token that `next_tokens` returned since the last call; empty if not
-        requested."""
+        """Return the log probabilities of the tokens that `next_tokens` returned since the last call.
+
+        The list is empty if they were not requested.
+        """
         return self.stream.drain_logprobs()
 
     async def wait_first_tokens(self, seconds: float) -> None:
-        """Wait for the first tokens, which `next_tokens` returns.
+        """Wait for the first tokens, so that the next call of `next_tokens` returns them at once.
 
         Raises:
             EngineRefused: the engine refused the request.
-            StreamLost: it lost the request, or returned no token within `seconds`.
-            ApiError: see `next_tokens`.
+            StreamLost: the engine lost the request, or returned no token within `seconds`.
+            ApiError: 400 if the engine cannot run the request because of an error in the request itself.
         """
         self.engine.awaiting_first_token.add(self.stream)
         try:
             async with asyncio.timeout(seconds):
                 self._first = await self._next_from_engine()
         except TimeoutError:
-            raise StreamLost("no_answer", f"{self.engine.name} gave no token for {seconds:.0f} s") from None
+            text = f"{self.engine.name} returned no token for {seconds:.0f} s"
+            raise StreamLost("no_answer", text) from None
         finally:
             self.engine.awaiting_first_token.discard(self.stream)
 
     def close(self, error: str = "") -> bool:
-        """Abort the request if it still runs, and stop counting it; return whether it still ran.
+        """Abort the request if it is still running, and release it; return whether it was still running.
 
-        `error` is one word for why the engine did not finish it.
+        `error` says in one word why the engine did not finish the request; it goes into the record.
         """
         unfinished = self.finish is None
         if unfinished:
@@ -110,7 +121,7 @@ class Attempt:
         return unfinished
 
     def release(self, error: str = "") -> None:
-        """Stop counting the request in its engine, which no longer has it."""
+        """Stop counting the request as running on its engine, which no longer runs it."""
         self._failure = None
         self.stream.forget()
         if self._counted:
@@ -121,11 +132,12 @@ class Attempt:
             self.engine.remove_request(self._cost)
 
     async def _next_from_engine(self) -> tuple[list[int], Finish | None]:
-        """Return the engine's next tokens and finish.
+        """Return the engine's next tokens, and its `Finish` message if the answer has ended.
 
         Raises:
-            EngineRefused, StreamLost: see `EngineStream.next`; a finish with an error is a StreamLost too.
-            ApiError: 400 for a finish that is the request's own fault.
+            EngineRefused: the engine refused the request.
+            StreamLost: the engine lost the request, or finished it with an error.
+            ApiError: 400 if the engine finished the request with an error that the request caused.
         """
         if self._first is not None:
             (tokens, finish), self._first = self._first, None
@@ -141,7 +153,7 @@ class Attempt:
             )
             if not tokens:
                 raise self._failure
-            return tokens, None  # they are valid and need not be sampled again
+            return tokens, None  # the tokens are valid; the next call raises the error
         self.finish = finish
         return tokens, finish
 
@@ -153,7 +165,7 @@ class Attempt:
         return new_attempt is not None
 
     def _continue_as(self, new_attempt: Attempt) -> None:
-        """Become an attempt on another engine for the same request."""
+        """Take over the state of a new attempt for the same request, on another engine."""
         self.engine, self.stream, self.breaker_period = (
             new_attempt.engine,
             new_attempt.stream,

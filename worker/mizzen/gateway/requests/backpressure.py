@@ -1,7 +1,7 @@
-"""Output that clients have not read yet, bounded per sequence and in total.
+"""Queues of output that clients have not read yet, bounded per sequence and in total.
 
-A stream is read from its engine as it arrives, whether or not its client reads. A stop string is therefore
-seen in time, and the slot in the engine is free when the answer ends.
+Tokens are read from the engine as they arrive, even if the client does not read them. Stop strings are
+therefore detected in time, and the engine's slot is freed as soon as the answer ends.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from mizzen.gateway.requests.usage import TokenUsage
 from mizzen.wire.client.stream import MAX_UNREAD_TOKENS, StreamLost
 
 PART_TOKENS = 256
-"""Approximate number of tokens per part; each part is one write."""
+"""Approximate number of tokens in a part of the output; each part is sent by one write."""
 MAX_UNREAD = 1 << 20
-"""Number of tokens, and of log probabilities besides them, that may wait for all clients together."""
+"""Maximum number of entries (tokens and log probabilities) that may wait for all clients together."""
 
 K = TypeVar("K")
 
@@ -32,7 +32,7 @@ class AbortableConnection(Protocol):
 
 
 class StreamClient:
-    """Client of one streamed request."""
+    """Client of one streamed request: its tenant and its connection."""
 
     def __init__(self, tenant: str, connection: AbortableConnection | None) -> None:
         self.tenant = tenant
@@ -45,9 +45,10 @@ class StreamClient:
 
 
 class UnreadOutput:
-    """Counts the output that waits for all clients.
+    """Count of the unread output of all clients, in entries (tokens and log probabilities).
 
-    Above the limit, the tenant with the most unread output loses the connection with the largest part of it.
+    If the count exceeds the limit, one connection is aborted: the one with the most unread output among the
+    connections of the tenant with the most unread output.
     """
 
     def __init__(self, limit: int = MAX_UNREAD) -> None:
@@ -57,7 +58,7 @@ class UnreadOutput:
         self.total = 0
 
     def adjust(self, client: StreamClient, entries: int) -> None:
-        """Add `entries`, which may be negative, to the unread output of a client."""
+        """Add `entries`, which may be negative, to a client's unread output; enforce the limit."""
         add_to_count(self._client_entries, client, entries)
         add_to_count(self._tenant_entries, client.tenant, entries)
         self.total += entries
@@ -68,34 +69,37 @@ class UnreadOutput:
 
 
 def add_to_count(counts: Counter[K], key: K, amount: int) -> None:
-    """Add to one of the counts, and delete it at 0."""
+    """Add `amount` to the count of `key`; delete the count if it becomes 0."""
     counts[key] += amount
     if not counts[key]:
         del counts[key]
 
 
 class OutputPart(NamedTuple):
-    """Part of an answer that one event carries."""
+    """Part of an answer that is sent by one write."""
 
     piece: AnswerPiece
     usage: TokenUsage | None
-    """Token counts of the answer up to the end of this part, if events report them."""
+    """Token counts of the answer up to the end of this part; None unless stream events report them."""
 
 
 class OutputQueue:
-    """Unread output of one sequence, in order, with the task that sends it. `close` must be called."""
+    """Queue of one sequence's unread output, with the task that sends it. `close` must be called."""
 
     def __init__(self, unread_output: UnreadOutput, client: StreamClient) -> None:
         self._unread_output, self._client = unread_output, client
         self._parts: deque[tuple[list[AnswerPiece], TokenUsage | None]] = deque()
-        self._last = 0
-        """Tokens of the last part."""
+        self._last_part_tokens = 0
+        """Number of tokens in the last part."""
         self._tokens = 0
         self._send_task: asyncio.Task[None] | None = None
 
     @property
     def is_sending(self) -> bool:
-        """True if output is being sent, so that new pieces must wait; raises the error of a failed send."""
+        """True while the task of `start_sending` runs; new pieces must then be queued.
+
+        Raises the error of the task if it has failed.
+        """
         if self._send_task is None:
             return False
         if self._send_task.done():
@@ -104,20 +108,20 @@ class OutputQueue:
         return True
 
     def start_sending(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task that sends output, including what is pushed meanwhile."""
+        """Run `work` in a task; it sends output, including pieces that are pushed meanwhile."""
         self._send_task = asyncio.create_task(work)
 
     async def wait_sent(self) -> None:
-        """Wait until everything is sent.
+        """Wait until the task has sent all output.
 
         Raises:
-            ClientGone: the client does not read.
+            ClientGone: the client has disconnected, or does not read.
         """
         if self._send_task is not None:
             await self._send_task
 
     async def close(self) -> None:
-        """Stop sending, and drop what waits."""
+        """Cancel the task, and drop the output that has not been sent."""
         if self._send_task is not None:
             self._send_task.cancel()
             await asyncio.gather(self._send_task, return_exceptions=True)
@@ -129,21 +133,21 @@ class OutputQueue:
         return bool(self._parts)
 
     def push(self, piece: AnswerPiece, usage: TokenUsage | None) -> None:
-        """Append a piece.
+        """Append a piece of the answer, with the usage so far if stream events report it.
 
         Raises:
-            StreamLost: too many tokens wait.
+            StreamLost: more than `MAX_UNREAD_TOKENS` tokens would wait.
         """
         if self._tokens + len(piece.token_ids) > MAX_UNREAD_TOKENS:
             raise StreamLost("slow", f"more than {MAX_UNREAD_TOKENS} tokens wait for a slow client")
-        if self._parts and self._last < PART_TOKENS:
+        if self._parts and self._last_part_tokens < PART_TOKENS:
             pieces = self._parts.pop()[0]
         else:
             self._join_last()
-            pieces, self._last = [], 0
+            pieces, self._last_part_tokens = [], 0
         pieces.append(piece)
         self._parts.append((pieces, usage))
-        self._last += len(piece.token_ids)
+        self._last_part_tokens += len(piece.token_ids)
         self._count(piece, 1)
 
     def pop(self) -> OutputPart:

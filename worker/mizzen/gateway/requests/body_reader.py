@@ -1,8 +1,8 @@
-"""Reads large bodies off the event loop, in pieces that let other threads run in between.
+"""Parse large request bodies off the event loop, without holding the GIL for long at a time.
 
-A call into the decoder, or over all of a list, holds the interpreter lock until it returns. The number of
-lists and objects per body is therefore bounded, because they take the longest to make, and checks run over
-pieces.
+A call of the JSON decoder, or any call that processes a whole list, holds the GIL until it returns. Lists and
+objects take the longest to create, so their number per body is limited. Checks process long lists and bodies
+in pieces.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mizzen.gateway.errors import invalid
 SMALL_BYTES = 64 * 1024
 """Largest body that is parsed on the event loop."""
 MAX_CONTAINERS = 100_000
-"""Largest number of lists and objects in one body."""
+"""Maximum number of lists and objects in a body larger than `SMALL_BYTES`."""
 PIECE_ITEMS = 32_768
-"""List items processed in one go, in about a millisecond."""
+"""Number of list items that are processed at a time, which takes about a millisecond."""
 PIECE_BYTES = 65_536
-"""Bytes of a body processed in one go, in about a millisecond."""
+"""Number of bytes of a body that are processed at a time, which takes about a millisecond."""
 
 QUOTE, BACKSLASH, BRACKET, BRACE = b'"\\[{'
 
@@ -39,17 +39,17 @@ T = TypeVar("T")
 
 
 class BodyReader:
-    """Parses bodies; large ones one at a time in a thread, and round-robin across tenants."""
+    """Reader of request bodies; parses large ones in a thread, one at a time, round-robin across tenants."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "mizzen-body")
         self._mutex = FairMutex()
 
     async def parse_body(self, body: bytes, parse: Callable[[bytes], R], scope: Scope) -> R:
-        """Return the result of `parse` for the body of a request.
+        """Return the result of `parse` for a body; run it in the thread if the body is large.
 
         Raises:
-            ApiError: as `parse`; 400 for a body with too many lists and objects.
+            ApiError: raised by `parse`, or 400 if a large body has too many lists and objects.
         """
         if len(body) <= SMALL_BYTES:
             return parse(body)
@@ -62,13 +62,15 @@ class BodyReader:
         return await self._run_in_pool(work, "" if tenant is None else tenant.name)
 
     async def _run_in_pool(self, work: Callable[[], R], group: str) -> R:
-        """Run `work` in the thread while holding the mutex; a request that ends meanwhile does not release
-        it early."""
+        """Run `work` in the thread while holding the mutex.
+
+        The mutex is released when `work` returns, even if the request is cancelled earlier.
+        """
         await self._mutex.acquire(group)
         loop = asyncio.get_running_loop()
 
         def end() -> None:
-            with suppress(RuntimeError):  # the loop is closed, so nothing waits
+            with suppress(RuntimeError):  # the loop is closed, so no request waits for the mutex
                 loop.call_soon_threadsafe(self._mutex.release, group)
 
         try:
@@ -80,17 +82,17 @@ class BodyReader:
         return await asyncio.wrap_future(running)
 
     def close(self) -> None:
-        """Start no more work."""
+        """Shut down the thread; bodies that wait for it are not parsed."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def check_containers(body: bytes, limit: int = MAX_CONTAINERS, piece_bytes: int = PIECE_BYTES) -> None:
-    """Raise if JSON text has more than `limit` lists and objects; brackets in strings do not count.
+    """Check that JSON text has at most `limit` lists and objects; brackets in strings do not count.
 
-    Processes `piece_bytes` at a time.
+    The text is processed in pieces of `piece_bytes`.
 
     Raises:
-        ApiError: 400.
+        ApiError: 400 if the text has more lists and objects.
     """
     if body.count(b"[") + body.count(b"{") <= limit:
         return
@@ -109,11 +111,10 @@ def check_containers(body: bytes, limit: int = MAX_CONTAINERS, piece_bytes: int 
 
 
 def find_quotes(part: Bytes, backslashes_before: int) -> tuple[Bools, int]:
-    """Return which bytes of a part of JSON text are unescaped quotes: bool [n], and the backslashes at its
-    end.
+    """Find the unescaped quotes in a part (uint8 [n]) of JSON text.
 
-    `backslashes_before` is the number of backslashes right before the part, and the second value that of the
-    next one.
+    `backslashes_before` is the number of consecutive backslashes right before the part. Return a mask of the
+    quotes (bool [n]), and the number of consecutive backslashes right before the next part.
     """
     quotes, backslashes = part == QUOTE, part == BACKSLASH
     if not backslashes_before and not backslashes.any():
@@ -126,6 +127,6 @@ def find_quotes(part: Bytes, backslashes_before: int) -> tuple[Bools, int]:
 
 
 def split_pieces(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield a sequence in pieces of at most `PIECE_ITEMS`."""
+    """Yield a sequence in pieces of at most `PIECE_ITEMS` items."""
     for begin in range(0, len(values), PIECE_ITEMS):
         yield values[begin : begin + PIECE_ITEMS]

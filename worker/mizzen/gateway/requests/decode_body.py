@@ -1,4 +1,4 @@
-"""Decode JSON bodies into request structs; errors name the field and the way out.
+"""Decode JSON bodies into request structs; errors name the field and say what is wrong with it.
 
 Every endpoint's parser calls `decode_body`, and `reject_unsupported` for fields that are not supported.
 """
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 BOUNDS = {"<=": "at most", "<": "below", ">=": "at least", ">": "above"}
 MAX_EXPLAINED_BYTES = 64 * 1024
-"""Size up to which invalid JSON is searched for the cause; the search holds the GIL."""
+"""Maximum size of an invalid body that is searched for the faulty value; the search holds the GIL."""
 MAX_PATH_CHARACTERS = 200
 """Maximum length of a field path in an error message."""
 _INTEGER_EXPECTED = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
@@ -32,7 +32,8 @@ def decode_body(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
     Integers may be written as `3.0`, because some languages have only floats.
 
     Raises:
-        ApiError: 400 that names the field and the fault.
+        ApiError: 400 if the body is not JSON or does not match the request type; the error names the field
+            and the fault.
     """
     try:
         try:
@@ -50,7 +51,7 @@ def decode_body(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
 
 
 def convert_whole_floats(body: Any) -> Any:
-    """Return a body whose top-level whole floats, and those in its lists, are integers."""
+    """Convert floats without a fraction to integers, in a body's top-level values and top-level lists."""
     if not isinstance(body, dict):
         return body
     return {
@@ -65,7 +66,7 @@ def to_integer(value: Any) -> Any:
 
 
 def json_error(body: bytes, error: Exception) -> ApiError:
-    """Return the 400 for a body that is not valid JSON; it names the field if a single field is at fault."""
+    """Return a 400 error for a body that is not valid JSON; it names the field if one value is faulty."""
     if not body.strip():
         return invalid("the body is empty; it must be a JSON object", code="invalid_json")
     try:
@@ -89,7 +90,10 @@ def json_error(body: bytes, error: Exception) -> ApiError:
 
 
 def find_invalid_value(text: str) -> tuple[str, str] | None:
-    """Return the path and the fault of a value that Python's JSON reader accepts but JSON does not allow."""
+    """Return the path and the fault of a value that JSON does not allow; None if no such value is found.
+
+    Python's JSON reader accepts these values: NaN, Infinity and unpaired surrogates.
+    """
     try:
         waiting = [("", json.loads(text))]
     except (ValueError, RecursionError):
@@ -113,11 +117,11 @@ def find_invalid_value(text: str) -> tuple[str, str] | None:
 
 
 def validation_error(text: str, kind: Any) -> ApiError:
-    """Convert a msgspec message, such as "Expected `int`, got `str` - at `$.seed`", to a 400.
+    """Convert a msgspec message, such as "Expected `int`, got `str` - at `$.seed`", to a 400 error.
 
     Args:
         text: The message.
-        kind: The decoded type, which lists the allowed values of its fields.
+        kind: Type that the body was decoded to; the error lists the values that it allows for the field.
     """
     reason, _, path = text.partition(" - at `")
     path = path.rstrip("`").removeprefix("key in ").removeprefix("$").removeprefix(".").replace("[...]", "")
@@ -141,10 +145,13 @@ def validation_error(text: str, kind: Any) -> ApiError:
 
 
 def reject_unsupported(request: msgspec.Struct, noop_values: dict[str, tuple[Any, ...]]) -> None:
-    """Reject unsupported fields; `noop_values` lists, by field, values that request nothing and are accepted.
+    """Reject a request that sets an unsupported field.
+
+    `noop_values` maps each unsupported field to the values (besides null) that are accepted, because they
+    change nothing.
 
     Raises:
-        ApiError: 400 that names the field.
+        ApiError: 400 if an unsupported field has any other value; the error names the field.
     """
     for name in request.__struct_fields__:
         value = getattr(request, name)

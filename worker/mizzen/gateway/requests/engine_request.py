@@ -1,4 +1,4 @@
-"""Builds the engine's request from a generation request, once the model's text side is known."""
+"""Build an engine's request from a `GenerationRequest`, with the tokenizer and template of its model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from mizzen.gateway.text.template import TemplateError
 from mizzen.wire.messages import MAX_GRAMMAR_BYTES, Sampling
 
 _KEYWORD = re.compile(r'"([^"]+)" at (/.{0,2000})', re.DOTALL)
-"""Schema keyword that an engine does not enforce, and the path to it; the problem follows."""
+"""Pattern of an engine's message about a schema keyword that it does not enforce.
+
+The groups are the keyword, and the path of the schema that contains it, followed by the problem.
+"""
 
 
 async def tokenize_prompt(generation: GenerationRequest, text: TextModel, max_tokens: int = 0) -> Int32:
@@ -27,7 +30,8 @@ async def tokenize_prompt(generation: GenerationRequest, text: TextModel, max_to
 
     Raises:
         ApiError: 400 if the chat template rejects the messages, or the prompt is empty.
-        TooManyTokens: it is certain, before tokenization, that there are more than `max_tokens` (if not 0).
+        TooManyTokens: the text is so long that it must have more than `max_tokens` tokens (0: no limit);
+            raised before tokenization.
     """
     if generation.messages is not None:
         ids = await tokenize_chat(generation, text, max_tokens)
@@ -49,8 +53,9 @@ async def tokenize_chat(generation: GenerationRequest, text: TextModel, max_toke
     """Return the token ids of a conversation, int32 [n].
 
     Raises:
-        ApiError: 400 if the template rejects the messages, or the model has none.
-        TooManyTokens: as in `tokenize_prompt`.
+        ApiError: 400 if the chat template rejects the messages, or the model has no chat template.
+        TooManyTokens: the text is so long that it must have more than `max_tokens` tokens (0: no limit);
+            raised before tokenization.
     """
     arguments, messages = dict(generation.template_arguments), generation.messages or ()
     if generation.output_form is not None:
@@ -69,24 +74,28 @@ async def tokenize_chat(generation: GenerationRequest, text: TextModel, max_toke
     except (TemplateError, NoChatTemplate) as error:
         field_path = find_unparsed_arguments(messages)
         if field_path is not None and await template_accepts(prompt(clear_unparsed_arguments(messages))):
-            reason = "must be the text of a JSON object: the model's chat template takes nothing else"
+            reason = "must be the text of a JSON object: the model's chat template accepts nothing else"
             raise invalid(f"{field_path} {reason}", field_path, "invalid_json") from error
         raise invalid(str(error), generation.prompt_field, "chat_template") from error
 
 
 async def template_accepts(prompt: Awaitable[Int32]) -> bool:
-    """Return whether the chat template accepts the messages."""
+    """Return whether the chat template accepts the messages, by awaiting the prompt that it renders."""
     try:
         await prompt
     except TooManyTokens:
-        return True  # it has been rendered
+        return True  # the template has rendered the messages
     except (TemplateError, NoChatTemplate):
         return False
     return True
 
 
 def refusal_error(generation: GenerationRequest, text: str) -> ApiError:
-    """Return the 400 of a request that every engine would refuse; `text` begins with the wire's field."""
+    """Return a 400 error for a request that every engine would refuse.
+
+    `text` is the engine's reason. It begins with a field of the wire protocol, which the error replaces by
+    the field of the request body.
+    """
     name, _, rest = text.partition(" ")
     name, colon = name.rstrip(":"), ":" if name.endswith(":") else ""
     fields = {
@@ -101,7 +110,10 @@ def refusal_error(generation: GenerationRequest, text: str) -> ApiError:
 
 
 def tool_schema_error(generation: GenerationRequest, reason: str) -> ApiError | None:
-    """Return the 400 for a keyword in a strict tool's schema, if the engine named one; otherwise None."""
+    """Return a 400 error that names the keyword of a strict tool's schema that the engine does not enforce.
+
+    Return None if the engine's `reason` does not name a keyword, or no strict tool's schema contains it.
+    """
     match = _KEYWORD.match(reason)
     if match is None or generation.output_form is None:
         return None
@@ -119,12 +131,12 @@ def choose_pooling(requested: str | None, text: TextModel | None) -> str:
     """Return the requested pooling, or the model's own.
 
     Raises:
-        ApiError: 400 if none is requested and the model's own is not supported.
+        ApiError: 400 if the request does not set a pooling, and the model's own is not supported.
     """
     model_pooling = Pooling.LAST if text is None else text.pooling
     if requested is None and model_pooling is None:
-        why = "pooling: the model was made for another than last and mean; name one of them"
-        raise invalid(why, "pooling", "unsupported_parameter")
+        reason = "pooling: the model's own is neither last nor mean; set one of these two"
+        raise invalid(reason, "pooling", "unsupported_parameter")
     return requested or str(model_pooling)
 
 
@@ -132,7 +144,8 @@ def engine_sampling(generation: GenerationRequest, text: TextModel, prompt: Int3
     """Return the sampling parameters for the engine; `prompt` is the prompt's token ids, int32 [n].
 
     Raises:
-        ApiError: 400 if the model cannot produce the requested form, or its grammar is too long.
+        ApiError: 400 if the requested output cannot be constrained for this model, or the grammar is too
+            long.
     """
     sampling_params = generation.sampling
     grammar = sampling_params.grammar
@@ -144,7 +157,7 @@ def engine_sampling(generation: GenerationRequest, text: TextModel, prompt: Int3
             raise invalid(f"{name}: {error}", name, "unsupported_parameter") from None
     if grammar is not None and len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
         name = generation.grammar_field  # the grammar may be longer than the field itself
-        reason = f"{name} makes a grammar of more than {MAX_GRAMMAR_BYTES} bytes: make it smaller"
+        reason = f"{name} results in a grammar of more than {MAX_GRAMMAR_BYTES} bytes: make it smaller"
         raise invalid(reason, name, "grammar_too_large")
     values = sent_values(sampling_params)
     values["grammar"] = None if grammar is None else (str(grammar.kind), grammar.text)

@@ -1,6 +1,6 @@
 """Serve one generating request: run its sequences concurrently and stream or return their output.
 
-Endpoints create one `GenerationExchange` per request. It is independent of the API: a parser makes the
+Endpoints create one `GenerationExchange` per request. It is independent of the API: a parser creates the
 `GenerationRequest`, and a `ResponseWriter` encodes the response.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from mizzen.common.tasks import together
+from mizzen.common.tasks import run_together
 from mizzen.gateway.admission.queue_entry import QueueEntry, reserve_tokens
 from mizzen.gateway.auth.authentication import release_parallel_slot
 from mizzen.gateway.http.api_call import ApiCall
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 OFF_LOOP_TOKENS = 2048
-"""Log probabilities of more tokens than this are encoded in a thread."""
+"""Number of tokens above which their log probabilities are encoded in a thread, not on the event loop."""
 NO_CACHE = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class GenerationExchange(ApiCall):
-    """Serve one request that generates tokens."""
+    """Exchange of one HTTP request that generates tokens, and its response."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class GenerationExchange(ApiCall):
     async def _serve(self, body: bytes) -> None:
         generation = await self._gateway.body_reader.parse_body(body, self._parse, self._scope)
         self._deadline.shorten(generation.timeout_seconds)
-        dispatcher = self._gateway.open_service(generation.model, self._scope).dispatcher
+        dispatcher = self._gateway.find_active_service(generation.model, self._scope).dispatcher
         self._generation, self._writer = generation, self._new_writer(generation)
         groups = self._new_groups(generation, dispatcher)
         try:
@@ -69,7 +69,8 @@ class GenerationExchange(ApiCall):
         """Return the sequences of each prompt, one list per prompt.
 
         Raises:
-            ApiError: the tenant may not run them, or lacks the tokens for all of them.
+            ApiError: the tenant may not use the requested priority, or its token budget does not cover all
+                sequences.
         """
         gateway, sequences_per_prompt, budget = self._gateway, generation.best_of, ResponseBudget()
         groups: list[list[GeneratedSequence]] = []
@@ -89,7 +90,7 @@ class GenerationExchange(ApiCall):
 
     async def _serve_stream(self, groups: list[list[GeneratedSequence]]) -> None:
         first = groups[0][0]
-        await first.place()  # errors until here still get their own status code
+        await first.place()  # errors up to this point are sent with their own status code
         await self._start_response(
             200, [(b"content-type", b"text/event-stream; charset=utf-8"), *NO_CACHE, *first.headers]
         )
@@ -104,10 +105,10 @@ class GenerationExchange(ApiCall):
         await self._write(last + self._writer.end_stream(), more=False)
 
     async def _stream_sequence(self, sequence: GeneratedSequence) -> None:
-        """Send a sequence's events as its tokens arrive; a slow client does not delay the engine's end.
+        """Send a sequence's events as its tokens arrive; a slow client does not slow down the engine.
 
         Raises:
-            ApiError: the sequence could not be placed, or its output broke off.
+            ApiError: no engine could start the sequence, or its output was interrupted.
         """
         queue = OutputQueue(self._gateway.unread_output, self._client)
         try:
@@ -147,10 +148,12 @@ class GenerationExchange(ApiCall):
             release_parallel_slot(self._scope)
 
     async def _send_queued(self, index: int, events: bytes, queue: OutputQueue) -> None:
-        """Send events at the client's pace, then the queued ones. Sequences take turns, one write each.
+        """Send `events`, then the queued output, at the client's pace.
+
+        The sequences of a response take turns, one write each.
 
         Raises:
-            ClientGone: the client reads nothing. Its connection is aborted, which ends the request.
+            ClientGone: the client does not read. Its connection is aborted, which ends the request.
         """
         try:
             while True:
@@ -198,11 +201,11 @@ class GenerationExchange(ApiCall):
     ) -> None:
         """Run `work` for all sequences concurrently; the first failure cancels the others.
 
-        The first sequence of a prompt starts before the others: once it has tokens, its engine has the prompt
-        in the prefix cache, and the router prefers that engine for the others.
+        The first sequence of a prompt starts before the prompt's other sequences. Once it has tokens, its
+        engine has the prompt in its prefix cache, and the router prefers that engine for the others.
 
         Raises:
-            ApiError: a sequence failed.
+            ApiError: the error of the first sequence that failed.
         """
         slots = asyncio.Semaphore(MAX_CONCURRENT_SEQUENCES)
 
@@ -218,7 +221,7 @@ class GenerationExchange(ApiCall):
                 await work(sequence)
 
         placed_events = [asyncio.Event() for _ in groups]
-        await together(
+        await run_together(
             *(
                 run_sequence(sequence, group[0], placed)
                 for group, placed in zip(groups, placed_events, strict=True)
@@ -239,7 +242,7 @@ class GenerationExchange(ApiCall):
         ]
 
     def _usage(self, groups: list[list[GeneratedSequence]]) -> TokenUsage:
-        """Return the token counts of all sequences. Each prompt counts once, for any number of sequences."""
+        """Return the token counts of all sequences. Each prompt counts once, not once per sequence."""
         prompts = sum(group[0].prompt_tokens for group in groups)
         cached = sum(group[0].cached_tokens for group in groups)
         output = sum(sequence.output_tokens for group in groups for sequence in group)
@@ -247,7 +250,7 @@ class GenerationExchange(ApiCall):
         return TokenUsage(prompts, output, cached, reasoning)
 
     def _usage_so_far(self, sequence: GeneratedSequence) -> TokenUsage | None:
-        """Return the token counts of one sequence if events carry them, else None."""
+        """Return a sequence's token counts so far; None unless each stream event reports them."""
         if not self._generation.continuous_usage:
             return None
         return TokenUsage(
@@ -256,14 +259,14 @@ class GenerationExchange(ApiCall):
 
 
 async def run_off_loop(tokens: int, work: Callable[[], bytes]) -> bytes:
-    """Return the result of `work`, run in a thread if it covers many tokens."""
+    """Return the result of `work`; run it in a thread if it processes more than `OFF_LOOP_TOKENS` tokens."""
     return await asyncio.to_thread(work) if tokens > OFF_LOOP_TOKENS else work()
 
 
 def select_best(sequences: list[GeneratedSequence], count: int) -> list[GeneratedSequence]:
     """Return the `count` sequences with the highest mean log probability.
 
-    If there are no more than `count`, all are returned in their order.
+    If there are at most `count`, return all in their original order.
     """
     if len(sequences) <= count:
         return sequences

@@ -1,4 +1,4 @@
-"""Splits an HTTP request into routed requests for engines, and runs several of them concurrently."""
+"""Split an HTTP request into routed requests for engines, and run them concurrently."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Scope
 
-from mizzen.common.tasks import together
+from mizzen.common.tasks import run_together
 from mizzen.gateway.admission.queue_entry import QueueEntry, reserve_tokens
 from mizzen.gateway.admission.sibling_sequences import SiblingSequences
 from mizzen.gateway.requests.generation_request import GenerationRequest
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 SESSION_KEY = "mizzen.session"
-"""Key of a request's session in its ASGI scope; all its sequences share it."""
+"""Key of the session in a request's ASGI scope; all sequences of the request have the same session."""
 MAX_CONCURRENT_SEQUENCES = 128
-"""Largest number of sequences of one request that run at a time."""
+"""Maximum number of sequences of one request that run at a time."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -37,10 +37,17 @@ def new_routed_request(
     *,
     first: bool = True,
 ) -> RoutedRequest:
-    """Return the routed request of one sequence; only the `first` is charged for the prompt.
+    """Return the routed request of one sequence.
+
+    Args:
+        gateway: The gateway.
+        scope: ASGI scope of the HTTP request.
+        generation: The sequence's request.
+        began: Arrival time of the request (seconds of the monotonic clock); None means now.
+        first: True if this is the first sequence of its prompt; only this one is charged for prompt tokens.
 
     Raises:
-        ApiError: the tenant may not have it.
+        ApiError: 400 or 403 if the tenant may not use the requested priority.
     """
     queue_entry = gateway.new_queue_entry(scope, generation, began, first=first)
     record = get_record(scope)
@@ -62,10 +69,11 @@ def new_routed_request(
 def new_routed_requests(
     gateway: Gateway, scope: Scope, generations: Sequence[GenerationRequest]
 ) -> list[RoutedRequest]:
-    """Return the routed requests of a request with several prompts, and reserve the tokens for all of them.
+    """Return a routed request for each prompt of an HTTP request, and reserve the tokens for all prompts.
 
     Raises:
-        ApiError: the tenant may not have them, or lacks the tokens for all of them; then none begins.
+        ApiError: the tenant may not use the requested priority, or its token budget does not cover all
+            prompts; then nothing is reserved.
     """
     routed_requests = [new_routed_request(gateway, scope, generation) for generation in generations]
     entries = [routed.queue_entry for routed in routed_requests]
@@ -75,7 +83,7 @@ def new_routed_requests(
 
 
 def link_siblings(gateway: Gateway, entries: Sequence[QueueEntry]) -> None:
-    """Link the queue entries of one request's sequences as siblings."""
+    """Give the queue entries of one request's sequences a shared state, if there are several."""
     if len(entries) > 1:
         siblings = SiblingSequences(gateway.config.queue_timeout_seconds, gateway.config.queue_size)
         for queue_entry in entries:
@@ -83,7 +91,7 @@ def link_siblings(gateway: Gateway, entries: Sequence[QueueEntry]) -> None:
 
 
 def count_placement(gateway: Gateway, routed: RoutedRequest) -> None:
-    """Count a sequence that an engine has begun, by its model."""
+    """Count a sequence that an engine has begun, in the metrics of the sequence's model."""
     counted = gateway.metrics.for_model(routed.generation.model)
     counted.queue_seconds.observe(routed.queue_entry.waited_seconds)
     counted.prompt_tokens.inc(len(routed.prompt))
@@ -94,10 +102,10 @@ async def run_each(
     routed_requests: Sequence[RoutedRequest],
     work: Callable[[RoutedRequest], Awaitable[R]],
 ) -> list[R]:
-    """Return the results of `work` for each routed request, in order, and finish each.
+    """Run `work` for each routed request, finish the request, and return the results in order.
 
     Raises:
-        Exception: as `map_concurrently`.
+        Exception: the exception of the first call of `work` that failed; the others are cancelled.
     """
 
     async def run_item(routed: RoutedRequest) -> R:
@@ -105,7 +113,7 @@ async def run_each(
             results = await work(routed)
         finally:
             dispatcher.finish(routed)
-        # Each is short, so it counts as running only for this moment.
+        # The sequence is short, so it counts as running only for this moment.
         if routed.queue_entry.siblings is not None:
             routed.queue_entry.siblings.sequence_started()
             routed.queue_entry.siblings.sequence_ended()
@@ -114,7 +122,7 @@ async def run_each(
     try:
         return await map_concurrently(routed_requests, run_item)
     finally:
-        for routed in routed_requests:  # settles the reservations of sequences that have not begun
+        for routed in routed_requests:  # returns the tokens reserved for sequences that have not begun
             dispatcher.finish(routed)
 
 
@@ -124,7 +132,7 @@ async def map_concurrently(
     """Return the results of `work` for each item, in order; at most `concurrency` run at a time.
 
     Raises:
-        Exception: that of the first failure; the others are cancelled.
+        Exception: the exception of the first call of `work` that failed; the others are cancelled.
     """
     slots = asyncio.Semaphore(concurrency)
     results: dict[int, R] = {}
@@ -133,5 +141,5 @@ async def map_concurrently(
         async with slots:
             results[index] = await work(item)
 
-    await together(*(run_item(index, item) for index, item in enumerate(items)))
+    await run_together(*(run_item(index, item) for index, item in enumerate(items)))
     return [results[index] for index in range(len(items))]

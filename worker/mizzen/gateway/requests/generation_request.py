@@ -1,4 +1,4 @@
-"""A request for generation, independent of its endpoint."""
+"""A request for generation, independent of the endpoint that received it."""
 
 from __future__ import annotations
 
@@ -11,44 +11,47 @@ from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.requests.output import OutputForm
 
 MAX_SEQUENCES = 1024
-"""Largest number of sequences of one request: prompts times `best_of`."""
+"""Maximum number of sequences of one request: prompts times `best_of`."""
 SEED_STEP = 0x9E3779B97F4A7C15
-"""2**64 over the golden ratio; odd, so that all sequences of a request get different seeds."""
+"""Difference between the seeds of successive sequences: 2**64 over the golden ratio.
+
+It is odd, so that all sequences of a prompt get different seeds.
+"""
 
 Prompt: TypeAlias = "str | array[int]"
-"""Text, or token ids as an int32 array: a waiting request takes little more memory than its body."""
+"""Text, or token ids as an int32 array, which takes little memory while the request waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """Everything that a request asks for; `split_sequences` splits it into the sequences that engines run."""
+    """Parameters of a request; `split_sequences` splits it into one request per sequence."""
 
     model: str
     sampling: SamplingParams
     max_tokens_given: bool = False
-    """True if the client set `sampling.max_tokens`; the context must then have room for it."""
+    """True if the client set `sampling.max_tokens`; prompt and output must then fit into the context."""
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
-    """True if each event of the stream reports the usage so far."""
+    """True if each stream event reports the usage so far."""
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     """True if log probabilities name tokens by their ids."""
     skip_special_tokens: bool = True
 
     messages: tuple[dict[str, Any], ...] | None = None
-    """Conversation; None if there is a `prompt`."""
+    """Conversation in the form that chat templates expect; None if the request has a `prompt`."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template (`chat_template_kwargs`)."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     output_form: OutputForm | None = None
-    """Tools and reasoning; None returns all text as content."""
+    """Treatment of tool calls and reasoning; with None, all text is content."""
 
     grammar_field: str = "tools"
-    """Field of the body that constrains the form of the answer, for errors."""
+    """Field of the body that constrains the answer; errors name it."""
     prompt_field: str = "prompt"
-    """Field of the body that holds the prompt, for errors."""
+    """Field of the body that holds the prompt; errors name it."""
 
     prompt: Prompt | None = None
     """Text or token ids; the first of `prompts`."""
@@ -59,19 +62,19 @@ class GenerationRequest:
     echo: bool = False
     """True if the answer begins with its prompt."""
     prompt_only: bool = False
-    """True to return no generated token. (The engine always samples one; it is dropped.)"""
+    """True if no output tokens are returned. (The engine still samples one, which is dropped.)"""
 
     session: str = ""
-    """Body's hint which requests belong together, `prompt_cache_key` or `user`; a digest if it is long."""
+    """`prompt_cache_key` or `user` of the body, which related requests share; a digest if it is long."""
     priority: int | None = None
-    """Requested priority; None uses that of the API key."""
+    """Requested priority; None selects the priority of the API key."""
     timeout_seconds: float | None = None
-    """Longest time from the request's arrival to its last byte."""
+    """Maximum time from the request's arrival to the last byte of its response."""
 
     n: int = 1
-    """Choices of each prompt."""
+    """Number of choices per prompt."""
     best_of: int = 1
-    """Sequences of each prompt, at least `n`; the `n` most probable become choices."""
+    """Number of sequences per prompt, at least `n`; the `n` most probable ones become choices."""
 
     @property
     def logprobs(self) -> bool:
@@ -79,14 +82,15 @@ class GenerationRequest:
         return self.sampling.logprobs is not None
 
     def split_sequences(self) -> list[GenerationRequest]:
-        """Return one request per sequence, grouped by prompt, each with a seed of its own.
+        """Return one request per sequence, grouped by prompt.
 
-        The first of each prompt has the request's seed, so that it answers as it would alone.
+        The first sequence of each prompt has the request's seed, so that it gives the same answer as a
+        request for a single sequence. The prompt's other sequences have different seeds.
         """
         if self.best_of == 1 and len(self.prompts) <= 1:
             return [self]
         sampling = self.sampling
-        if self.best_of > self.n and sampling.logprobs is None:  # they rank the sequences
+        if self.best_of > self.n and sampling.logprobs is None:  # log probabilities rank the sequences
             sampling = replace(sampling, logprobs=0)
         requests: list[GenerationRequest] = []
         for prompt in self.prompts or (self.prompt,):
@@ -98,9 +102,10 @@ class GenerationRequest:
 
 
 def sampling_of_sequence(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Return the sampling of a prompt's sequence at `index`; without a request seed, none has one.
+    """Return the sampling parameters of a prompt's sequence at `index`.
 
-    Only the first reports on the prompt, which makes it run without the prefix cache.
+    The seed is derived from the request's seed, if the request has one. Only the first sequence returns the
+    prompt's log probabilities, because a request that returns them cannot use the prefix cache.
     """
     if index == 0:
         return sampling

@@ -1,12 +1,12 @@
-"""Protocols between generated text and the API's output: content, reasoning and tool calls.
+"""Interfaces that turn generated text into the API's output: content, reasoning and tool calls.
 
-    tokens ──Detokenizer──▶ text ──OutputParser──▶ OutputDelta ──Writer──▶ JSON
+    tokens ──Detokenizer──▶ text ──OutputParser──▶ OutputDelta ──ResponseWriter──▶ JSON
 
 A stop string ends an answer only if it occurs in its content, not in reasoning or tool calls. The parser
 looks for stop strings, because it knows what is content.
 
-A request's `OutputForm` is chosen when its body is parsed. Whatever depends on the model, such as its tool
-call syntax, is decided once the model's text side is known. Requests without a form return their text as
+A request's `OutputForm` is created when its body is parsed. Its methods take the `TextModel`, because the
+syntax of tool calls and reasoning depends on the model. A request without an `OutputForm` returns all text as
 content.
 """
 
@@ -25,20 +25,20 @@ from mizzen.gateway.text.stop import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """Part of one tool call."""
+    """Part of a tool call."""
 
     index: int
     """Number of the call in its answer, from 0."""
     id: str | None = None
-    """Id of the call, with its first part."""
+    """Id of the call; None except in its first part."""
     name: str | None = None
-    """Name of the function, with the call's first part."""
+    """Name of the function; None except in the call's first part."""
     arguments: str = ""
-    """Next characters of the arguments' JSON text."""
+    """Next characters of the JSON text of the arguments."""
 
 
 class OutputDelta(msgspec.Struct, frozen=True, gc=False):
-    """Part of an answer that some text adds; empty while a parser must wait for more text."""
+    """Part of an answer that a parser returns; empty while it must wait for more text."""
 
     content: str = ""
     reasoning: str = ""
@@ -49,26 +49,26 @@ class OutputDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutputParser(Protocol):
-    """Parses the text of one choice incrementally. The returned deltas join to the whole answer."""
+    """Incremental parser of the text of one choice; the returned deltas join to the whole answer."""
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Special tokens that must be part of the text; the parser removes them from the content."""
+        """Special tokens that detokenization must leave in the text; they never become content."""
         ...
 
     @property
     def counts_tokens(self) -> bool:
-        """True if `feed` must get single tokens now, so that `reasoning_tokens` is exact."""
+        """True while `feed` must be called once per token, so that `reasoning_tokens` is exact."""
         ...
 
     @property
     def reasoning_tokens(self) -> int:
-        """Number of `feed` calls with reasoning."""
+        """Number of reasoning tokens so far, counted as calls of `feed` that passed reasoning."""
         ...
 
     @property
     def finish_reason(self) -> str | None:
-        """OpenAI's finish_reason instead of `stop`, once known: `tool_calls` if all calls are complete."""
+        """finish_reason that replaces `stop`: `tool_calls` if there are calls, all complete; else None."""
         ...
 
     @property
@@ -77,11 +77,14 @@ class OutputParser(Protocol):
         ...
 
     def feed(self, text: str) -> OutputDelta:
-        """Parse the next text: that of one token while `counts_tokens`, and if there are stop strings."""
+        """Parse more text; return the new output.
+
+        The text must be that of a single token if there are stop strings, or while `counts_tokens` is true.
+        """
         ...
 
     def end(self, rest: str = "") -> OutputDelta:
-        """Parse the rest of the text, which is not a token of its own; return it and what was held back."""
+        """Parse the last text, which does not count as a token; return all output that was held back."""
         ...
 
 
@@ -100,52 +103,58 @@ class PlainOutput:
 
     @property
     def stopped(self) -> bool:
-        """See `OutputParser`."""
+        """True if a stop string has ended the answer."""
         return self._stop is not None and self._stop.matched is not None
 
     def feed(self, text: str) -> OutputDelta:
-        """See `OutputParser`."""
+        """Return more text as content, up to a stop string; hold back what may be the beginning of one."""
         return OutputDelta(text if self._stop is None else self._stop.add(text))
 
     def end(self, rest: str = "") -> OutputDelta:
-        """See `OutputParser`."""
+        """Return the last text and all text that was held back, up to a stop string."""
         return OutputDelta(rest if self._stop is None else self._stop.add(rest) + self._stop.flush())
 
 
 class OutputForm(Protocol):
-    """Meaning of a request's tools and reasoning options for one model. Frozen; shared by its choices."""
+    """Treatment of a request's tools and of reasoning, which depends on the model.
+
+    It is immutable; all choices of the request share it.
+    """
 
     def template_arguments(self, text: TextModel) -> dict[str, Any]:
-        """Return the chat template's arguments besides the messages: `tools`, and variables of its own.
+        """Return the chat template variables that the form sets, such as `tools`.
 
         Raises:
-            ApiError: 400 if the model cannot do what was requested; names the field.
+            ApiError: 400 if the model does not support the request's tools; the error names the field.
         """
         ...
 
-    def messages(self, text: TextModel, given: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-        """Return the conversation in the form that the model's template takes."""
+    def messages(self, text: TextModel, messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        """Return a conversation in the form that the model's chat template accepts."""
         ...
 
-    def grammar(self, text: TextModel, prompt: Int32, given: Grammar | None) -> Grammar | None:
-        """Return the grammar of the answer to a prompt (int32 [n]); `given` is the request's own.
+    def grammar(self, text: TextModel, prompt: Int32, requested: Grammar | None) -> Grammar | None:
+        """Return the grammar that constrains the answer to a prompt (int32 [n]); None for no constraint.
+
+        `requested` is the grammar that the request itself sets.
 
         Raises:
-            ApiError: as `template_arguments`.
-            ValueError: `given` cannot be combined with reasoning or tool calls.
+            ApiError: 400 if a schema is nested too deeply.
+            ValueError: `requested` cannot be combined with reasoning or tool calls.
         """
         ...
 
     def find_schema_field(self, keyword: str, path: str) -> str | None:
-        """Return the request's field whose schema has a keyword that an engine does not enforce, or None.
+        """Return the path, in the request body, of a schema keyword that an engine does not enforce.
 
-        `path` leads there from the schema, with `/` between its steps. None if no tool's schema has it.
+        `path` leads from the root of a tool's schema to the subschema with the keyword, with `/` between its
+        steps. Return None if no strict tool has the keyword there.
         """
         ...
 
     def parser(self, text: TextModel, prompt: Int32, stop: tuple[str, ...]) -> OutputParser:
-        """Return a parser for one choice, which stop strings may end.
+        """Return a parser for the text of one choice; `stop` holds the stop strings.
 
-        The end of the prompt (int32 [n]) may have opened the reasoning.
+        The parser begins within reasoning if the end of the prompt (int32 [n]) has opened it.
         """
         ...

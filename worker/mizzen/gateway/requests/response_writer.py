@@ -1,6 +1,6 @@
 """Interface between a generating exchange and the JSON shape of an API.
 
-`GenerationExchange` calls it; chat, completions and the Responses API implement it.
+`GenerationExchange` calls it; chat completions, completions and the Responses API implement it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mizzen.gateway.requests.usage import TokenUsage
 
 @dataclass(frozen=True, slots=True)
 class FinishedChoice:
-    """A complete choice of a response."""
+    """A complete choice of a response; `piece` holds its whole answer."""
 
     index: int
     piece: AnswerPiece
@@ -24,10 +24,10 @@ class FinishedChoice:
 
 
 class ResponseWriter(Protocol):
-    """Encode one response in the JSON shape of an API."""
+    """Encoder of one response in the JSON shape of an API."""
 
     def start_choice(self, index: int, echo: EchoedPrompt | None) -> bytes:
-        """Return the events that start a choice."""
+        """Return the events that start a choice; `echo` is the prompt that the choice repeats, if any."""
         ...
 
     def write_piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:

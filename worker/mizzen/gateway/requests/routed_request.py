@@ -1,5 +1,4 @@
-"""A sequence on its way through engines: its request, the engines that it tried, and the tokens generated
-so far."""
+"""State of a sequence while engines run it: its request, the engines tried, and its tokens so far."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 
 
 RETRY_SECONDS = 0.1
-"""Pause before a request that every engine has refused is tried again."""
+"""Pause before the first retry of a request that every engine has refused."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RoutedRequest:
-    """One sequence over all its engines. The dispatcher updates it."""
+    """State of one sequence, across all engines that run it in turn. The dispatcher updates it."""
 
     generation: GenerationRequest
     queue_entry: QueueEntry
@@ -46,22 +45,22 @@ class RoutedRequest:
     text_model: TextModel | None = None
     prompt: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     sampling: Sampling | None = None
-    """Sampling for the engines of `text_model`; set with the prompt."""
+    """Sampling parameters as sent to the engines of `text_model`; None until they are first needed."""
     block_hashes: Sequence[int] = ()
     seed: int | None = None
-    """Seed, fixed once, so that another engine samples the same tokens."""
+    """Seed, the same for all engines, so that another engine would sample the same tokens."""
     pinned_model: ModelIdentity | None = None
-    """Model that an engine must serve to continue the answer; set with its first token."""
+    """Model that another engine must serve to continue the answer; set with the first output token."""
     generated: array[int] = field(default_factory=lambda: array("i"))
     """Output tokens so far."""
 
     tried_engines: list[EngineClient] = field(default_factory=list)
     losses: int = 0
-    """Number of engines that failed while they had the request."""
+    """Number of engines that failed while they ran the request."""
     handovers: int = 0
-    """Number of engines that were draining while they had the request."""
+    """Number of draining engines from which the request moved to another engine."""
     retry_seconds: float = RETRY_SECONDS
-    """Pause before the next try, if every engine has refused it."""
+    """Pause before the next try if every engine has refused the request."""
     admitted: bool = False
     route_header: str = ""
     """Engine and reason of the route, for the response header."""
@@ -72,14 +71,17 @@ class RoutedRequest:
 
     @property
     def engine_prompt(self) -> Int32:
-        """Prompt for the engine: the request's prompt and the tokens generated so far."""
+        """Prompt for an engine, int32 [n]: the request's prompt and the tokens generated so far."""
         if not self.generated:
             return self.prompt
         return np.concatenate([self.prompt, np.frombuffer(self.generated, dtype=np.int32)])
 
     @property
     def context_tokens(self) -> int:
-        """Context that it needs: its prompt and the requested output, at least 1 token more than exists."""
+        """Number of tokens that the context must hold: the prompt, and the requested output.
+
+        The output counts as at least one token more than has been generated.
+        """
         requested = self.generation.sampling.max_tokens if self.generation.max_tokens_given else None
         return len(self.prompt) + max(requested or 1, len(self.generated) + 1)
 
@@ -90,10 +92,10 @@ class RoutedRequest:
         return self.text_model
 
     def sampling_with_seed(self) -> Sampling:
-        """Return the sampling for the engine, with the fixed seed; `text_model` must be set.
+        """Return the sampling parameters for an engine, with the sequence's seed; `text_model` must be set.
 
         Raises:
-            ApiError: 400 if the model cannot produce the requested form.
+            ApiError: 400 if the requested output cannot be constrained for this model.
         """
         if self.sampling is None:
             self.sampling = engine_sampling(self.generation, self._known_text_model, self.prompt)
@@ -105,11 +107,11 @@ class RoutedRequest:
         return sampling
 
     async def tokenize(self, text: TextModel, context: int = 0) -> None:
-        """Tokenize the prompt for engines of a text model, with a context length in tokens (0 if unknown).
+        """Tokenize the prompt for engines of a text model; `context` is their context length (0: unknown).
 
         Raises:
-            ApiError: 400 if the prompt cannot be made.
-            TooManyTokens: it is certain, before tokenization, that it is longer than the context.
+            ApiError: 400 if the chat template rejects the messages, or the prompt is empty.
+            TooManyTokens: the prompt is so long that it must exceed the context; raised before tokenization.
         """
         began = time.monotonic()
         self.prompt = await tokenize_prompt(self.generation, text, context)
@@ -118,15 +120,15 @@ class RoutedRequest:
         self.text_model, self.sampling, self.block_hashes = text, None, ()
 
     def discard_output(self) -> None:
-        """Discard the answer; nothing of it has reached the client."""
+        """Discard the tokens generated so far; the client must not have received any of them."""
         del self.generated[:]
         self.pinned_model = None
 
 
 def context_length_error(routed: RoutedRequest, context: int, least: int = 0) -> ApiError:
-    """Return the 400 of a request that exceeds the context.
+    """Return a 400 error for a request that exceeds the context length `context`.
 
-    `least` is the smallest number of prompt tokens if the prompt was not tokenized.
+    If the prompt was not tokenized, `least` is a lower bound on its number of tokens; else it is 0.
     """
     if least:
         return invalid(

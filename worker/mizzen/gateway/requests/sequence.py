@@ -1,6 +1,6 @@
-"""One generated sequence of a request: placed in an engine, read piece by piece, counted and closed.
+"""One generated sequence of a request, from its placement on an engine to its last piece.
 
-Exchanges of the APIs run their sequences through this class.
+`GenerationExchange` runs the sequences of a request.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 FINISH_WAIT_SECONDS = 2.0
-"""Time that usage waits for an engine's final counts after an abort."""
+"""Maximum time to wait for an engine's final token counts after an abort."""
 
 
 MAX_RESPONSE_TOKENS = 1 << 21
-"""Tokens that all choices of a response without streaming may have."""
+"""Maximum number of output tokens of a response without streaming, over all its choices."""
 MAX_RESPONSE_LOGPROBS = 1 << 21
-"""Log probabilities, each about 120 bytes, that one response may hold before any of it is sent."""
+"""Maximum number of log probabilities, about 120 bytes each, that a response holds before it is sent."""
 
 
 class ResponseBudget:
-    """Bounds the tokens and log probabilities that one response holds until it is sent."""
+    """Bound on the tokens and log probabilities that one response holds before it is sent."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self._logprobs = 0
         self._tokens = 0
 
     def add_tokens(self, generation: GenerationRequest, tokens: int) -> None:
-        """Count output tokens, with their log probabilities if requested.
+        """Count output tokens, and their log probabilities if requested.
 
         Raises:
-            ApiError: 400 if there are too many.
+            ApiError: 400 if the response would hold too many tokens or log probabilities.
         """
         self._tokens += tokens
         if self._tokens > MAX_RESPONSE_TOKENS:
@@ -61,12 +61,12 @@ class ResponseBudget:
         """Count the log probabilities of `tokens` tokens, if requested.
 
         Raises:
-            ApiError: 400 if there are too many.
+            ApiError: 400 if the response would hold too many log probabilities.
         """
         if generation.sampling.logprobs is None:
             return
-        self._count += tokens * (1 + generation.sampling.logprobs)
-        if self._count > MAX_RESPONSE_LOGPROBS:
+        self._logprobs += tokens * (1 + generation.sampling.logprobs)
+        if self._logprobs > MAX_RESPONSE_LOGPROBS:
             text = f"logprobs: the response would hold more than {MAX_RESPONSE_LOGPROBS} log probabilities"
             raise invalid(
                 f"{text}: ask for fewer, or for shorter or fewer choices", "logprobs", "out_of_range"
@@ -74,14 +74,14 @@ class ResponseBudget:
 
 
 class InterTokenTimer:
-    """Counts output tokens, and measures the time between their deliveries."""
+    """Recorder of the number of output tokens, and of the time between them, in a model's metrics."""
 
     def __init__(self, metrics: ModelMetrics) -> None:
         self._metrics = metrics
         self._last: float | None = None
 
     def observe(self, tokens: int) -> None:
-        """Record a delivery of tokens."""
+        """Record that `tokens` tokens have arrived together."""
         now = time.monotonic()
         self._metrics.output_tokens.inc(tokens)
         if self._last is not None and tokens:
@@ -91,15 +91,15 @@ class InterTokenTimer:
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """Prompt at the beginning of an answer."""
+    """Prompt that an answer repeats at its beginning (`echo`)."""
 
     text: str
     logprobs: list[ScoredToken]
-    """Its tokens with log probabilities, if requested."""
+    """Tokens of the prompt with log probabilities, if requested."""
 
 
 class GeneratedSequence:
-    """Sequence that engines run: placed, read piece by piece, closed. `close` must be called."""
+    """One sequence of a request: `place` it on an engine and read its pieces. `close` must be called."""
 
     def __init__(
         self,
@@ -113,9 +113,9 @@ class GeneratedSequence:
         self.generation = routed.generation
         self._budget = budget
         self.index = index
-        """Index of its choice in the response."""
+        """Index of the sequence's choice in the response."""
         self.finish: Finish | None = None
-        """The engine's finish, once known."""
+        """The engine's `Finish` message; None until it has arrived."""
         self.cached_tokens = 0
         self._gateway = gateway
         self._dispatcher = dispatcher
@@ -123,17 +123,17 @@ class GeneratedSequence:
         self._routed = routed
         self._attempt: Attempt | None = None
         self._siblings: SiblingSequences | None = None
-        """Siblings that count it as running."""
+        """State shared with the request's other sequences; only set while this sequence counts as running."""
         self._answer: AnswerBuilder | None = None
         self._prompt_logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
-        """OpenAI's finish_reason, once it has ended."""
+        """OpenAI's finish_reason; None until the sequence has ended."""
         self._metrics = gateway.metrics.for_model(routed.generation.model)
         self._token_timer = InterTokenTimer(self._metrics)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Response headers with the engine and the reason of its route."""
+        """Response header with the chosen engine and the reason for it, if the gateway sends this header."""
         shown = self._routed.route_header and self._gateway.config.route_header
         return [(b"x-mizzen-route", self._routed.route_header.encode())] if shown else []
 
@@ -146,7 +146,7 @@ class GeneratedSequence:
 
     @property
     def text_model(self) -> TextModel:
-        """Text side of the model that answers.
+        """Tokenizer and chat template of the model that answers.
 
         Raises:
             ApiError: 503 if the sequence has not been placed.
@@ -167,14 +167,14 @@ class GeneratedSequence:
 
     @property
     def prompt_text(self) -> str:
-        """Prompt as text: that of the client, or decoded from its tokens."""
+        """Prompt as text: as the client sent it, or decoded from its tokens."""
         if isinstance(self.generation.prompt, str):
             return self.generation.prompt
         return self.text_model.tokenizer.decode(self.prompt, self.generation.skip_special_tokens)
 
     @property
     def echo(self) -> EchoedPrompt | None:
-        """Prompt to begin the answer with, if requested."""
+        """Prompt for the beginning of the answer; None if the request does not set `echo`."""
         if not self.generation.echo:
             return None
         tokenizer, skip = self.text_model.tokenizer, self.generation.skip_special_tokens
@@ -209,16 +209,16 @@ class GeneratedSequence:
 
     @property
     def mean_logprob(self) -> float:
-        """Mean log probability of the output tokens, if requested."""
+        """Mean log probability of the output tokens; 0 if log probabilities were not requested."""
         return (
             0.0 if self._answer is None else self._answer.total_logprob / max(1, self._answer.output_tokens)
         )
 
     async def place(self) -> None:
-        """Wait until an engine has returned the first tokens, unless one has.
+        """Place the sequence on an engine and wait for its first tokens; do nothing if it has been placed.
 
         Raises:
-            ApiError: it cannot be served, or not in time.
+            ApiError: no engine could serve the sequence, or not in time.
         """
         if self._answer is not None:
             return
@@ -233,10 +233,10 @@ class GeneratedSequence:
             self._budget.add_logprobs(self.generation, self.prompt_tokens)
 
     async def next_piece(self) -> AnswerPiece:
-        """Return the next piece; one with a finish reason is the last.
+        """Return the next piece of the answer; the last piece has a finish reason.
 
         Raises:
-            StreamLost, EngineRefused: the engine has lost it.
+            StreamLost, EngineRefused: the engine was lost, and the answer cannot continue on another engine.
         """
         attempt, answer = self._require_placed()
         tokens, finish = await attempt.next_tokens()
@@ -246,10 +246,12 @@ class GeneratedSequence:
         return piece
 
     async def collect(self) -> list[AnswerPiece]:
-        """Place it and return its whole answer. A lost engine only costs time, because nothing was sent yet.
+        """Place the sequence and return all pieces of its answer.
+
+        If the engine is lost, the sequence starts over, because nothing has been sent yet.
 
         Raises:
-            ApiError: it cannot be served.
+            ApiError: no engine could serve the sequence, or the response would be too large.
         """
         await self.place()
         while True:
@@ -270,11 +272,11 @@ class GeneratedSequence:
                 return pieces
 
     def stream_error(self, error: StreamLost | EngineRefused) -> ApiError:
-        """Return the error to send to the client after `next_piece` has raised one."""
+        """Return the error to send to the client for an error that `next_piece` has raised."""
         return self._dispatcher.stream_error(error)
 
     async def wait_finish(self) -> None:
-        """Wait for the engine's finish; a sequence that ended by a stop string is aborted first."""
+        """Wait for the engine's `Finish`; a sequence that a stop string has ended is aborted first."""
         attempt, _ = self._require_placed()
         if attempt.finish is None:
             attempt.stream.abort()
@@ -284,7 +286,7 @@ class GeneratedSequence:
         self.cached_tokens = attempt.cached_tokens
 
     def close(self) -> None:
-        """Abort it if it still runs, and leave the admission."""
+        """Abort the sequence if it is still running, and end its admission."""
         if self._attempt is not None:
             self._attempt.close()
             self.cached_tokens = self._attempt.cached_tokens
@@ -293,7 +295,7 @@ class GeneratedSequence:
         if self._siblings is not None:
             self._siblings.sequence_ended()
             self._siblings = None
-        # The engine may have generated more tokens than a stop string left.
+        # The engine may have generated tokens after a stop string; the tenant does not pay for them.
         self._routed.queue_entry.output_tokens = self.output_tokens
         self._dispatcher.finish(self._routed)
 

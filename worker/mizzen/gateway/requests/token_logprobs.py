@@ -1,4 +1,4 @@
-"""Log probabilities of tokens with their text, whatever API reports them."""
+"""Log probabilities of tokens, with the text of the tokens, independent of the API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TopToken:
 
     id: int
     data: bytes
-    """Its text in UTF-8, or a part of a character."""
+    """UTF-8 bytes of the token's text; possibly part of a character."""
     logprob: float
 
 
@@ -26,15 +26,15 @@ class ScoredToken:
     id: int
     data: bytes
     logprob: float | None
-    """Log probability; None for a prompt's first token, which has no prediction."""
+    """Log probability; None for a prompt's first token, because no token precedes it."""
     offset: int
-    """Position where its text begins, in characters of the choice's text."""
+    """Position of the token's text in the choice's text, in characters."""
     top: tuple[TopToken, ...] = ()
-    """Most probable tokens at its position, as many as requested, most probable first."""
+    """Most probable tokens at this position, as many as requested, most probable first."""
 
 
 def decode_logprobs(tokenizer: Tokenizer, entry: TokenLogprobs, offset: int) -> ScoredToken:
-    """Return a token with the text of its candidates; `offset` is its position in characters."""
+    """Return a token and its top tokens with their text; `offset` is the token's position in characters."""
     data = tokenizer.token_bytes
     top = tuple(TopToken(token, data(token), logprob) for token, logprob in entry.top)
     return ScoredToken(entry.token, data(entry.token), entry.logprob, offset, top)
@@ -43,7 +43,7 @@ def decode_logprobs(tokenizer: Tokenizer, entry: TokenLogprobs, offset: int) -> 
 def decode_prompt_logprobs(
     tokenizer: Tokenizer, prompt: Sequence[int], entries: Sequence[TokenLogprobs], skip_special_tokens: bool
 ) -> list[ScoredToken]:
-    """Return a prompt's tokens with log probabilities; `entries` start at the second token."""
+    """Return a prompt's tokens with their log probabilities; `entries` begin with the second token."""
     offsets = tokenizer.detokenizer(skip_special_tokens)
     tokens: list[ScoredToken] = []
     offset = 0

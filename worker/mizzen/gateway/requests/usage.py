@@ -1,6 +1,6 @@
-"""Token counts of a request, whatever API reports them.
+"""Token counts of a request, independent of the API.
 
-Generating exchanges make them; each API writes them in its own JSON shape.
+`GenerationExchange` computes them; each API writes them in its own JSON shape.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Token counts of one request, or of one of its sequences so far."""
+    """Token counts of a request, or of a single sequence so far."""
 
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int = 0
-    """Prompt tokens found in a prefix cache."""
+    """Number of prompt tokens found in a prefix cache."""
     reasoning_tokens: int = 0
-    """Output tokens that are reasoning."""
+    """Number of output tokens that are reasoning."""

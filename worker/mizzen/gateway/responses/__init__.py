@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: parses input items to chat messages, and encodes output as items and events."""
+"""OpenAI's Responses API: convert input items to chat messages, and encode output as items and events."""

@@ -1,7 +1,7 @@
 """Serve one request of the Responses API.
 
-A `GenerationExchange` whose errors name the fields of the Responses API, and whose failed stream ends with a
-`response.failed` event.
+`ResponsesExchange` is a `GenerationExchange` whose errors name the fields of the Responses API, and whose
+stream ends with a `response.failed` event if it fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ResponsesContext:
-    """Parsed request and response writer of one exchange, once they exist."""
+    """Parsed request and response writer of one exchange; None until the exchange creates them."""
 
     def __init__(self, parser: ResponsesParser) -> None:
         self._parser = parser
@@ -27,16 +27,16 @@ class ResponsesContext:
         self.writer: ResponsesWriter | None = None
 
     def parse(self, body: bytes) -> GenerationRequest:
-        """Parse a body.
+        """Parse a request body, and keep the parsed request.
 
         Raises:
-            ApiError: the request cannot be served.
+            ApiError: 400 if a field is invalid or not supported; the error names it.
         """
         self.parsed = self._parser.parse(body)
         return self.parsed.generation
 
     def new_writer(self, generation: GenerationRequest) -> ResponsesWriter:
-        """Create the response writer."""
+        """Create and keep the response writer; `parse` must have been called."""
         if self.parsed is None:
             raise RuntimeError("the request has not been parsed")
         self.writer = ResponsesWriter(self.parsed)
@@ -44,14 +44,14 @@ class ResponsesContext:
 
 
 class ResponsesExchange(GenerationExchange):
-    """Serve one response: a chat whose request and response have another JSON shape."""
+    """Exchange of one request of the Responses API: a chat with another JSON shape."""
 
     def __init__(self, gateway: Gateway, parser: ResponsesParser) -> None:
         self._context = ResponsesContext(parser)
         super().__init__(gateway, self._context.parse, self._context.new_writer)
 
     async def _send_error(self, error: ApiError) -> None:
-        """Send an error that names the fields of this API."""
+        """Send an error; it names the field of the Responses API instead of the chat field."""
         if self._context.parsed is not None:
             rename_field(error)
         await super()._send_error(error)

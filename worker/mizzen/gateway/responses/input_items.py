@@ -1,6 +1,6 @@
 """Convert the items of a request's `input` to chat messages.
 
-`responses/parse.py` calls `chat_messages`; consecutive items of an assistant become one message.
+`responses/parse.py` calls `chat_messages`; consecutive items of the assistant become one message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class InputContentPart(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """Message item."""
+    """Item that holds a message."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputContentPart]
@@ -51,7 +51,7 @@ class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
-    """Item for a call made by the model."""
+    """Item that holds a function call by the model."""
 
     type: Literal["function_call"]
     call_id: str
@@ -62,7 +62,7 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FunctionCallOutput(msgspec.Struct, forbid_unknown_fields=True):
-    """Item for the output of a called function."""
+    """Item that holds the output of a called function."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -72,14 +72,14 @@ class FunctionCallOutput(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReasoningText(msgspec.Struct, forbid_unknown_fields=True):
-    """Text of reasoning, or of its summary."""
+    """Text of a reasoning item, or of its summary."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
 class ReasoningItem(msgspec.Struct, forbid_unknown_fields=True):
-    """Item for the model's reasoning."""
+    """Item that holds the model's reasoning."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -101,10 +101,10 @@ def chat_messages(request_input: str | Sequence[dict[str, Any]], instructions: s
     """Convert a request's input to chat messages.
 
     Consecutive reasoning, text and calls of the assistant become one message, because chat templates expect
-    that. Instructions and leading system messages also become one.
+    that. The instructions and leading system messages also become one message.
 
     Raises:
-        ApiError: 400 that names the item and its field.
+        ApiError: 400 if an item is invalid, or there are no items or too many; the error names the field.
     """
     builder = MessageBuilder(instructions)
     if isinstance(request_input, str):
@@ -120,19 +120,19 @@ def chat_messages(request_input: str | Sequence[dict[str, Any]], instructions: s
 
 
 class MessageBuilder:
-    """Build chat messages from items."""
+    """Builder of chat messages from items, which are added in order."""
 
     def __init__(self, instructions: str | None) -> None:
         self.messages: list[Message] = []
         self.call_ids: set[str] = set()
-        """Ids of all calls so far."""
+        """Ids of all calls added so far."""
         self._system_texts: list[str] = []
-        """Texts of the first message if it is a system message."""
+        """Texts that `build` joins to the first message, if that is a system message."""
         if instructions is not None:
             self.add_message("system", instructions)
 
     def add_message(self, role: str, content: str) -> None:
-        """Add a message."""
+        """Add a message, or join it with the system message or the reasoning that it directly follows."""
         last = self.messages[-1] if self.messages else None
         if role == "system" and len(self.messages) == len(self._system_texts[:1]):
             self.messages = self.messages or [Message("system")]
@@ -143,11 +143,11 @@ class MessageBuilder:
             self.messages.append(Message(role, content))  # type: ignore[arg-type]
 
     def add_reasoning(self, text: str) -> None:
-        """Start an assistant message with its reasoning."""
+        """Start an assistant message that begins with reasoning."""
         self.messages.append(Message("assistant", reasoning_content=text))
 
     def add_call(self, call: FunctionCall) -> None:
-        """Add a call to the assistant message."""
+        """Add a call to the last message if it is the assistant's, otherwise to a new message."""
         self.call_ids.add(call.call_id)
         last = self.messages[-1] if self.messages else None
         if last is None or last.role != "assistant":
@@ -159,11 +159,11 @@ class MessageBuilder:
         last.tool_calls.append(tool_call)
 
     def add_call_output(self, call_id: str, content: str) -> None:
-        """Add the output of a call."""
+        """Add the output of a call as a tool message."""
         self.messages.append(Message("tool", content, tool_call_id=call_id))
 
     def build(self) -> list[Message]:
-        """Return all messages."""
+        """Return all messages; no more may be added."""
         if self._system_texts:
             self.messages[0].content = "\n\n".join(self._system_texts)
         return self.messages
@@ -175,10 +175,10 @@ def is_reasoning_only(message: Message) -> bool:
 
 
 def parse_item(item: dict[str, Any], field: str) -> msgspec.Struct:
-    """Parse an item. Null fields are ignored, even unknown ones.
+    """Parse the item at path `field`. Fields that are null are ignored, even unknown ones.
 
     Raises:
-        ApiError: 400 if the item is invalid or of an unsupported type.
+        ApiError: 400 if the item is invalid, or its type is not supported.
     """
     kind = item.get("type", "message")
     item_type = ITEM_TYPES.get(kind) if isinstance(kind, str) else None
@@ -207,17 +207,17 @@ def drop_nulls(value: Any) -> Any:
 
 
 def nest_error(error: ApiError, field: str) -> ApiError:
-    """Convert an error about an item to an error about the request, with the item's path in front."""
+    """Convert an error about an item to one about the request: prefix its field with the item's path."""
     path = f"{field}.{error.param}" if error.param else field
     message = error.message.removeprefix(error.param or "the body").removeprefix(":")
     return invalid(f"{path}{':' if error.param else ''} {message.strip()}", path, error.code)
 
 
 def add_item(builder: MessageBuilder, item: msgspec.Struct, field: str) -> None:
-    """Add an item to the conversation.
+    """Add the item at path `field` to the conversation.
 
     Raises:
-        ApiError: 400 if the item must not appear at this position.
+        ApiError: 400 if its content is not text, or it is the output of a call that does not precede it.
     """
     match item:
         case InputMessage(role, content):
@@ -241,7 +241,7 @@ def add_item(builder: MessageBuilder, item: msgspec.Struct, field: str) -> None:
 
 
 def content_text(content: str | list[InputContentPart], field: str) -> str:
-    """Return content as text.
+    """Return the content at path `field` as text; parts are joined by line breaks.
 
     Raises:
         ApiError: 400 for a part that is not text.
@@ -252,10 +252,10 @@ def content_text(content: str | list[InputContentPart], field: str) -> str:
 
 
 def part_text(part: InputContentPart, field: str) -> str:
-    """Return the text of a part.
+    """Return the text of the content part at path `field`.
 
     Raises:
-        ApiError: 400 if it has no text.
+        ApiError: 400 if the part is not text, or its text is missing.
     """
     if part.type not in ("input_text", "output_text", "text", "refusal"):
         extra = "the model reads text only" if part.type in UNSUPPORTED_PARTS else "only text is supported"

@@ -1,6 +1,6 @@
-"""Parse bodies of the Responses API: they are converted to chat requests and parsed as such.
+"""Parse bodies of the Responses API by converting them to chat requests.
 
-Errors about fields of the chat request are renamed to the fields that the client sent.
+If a field of the chat request is invalid, the error names the field that the client sent instead.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NOOP_VALUES: dict[str, tuple[Any, ...]] = {
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
 }
-"""Values of unsupported fields (besides null) that request nothing."""
+"""Unsupported fields, each with the values (besides null) that are accepted because they change nothing."""
 STORAGE_FIELDS = {
     "store": "nothing is stored here: leave it out or send false, and send earlier items in input",
     "previous_response_id": "nothing is stored here: send the earlier items in input",
@@ -70,35 +70,36 @@ RENAMED_FIELDS = {
     "response_format.json_schema.schema": "text.format.schema",
     "response_format": "text.format",
 }
-"""Fields of chat requests, and their names in the Responses API."""
+"""Names of chat request fields, each with the field's name in the Responses API."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponsesRequest:
-    """A request with the generation that it describes."""
+    """A decoded request, and the `GenerationRequest` that it was converted to."""
 
     request: ResponsesRequest
     generation: GenerationRequest
 
 
 class ToolsOnly(msgspec.Struct):
-    """The tools of a body, undecoded."""
+    """A request body in which only the list `tools` is decoded, whatever it contains."""
 
     tools: list[Any]
 
 
 class ResponsesParser:
-    """Decode bodies and convert them to chat requests; `chat` parses those."""
+    """Parser of Responses bodies, which converts them to chat requests."""
 
     def __init__(self, chat: Callable[[ChatRequest], GenerationRequest]) -> None:
+        """Set the function `chat`, which converts a chat request to a `GenerationRequest`."""
         self._decoder = msgspec.json.Decoder(ResponsesRequest)
         self._chat = chat
 
     def parse(self, body: bytes) -> ParsedResponsesRequest:
-        """Parse a body.
+        """Parse a request body.
 
         Raises:
-            ApiError: 400 that names the field.
+            ApiError: 400 if a field is invalid or not supported; the error names it.
         """
         request = self._decode(body)
         check_request(request)
@@ -123,7 +124,7 @@ def check_request(request: ResponsesRequest) -> None:
     """Check the fields that chat requests do not have.
 
     Raises:
-        ApiError: 400 that names the field.
+        ApiError: 400 if a field has an invalid or unsupported value; the error names it.
     """
     for name, reason in STORAGE_FIELDS.items():
         if not (getattr(request, name) is None or (name == "store" and request.store is False)):
@@ -154,7 +155,7 @@ def check_metadata(metadata: dict[str, str]) -> None:
     """Check that metadata is within OpenAI's limits.
 
     Raises:
-        ApiError: 400 if it is not.
+        ApiError: 400 if there are too many entries, or a key or value is too long.
     """
     if len(metadata) > MAX_METADATA:
         raise invalid(
@@ -169,10 +170,11 @@ def check_metadata(metadata: dict[str, str]) -> None:
 
 
 def chat_request(request: ResponsesRequest) -> ChatRequest:
-    """Return the equivalent chat request.
+    """Return the chat request that is equivalent to a Responses request.
 
     Raises:
-        ApiError: 400 that names the field.
+        ApiError: 400 if the input, a tool, the tool choice or the text format is invalid; the error names the
+            field.
     """
     functions = [tool_function(tool, index) for index, tool in enumerate(request.tools or ())]
     check_functions(functions, "tools[{}]")
@@ -189,10 +191,10 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
 
 
 def tool_function(tool: ResponseTool, index: int) -> Function:
-    """Return the function of a tool.
+    """Return the function of the tool at `index`.
 
     Raises:
-        ApiError: 400 for a tool of another type.
+        ApiError: 400 if the type of the tool is not `function`.
     """
     if tool.type != "function":
         raise unsupported_tool_error(tool.type, index)
@@ -200,10 +202,12 @@ def tool_function(tool: ResponseTool, index: int) -> Function:
 
 
 def reject_unsupported_tools(body: bytes) -> None:
-    """Reject the first tool of an unsupported type, whose other fields are unknown too.
+    """Reject the first tool of an unsupported type; do nothing if all types are supported.
+
+    This is called if decoding has failed at a tool, because a tool of an unsupported type has unknown fields.
 
     Raises:
-        ApiError: 400 that names the tool's type.
+        ApiError: 400 if a tool has an unsupported type; the error names the tool and its type.
     """
     try:
         tools = msgspec.json.decode(body, type=ToolsOnly).tools
@@ -216,7 +220,7 @@ def reject_unsupported_tools(body: bytes) -> None:
 
 
 def unsupported_tool_error(kind: str, index: int) -> ApiError:
-    """Return the 400 for a tool of an unsupported type."""
+    """Return a 400 error for the tool at `index`, whose type is not supported."""
     field = f"tools[{index}].type"
     return invalid(
         f"{field} is {kind[:80]!r}; only function tools, which the client runs, are supported",
@@ -229,7 +233,7 @@ def chat_tool_choice(choice: ResponseToolChoice | None, functions: tuple[Functio
     """Convert a tool choice to the form of chat requests.
 
     Raises:
-        ApiError: 400 if it names an unknown tool.
+        ApiError: 400 if it names an unknown tool, or allows no tools.
     """
     if isinstance(choice, NamedResponseTool):
         if functions:
@@ -247,10 +251,10 @@ def chat_tool_choice(choice: ResponseToolChoice | None, functions: tuple[Functio
 
 
 def chat_response_format(options: TextOptions | None) -> ResponseFormat | None:
-    """Convert the text format to the form of chat requests.
+    """Convert the format in the text options to the form of chat requests; None if the format is plain text.
 
     Raises:
-        ApiError: 400 if the schema is missing or nested too deeply.
+        ApiError: 400 if the schema or its name is missing, or the schema is nested too deeply.
     """
     text_format = options.format if options is not None else None
     if text_format is None or text_format.type == "text":
@@ -267,7 +271,7 @@ def chat_response_format(options: TextOptions | None) -> ResponseFormat | None:
 
 
 def rename_field(error: ApiError) -> None:
-    """Make an error about a chat field name the field of the Responses API, also in its message."""
+    """Replace a chat field in an error, and in its message, by the field of the Responses API."""
     name = error.param
     if name is None:
         return

@@ -1,4 +1,4 @@
-"""Response bodies of the Responses API and their items."""
+"""Response body of the Responses API, and the output items in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReasoningPart(msgspec.Struct, tag_field="type", tag="reasoning_text"):
 
 
 class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
-    """Item for a message of the model."""
+    """Output item that holds a message of the model."""
 
     id: str
     status: str
@@ -31,7 +31,7 @@ class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
 
 
 class OutputCall(msgspec.Struct, tag_field="type", tag="function_call"):
-    """Item for a function call of the model."""
+    """Output item that holds a function call by the model."""
 
     id: str
     status: str
@@ -41,7 +41,7 @@ class OutputCall(msgspec.Struct, tag_field="type", tag="function_call"):
 
 
 class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
-    """Item for the model's reasoning."""
+    """Output item that holds the model's reasoning."""
 
     id: str
     status: str
@@ -66,7 +66,7 @@ class OutputTokensDetails(msgspec.Struct):
 
 
 class ResponseUsage(msgspec.Struct):
-    """Token counts."""
+    """Token counts of a request."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -89,7 +89,7 @@ class Incomplete(msgspec.Struct):
 
 
 class ResponsesResponse(msgspec.Struct, kw_only=True):
-    """Response of POST /v1/responses, also within the events of its stream."""
+    """Response of POST /v1/responses; the first and last events of a stream also contain it."""
 
     id: str
     object: str = "response"

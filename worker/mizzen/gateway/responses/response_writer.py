@@ -1,4 +1,4 @@
-"""Encode a response of the Responses API: its items, and the events about them."""
+"""Encode a response of the Responses API: its output items, and the stream events about them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _encode = msgspec.json.Encoder().encode
 class ResponsesWriter:
     """`ResponseWriter` of the Responses API.
 
-    One item is open at a time. New content is added to it as it arrives, so that the last event of a stream
-    holds the same items as a response without streaming.
+    One output item is open at a time, and new text is added to it. The last event of a stream therefore holds
+    the same items as a response without streaming.
     """
 
     def __init__(self, parsed: ParsedResponsesRequest) -> None:
@@ -52,13 +52,13 @@ class ResponsesWriter:
     # ── streaming ──────────────────────────────────────────────────────────────────────────────────────────
 
     def start_choice(self, index: int, echo: EchoedPrompt | None) -> bytes:
-        """See `ResponseWriter`."""
+        """Return the events that start the response: `response.created` and `response.in_progress`."""
         self._event("response.created", response=self._response)
         self._event("response.in_progress", response=self._response)
         return self._take_events()
 
     def write_piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
-        """See `ResponseWriter`."""
+        """Return the events for a piece of the output; the last piece finishes the output items."""
         delta = piece.delta
         if delta.reasoning:
             self._add_reasoning(delta.reasoning)
@@ -78,11 +78,11 @@ class ResponsesWriter:
         return self._take_events()
 
     def end_stream(self) -> bytes:
-        """See `ResponseWriter`. This API has no [DONE]."""
+        """Return nothing, because the Responses API has no `[DONE]` event."""
         return b""
 
     def failure_event(self, error: ApiError) -> bytes:
-        """Return the event that ends a failed stream."""
+        """Return the events that end a failed stream; the last one is `response.failed`."""
         self._close_item("incomplete")
         response = self._response
         response.status = "failed"
@@ -93,7 +93,7 @@ class ResponsesWriter:
     # ── without streaming ──────────────────────────────────────────────────────────────────────────────────
 
     def full_response(self, choices: list[FinishedChoice], usage: TokenUsage) -> bytes:
-        """See `ResponseWriter`."""
+        """Return the body of a response that is not streamed."""
         piece = choices[0].piece
         if piece.delta.reasoning:
             self._add_reasoning(piece.delta.reasoning)
@@ -137,7 +137,7 @@ class ResponsesWriter:
         self._event("response.output_item.added", output_index=index, item=item)
 
     def _close_item(self, status: str) -> None:
-        """Finish the open item."""
+        """Finish the open item, if any, with a status."""
         item, text = self._open_item, "".join(self._open_text)
         if item is None:
             return
@@ -158,7 +158,7 @@ class ResponsesWriter:
         self._open_item = None
 
     def _end_output(self, reason: str) -> None:
-        """Finish the last item. A call that the model did not finish is incomplete, for any finish reason."""
+        """Finish the last item; a call that the model did not finish is always `incomplete`."""
         self._truncated = reason == "length"
         broken = isinstance(self._open_item, OutputCall) and reason != "tool_calls"
         self._close_item("incomplete" if self._truncated or broken else "completed")
@@ -190,12 +190,12 @@ class ResponsesWriter:
 
 
 def new_id(prefix: str) -> str:
-    """Return an id in OpenAI's form."""
+    """Return a new id in OpenAI's form: the prefix and a random number."""
     return prefix + uuid.uuid4().hex
 
 
 def response_usage(usage: TokenUsage) -> ResponseUsage:
-    """Return token counts in the shape of the Responses API."""
+    """Convert token counts to the shape of the Responses API."""
     return ResponseUsage(
         usage.prompt_tokens,
         InputTokensDetails(usage.cached_tokens),
@@ -206,7 +206,7 @@ def response_usage(usage: TokenUsage) -> ResponseUsage:
 
 
 def new_response(parsed: ParsedResponsesRequest) -> ResponsesResponse:
-    """Return a response that has just started, with the request's settings."""
+    """Return a response without output, in progress, with the settings of its request."""
     request, sampling = parsed.request, parsed.generation.sampling
     reasoning, text = request.reasoning, request.text
     form = text.format if text is not None and text.format is not None else None

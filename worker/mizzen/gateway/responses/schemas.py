@@ -12,41 +12,43 @@ from mizzen.gateway.tools.tool_schemas import Function
 
 
 class ResponseTool(Function, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A tool: the fields of `Function`, without the envelope that chat completions use."""
+    """Tool that the model may call, with the fields of `Function` next to `type`."""
 
     type: Annotated[str, doc("Only `function`: tools hosted by the server are not supported.")]
 
 
 class NamedResponseTool(msgspec.Struct, forbid_unknown_fields=True, tag="function"):
-    """Function that must be called."""
+    """Function referred to by name; as a tool choice, the function that must be called."""
 
-    name: str
+    name: Annotated[str, doc("Name of the function.")]
 
 
 class AllowedResponseTools(msgspec.Struct, forbid_unknown_fields=True, tag="allowed_tools"):
-    """Subset of the tools that may be called."""
+    """Tool choice that allows only some of the tools."""
 
-    mode: Literal["auto", "required"]
-    tools: list[NamedResponseTool]
+    mode: Annotated[
+        Literal["auto", "required"], doc("`required`: the model must call one of the tools. `auto`: it may.")
+    ]
+    tools: Annotated[list[NamedResponseTool], doc("The allowed tools.")]
 
 
 ResponseToolChoice = Literal["none", "auto", "required"] | NamedResponseTool | AllowedResponseTools
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Format of the text."""
+    """Format of the output text: plain text, a JSON object, or JSON that conforms to a schema."""
 
     type: Annotated[Literal["text", "json_object", "json_schema"], doc("Format of the text.")]
     name: Annotated[str | None, doc("With `json_schema`: any name.")] = None
     schema: Annotated[
-        dict[str, Any] | None, doc("With `json_schema`: the schema that the text conforms to.")
+        dict[str, Any] | None, doc("With `json_schema`: the schema that the text must conform to.")
     ] = None
     strict: Annotated[bool | None, doc("As in chat completions.")] = None
     description: Annotated[str | None, doc("Accepted, not used.")] = None
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Settings for the text."""
+    """Settings for the output text."""
 
     format: Annotated[TextFormat | None, doc("Text, a JSON object, or JSON that conforms to a schema.")] = (
         None
@@ -55,7 +57,7 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Settings for reasoning."""
+    """Settings for the model's reasoning."""
 
     effort: Annotated[
         str | None,
@@ -87,7 +89,7 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     ]
     instructions: Annotated[str | None, doc("System message that precedes the conversation.")] = None
     stream: Annotated[
-        bool | None, doc("Stream server-sent events; the last one is `response.completed`.")
+        bool | None, doc("Stream server-sent events; the last one holds the whole response.")
     ] = False
     stream_options: Annotated[ResponseStreamOptions | None, doc("Only with `stream`.")] = None
     max_output_tokens: Annotated[
@@ -107,9 +109,9 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     ] = None
     text: Annotated[TextOptions | None, doc("Format of the text.")] = None
     reasoning: Annotated[ReasoningOptions | None, doc("Settings for reasoning.")] = None
-    metadata: Annotated[dict[str, str] | None, doc("Up to 16 named texts, returned with the response.")] = (
-        None
-    )
+    metadata: Annotated[
+        dict[str, str] | None, doc("Up to 16 keys with text values, returned with the response.")
+    ] = None
     store: Annotated[bool | None, doc("Only `false`, which is the default: nothing is stored.")] = None
     previous_response_id: Annotated[Any, doc("Not supported: send the earlier items in `input`.")] = None
     conversation: Annotated[Any, doc("Not supported: send the earlier items in `input`.")] = None
@@ -136,7 +138,7 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     prompt_cache_retention: Annotated[Any, doc("Only `in_memory`.")] = None
     prompt_cache_key: Annotated[str | None, doc("Requests with the same key prefer the same engine.")] = None
     safety_identifier: Annotated[str | None, doc("Accepted, not used.")] = None
-    user: Annotated[str | None, doc("Same as `prompt_cache_key`, used if that is not set.")] = None
+    user: Annotated[str | None, doc("Used like `prompt_cache_key` if that is not set.")] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, doc("Variables for the chat template, for example `enable_thinking`.")
     ] = None
@@ -147,4 +149,4 @@ CHAT_FIELDS = (
     *SamplingFields.__struct_fields__,
     "model", "stream", "timeout", "chat_template_kwargs", "parallel_tool_calls", "user", "prompt_cache_key",
 )  # fmt: skip
-"""Fields with the same meaning as in chat completions."""
+"""Names of the fields that have the same meaning in chat requests."""

@@ -1,2 +1,1 @@
-"""Routing: chooses an engine for each request, retries and resumes on others, and warms new engines'
-caches."""
+"""Routing: choice of an engine for each request, retries and resumes on other engines, cache warm-up."""

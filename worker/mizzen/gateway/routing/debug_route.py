@@ -1,5 +1,4 @@
-"""`POST /debug/route` of the admin port: explains where a request would go, without sending it to an
-engine."""
+"""`POST /debug/route` of the admin port: explains how a request would be routed, without sending it."""
 
 from __future__ import annotations
 
@@ -21,10 +20,16 @@ Headers = list[tuple[bytes, bytes]]
 async def explain_route(
     gateway: Gateway, body: bytes, headers: Headers, parse: Callable[[bytes], GenerationRequest]
 ) -> dict[str, Any]:
-    """Return how the router judges each engine for the body of a chat or completion request.
+    """Return the router's verdict on each engine for a chat or completion request, best score first.
+
+    Args:
+        gateway: the gateway whose services and engines are considered.
+        body: body of the request.
+        headers: headers of the request.
+        parse: parses the body.
 
     Raises:
-        ApiError: as `parse`; 503 if no engine serves.
+        ApiError: `parse` rejects the body; 404 if no service serves the model, 503 if no engine serves.
     """
     generation = parse(body).split_sequences()[0]
     service = gateway.find_service(generation.model, {})
@@ -44,7 +49,7 @@ async def explain_route(
 
 
 def describe_engine(verdict: Verdict[EngineClient]) -> dict[str, Any]:
-    """Return the verdict on one engine as JSON."""
+    """Return the router's verdict on one engine as a JSON object."""
     engine = verdict.engine
     return {
         "name": engine.name,

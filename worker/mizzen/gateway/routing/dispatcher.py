@@ -1,6 +1,6 @@
-"""Takes a request to the engine that runs it: admission, tokenization, routing, and retries.
+"""Dispatcher: takes a request through admission, tokenization and routing to an engine, and retries failures.
 
-One dispatcher per service. Sequences and the embedding endpoints call it.
+Each service has one. Sequences and the embedding endpoints call it.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from mizzen.wire.client.stream import EngineOverloaded, EngineRefused, StreamLos
 from mizzen.wire.messages import RefusalCode
 
 MIN_ENGINE_SECONDS = 30.0
-"""Shortest time that a placed request may wait in its engine, even if its own deadline is nearer."""
+"""Shortest time that an engine is given to start a request, even if the request's deadline is nearer."""
 REFUSAL_MARGIN_SECONDS = 15.0
-"""Extra time for an engine to report that it refuses a request because it waited too long."""
+"""Additional time for an engine to report that a request waited in it for too long."""
 BACKOFF_SECONDS = 0.5
-"""Back-off of an engine that refused a request because of its load, unless it gives a time itself."""
+"""Back-off for an engine that was too busy for a request, unless the engine requests another back-off."""
 BLAMELESS_CAUSES = frozenset({"suspect"})
-"""Causes of a loss that do not count against the request."""
+"""Causes of a loss that do not count towards the limit of losses of a request."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingResult:
-    """Embedding of a prompt."""
+    """Embedding of a prompt, with the numbers of prompt tokens and of cached tokens."""
 
     vector: np.ndarray
-    """Vector, float32 [hidden size]."""
+    """Embedding, float32 [hidden size]."""
     prompt_tokens: int
     cached_tokens: int
 
 
 class Dispatcher:
-    """Places requests on engines, and again if an engine is lost."""
+    """Places requests on engines, and places them again if an engine refuses or loses them."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Dispatcher:
         resume: ResumeLimits | None = None,
         wake_seconds: float = 0.0,
     ) -> None:
-        """Combine the parts of a service.
+        """Create the dispatcher of a service, to which `table` and `admission` belong.
 
-        Without any engine, requests wait at least `wake_seconds` for one.
+        While no engine serves, requests wait for at least `wake_seconds`.
         """
         self._table = table
         self._admission = admission
@@ -78,22 +78,22 @@ class Dispatcher:
         self._resumer = AnswerResumer(resume or ResumeLimits(), self.place, lambda: table.serving, metrics)
 
     async def place(self, routed: RoutedRequest) -> Attempt:
-        """Return an attempt with the request's first tokens, or its next ones if the answer has begun.
+        """Send a request to an engine; return the attempt once the engine has returned tokens.
 
         Raises:
-            ApiError: it cannot be served, or not in time.
+            ApiError: the request is invalid, or could not be served in time.
         """
         return await self._run(routed, self._generate)
 
     async def embed(
         self, routed: RoutedRequest, pooling: str | None = None, normalize: bool = True
     ) -> EmbeddingResult:
-        """Return the embedding of a prompt; `pooling` is "last", "mean" or None for the model's own.
+        """Return the embedding of a prompt; `pooling` is "last", "mean" or None for the model's default.
 
-        `finish` must be called.
+        The caller must call `finish` afterwards, in any case.
 
         Raises:
-            ApiError: it cannot be served, or not in time.
+            ApiError: the request is invalid, or could not be served in time.
         """
 
         async def embed_once(routed: RoutedRequest, engine: EngineClient) -> EmbeddingResult | None:
@@ -104,7 +104,7 @@ class Dispatcher:
         return result
 
     def finish(self, routed: RoutedRequest) -> None:
-        """Leave the admission, or settle a request that was never admitted."""
+        """Take a request out of flight if it was admitted, and charge its tokens to the tenant."""
         if not routed.admitted:
             self._admission.settle(routed.queue_entry)
             return
@@ -114,10 +114,10 @@ class Dispatcher:
         self._admission.leave(routed.queue_entry)
 
     def handle_loss(self, routed: RoutedRequest, engine: EngineClient, error: StreamLost) -> None:
-        """Handle the loss of a request whose client has received nothing, so that it may start over.
+        """Reset a request that `engine` has lost, so that it starts over; nothing was sent to its client.
 
         Raises:
-            ApiError: it was lost too often to be tried again.
+            ApiError: the request was lost too often, or the gateway is shutting down.
         """
         if error.cause == "closed":
             raise self.stream_error(error)
@@ -134,7 +134,7 @@ class Dispatcher:
             raise unavailable(text, code="engine_lost")
 
     def stream_error(self, error: StreamLost | EngineRefused) -> ApiError:
-        """Return the error for the client of an answer that has begun and cannot continue."""
+        """Return the error to send to the client if an answer that has begun cannot continue."""
         closed_reason = self._admission.closed_reason
         if closed_reason is not None and isinstance(error, StreamLost) and error.cause == "closed":
             text = f"the answer was interrupted: {closed_reason}; send the request again"
@@ -142,10 +142,10 @@ class Dispatcher:
         return ApiError(502, f"the answer was interrupted: {error}", code="engine_lost")
 
     async def explain(self, routed: RoutedRequest) -> list[Verdict[EngineClient]]:
-        """Return the router's verdict on each engine for a request that is not sent.
+        """Return the router's verdict on each engine for a request, without sending the request.
 
         Raises:
-            ApiError: its prompt cannot be made; 503 if no engine serves, because then nothing can tokenize.
+            ApiError: 400 if the prompt is invalid, 503 if no engine serves, because tokenization needs one.
         """
         query = await self._routing_query(routed)
         if query is None:
@@ -157,7 +157,7 @@ class Dispatcher:
     async def _run(
         self, routed: RoutedRequest, work: Callable[[RoutedRequest, EngineClient], Awaitable[T | None]]
     ) -> T:
-        """Admit the request, then route and try engines until one returns a result."""
+        """Admit a request, then choose engines and call `work` for them until it returns a result."""
         if not routed.admitted:
             self._extend_for_wakeup(routed)
             began = time.monotonic()
@@ -177,7 +177,7 @@ class Dispatcher:
                 return result
 
     def _extend_for_wakeup(self, routed: RoutedRequest) -> None:
-        """Extend the deadline by the time that waking an engine takes, if none serves."""
+        """If no engine serves, extend a request's deadline by the time that starting an engine takes."""
         if self._wake_seconds and not self._table.serving:
             routed.queue_entry.deadline = max(
                 routed.queue_entry.deadline, time.monotonic() + self._wake_seconds
@@ -185,7 +185,7 @@ class Dispatcher:
 
     async def _requeue(self, routed: RoutedRequest) -> None:
         entry = routed.queue_entry
-        # `requeue` leaves the admission even if it fails, and then charges these tokens.
+        # If `requeue` fails, it has taken the entry out of flight and charges these tokens.
         routed.admitted = False
         entry.prompt_tokens = len(routed.prompt)
         entry.output_tokens = len(routed.generated) * routed.generation.stream
@@ -194,7 +194,7 @@ class Dispatcher:
         routed.admitted = True
 
     async def _generate(self, routed: RoutedRequest, engine: EngineClient) -> Attempt | None:
-        """Return an attempt with the first tokens; None if this engine returned none."""
+        """Return an attempt that has its first tokens; None if this engine returned no tokens."""
         seconds = self._engine_seconds(routed)
         tokens = routed.engine_prompt
         matched_blocks = engine.prefixes.match_prefix(routed.block_hashes)
@@ -244,7 +244,7 @@ class Dispatcher:
     async def _embed(
         self, routed: RoutedRequest, engine: EngineClient, pooling: str, normalize: bool
     ) -> EmbeddingResult | None:
-        """Return the embedding; None if this engine returned none."""
+        """Return the embedding of a prompt; None if this engine did not return it."""
         seconds, cost = self._engine_seconds(routed), float(len(routed.prompt))
         record = (
             routed.record.start_attempt(engine.name, routed.route_reason)
@@ -276,7 +276,7 @@ class Dispatcher:
             self._handle_send_failure(routed, engine, error)
         except (StreamLost, TimeoutError) as error:
             settled = True
-            lost = error if isinstance(error, StreamLost) else StreamLost("no_answer", "no embedding came")
+            lost = error if isinstance(error, StreamLost) else StreamLost("no_answer", "no embedding arrived")
             self._handle_early_loss(routed, engine, lost, period)
         finally:
             if not settled:
@@ -301,7 +301,7 @@ class Dispatcher:
     def _handle_send_failure(
         self, routed: RoutedRequest, engine: EngineClient, error: EngineOverloaded | StreamLost
     ) -> None:
-        """Handle a request that could not be sent."""
+        """Exclude an engine from a request's further attempts, because sending the request to it failed."""
         routed.tried_engines.append(engine)
         if isinstance(error, StreamLost):
             self._metrics.retries.labels(error.cause).inc()
@@ -312,10 +312,10 @@ class Dispatcher:
     def _handle_early_loss(
         self, routed: RoutedRequest, engine: EngineClient, error: StreamLost, period: int
     ) -> None:
-        """Handle the loss of a request before its first token, or before its next one after a resume.
+        """Record that an engine lost a request before returning any token of it.
 
         Raises:
-            ApiError: it was lost too often to be tried again.
+            ApiError: 503 if the request was lost too often to be tried again.
         """
         draining = engine.draining
         if not draining:
@@ -333,10 +333,10 @@ class Dispatcher:
             raise unavailable(text, code="engine_lost")
 
     def _handle_refusal(self, routed: RoutedRequest, engine: EngineClient, refusal: EngineRefused) -> None:
-        """Handle an engine's refusal.
+        """Record that an engine refused a request, which is tried elsewhere or later.
 
         Raises:
-            ApiError: every engine would refuse it.
+            ApiError: 400 if the request is invalid for every engine, 503 if it waited too long in the engine.
         """
         if refusal.code == RefusalCode.INVALID:
             raise refusal_error(routed.generation, str(refusal))
@@ -366,7 +366,7 @@ class Dispatcher:
         return route.engine
 
     async def _routing_query(self, routed: RoutedRequest) -> RoutingQuery | None:
-        """Return the request as the router sees it; None if no engine is available to tokenize for."""
+        """Tokenize a request and return it as the router sees it; None if no engine is available."""
         text = (
             routed.text_model
             if routed.generated

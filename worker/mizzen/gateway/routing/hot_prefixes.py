@@ -1,11 +1,12 @@
-"""The hottest prefixes of prompts, with their tokens, to fill the cache of a new engine.
+"""Keeps the hottest prefixes of prompts, with their tokens, for filling the cache of a new engine.
 
-A tree of 64-token blocks, identified by `mizzen.core.kv.block_hashes`. Each prompt adds to the weights of its
-blocks, and a weight halves in `HALF_LIFE_SECONDS`. A block never weighs more than its parent, so the heaviest
-blocks always form whole prefixes.
+Prefixes form a tree of 64-token blocks, identified by `mizzen.core.kv.block_hashes`. Each prompt adds to the
+weights of its blocks, and weights halve every `HALF_LIFE_SECONDS`. A block never weighs more than its parent,
+so the heaviest blocks always form complete prefixes.
 
-Privacy: token ids of prompts stay in the memory of this process, at most `capacity` blocks (256 bytes of ids
-each), until lighter than others. A prefix is replayed under its own salt, so tenants share nothing by it.
+Privacy: token ids of prompts stay in this process's memory, at most `capacity` blocks with 256 bytes of ids
+each, until heavier blocks displace them. A prefix is replayed under its own salt, so replays share nothing
+between tenants.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from mizzen.core.request import Int32
 
 HALF_LIFE_SECONDS = 600.0
 MAX_PROMPT_BLOCKS = 256
-"""Blocks counted per prompt; later blocks usually belong to one conversation only."""
+"""Number of blocks counted per prompt; later blocks usually belong to one conversation only."""
 REBASE_WEIGHT = 2.0**64
-"""Weight of a new prompt at which all weights are divided; weights grow over time instead of decaying."""
+"""Weight of a new prompt above which all weights are scaled down.
+
+Instead of halving old weights as time passes, each prompt adds more weight than earlier prompts did.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +36,15 @@ class HotPrefix:
     """Prefix that many prompts share."""
 
     tokens: Int32
-    """Token ids, int32 [n], in whole blocks."""
+    """Token ids, int32 [n]; n is a multiple of the block size."""
     salt: bytes
+    """Salt with which the prompts were sent; it separates the prefix caches of tenants."""
     block_hashes: tuple[int, ...]
-    """Hashes of its blocks."""
+    """Hashes of the prefix's blocks, in order."""
 
 
 class _PrefixBlock:
-    """Block of a prefix."""
+    """Node of the tree: a block of a prefix; `parent` is the hash of the block before it."""
 
     __slots__ = ("parent", "prompts", "salt", "tokens", "weight")
 
@@ -52,10 +57,10 @@ class _PrefixBlock:
 
 
 class HotPrefixes:
-    """Hot prefixes of one tokenizer's prompts."""
+    """Hot prefixes of the prompts that were tokenized with one tokenizer."""
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make an empty tree of at most `capacity` blocks."""
+        """Create an empty tree of at most `capacity` blocks."""
         self._capacity = max(1, capacity)
         self._clock = clock
         self._start = clock()
@@ -65,12 +70,12 @@ class HotPrefixes:
         return len(self._blocks)
 
     def count_prompt(self, hashes: Sequence[int], prompt: Int32, salt: bytes) -> None:
-        """Count a prompt.
+        """Add a prompt to the weights of its blocks.
 
         Args:
-            hashes: hashes of its full blocks, in order.
-            prompt: its token ids, int32 [n].
-            salt: salt of the hashes.
+            hashes: hashes of the prompt's full blocks, in order.
+            prompt: token ids of the prompt, int32 [n].
+            salt: salt with which the hashes were computed.
         """
         weight, parent = self._weight_now(), None
         for position, block_hash in enumerate(hashes[:MAX_PROMPT_BLOCKS]):
@@ -89,14 +94,14 @@ class HotPrefixes:
     def find_hottest(self, tokens: int) -> list[HotPrefix]:
         """Return the heaviest prefixes that at least two prompts share, of at most `tokens` tokens in total.
 
-        Heaviest first. None is a prefix of another.
+        The heaviest comes first. No returned prefix is a prefix of another.
         """
         shared = [
             (-block.weight, position, block_hash)
             for position, (block_hash, block) in enumerate(self._blocks.items())
             if block.prompts > 1
         ]
-        # Among equal weights, the block nearer to the root was added first.
+        # Of two blocks with equal weights, the one nearer to the root was added first, and is chosen first.
         chosen = {block_hash: weight for weight, _, block_hash in nsmallest(tokens // BLOCK_TOKENS, shared)}
         inner = {self._blocks[block_hash].parent for block_hash in chosen}
         ends = sorted(
@@ -125,7 +130,7 @@ class HotPrefixes:
         return 1.0
 
     def _evict(self) -> None:
-        """Drop the lightest eighth, but never a block before one that stays."""
+        """Drop the lightest eighth of the blocks, but never the ancestor of a block that stays."""
         count = len(self._blocks) - self._capacity + self._capacity // 8
         order = sorted(
             (

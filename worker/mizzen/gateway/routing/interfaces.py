@@ -1,4 +1,4 @@
-"""Interfaces of the parts that compose a router, and the types that they see."""
+"""Interfaces of a router's parts (filters, preferences, scorers, picker), and the types that they work on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mizzen.core.kv.block_hashes import BLOCK_TOKENS
 from mizzen.gateway.routing.prefix_index import EnginePrefixes
 
 EXPECTED_OUTPUT_TOKENS = 256
-"""Assumed output tokens of requests without a limit, or with a higher one."""
+"""Assumed number of output tokens of a request, unless its limit is lower."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """Model that generated an answer's first tokens; only an engine with the same can continue it."""
+    """Identity of a model; only engines with equal identities can continue each other's answers."""
 
     model: str
     revision: str
@@ -27,42 +27,42 @@ class Candidate(Protocol):
 
     @property
     def name(self) -> str:
-        """Name, the same in every gateway; on Kubernetes, the pod's."""
+        """Name of the engine, the same in every gateway; on Kubernetes, the name of its pod."""
         ...
 
     @property
     def serving(self) -> bool:
-        """True if it takes requests: connected, tokenizer loaded, not draining."""
+        """True if the engine takes requests: connected, tokenizer loaded, verified, warm, not draining."""
         ...
 
     @property
     def full(self) -> bool:
-        """True if it has as many requests as it should, backs off, or has an open circuit breaker."""
+        """True if the engine has its maximum of requests, is backed off, or its circuit breaker is open."""
         ...
 
     @property
     def suspect(self) -> bool:
-        """True if it has been silent for longer than it should be."""
+        """True if the engine has been silent for too long and has not answered a ping."""
         ...
 
     @property
     def load(self) -> float:
-        """Tokens in flight."""
+        """Estimated number of tokens in flight on the engine, from all gateways."""
         ...
 
     @property
     def context_length(self) -> int:
-        """Largest number of tokens of prompt and output together."""
+        """Largest number of tokens of prompt and output together; 0 if unknown."""
         ...
 
     @property
     def model_identity(self) -> ModelIdentity:
-        """Model that it serves."""
+        """Identity of the model that the engine serves."""
         ...
 
     @property
     def prefixes(self) -> EnginePrefixes:
-        """Content of its prefix cache."""
+        """Index of the blocks in the engine's prefix cache."""
         ...
 
 
@@ -73,21 +73,21 @@ class RoutingQuery:
     tokenizer_hash: str
     prompt_tokens: int
     context_tokens: int
-    """Tokens of context needed: the prompt and the requested output, at least 1."""
+    """Number of tokens that the context must hold: the prompt and the requested output, at least 1."""
     output_tokens: int = EXPECTED_OUTPUT_TOKENS
-    """Output tokens that it adds to an engine's load."""
+    """Number of output tokens that the request is expected to add to an engine's load."""
     block_hashes: Sequence[int] = ()
-    """Hashes of the prompt's full blocks."""
+    """Hashes of the prompt's full blocks, in order."""
     session: str = ""
-    """Session that the client named; empty if none."""
+    """Session that the client named; empty if it named none."""
     pinned_model: ModelIdentity | None = None
-    """Model of an answer that has begun."""
+    """Model that an engine must serve: the one that began the answer; None before the first token."""
     excluded: Collection[Candidate] = ()
-    """Engines that have refused or lost the request."""
+    """Engines that have already refused or lost the request."""
     _matched: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     def matched_tokens(self, engine: Candidate) -> int:
-        """Return how many prompt tokens an engine's cache probably holds; looked up once per engine."""
+        """Return how many prompt tokens an engine's cache probably holds, computed once per engine."""
         key = id(engine)
         matched = self._matched.get(key)
         if matched is None:
@@ -106,17 +106,17 @@ class Filter(Protocol):
 
 
 class Preference(Protocol):
-    """Narrows the choice if that leaves at least one engine."""
+    """Prefers some engines. If at least one engine is preferred, all others are excluded."""
 
     name: str
 
     def prefer(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[bool]:
-        """Return for each engine whether it is preferred; if none is, all stay."""
+        """Return for each engine, in order, whether it is preferred."""
         ...
 
 
 class Scorer(Protocol):
-    """Scores how well engines suit a request."""
+    """Scores how well each engine suits a request."""
 
     name: str
 
@@ -126,8 +126,8 @@ class Scorer(Protocol):
 
 
 class Picker(Protocol):
-    """Chooses among scored engines."""
+    """Chooses one of the engines by their total scores."""
 
     def pick(self, scores: Sequence[float], engines: Sequence[Candidate]) -> int:
-        """Return the index of the chosen engine; there is at least one."""
+        """Return the index of the chosen engine; `engines` is not empty."""
         ...

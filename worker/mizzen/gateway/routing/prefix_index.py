@@ -1,14 +1,14 @@
-"""Index of engines' prefix caches as hashes of 64-token blocks, fed by cache events and bounded in memory.
+"""Index of the engines' prefix caches: hashes of 64-token blocks, fed by cache events and bounded in memory.
 
-An `EnginePrefixes` mirrors one engine, with two kinds of blocks. Confirmed blocks were reported as stored,
-and stay until the engine reports their eviction. Guesses are the blocks of a prompt just routed there, and
-stay until the engine confirms them or `GUESS_SECONDS` have passed. A second request therefore finds the first
-one's prefix at once, and wrong guesses do not last.
+An `EnginePrefixes` mirrors the cache of one engine, with two kinds of blocks. The engine has reported that it
+stores the confirmed blocks; they stay until it reports their eviction. Guesses are the blocks of a prompt
+that was just routed to the engine; they stay until the engine confirms them or `GUESS_SECONDS` have passed. A
+second request therefore finds the prefix of the first at once, and wrong guesses do not last.
 
-Memory: a block takes at most `BLOCK_BYTES` (measured by a test), and all engines of a gateway share one
-bound, `PrefixBudget`. If an engine exceeds its share, the eighth of its blocks that events and routed
-requests touched longest ago is dropped. That only costs hits: the engine still has the blocks, and the next
-request or event adds them again.
+Memory: a block takes at most `BLOCK_BYTES` (measured by a test), and the engines of a service share one
+limit, `PrefixBudget`. If an engine exceeds its share, the least recently used eighth of its blocks is
+dropped; events and routed requests count as use. A dropped block only costs hits: the engine still has it,
+and the next request or event adds it again.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from itertools import islice
 import numpy as np
 
 GUESS_SECONDS = 30.0
-"""Lifetime of a guess; longer than an engine takes from a request to the event that it cached the prompt."""
+"""Lifetime of a guess: longer than an engine takes from a request to the event that confirms its blocks."""
 BLOCK_BYTES = 112
-"""Most memory per block: an entry of a dictionary that has just grown, and its 64-bit key."""
+"""Largest memory of a block: its entry in a dictionary that has just grown, and its 64-bit key."""
 DEFAULT_BLOCKS = 1 << 19
 """Default number of blocks: 33 million tokens of prefixes, in 56 MiB."""
 MIN_ENGINE_BLOCKS = 64
-"""Smallest share of one engine, however many there are."""
+"""Smallest number of blocks in the share of an engine, however many engines there are."""
 
 
 class EnginePrefixes:
-    """Blocks that one engine holds, or will hold soon. `capacity` may change at any time."""
+    """Blocks that one engine holds, or is expected to hold soon. `capacity` may change at any time."""
 
     __slots__ = ("_blocks", "_capacity", "_clock", "evicted_blocks")
 
@@ -39,16 +39,16 @@ class EnginePrefixes:
         self._clock = clock
         self._blocks: dict[
             int, float | None
-        ] = {}  # in order of use; None if confirmed, else the end of a guess
+        ] = {}  # least recently used first; None if confirmed, else the time at which the guess ends
         self.evicted_blocks = 0
-        """Number of blocks dropped because the index was full."""
+        """Number of blocks dropped so far because the index was full."""
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     @property
     def capacity(self) -> int:
-        """Largest number of blocks."""
+        """Maximum number of blocks."""
         return self._capacity
 
     @capacity.setter
@@ -57,7 +57,7 @@ class EnginePrefixes:
         self._evict()
 
     def match_prefix(self, hashes: Sequence[int]) -> int:
-        """Return how many blocks of a prompt, from its start, the engine holds."""
+        """Return how many blocks of a prompt, counted from its start, the engine probably holds."""
         blocks, now = self._blocks, None
         for count, block in enumerate(hashes):
             guess_ends = blocks.get(block, 0.0)
@@ -70,7 +70,7 @@ class EnginePrefixes:
         return len(hashes)
 
     def add_guesses(self, hashes: Sequence[int]) -> None:
-        """Add the blocks of a prompt on its way to the engine, and refresh known ones."""
+        """Add the blocks of a prompt that is sent to the engine; blocks in the index count as used."""
         blocks, guess_ends = self._blocks, self._clock() + GUESS_SECONDS
         for block in reversed(hashes):  # the first blocks become the newest, because they are worth most
             blocks[block] = None if blocks.pop(block, guess_ends) is None else guess_ends
@@ -83,8 +83,7 @@ class EnginePrefixes:
                 del self._blocks[block]
 
     def apply_event(self, stored: Sequence[int], evicted: Iterable[int], reset: bool = False) -> None:
-        """Apply a cache event; with `reset`, `stored` is all that the engine holds, and guesses are
-        dropped."""
+        """Apply a cache event of the engine; with `reset`, replace all blocks and guesses by `stored`."""
         if reset:
             self._blocks = {}
         blocks = self._blocks
@@ -96,14 +95,14 @@ class EnginePrefixes:
         self._evict()
 
     def clear(self) -> None:
-        """Remove all blocks, because the connection is lost or the engine is another process."""
+        """Remove all blocks, because the connection was lost or the engine's process was replaced."""
         self._blocks = {}
 
     def _evict(self) -> None:
         blocks = self._blocks
         if len(blocks) <= self._capacity:
             return
-        # Many at once, because each search for the oldest entry skips the gaps that earlier removals left.
+        # Drop many at once: each search for the oldest entry must skip the gaps of earlier removals.
         count = len(blocks) - self._capacity + self._capacity // 8
         for block in list(islice(blocks, count)):
             del blocks[block]
@@ -111,13 +110,13 @@ class EnginePrefixes:
 
 
 class PrefixBudget:
-    """Divides a bound on blocks evenly among the engines of a gateway."""
+    """Limit on the number of blocks in the index, divided evenly among the engines of a service."""
 
     def __init__(self, blocks: int = DEFAULT_BLOCKS) -> None:
         self.blocks = blocks
 
     def divide(self, engines: Sequence[EnginePrefixes]) -> None:
-        """Set each engine's share."""
+        """Set the capacity of each engine to its share."""
         for prefixes in engines:
             share = max(MIN_ENGINE_BLOCKS, self.blocks // len(engines))
             if prefixes.capacity != share:
@@ -125,5 +124,5 @@ class PrefixBudget:
 
 
 def decode_hashes(column: bytes) -> list[int]:
-    """Return the hashes in a column of `mizzen.wire.messages.Blocks` (uint64, little-endian)."""
+    """Return the hashes in a field of `mizzen.wire.messages.Blocks` (uint64, little-endian)."""
     return np.frombuffer(column, "<u8").tolist()

@@ -1,8 +1,8 @@
 """Resumes an answer on another engine if its engine is lost.
 
-The new engine gets the prompt, the tokens generated so far (`Generate.generated`) and the seed that the
-gateway fixed at the start, so it samples the same token at each position. Tokens that were in transit when
-the engine was lost are sampled again, and are the same.
+The new engine gets the prompt, the tokens generated so far (`Generate.generated`), and the seed that the
+gateway chose at the start. It thus samples the same token at each position: tokens that were in transit when
+the engine was lost are sampled again, with the same result.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from mizzen.wire.client.stream import StreamLost
 log = logging.getLogger(__name__)
 
 MAX_HANDOVERS = 16
-"""Most draining engines that may hand over one request; a handover does not count against the request."""
-FINAL_CAUSES = frozenset({"slow", "closed"})
-"""Causes after which an answer is not resumed, and which do not count against the engine.
+"""Maximum number of draining engines that may hand over one request.
 
-A client that reads too slowly would be lost again, and a gateway that shuts down has no other engine.
+Handovers do not count towards `ResumeLimits.max_resumes`.
+"""
+FINAL_CAUSES = frozenset({"slow", "closed"})
+"""Causes of a loss after which the answer is not resumed, and which are not failures of the engine.
+
+A client that reads too slowly (`slow`) would lose the next stream too; `closed` is the gateway's shutdown.
 """
 
 
@@ -34,15 +37,15 @@ class ResumeLimits:
     """Limits for resuming one answer."""
 
     max_resumes: int = 3
-    """Engines that one answer may lose; 0 turns resuming off."""
+    """Maximum number of engines that one answer may lose; 0 turns resuming off."""
     capacity_seconds: float = 60.0
     """Time that an answer waits for capacity on the engines that serve."""
     replacement_seconds: float = 1.0
-    """Time that an answer waits for a replacement if no engine serves."""
+    """Time that an answer waits for a new engine if no engine serves."""
 
 
 class AnswerResumer:
-    """Resumes answers; `place` puts a request whose answer has begun on another engine."""
+    """Resumes answers whose engine was lost, on the engines of one service."""
 
     def __init__(
         self,
@@ -51,16 +54,24 @@ class AnswerResumer:
         serving: Callable[[], bool],
         metrics: Metrics,
     ) -> None:
+        """Create a resumer.
+
+        Args:
+            limits: limits for each answer.
+            place: sends a request whose answer has begun to an engine, and returns the new attempt.
+            serving: returns whether any engine serves.
+            metrics: metrics of the gateway.
+        """
         self.limits = limits
         self._serving = serving
         self._place = place
         self._metrics = metrics
 
     async def resume(self, attempt: Attempt, lost: StreamLost) -> Attempt | None:
-        """Return an attempt for the same answer on another engine; None if it may not be resumed.
+        """Return an attempt that continues the answer on another engine; None if it may not be resumed.
 
         Raises:
-            StreamLost: it was lost too often, or no engine took over in time.
+            StreamLost: the answer was lost too often, or no engine took it over in time.
         """
         routed, engine = attempt.routed, attempt.engine
         draining = engine.draining
@@ -96,10 +107,10 @@ class AnswerResumer:
         return new_attempt
 
     def _count_loss(self, routed: RoutedRequest, lost: StreamLost, draining: bool) -> None:
-        """Count a loss.
+        """Count the loss of a request: as a handover if its engine was draining.
 
         Raises:
-            StreamLost: it was one too many.
+            StreamLost: the request was lost or handed over too often.
         """
         if draining:
             routed.handovers += 1

@@ -1,6 +1,6 @@
-"""Chooses an engine by filters, preferences, the weighted sum of scorers, and a picker.
+"""Router: chooses an engine by filters, preferences, a weighted sum of scores, and a picker.
 
-Routers are stateless: all state is in the engines. The dispatcher calls `route`, the admin API `explain`.
+A router is stateless; all state is in the engines. The dispatcher calls `route`, the admin API `explain`.
 """
 
 from __future__ import annotations
@@ -33,34 +33,37 @@ HOME_WEIGHT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[E]):
-    """Chosen engine, and the reason."""
+    """Result of routing: the chosen engine, and the reason for the choice."""
 
     engine: E
     reason: str
-    """Scorer by which the engine stands out most; "only" without a choice, "random" among equals."""
+    """Name of the scorer by which the engine exceeds the mean most.
+
+    It is "only" if there was no other engine, and "random" if no score exceeds the mean.
+    """
     matched_tokens: int
-    """Prompt tokens that its cache probably holds."""
+    """Number of prompt tokens that the engine's cache probably holds."""
 
 
 @dataclass(slots=True, eq=False)
 class Verdict(Generic[E]):
-    """A router's verdict on one engine, for the debug endpoint."""
+    """A router's verdict on one engine for one request, for the debug endpoint."""
 
     engine: E
     matched_tokens: int
     excluded_by: str = ""
-    """Filter or preference that excluded the engine; empty for a candidate."""
+    """Name of the filter or preference that excluded the engine; empty if it was not excluded."""
     scores: dict[str, float] = field(default_factory=dict)
-    """Weighted scores by scorer."""
+    """Weighted scores by scorer name; empty if the engine was excluded."""
 
     @property
     def total(self) -> float:
-        """Sum of the scores."""
+        """Sum of the weighted scores."""
         return sum(self.scores.values())
 
 
 class Router:
-    """Stateless composition of filters, preferences, scorers and a picker."""
+    """Stateless combination of filters, preferences, scorers with their weights, and a picker."""
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class Router:
         self._picker = picker
 
     def route(self, query: RoutingQuery, engines: Iterable[E]) -> Route[E] | None:
-        """Return the engine for a request; None if no engine can take it at the moment."""
+        """Return the route of a request; None if no engine can take the request now."""
         kept = [e for e in engines if all(f.keep(query, e) for f in self._filters)]
         if not kept:
             return None
@@ -92,7 +95,7 @@ class Router:
         return Route(kept[index], reason, query.matched_tokens(kept[index]))
 
     def explain(self, query: RoutingQuery, engines: Iterable[E]) -> list[Verdict[E]]:
-        """Return the verdict of `route` on each engine."""
+        """Return for each engine the verdict by which `route` would choose."""
         verdicts = [Verdict(e, query.matched_tokens(e)) for e in engines]
         for verdict in verdicts:
             verdict.excluded_by = next(
@@ -122,12 +125,15 @@ T = TypeVar("T")
 
 
 def _keep_preferred(candidates: list[T], keep: Sequence[bool]) -> list[T]:
-    """Return the preferred candidates; all if none is preferred."""
+    """Return the preferred candidates, or all candidates if none is preferred."""
     return [candidate for candidate, kept in zip(candidates, keep, strict=True) if kept] or candidates
 
 
 def default_router(load_factor_percent: int, generator: random.Random | None = None) -> Router:
-    """Return the gateway's router: cached prefixes, sessions and load, all within bounded load."""
+    """Return the gateway's router, which scores cached prefixes, sessions and load, and bounds the load.
+
+    `load_factor_percent` is the load, in percent of the mean, above which an engine is avoided.
+    """
     return Router(
         (ServingFilter(), CompatibleFilter()),
         (HealthyPreference(), BoundedLoadPreference(load_factor_percent / 100)),

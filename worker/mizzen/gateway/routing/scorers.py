@@ -9,30 +9,31 @@ from hashlib import blake2b
 from mizzen.gateway.routing.interfaces import Candidate, RoutingQuery
 
 SMALL_LOAD_TOKENS = 2048
-"""Load in tokens up to which an engine is never overloaded."""
+"""Load in tokens up to which an engine never counts as overloaded."""
 TIE_MARGIN = 0.05
-"""Difference below which scores are equal; loads are not known more exactly, and several gateways see old
-ones."""
+"""Difference up to which scores count as equal: loads are only known roughly, and with some delay."""
 
 
 class ServingFilter:
-    """Keeps engines that take requests now."""
+    """Keeps engines that can take the request now."""
 
     name = "serving"
 
     def keep(self, query: RoutingQuery, engine: Candidate) -> bool:
-        """See `Filter`."""
+        """Return whether the engine serves, is not full, and has not refused or lost the request before."""
         return engine.serving and not engine.full and engine not in query.excluded
 
 
 class CompatibleFilter:
-    """Keeps engines with the prompt's tokenizer, enough context, and the model of an answer that has
-    begun."""
+    """Keeps engines with the prompt's tokenizer and enough context.
+
+    If the answer has begun, the engine must also serve the model that began it.
+    """
 
     name = "text"
 
     def keep(self, query: RoutingQuery, engine: Candidate) -> bool:
-        """See `Filter`."""
+        """Return whether the engine can process the prompt and, if the answer has begun, continue it."""
         if query.pinned_model is not None and engine.model_identity != query.pinned_model:
             return False
         return (
@@ -47,15 +48,15 @@ class HealthyPreference:
     name = "trusted"
 
     def prefer(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[bool]:
-        """See `Preference`."""
+        """Return for each engine, in order, whether it is not suspect."""
         return [not engine.suspect for engine in engines]
 
 
 class BoundedLoadPreference:
-    """Prefers engines that the request would not lift above `factor` times the mean load.
+    """Prefers engines whose load the request would not raise above `factor` times the mean load.
 
-    After consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2016): a hot prefix or a
-    busy session spreads over engines. Loads up to `SMALL_LOAD_TOKENS` never count as overload.
+    A hot prefix or a busy session thus spreads over several engines, as in consistent hashing with bounded
+    loads (Mirrokni, Thorup, Zadimoghaddam, 2016). Loads up to `SMALL_LOAD_TOKENS` never count as overload.
     """
 
     name = "bounded"
@@ -64,7 +65,7 @@ class BoundedLoadPreference:
         self._factor = factor
 
     def prefer(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[bool]:
-        """See `Preference`."""
+        """Return for each engine whether its load stays within the bound, or is the lowest load of all."""
         loads = [engine.load for engine in engines]
         total, least_load = sum(loads), min(loads)
         count, request_tokens = len(loads), query.prompt_tokens + query.output_tokens
@@ -77,39 +78,45 @@ class BoundedLoadPreference:
 
 
 class PrefixScorer:
-    """Share of the prompt that an engine's cache probably holds."""
+    """Scores the fraction of the prompt that an engine's cache probably holds."""
 
     name = "prefix"
 
     def score(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
-        """See `Scorer`."""
+        """Return for each engine the fraction of the prompt's tokens that its cache probably holds."""
         if not query.block_hashes:
             return [0.0] * len(engines)
         return [query.matched_tokens(engine) / query.prompt_tokens for engine in engines]
 
 
 class SessionScorer:
-    """1 for the engine of a session, by rendezvous hashing, the same in every gateway."""
+    """Scores 1 for the engine to which rendezvous hashing assigns the request's session, and 0 for others.
+
+    Every gateway assigns a session to the same engine.
+    """
 
     name = "session"
 
     def score(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
-        """See `Scorer`."""
+        """Return 1 for the session's engine and 0 for all others; 0 for all if the request has no session."""
         if not query.session:
             return [0.0] * len(engines)
         return rendezvous_scores(query.session.encode(errors="replace"), engines)
 
 
 class HomeScorer:
-    """1 for the home of a prefix that no engine holds yet, the same in every gateway.
+    """Scores 1 for the home of a prefix that no engine holds yet: the engine that rendezvous hashing selects.
 
-    Gateways that get the first requests of a new prefix at the same moment thus send them to one engine.
+    Gateways that get requests with the same new prefix at the same moment thus send them to the same engine.
     """
 
     name = "home"
 
     def score(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
-        """See `Scorer`."""
+        """Return 1 for the home of the prompt's first block and 0 for all others.
+
+        All scores are 0 if an engine holds the block already, or if the prompt has no full block.
+        """
         first = query.block_hashes[:1]
         if not first or any(query.matched_tokens(engine) for engine in engines):
             return [0.0] * len(engines)
@@ -117,29 +124,29 @@ class HomeScorer:
 
 
 class LoadScorer:
-    """1 for an idle engine, 0.5 at the mean load, 0 from twice the mean."""
+    """Scores 1 for an idle engine, 0.5 at the mean load, and 0 from twice the mean load."""
 
     name = "load"
 
     def score(self, query: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
-        """See `Scorer`."""
+        """Return a score in [0, 1] for each engine; the lower the engine's load, the higher its score."""
         loads = [engine.load for engine in engines]
         scale = 2 * max(sum(loads) / len(loads), SMALL_LOAD_TOKENS / 2)
         return [max(0.0, 1.0 - load / scale) for load in loads]
 
 
 class TwoChoicesPicker:
-    """Picks the best score; among equals the less loaded of two at random.
+    """Picks the engine with the best score; of several with equal scores, the less loaded of two random ones.
 
-    Two random choices (Mitzenmacher, 2001) are nearly as even as the least load, and gateways that see the
-    same old loads do not all choose the same engine.
+    Two random choices (Mitzenmacher, 2001) distribute load nearly as evenly as the choice of the least loaded
+    engine. Gateways that see the same outdated loads do not all choose the same engine.
     """
 
     def __init__(self, generator: random.Random | None = None) -> None:
         self._random = generator or random.Random()
 
     def pick(self, scores: Sequence[float], engines: Sequence[Candidate]) -> int:
-        """See `Picker`."""
+        """Return the index of the chosen engine; `engines` is not empty."""
         best = max(scores)
         best_candidates = [i for i, score in enumerate(scores) if score >= best - TIE_MARGIN]
         if len(best_candidates) == 1:
@@ -149,9 +156,9 @@ class TwoChoicesPicker:
 
 
 def rendezvous_scores(key: bytes, engines: Sequence[Candidate]) -> list[float]:
-    """Return 1 for the engine that a key belongs to and 0 for the others (Thaler, Ravishankar, 1998).
+    """Assign a key to an engine by rendezvous hashing; return 1 for that engine and 0 for all others.
 
-    If an engine comes or goes, only keys of that engine move.
+    If an engine is added or removed, only that engine's keys move (Thaler, Ravishankar, 1998).
     """
     weights = [blake2b(b"%b\0%b" % (e.name.encode(), key), digest_size=8).digest() for e in engines]
     scores = [0.0] * len(engines)

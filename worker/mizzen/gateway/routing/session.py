@@ -1,4 +1,4 @@
-"""Sessions: the client's hints which requests belong together."""
+"""Sessions: names by which clients mark requests that belong together, such as those of one conversation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from hashlib import blake2b
 
 SESSION_HEADER = b"x-mizzen-session"
 MAX_SESSION_CHARACTERS = 64
-"""Longest session that is used as is; OpenAI bounds `prompt_cache_key` alike."""
+"""Longest session name that is used unchanged; OpenAI has the same limit for `prompt_cache_key`."""
 
 
 def get_session(headers: Iterable[tuple[bytes, bytes]], body_session: str) -> str:
-    """Return a request's session: that of the header, else that of its body; empty if it has none.
+    """Return a request's session, from its header or else from its body; empty if neither has one.
 
-    `body_session` must be bounded already (`bound_session`).
+    `body_session` must have been shortened by `bound_session`.
     """
     for name, value in headers:
         if name == SESSION_HEADER and value:
@@ -22,9 +22,10 @@ def get_session(headers: Iterable[tuple[bytes, bytes]], body_session: str) -> st
 
 
 def bound_session(name: str) -> str:
-    """Return a session of bounded length: its name, or the digest of a long one, the same in every gateway.
+    """Return a session name, or its digest if it is longer than `MAX_SESSION_CHARACTERS`.
 
-    The router hashes it for each engine and each sequence on the event loop, so it must be short.
+    The digest is the same in every gateway. Names must be short, because the router hashes them on the event
+    loop for each engine and each sequence.
     """
     if len(name) <= MAX_SESSION_CHARACTERS:
         return name

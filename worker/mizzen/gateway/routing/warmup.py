@@ -1,7 +1,7 @@
-"""Replays the hottest prefixes into a new engine's cache before it serves, while other engines serve.
+"""Warm-up: replays the hottest prefixes into a new engine's cache before the engine serves.
 
-A warm-up never delays requests: it ends after its time limit, at the first error, and as soon as no other
-engine has capacity.
+Other engines serve meanwhile. A warm-up never delays requests: it ends at its time limit, at the first error,
+or as soon as no other engine has capacity.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_TOKENIZERS = 2
-"""Number of tokenizers whose prefixes are kept: those of the current and the next revision."""
+"""Maximum number of tokenizers whose prefixes are kept: those of the current and the next revision."""
 PRIORITY = -8
-"""Lowest priority, because requests of another gateway may be in the engine already."""
+"""Priority of replays: the lowest, because the engine may already run requests of other gateways."""
 STORE_FACTOR = 4
-"""Blocks kept per replayed block, because prefixes that become hot start cold."""
+"""Number of blocks to keep for each block to replay, because prefixes are cold before they become hot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmLimits:
-    """Limits of a warm-up; 0 tokens turn it off."""
+    """Limits of a warm-up."""
 
     tokens: int = 0
+    """Maximum number of tokens to replay; 0 turns warm-ups off."""
     seconds: float = 10.0
+    """Longest duration of a warm-up."""
     concurrency: int = 4
-    """Number of prefixes replayed at once."""
+    """Number of prefixes that are replayed at once."""
 
 
 class CacheWarmer:
-    """Keeps one service's hottest prefixes, and fills caches with them."""
+    """Keeps the hottest prefixes of one service's prompts, and fills the caches of new engines with them."""
 
     def __init__(self, limits: WarmLimits, metrics: Metrics) -> None:
         self._limits = limits
@@ -53,11 +55,18 @@ class CacheWarmer:
 
     @property
     def enabled(self) -> bool:
-        """True if prompts must be counted."""
+        """True if warm-ups are turned on."""
         return self._limits.tokens > 0
 
     def count_prompt(self, tokenizer: str, hashes: Sequence[int], prompt: Int32, salt: bytes) -> None:
-        """Count a prompt (int32 [n]) of a tokenizer; `hashes` are those of its full blocks."""
+        """Count a prompt, so that its prefixes become hotter.
+
+        Args:
+            tokenizer: hash of the tokenizer that made the prompt.
+            hashes: hashes of the prompt's full blocks, in order.
+            prompt: token ids, int32 [n].
+            salt: salt with which the hashes were computed.
+        """
         if not self.enabled or not hashes:
             return
         store = self._stores.get(tokenizer)
@@ -69,7 +78,7 @@ class CacheWarmer:
         store.count_prompt(hashes, prompt, salt)
 
     def missing_prefixes(self, engine: EngineClient) -> list[HotPrefix]:
-        """Return the hottest prefixes that an engine lacks, hottest first."""
+        """Return the hottest prefixes that an engine's cache does not hold completely, hottest first."""
         store = self._stores.get(engine.tokenizer_hash)
         if store is None:
             return []
@@ -84,11 +93,11 @@ class CacheWarmer:
         ]
 
     async def fill_cache(self, engine: EngineClient, needed: Callable[[], bool]) -> None:
-        """Fill an engine's cache within the time limit; raises nothing except when cancelled.
+        """Fill an engine's cache within the time limit; errors end the warm-up and are only logged.
 
         Args:
             engine: connected engine that gets no requests yet.
-            needed: returns whether it must serve at once.
+            needed: returns whether the engine must serve at once, which ends the warm-up.
         """
         started_at, result = time.monotonic(), "needed"
         prefixes = iter(self.missing_prefixes(engine))
@@ -103,7 +112,8 @@ class CacheWarmer:
         except TimeoutError:
             result = "deadline"
         except (StreamLost, EngineRefused, EngineOverloaded) as error:
-            log.warning("engine not warmed", extra={"fields": {"engine": engine.name, "reason": str(error)}})
+            fields = {"engine": engine.name, "reason": str(error)}
+            log.warning("cache warm-up of engine failed", extra={"fields": fields})
             result = "failed"
         finally:
             for worker in workers:
@@ -115,12 +125,12 @@ class CacheWarmer:
                 "result": result,
                 "seconds": round(time.monotonic() - started_at, 3),
             }
-            log.info("engine warmed", extra={"fields": fields})
+            log.info("cache warm-up of engine ended", extra={"fields": fields})
 
     async def _replay_rest(
         self, engine: EngineClient, prefixes: Iterator[HotPrefix], needed: Callable[[], bool]
     ) -> bool:
-        """Replay the remaining prefixes; return whether it stopped because the engine is needed."""
+        """Replay the remaining prefixes, but stop if `needed` returns True; return whether it stopped."""
         for prefix in prefixes:
             if needed():
                 return True
@@ -129,10 +139,10 @@ class CacheWarmer:
         return False
 
     async def _replay(self, engine: EngineClient, prefix: HotPrefix) -> None:
-        """Have an engine prefill a prefix, and drop its single output token.
+        """Have an engine prefill a prefix, and discard the single output token.
 
         Raises:
-            EngineOverloaded, EngineRefused, StreamLost: it did not.
+            EngineOverloaded, EngineRefused, StreamLost: the engine did not complete the request.
         """
         stream = engine.link.generate(
             prefix.tokens.astype("<i4", copy=False).tobytes(),

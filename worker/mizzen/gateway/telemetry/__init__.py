@@ -1,1 +1,1 @@
-"""What the gateway reports: request records, access log, metrics, traces, the routing table and pings."""
+"""Telemetry of the gateway: request records, access log, metrics, traces, routing table and pings."""

@@ -1,8 +1,8 @@
 """Access log: one line of JSON per request on standard output; the process's own log goes to standard error.
 
-A thread writes the lines, so that a slow reader delays no request. Lines that do not fit in the queue are
-counted, and the count is logged once there is room. Prompts and answers are not logged; `--access-log
-prompts` adds the prompts.
+A thread writes the lines, so that a slow reader of the log does not delay requests. If the queue of lines is
+full, lines are dropped; their number is logged as soon as the queue has space again. Prompts and answers are
+not logged; `--access-log prompts` adds the prompts.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import msgspec
 from mizzen.gateway.telemetry.request_record import MAX_PROMPT_CHARACTERS, RequestRecord
 
 ATOMIC_WRITE_BYTES = 4096
-"""Largest write to a pipe that Linux keeps in one piece (PIPE_BUF); several processes write to one output."""
+"""Largest write to a pipe that Linux does not split (PIPE_BUF); several processes share one output."""
 MAX_QUEUED_LINES = 4096
-"""Number of lines that may wait to be written."""
+"""Maximum number of lines that wait to be written."""
 
 
 class AccessLogLine(msgspec.Struct, omit_defaults=True):
     """Line of the access log."""
 
     time: str
-    """Time when the request arrived."""
+    """Time when the request arrived, in RFC 3339."""
     event: str
     """Always "request"."""
     id: str
@@ -45,20 +45,20 @@ class AccessLogLine(msgspec.Struct, omit_defaults=True):
     completion_tokens: int = 0
     first_token_seconds: float | None = None
     engine: str = ""
-    """Last engine that had the request."""
+    """Name of the last engine to which the request was sent."""
     route: str = ""
     """Reason for routing the request to that engine."""
     attempts: int = 0
-    """Number of engines that the request was sent to."""
+    """Number of times that the request was sent to an engine."""
     finish_reasons: list[str] = msgspec.field(default_factory=list)
     error: str = ""
     trace: str = ""
-    """Trace id, if the request was traced."""
+    """W3C trace id; empty if the request was not traced."""
     prompt: str = ""
 
 
 class AccessLog:
-    """Writes a line for each request that has ended. Used from one thread."""
+    """Writes a line for each request that has ended. Its methods must be called from one thread."""
 
     def __init__(self, prompts: bool, stream: BinaryIO | None = None) -> None:
         self.prompts = prompts
@@ -69,7 +69,7 @@ class AccessLog:
         self._thread: threading.Thread | None = None
 
     def write(self, record: RequestRecord) -> None:
-        """Queue the line of a request."""
+        """Queue the line of a request that has ended; drop the line if the queue is full."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
             self._thread.start()
@@ -82,7 +82,7 @@ class AccessLog:
             self._dropped += 1
 
     def close(self, seconds: float = 2.0) -> None:
-        """Wait until all lines are written, at most for `seconds`."""
+        """Stop the thread when it has written all queued lines; wait for about `seconds` at most."""
         if self._thread is None:
             return
         try:
@@ -108,7 +108,7 @@ class AccessLog:
         try:
             self._stream.write(lines)
             self._stream.flush()
-        except (OSError, ValueError):  # the reader of the log is gone: requests are served all the same
+        except (OSError, ValueError):  # the reader of the log is gone: the gateway goes on without it
             pass
 
     def _line(self, record: RequestRecord) -> AccessLogLine:
@@ -146,5 +146,5 @@ class AccessLog:
 
 
 def timestamp(clock: float) -> str:
-    """Return a Unix time as RFC 3339, with milliseconds."""
+    """Return a Unix time in RFC 3339, with milliseconds."""
     return datetime.fromtimestamp(clock, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

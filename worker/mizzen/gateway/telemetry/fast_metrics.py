@@ -1,7 +1,8 @@
-"""Counters and histograms for the path of a token. One event loop adds to them, so they need no locks.
+"""Counters and histograms that are updated for each token. Only the event loop updates them, without locks.
 
-The client library takes a lock for each number and searches buckets linearly, which costs more than
-detokenizing. Here adding is one addition; the library reads the sums when it is scraped.
+The Prometheus client library takes a lock for each update and searches buckets linearly, which costs more
+than detokenizing a token. Here, an update of a counter is one addition; the library reads the values at a
+scrape.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 OTHER_LABEL = "other"
-"""Label value of everything beyond a metric's known values."""
+"""Label value that stands for all values that are not known in advance, such as names of unknown models."""
 
 
 class FastCounter:
@@ -30,7 +31,7 @@ class FastCounter:
 
 
 class FastHistogram:
-    """Histogram without a lock: observations by upper bound, and their sum."""
+    """Histogram without a lock: `counts` has one count per bucket; `total` is the sum of all observations."""
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -45,7 +46,7 @@ class FastHistogram:
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return the cumulative counts by upper bound."""
+        """Return upper bound and cumulative count of each bucket."""
         total, cumulative = 0.0, []
         for bound, count in zip([*map(str, self._bounds), "+Inf"], self.counts, strict=True):
             total += count
@@ -54,7 +55,7 @@ class FastHistogram:
 
 
 class MetricFamily(Protocol):
-    """Interface that the registry needs of a metric with one label."""
+    """Interface of a metric with one label; the Prometheus client library calls it at a scrape."""
 
     name: str
 
@@ -64,7 +65,7 @@ class MetricFamily(Protocol):
 
 
 class FastCounterFamily:
-    """Counter with one label."""
+    """Counter with one label; `values` returns the counter of each label value at a scrape."""
 
     def __init__(
         self, name: str, text: str, label: str, values: Callable[[], Iterable[tuple[str, FastCounter]]]
@@ -72,7 +73,7 @@ class FastCounterFamily:
         self.name, self._text, self._label, self._values = name, text, label, values
 
     def collect(self) -> Iterator[Metric]:
-        """See `MetricFamily`."""
+        """Yield the counter with its values for all label values."""
         family = CounterMetricFamily(self.name, self._text, labels=(self._label,))
         for value, count in self._values():
             family.add_metric((value,), count.value)
@@ -80,7 +81,7 @@ class FastCounterFamily:
 
 
 class FastHistogramFamily:
-    """Histogram with one label."""
+    """Histogram with one label; `values` returns the histogram of each label value at a scrape."""
 
     def __init__(
         self, name: str, text: str, label: str, values: Callable[[], Iterable[tuple[str, FastHistogram]]]
@@ -88,7 +89,7 @@ class FastHistogramFamily:
         self.name, self._text, self._label, self._values = name, text, label, values
 
     def collect(self) -> Iterator[Metric]:
-        """See `MetricFamily`."""
+        """Yield the histogram with its buckets for all label values."""
         family = HistogramMetricFamily(self.name, self._text, labels=(self._label,))
         for value, histogram in self._values():
             family.add_metric((value,), histogram.buckets(), histogram.total)

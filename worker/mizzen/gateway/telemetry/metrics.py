@@ -1,4 +1,4 @@
-"""Metrics of the gateway. Labels have few values, whatever clients send; see `LABELS`."""
+"""Metrics of the gateway. The number of label values is bounded, whatever clients send; see `LABELS`."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1
 REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PREFIX = "mizzen_gateway_"
 LOSSES = ("no_engine", "connection", "engine_error", "no_answer", "silent", "slow", "stuck", "restart")
-"""Usual causes of responses that end in an error."""
+"""Causes of answers that end with an error; each gets a series from the start."""
 REFUSED = frozenset({401, 403, 413, 429, 503})
 MAX_MODELS = 256
-"""Number of model names that become labels; further ones become `other`."""
+"""Maximum number of model names used as label values; further models are counted as `other`."""
 
 LABELS: dict[str, tuple[str, str, str]] = {
-    "model": ("257", "names of served models, 256 at most, and `other`", "requested model"),
-    "path": ("paths", "the API's paths, and `other`", "endpoint"),
+    "model": ("257", "names of at most 256 served models, and `other`", "model that the request names"),
+    "path": ("paths", "the API's paths, and `other`", "endpoint of the request"),
     "code": (
         "16",
-        "status codes that the gateway returns, about 15",
-        "status of the response; 499: the client disconnected",
+        "about 15 status codes that the gateway returns",
+        "status code of the response; 499 if the client disconnected",
     ),
     "reason": (
         "scorers + 2",
         "names of scorers, `only`, `random`",
-        "deciding scorer of a route, see routing",
+        "scorer that decided the route; see docs/routing.md",
     ),
-    "cause": ("causes", "constants in the source, about 20", "cause"),
+    "cause": ("causes", "about 20 constants in the source", "cause of the refusal, failure, abort or resume"),
     "engine": ("engines", "engines of the services", "name of the engine; on Kubernetes, of its pod"),
-    "version": ("1", "one", "version of the program"),
+    "version": ("1", "the running version", "version of the program"),
     "result": ("4", "`done`, `deadline`, `needed`, `failed`", "result of warming an engine's cache"),
     "state": (
         "7",
@@ -59,11 +59,11 @@ LABELS: dict[str, tuple[str, str, str]] = {
         "state of an engine, as in the admin API",
     ),
 }
-"""For each label: its maximum number of values, the values, and its meaning."""
+"""Maximum number of values, the values, and the meaning of each label, for the reference of metrics."""
 
 
 class ModelMetrics:
-    """Metrics of one model."""
+    """Counters and histograms of one model."""
 
     __slots__ = (
         "added_seconds", "between_tokens_seconds", "cached_tokens", "first_token_seconds", "output_tokens",
@@ -90,22 +90,28 @@ class Metrics:
         self._served = models
         self._models: dict[str, ModelMetrics] = {OTHER_LABEL: ModelMetrics()}
         self.requests = self._counter(
-            "requests", "Requests by endpoint, status code and model", "path", "code", "model"
+            "requests", "Requests, by endpoint, status code and model", "path", "code", "model"
         )
         self._register_model_metrics()
         self.refusals = self._counter(
             "refused_requests", "Requests answered with 401, 403, 413, 429 or 503, by error code", "cause"
         )
-        self.routes = self._counter("route", "Routed requests by deciding scorer", "reason")
-        self.retries = self._counter(
-            "retries", "Attempts that failed before anything was sent to the client", "cause"
+        self.routes = self._counter(
+            "route", "Routed requests, by the scorer that decided the route", "reason"
         )
-        self.stream_errors = self._counter("stream_errors", "Answers that ended with an error", "cause")
-        self.aborts = self._counter("aborts", "Requests aborted in the engine", "cause")
+        self.retries = self._counter(
+            "retries", "Attempts that failed before anything was sent to the client, by cause", "cause"
+        )
+        self.stream_errors = self._counter(
+            "stream_errors", "Answers that ended with an error, by cause", "cause"
+        )
+        self.aborts = self._counter("aborts", "Requests aborted in the engine, by cause", "cause")
         self.resumes = self._counter(
             "resumes", "Answers resumed after their engine was lost, by cause", "cause"
         )
-        self.resume_failures = self._counter("resume_failures", "Answers that could not be resumed", "cause")
+        self.resume_failures = self._counter(
+            "resume_failures", "Answers that could not be resumed, by cause", "cause"
+        )
         self.resume_seconds = self._histogram(
             "resume_seconds",
             "Time from the loss of an engine to the next token of the answer",
@@ -121,24 +127,27 @@ class Metrics:
         self.breaker_opened = self._gauge(
             "breaker_opened", "Number of times that an engine's circuit breaker has opened", "engine"
         )
-        self.suspects = self._gauge("suspect_engines", "Engines that have been silent for too long")
+        self.suspects = self._gauge(
+            "suspect_engines", "Engines that have sent no message for longer than --engine-suspect-seconds"
+        )
         self.waiting = self._gauge(
             "waiting_requests",
-            "Requests that wait while no engine serves; more than 0 asks for an engine to be started",
+            "Requests that wait because no engine serves; if above 0, an engine should be started",
         )
         self.prefix_blocks = self._gauge("prefix_index_blocks", "Blocks of 64 tokens in the prefix index")
         self.prefix_forgotten = self._gauge(
             "prefix_index_forgotten_blocks", "Blocks dropped from the prefix index because it was full"
         )
-        self.in_flight = self._gauge("in_flight_requests", "Requests in progress by engine", "engine")
-        self.load_tokens = self._gauge("in_flight_tokens", "Tokens in progress by engine", "engine")
-        self.engines = self._gauge("engines", "Engines by state", "state")
+        self.in_flight = self._gauge("in_flight_requests", "Requests in progress, by engine", "engine")
+        self.load_tokens = self._gauge(
+            "in_flight_tokens", "Tokens of the requests in progress, by engine", "engine"
+        )
+        self.engines = self._gauge("engines", "Engines, by state", "state")
         self.queued = self._gauge("queued_requests", "Requests waiting for an engine")
-        self.synced = self._gauge("synced", "1 once the routing table is in sync")
+        self.synced = self._gauge("synced", "1 once the engines of all services are known")
         self.api_keys_unusable = self._gauge(
             "api_keys_unusable",
-            "1 while API key files hold no key or cannot be read, in which case the "
-            "previous keys stay in force",
+            "1 while API key files hold no key or cannot be read; meanwhile the previous keys stay in force",
         )
         self.watch_errors = self._counter("watch_errors", "Failed list and watch requests for pods")
         self.certificate = self._gauge(
@@ -153,7 +162,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def _initialize_rare_counters(self) -> None:
-        """Initialize rare counters to 0, because a series that starts at 1 shows no increase."""
+        """Initialize rare counters to 0, because `increase()` misses the first event of a new series."""
         for cause in LOSSES:
             self.stream_errors.labels(cause)
         for cause in ("no_engine", "too_many"):
@@ -162,7 +171,7 @@ class Metrics:
             self.warmups.labels(result)
 
     def for_model(self, model: str) -> ModelMetrics:
-        """Return the metrics of a model; models that are not served share one."""
+        """Return the metrics of a model; all models that are not served share the metrics of `other`."""
         return self._models.get(model) or self._add_model(model)
 
     def count_request(self, record: RequestRecord, path: str) -> None:
@@ -203,13 +212,13 @@ class Metrics:
             (
                 "between_tokens_seconds",
                 "inter_token_seconds",
-                "Time between two deliveries of tokens, per token",
+                "Time between two deliveries of tokens of an answer, per delivered token",
             ),
             ("queue_seconds", "queue_seconds", "Time that a request waited for an engine"),
             (
                 "added_seconds",
                 "added_seconds",
-                "Time that the gateway and the network add to a first token, without queue and engine",
+                "Time that the gateway and the network add to the first token, excluding queue and engine",
             ),
             ("prompt_tokens", "prompt_tokens", "Prompt tokens of routed requests"),
             ("cached_tokens", "cached_prompt_tokens", "Prompt tokens found in the engines' prefix caches"),

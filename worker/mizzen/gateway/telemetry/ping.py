@@ -1,8 +1,8 @@
-"""Answers pings: datagrams to the admin port's number, echoed by the event loop that serves requests.
+"""Answers pings: the event loop that serves requests echoes UDP datagrams sent to the admin port's number.
 
-The kernel accepts connections even for a stopped process; an echo proves that the process runs, and costs
+The kernel accepts TCP connections even for a stopped process; an echo proves that the process runs, and costs
 almost nothing. The sender gets its own few bytes back, so the echo cannot amplify traffic. Datagrams from
-other gateways' ping ports are ignored, because two gateways would otherwise echo each other forever.
+another gateway's ping port are ignored, because two gateways would otherwise echo each other forever.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ MOST_BYTES = 64
 
 
 class PingProtocol(asyncio.DatagramProtocol):
-    """Echoes small datagrams."""
+    """Protocol that echoes small datagrams."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport and its port."""
         self._transport = cast(asyncio.DatagramTransport, transport)
         self._port: int = transport.get_extra_info("sockname")[1]
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        """Echo a small datagram, unless it comes from a ping port: then it is an echo itself."""
+        """Echo a small datagram, unless it comes from a ping port and so may be an echo itself."""
         if len(data) <= MOST_BYTES and addr[1] != self._port:
             self._transport.sendto(data, addr)
 
 
 async def answer_pings(host: str, port: int) -> asyncio.DatagramTransport | None:
-    """Answer pings until the transport is closed; return None if the port is not available.
+    """Start to answer pings, and return the transport to close at the end; None if the port is taken.
 
-    Callers rely on pings only after a first answer, so a gateway without them is not treated as dead.
+    Senders rely on pings only after a first answer, so a gateway that answers none does not count as dead.
     """
     try:
         transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
@@ -41,6 +41,6 @@ async def answer_pings(host: str, port: int) -> asyncio.DatagramTransport | None
         )
     except OSError as error:
         fields = {"host": host, "port": port, "reason": error.strerror}
-        log.warning("pings are not answered", extra={"fields": fields})
+        log.warning("cannot answer pings", extra={"fields": fields})
         return None
     return transport

@@ -1,4 +1,4 @@
-"""Record of one request, for the access log, metrics and traces. Filling it costs a few assignments."""
+"""Record of one request, for the access log, metrics and traces; an update is a few assignments."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from starlette.types import Scope
 
 RECORD_KEY = "mizzen.record"
 NO_STATUS = 499
-"""Status of a request whose client disconnected before the response began."""
+"""Recorded status of a request whose client disconnected before the response began."""
 MAX_PROMPT_CHARACTERS = 32_768
-"""Longest prompt in the access log, as JSON; the rest is cut off."""
+"""Maximum number of characters of a prompt (as JSON) in the access log; longer prompts are truncated."""
 MAX_ATTEMPTS = 32
-"""Number of attempts that are kept; later ones are only counted."""
+"""Maximum number of attempts, and of phases, in a record; further attempts are only counted."""
 
 
 @dataclass(slots=True)
 class AttemptRecord:
-    """Record of a request's time in one engine. Times are seconds of the monotonic clock."""
+    """Record of a request's time in one engine. Points in time are seconds of the monotonic clock."""
 
     engine: str
     reason: str
@@ -29,19 +29,19 @@ class AttemptRecord:
     first_token: float | None = None
     ended: float | None = None
     engine_seconds: float = 0.0
-    """Time to the first token by the engine's own clock; 0 if the engine did not report it."""
+    """Time to the first token as the engine measured it, in seconds; 0 if the engine did not report it."""
     error: str = ""
-    """Reason why the engine did not finish the request, in one word."""
+    """Reason why the engine did not finish the request, in one word; empty if it did."""
 
     def end(self, error: str = "", engine_seconds: float = 0.0) -> None:
-        """Record that the engine no longer has the request."""
+        """Record that the engine no longer has the request; only the first call counts."""
         if self.ended is None:
             self.ended, self.error, self.engine_seconds = time.monotonic(), error, engine_seconds
 
 
 @dataclass(slots=True)
 class RequestPhase:
-    """Named part of a request's time, on the monotonic clock."""
+    """Named phase of a request, such as `queue`; times are seconds of the monotonic clock."""
 
     name: str
     began: float
@@ -57,7 +57,7 @@ class RequestRecord:
     path: str
     began: float = field(default_factory=time.monotonic)
     clock: float = field(default_factory=time.time)
-    """Unix time of `began`."""
+    """Unix time that corresponds to `began`."""
     traceparent: str = ""
     """W3C trace context of the request's span; empty if it is not traced."""
     model: str = ""
@@ -65,11 +65,11 @@ class RequestRecord:
     """Name of the API key, never the key itself."""
     stream: bool = False
     status: int = NO_STATUS
-    """Status of the response."""
+    """HTTP status of the response."""
     keeps_prompt: bool = False
     """True if the access log includes the prompt."""
     prompt: Any = None
-    """Messages or prompt, if `keeps_prompt`."""
+    """Messages or prompt; only set if `keeps_prompt`."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -78,18 +78,18 @@ class RequestRecord:
     finish_reasons: list[str] = field(default_factory=list)
     """Finish reason of each choice."""
     error: str = ""
-    """OpenAI's error code, or one word, if the request failed at any point."""
+    """Error code of the response, or the cause in one word, if the request failed at any point."""
     attempts: list[AttemptRecord] = field(default_factory=list)
     attempt_count: int = 0
-    """Number of attempts."""
+    """Number of attempts, including attempts beyond `MAX_ATTEMPTS`."""
     phases: list[RequestPhase] = field(default_factory=list)
 
     def keep_prompt(self, prompt: Any) -> None:
-        """Keep a prompt for the access log; of token ids only as many as it may show."""
+        """Keep a prompt for the access log; of token ids, keep only the first `MAX_PROMPT_CHARACTERS`."""
         self.prompt = prompt[:MAX_PROMPT_CHARACTERS].tolist() if isinstance(prompt, array) else prompt
 
     def end_phase(self, name: str, began: float) -> None:
-        """Record a part of the request's time that ends now."""
+        """Record a phase that began at `began` and ends now."""
         if len(self.phases) < MAX_ATTEMPTS:
             self.phases.append(RequestPhase(name, began, time.monotonic()))
 
@@ -102,24 +102,24 @@ class RequestRecord:
         return attempt
 
     def first_token_received(self, attempt: AttemptRecord) -> None:
-        """Record the first token of an attempt."""
+        """Record that the first token of an attempt has arrived."""
         attempt.first_token = now = time.monotonic()
         if self.first_token is None:
             self.first_token = now
 
     @property
     def seconds(self) -> float:
-        """Time from the request's arrival to its last byte."""
+        """Seconds from the request's arrival to the last byte of its response."""
         return self.ended - self.began
 
     @property
     def first_token_seconds(self) -> float | None:
-        """Time from the request's arrival to its first token; None without one."""
+        """Seconds from the request's arrival to its first token; None if it got no token."""
         return None if self.first_token is None else self.first_token - self.began
 
     @property
     def added_seconds(self) -> float | None:
-        """Time to the first token without queue and engine; None if it cannot be determined."""
+        """Seconds that the gateway added to the first token, without queue and engine; None if unknown."""
         if self.first_token is None or self.attempt_count != 1 or not self.attempts[0].engine_seconds:
             return None
         queued = sum(phase.ended - phase.began for phase in self.phases if phase.name == "queue")
@@ -127,7 +127,7 @@ class RequestRecord:
 
 
 def get_record(scope: Scope) -> RequestRecord:
-    """Return the record of a request; a new one, which is not reported, outside `RequestMiddleware`."""
+    """Return the record of a request; outside `RequestMiddleware`, create one that is not reported."""
     record = scope.get(RECORD_KEY)
     if not isinstance(record, RequestRecord):
         record = RequestRecord(request_id="", method=scope.get("method", ""), path=scope.get("path", ""))

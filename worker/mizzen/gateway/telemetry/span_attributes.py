@@ -1,6 +1,6 @@
 """Names, times and attributes of spans, computed from a request's record.
 
-`spans` uses it; it needs no OpenTelemetry.
+`spans` uses this module, which does not import OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
-"""Operation names of endpoints in OpenTelemetry's GenAI conventions."""
+"""Operation name of each endpoint in OpenTelemetry's GenAI conventions."""
 
 
 def root_attributes(record: RequestRecord) -> dict[str, Any]:
@@ -51,12 +51,15 @@ def root_attributes(record: RequestRecord) -> dict[str, Any]:
 
 
 def unix_nanoseconds(record: RequestRecord, moment: float) -> int:
-    """Convert seconds of the monotonic clock to nanoseconds of Unix time, by the request's two clocks."""
+    """Convert a moment on the monotonic clock (seconds) to Unix time (nanoseconds).
+
+    The record has the request's arrival on both clocks.
+    """
     return int((record.clock + (moment - record.began)) * NANO)
 
 
 def attempt_parts(record: RequestRecord, attempt: AttemptRecord) -> list[tuple[str, float, float]]:
-    """Return name, start and end of an attempt's parts: prefill, and decode after its first token."""
+    """Return name, start and end of an attempt's parts: prefill and, once it has a first token, decode."""
     ended = record.ended if attempt.ended is None else attempt.ended
     if attempt.first_token is None:
         return [("prefill", attempt.sent, ended)]

@@ -1,4 +1,4 @@
-"""Spans by OpenTelemetry's SDK. Imported only while tracing is on."""
+"""Traces by OpenTelemetry's SDK. This module is only imported if tracing is on."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from mizzen.gateway.telemetry.request_record import AttemptRecord, RequestRecord
 from mizzen.gateway.telemetry.span_attributes import attempt_parts, root_attributes, unix_nanoseconds
 
 FLUSH_SECONDS = 3.0
-"""Time that the last spans get to be sent when the process ends."""
+"""Time for sending the last spans when the process ends."""
 MAX_HEADER_BYTES = 512
-"""Longest `traceparent` or `tracestate`; longer ones are ignored."""
+"""Maximum length of the headers `traceparent` and `tracestate`; longer headers are ignored."""
 
 
 class OpenTelemetry:
-    """Makes spans and exports them in batches from a thread of its own; drops spans that it cannot export in
-    time.
+    """Creates spans, and exports them in batches in a thread; drops spans that it cannot export in time.
 
-    The client's `traceparent` decides which requests are traced, or OTEL_TRACES_SAMPLER without one.
+    A request is traced if its header `traceparent` says so; without the header, OTEL_TRACES_SAMPLER decides.
     """
 
     def __init__(self, url: str, service: str) -> None:
@@ -40,7 +39,7 @@ class OpenTelemetry:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, record: RequestRecord, headers: Mapping[bytes, bytes]) -> Span:
-        """See `Tracing`."""
+        """Start and return a request's root span; if it is sampled, set the record's `traceparent`."""
         carrier: dict[str, str] = {}
         for name in ("traceparent", "tracestate"):
             value = headers.get(name.encode(), b"")
@@ -55,9 +54,9 @@ class OpenTelemetry:
         return root_span
 
     def end(self, record: RequestRecord, root_span: Span, path: str) -> None:
-        """See `Tracing`."""
+        """Create a request's child spans, and end its root span; `path` is a path template, or `other`."""
         if root_span.is_recording():
-            if path != OTHER_LABEL:  # an unknown path names no span: collectors count by name
+            if path != OTHER_LABEL:  # unknown paths must not become span names: collectors count by name
                 root_span.update_name(f"{record.method} {path}")
                 root_span.set_attribute("http.route", path)
             context = set_span_in_context(root_span, Context())
@@ -71,8 +70,8 @@ class OpenTelemetry:
         root_span.end(unix_nanoseconds(record, record.ended))
 
     def close(self) -> None:
-        """See `Tracing`."""
-        # The SDK's shutdown exports the rest for as long as the collector takes, whatever its timeout.
+        """Export the remaining spans, for at most `FLUSH_SECONDS`."""
+        # The SDK's shutdown ignores its timeout: it exports for as long as the collector takes.
         last = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         last.start()
         last.join(FLUSH_SECONDS)

@@ -1,4 +1,4 @@
-"""The routing table as the admin API shows it, and long polls that wait until it changes."""
+"""The routing table as the admin API returns it, and long polls that wait until the table changes."""
 
 from __future__ import annotations
 
@@ -14,40 +14,42 @@ if TYPE_CHECKING:  # the parent of several processes imports no services
     from mizzen.gateway.services import Service
 
 MAX_WAITERS = 64
-"""Number of admin requests that may wait for a change; further ones are answered at once."""
+"""Maximum number of admin requests that wait for a change; further requests are answered at once."""
 LONGEST_WAIT_SECONDS = 600.0
 DISCONNECT_CHECK_SECONDS = 15.0
-"""Interval at which a waiting client's connection is checked."""
+"""Interval at which a waiting request checks that its client is still connected."""
 COMPARE_PAUSE_SECONDS = 0.1
-"""Shortest time between two comparisons of a busy gateway's table, for each waiting client."""
+"""Shortest time between two comparisons of the table by one waiting request."""
 
 
 class TableWatch:
-    """Wakes waiters when the routing table may have changed."""
+    """Wakes waiting requests when the routing table may have changed."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Event] = set()
         self._closed = False
 
     def notify(self) -> None:
-        """Wake all waiters, because something may have changed; costs nothing without waiters."""
+        """Wake all waiting requests, because the table may have changed; cheap if no request waits."""
         for event in self._waiting:
             event.set()
 
     def close(self) -> None:
-        """End all waits, and refuse new ones."""
+        """End all waits; later calls of `wait` return at once."""
         self._closed = True
         self.notify()
 
     async def wait(
-        self, seconds: float, changed: Callable[[], bool], gone: Callable[[], Awaitable[bool]]
+        self, seconds: float, changed: Callable[[], bool], disconnected: Callable[[], Awaitable[bool]]
     ) -> bool:
-        """Wait until `changed()` is true; return whether it is.
+        """Wait until `changed` returns True; return whether it did.
+
+        The wait ends early after `seconds`, if the client disconnects, or if the gateway closes.
 
         Args:
-            seconds: the longest wait.
-            changed: compares the table that the client knows with the current one.
-            gone: returns whether the client has disconnected.
+            seconds: longest time to wait; at most `LONGEST_WAIT_SECONDS` count.
+            changed: returns whether the table differs from the one that the client knows.
+            disconnected: returns whether the client has disconnected.
         """
         if len(self._waiting) >= MAX_WAITERS or self._closed:
             return changed()
@@ -58,7 +60,7 @@ class TableWatch:
         try:
             while not changed():
                 left = deadline - loop.time()
-                if self._closed or left <= 0 or await gone():
+                if self._closed or left <= 0 or await disconnected():
                     return False
                 if await _wait_event(event, min(left, DISCONNECT_CHECK_SECONDS)) and not changed():
                     event.clear()
@@ -78,7 +80,7 @@ async def _wait_event(event: asyncio.Event, seconds: float) -> bool:
 
 
 def table_version(services: Iterable[Service], synced: bool, tenants: TenantRegistry) -> str:
-    """Return the version of a routing table, apart from its load: equal versions mean equal tables."""
+    """Return the version of a routing table: tables with equal versions are equal, except for the load."""
     parts = [str(synced), str(_api_keys(tenants))]
     for service in services:
         parts.append(f"{service.name} {service.waiting_requests > 0} {service.table.key_names}")
@@ -91,7 +93,10 @@ def table_version(services: Iterable[Service], synced: bool, tenants: TenantRegi
 
 
 def routing_table(services: Iterable[Service], synced: bool, tenants: TenantRegistry) -> dict[str, Any]:
-    """Return the routing table of some services, with the status of the gateway's API keys."""
+    """Return the routing table of some services as a JSON object, with the status of the API keys.
+
+    `synced` is true once services and engines are known.
+    """
     chosen = list(services)
     return {
         "synced": synced,
@@ -122,12 +127,12 @@ def routing_table(services: Iterable[Service], synced: bool, tenants: TenantRegi
 
 
 def _api_keys(tenants: TenantRegistry) -> dict[str, Any] | None:
-    """Return the number of API keys in force and the problem with their files; None if no key is needed."""
+    """Return the number of API keys in force and the problem with key files; None if no key is needed."""
     return None if tenants.keyless else {"inForce": tenants.key_count, "problem": tenants.problem}
 
 
 def _stats(engine: EngineClient) -> dict[str, int] | None:
-    """Return the load that an engine reported last; None before its first report."""
+    """Return the load in an engine's latest report; None before its first report."""
     stats = engine.link.stats
     if stats is None:
         return None
@@ -141,7 +146,7 @@ def _stats(engine: EngineClient) -> dict[str, int] | None:
 
 
 def parse_wait(text: str | None) -> float:
-    """Return the seconds of the option `wait`; 0 if it is missing or not a number."""
+    """Return the seconds in the query parameter `wait`; 0 if it is missing or not a number."""
     try:
         seconds = float(text or 0)
     except ValueError:

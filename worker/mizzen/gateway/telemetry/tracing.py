@@ -1,14 +1,14 @@
 """OpenTelemetry traces of requests, exported by OTLP over HTTP if an endpoint is set.
 
-Spans are made from a request's record after it has ended, so tracing adds nothing to the path of a token.
-While tracing is off, nothing of OpenTelemetry is imported.
+Spans are created from a request's record after the request has ended, so tracing does not delay tokens.
+OpenTelemetry is only imported if tracing is on.
 
     POST /v1/chat/completions      server span, child of the client's `traceparent`
       queue                        waiting for an engine
       tokenize                     template and tokenizer
       route                        choosing the engine
-      engine                       one per attempt, until its last token: which engine, and why
-        prefill                    until the first token: the engine's queue and the prompt
+      engine                       one per attempt, until its last token, with engine and routing reason
+        prefill                    until the first token: the engine's queue and the prefill
         decode                     from the first token to the last
 """
 
@@ -24,29 +24,30 @@ VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 class Tracing(Protocol):
-    """Interface to what makes the spans of requests."""
+    """Interface to tracing of requests; see `mizzen.gateway.telemetry.spans.OpenTelemetry`."""
 
     def begin(self, record: RequestRecord, headers: Mapping[bytes, bytes]) -> Any:
-        """Start a request's root span and return it; set the record's trace context if it is sampled."""
+        """Start and return a request's root span; if it is sampled, set the record's `traceparent`."""
         ...
 
     def end(self, record: RequestRecord, root_span: Any, path: str) -> None:
-        """Make a request's other spans, and end the root span; `path` is a path template, or `other`."""
+        """Create a request's child spans, and end its root span; `path` is a path template, or `other`."""
         ...
 
     def close(self) -> None:
-        """Export the remaining spans, in a bounded time."""
+        """Export the remaining spans, for a few seconds at most."""
         ...
 
 
 class TracingUnavailable(ValueError):
-    """Tracing is configured but OpenTelemetry is not installed."""
+    """Tracing is configured, but OpenTelemetry is not installed."""
 
 
 def traces_endpoint(endpoint: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the URL that spans are posted to, or "" if tracing is off.
+    """Return the URL to which spans are posted, or "" if tracing is off.
 
-    `endpoint` is the collector's base URL; if empty, OTEL_EXPORTER_OTLP_ENDPOINT and its variants apply.
+    `endpoint` is the base URL of the collector. If it is empty, the variables OTEL_SDK_DISABLED,
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT of `environment` decide.
     """
     if endpoint:
         return endpoint.rstrip("/") + "/v1/traces"
@@ -57,10 +58,10 @@ def traces_endpoint(endpoint: str, environment: Mapping[str, str] = os.environ) 
 
 
 def start_tracing(endpoint: str, service: str) -> Tracing | None:
-    """Return the tracing of requests, or None if no endpoint is set.
+    """Return the tracing of a service's requests, or None if no endpoint is set.
 
     Raises:
-        TracingUnavailable: an endpoint is set but the packages are missing.
+        TracingUnavailable: an endpoint is set, but OpenTelemetry is not installed.
     """
     url = traces_endpoint(endpoint)
     if not url:

@@ -1,1 +1,1 @@
-"""Text side of a model: chat templates, tokenization, incremental detokenization, stop strings."""
+"""Conversion between text and tokens: chat templates, tokenizers, detokenizers and stop strings."""

@@ -1,15 +1,15 @@
-"""Incremental detokenization: text as tokens arrive, equal to decoding all tokens at the end.
+"""Incremental detokenization: text is returned as tokens arrive, and joins to the decoded text of all tokens.
 
 Tokens may end in the middle of a UTF-8 character, and most decoders treat the first token of a text
-differently, so text cannot be decoded token by token; decoding everything for each token would be quadratic.
-The two decoders that nearly all models use are therefore reproduced exactly, with a table from token to bytes
-or text. Any other decoder is run on a short window of tokens.
+differently, so tokens cannot be decoded one by one. Decoding all tokens again for each new one would take
+quadratic time. The two decoders that nearly all models use are therefore reproduced exactly, with a table
+from token to bytes or text. Any other decoder is run on a short window of tokens.
 
 - Byte-level BPE (GPT-2, Llama 3, Qwen, Mistral's Tekken): tokens are bytes, which are joined and decoded;
-  invalid ones are replaced.
-- SentencePiece with byte fallback (Llama 2, Mistral, Gemma): tokens are text, except `<0x..>`. A run of those
-  is decoded as one unit; a run that is not valid UTF-8 becomes one U+FFFD per byte, so its text is known only
-  at its end.
+  U+FFFD replaces invalid bytes.
+- SentencePiece with byte fallback (Llama 2, Mistral, Gemma): tokens are text, except byte tokens such as
+  `<0x0A>`. A run of byte tokens is decoded as a unit, and becomes one U+FFFD per byte if it is not valid
+  UTF-8. Its text is therefore known only when the run ends.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ WINDOW_LIMIT = 64
 
 
 class Detokenizer(Protocol):
-    """Convert one stream of token ids to text.
+    """Incremental converter of one stream of token ids to text.
 
-    The results of `add` and of the final `flush` join to the full text.
+    The results of all calls of `add`, and of `flush` at the end, join to the full text.
     """
 
     def add(self, ids: Iterable[int]) -> str:
-        """Add tokens and return the text that is certain now."""
+        """Add tokens; return the new text that later tokens cannot change."""
         ...
 
     def flush(self) -> str:
-        """Return the text that was held back; the stream has ended."""
+        """Return the text that was held back, at the end of the stream."""
         ...
 
 
@@ -54,7 +54,7 @@ class TokenTable:
         skip_special_tokens: bool,
         shown: Collection[str] = (),
     ) -> None:
-        """Create empty tables; `shown` lists special tokens that are not skipped."""
+        """Create empty tables; `shown` holds special tokens that are never skipped."""
         self.tokenizer = tokenizer
         special = special_tokens(tokenizer)
         self._skipped = {i for token, i in special.items() if skip_special_tokens and token not in shown}
@@ -75,7 +75,7 @@ class TokenTable:
         return token in self._skipped
 
     def raw_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token of a byte-level vocabulary."""
+        """Return the bytes of a token of a byte-level vocabulary; empty if it is skipped or unknown."""
         data = self._bytes.get(token)
         if data is None:
             content = "" if token in self._skipped else self.tokenizer.id_to_token(token) or ""
@@ -95,9 +95,9 @@ class TokenTable:
         return self.tokenizer.decode([token], skip_special_tokens=False).encode()
 
     def fallback_piece(self, token: int) -> str | int | None:
-        """Return the text of a token of a byte-fallback vocabulary, or its value if it is a byte.
+        """Return the text of a token of a byte-fallback vocabulary, or the byte (0 to 255) of a byte token.
 
-        None means a skipped or unknown token, which does not end a run of bytes.
+        None means a skipped or unknown token, which does not end a run of byte tokens.
         """
         if token not in self._texts:
             content = None if token in self._skipped else self.tokenizer.id_to_token(token)
@@ -106,7 +106,7 @@ class TokenTable:
 
 
 def special_tokens(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
-    """Return the ids of the special tokens by content."""
+    """Return the ids of a tokenizer's special tokens, by the text of the token."""
     added = tokenizer.get_added_tokens_decoder()
     return {token.content: i for i, token in added.items() if token.special}
 
@@ -124,7 +124,7 @@ _ALPHABET = byte_alphabet()
 
 
 def byte_level_bytes(content: str) -> bytes:
-    """Return the bytes of a byte-level token; an added token outside the alphabet stands for its own text."""
+    """Return the bytes of a byte-level token; for an added token in plain text, its UTF-8 bytes."""
     try:
         return bytes([_ALPHABET[character] for character in content])
     except KeyError:
@@ -160,7 +160,7 @@ class DecoderKind:
         self.byte_fallback = True
 
     def convert_piece(self, content: str) -> str | int:
-        """Return the text of a byte-fallback token, or its value if it is a byte."""
+        """Return the text of a byte-fallback token, or the byte (0 to 255) of a byte token."""
         for old, new in self._replacements:
             content = content.replace(old, new)
         match = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", content)
@@ -177,7 +177,7 @@ def flatten_decoder(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 class ByteLevelDetokenizer:
-    """Join token bytes; a character that spans tokens is held back until it is complete."""
+    """Detokenizer of byte-level vocabularies; holds back a character until all its bytes have arrived."""
 
     __slots__ = ("_decode", "_table")
 
@@ -186,16 +186,16 @@ class ByteLevelDetokenizer:
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
 
     def add(self, ids: Iterable[int]) -> str:
-        """See `Detokenizer`."""
+        """Add tokens; return their text up to the last complete character."""
         return self._decode(b"".join(map(self._table.raw_bytes, ids)))
 
     def flush(self) -> str:
-        """See `Detokenizer`."""
+        """Return U+FFFD if the stream ended within a character, else an empty string."""
         return self._decode(b"", True)
 
 
 class ByteFallbackDetokenizer:
-    """Join token texts; a run of byte tokens is held back until it ends."""
+    """Detokenizer of byte-fallback vocabularies; holds back a run of byte tokens until it ends."""
 
     __slots__ = ("_run", "_strip", "_strips_left", "_table")
 
@@ -205,7 +205,7 @@ class ByteFallbackDetokenizer:
         self._run = bytearray()
 
     def add(self, ids: Iterable[int]) -> str:
-        """See `Detokenizer`."""
+        """Add tokens; return the new text, without the text of a run of byte tokens that has not ended."""
         parts: list[str] = []
         for token in ids:
             piece = self._table.fallback_piece(token)
@@ -217,7 +217,7 @@ class ByteFallbackDetokenizer:
         return self._strip_start("".join(parts))
 
     def flush(self) -> str:
-        """See `Detokenizer`."""
+        """Return the text of the run of byte tokens at the end of the stream; empty without such a run."""
         return self._strip_start(self._end_run())
 
     def _end_run(self) -> str:
@@ -242,9 +242,9 @@ class ByteFallbackDetokenizer:
 
 
 class WindowDetokenizer:
-    """Run the decoder on the last few tokens, with and without the new ones.
+    """Detokenizer for all other decoders: decodes the last few tokens with and without the new token.
 
-    `_ids[:_returned]` are tokens whose text was returned; they are kept as left context of the following
+    `_ids[:_returned]` are tokens whose text has been returned; they remain as left context of the next
     tokens.
     """
 
@@ -257,11 +257,11 @@ class WindowDetokenizer:
         self._text = ""
 
     def add(self, ids: Iterable[int]) -> str:
-        """See `Detokenizer`."""
+        """Add tokens; return the new text that later tokens cannot change."""
         return "".join([self._next(token) for token in ids if not self._table.is_skipped(token)])
 
     def flush(self) -> str:
-        """See `Detokenizer`."""
+        """Return the text that was held back, at the end of the stream."""
         return self._decode(self._ids)[len(self._text) :]
 
     def _next(self, token: int) -> str:

@@ -1,4 +1,4 @@
-"""Text side of a model revision (tokenizer and chat template), and the registry of loaded ones."""
+"""Tokenizer and chat template of a model (`TextModel`), and the registry of loaded text models."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 LONG_CHARACTERS = 4096
-"""Longer texts are tokenized in a thread."""
+"""Length in characters above which a text is tokenized in a thread."""
 HUGE_CHARACTERS = 1 << 19
-"""Even longer texts are tokenized a few at a time: during tokenization, a token takes some hundred bytes."""
+"""Length in characters above which only `MAX_CONCURRENT_HUGE` texts are tokenized at a time.
+
+The limit bounds memory: during tokenization, a token takes several hundred bytes.
+"""
 MAX_CONCURRENT_HUGE = 2
 VALUE_CHARACTERS = 16
-"""Estimated overhead of a value in rendered text, in characters."""
+"""Estimated number of characters that rendering adds to each value of a message."""
 MAX_LOADED = 4
 """Number of text models that stay loaded even if no engine uses them."""
 
 
 class TooManyTokens(ValueError):
-    """The text has more tokens than allowed: at least `at_least`."""
+    """A text has more tokens than allowed; `at_least` is a lower bound on their number."""
 
     def __init__(self, at_least: int) -> None:
         super().__init__(f"the text has at least {at_least} tokens")
@@ -40,14 +43,14 @@ class NoChatTemplate(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """Tokenizer and chat template of one `tokenizer_hash`."""
+    """Tokenizer, chat template and default pooling of the models with one `tokenizer_hash`."""
 
     name: str
-    """The `tokenizer_hash`."""
+    """`tokenizer_hash` of the models."""
     tokenizer: Tokenizer
     template: ChatTemplate | None
     pooling: Pooling | None = Pooling.LAST
-    """Default pooling of the model's embeddings; None if it is not a supported one."""
+    """Default pooling of the model's embeddings; None if the gateway does not support it."""
     huge_slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_HUGE), compare=False, repr=False
     )
@@ -63,11 +66,12 @@ class TextModel:
         add_special_tokens: bool = False,
         max_tokens: int = 0,
     ) -> Int32:
-        """Return the token ids [n] of a conversation; `arguments` are variables of the template.
+        """Return the token ids (int32 [n]) of a conversation; `arguments` are variables of the template.
 
         Raises:
             NoChatTemplate: the model has no chat template.
-            TooManyTokens: there are certainly more than `max_tokens` (if not 0); raised before tokenization.
+            TooManyTokens: the text is so long that it must have more than `max_tokens` tokens (0: no limit);
+                raised before tokenization.
             TemplateError: the template rejects the messages.
         """
 
@@ -85,17 +89,21 @@ class TextModel:
         return await self._run(lambda limit: estimate_characters((messages, arguments or {}), limit), work)
 
     async def text_prompt(self, text: str, add_special_tokens: bool = True, max_tokens: int = 0) -> Int32:
-        """Return the token ids [n] of a text, with the tokenizer's own special tokens if requested.
+        """Return the token ids (int32 [n]) of a text, with the tokenizer's own special tokens if requested.
 
         Raises:
-            TooManyTokens: as `chat_prompt`.
+            TooManyTokens: the text is so long that it must have more than `max_tokens` tokens (0: no limit);
+                raised before tokenization.
         """
         return await self._run(
             lambda _: len(text), lambda: self._encode(text, add_special_tokens, max_tokens)
         )
 
     async def _run(self, size: Callable[[int], int], work: Callable[[], Int32]) -> Int32:
-        """Run `work` where the text's size allows; `size` counts characters up to a limit."""
+        """Run `work` on the event loop for a short text, or in a thread for a long one.
+
+        `size` returns the number of characters; it may stop counting above the limit that it is called with.
+        """
         if size(LONG_CHARACTERS) <= LONG_CHARACTERS:
             return work()
         if await asyncio.to_thread(size, HUGE_CHARACTERS) <= HUGE_CHARACTERS:
@@ -116,7 +124,7 @@ class TextModel:
 
 
 def estimate_characters(value: object, limit: int = LONG_CHARACTERS) -> int:
-    """Return the approximate length of a JSON value as text; counting stops at `limit`."""
+    """Return the approximate length of a JSON value as text, in characters; counting stops above `limit`."""
     waiting, total = [value], 0
     while waiting and total <= limit:
         item = waiting.pop()
@@ -132,7 +140,7 @@ def estimate_characters(value: object, limit: int = LONG_CHARACTERS) -> int:
 
 
 def build_text_model(name: str, files: Mapping[str, bytes]) -> TextModel:
-    """Build a text model from its files.
+    """Build a text model from the contents of its files, by file name.
 
     Raises:
         TokenizerError, TemplateError: a file is missing or invalid.
@@ -141,23 +149,23 @@ def build_text_model(name: str, files: Mapping[str, bytes]) -> TextModel:
 
 
 class TextModels:
-    """Text models by `tokenizer_hash`; the most recently used ones stay loaded."""
+    """Registry of text models by `tokenizer_hash`; keeps the `MAX_LOADED` most recently used ones."""
 
     def __init__(self) -> None:
         self._models: OrderedDict[str, TextModel] = OrderedDict()
         self._building = asyncio.Lock()
 
     def get(self, name: str) -> TextModel | None:
-        """Return a loaded model, or None."""
+        """Return a text model; None if it is not loaded."""
         model = self._models.get(name)
         if model is not None:
             self._models.move_to_end(name)
         return model
 
     async def get_or_build(self, name: str, files: Mapping[str, bytes]) -> TextModel:
-        """Return a model, building it from its files once, even if several engines send them.
+        """Return a text model; build it from its files if it is not loaded.
 
-        Models are built one at a time.
+        Models are built one at a time, so that each is built once even if several engines send its files.
 
         Raises:
             TokenizerError, TemplateError: a file is missing or invalid.
@@ -170,7 +178,7 @@ class TextModels:
         return model
 
     def add(self, model: TextModel) -> None:
-        """Add a model and drop the least recently used ones; engines keep references to theirs."""
+        """Add a text model, and drop the least recently used ones; engines keep references to their own."""
         self._models[model.name] = model
         while len(self._models) > MAX_LOADED:
             self._models.popitem(last=False)

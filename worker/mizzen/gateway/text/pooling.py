@@ -14,13 +14,13 @@ MODES = {
     "lasttoken": Pooling.LAST,
     "mean": Pooling.MEAN,
 }
-"""Flags in that file, and values of `pooling_mode` in its later form."""
+"""Poolings by their names: flags in the file's older form, values of `pooling_mode` in its newer form."""
 
 
 def model_pooling(files: Mapping[str, bytes]) -> Pooling | None:
-    """Return the pooling that a model was trained with, from its files by name.
+    """Return the pooling that a model was trained with; None if it is not supported.
 
-    Without a pooling file it is the last token's; None means an unsupported pooling.
+    `files` holds the contents of the model's files by name. Without a pooling file, the pooling is `LAST`.
     """
     content = files.get(FILE)
     if content is None:

@@ -1,4 +1,4 @@
-"""Jinja environment of chat templates: Transformers' extensions, and limits on time and size."""
+"""Sandboxed Jinja environment of chat templates: Transformers' extensions, and limits on time and size."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_CHARACTERS = 32 * 1024 * 1024
-"""Maximum length of text, intermediate or rendered; more ends rendering with an error."""
+"""Maximum length of a rendered text, and of a value during rendering; a longer one is an error."""
 
 
 class RenderBounds(threading.local):
-    """Deadline of the rendering in this thread (seconds of the monotonic clock)."""
+    """Deadline of the rendering in the current thread, in seconds of the monotonic clock."""
 
     deadline = float("inf")
 
     def check(self) -> None:
-        """Raise if the deadline has passed."""
+        """Raise `jinja2.TemplateRuntimeError` if the deadline has passed."""
         if time.monotonic() > self.deadline:
             raise jinja2.TemplateRuntimeError("the chat template took too long")
 
 
 class GenerationTag(Extension):
-    """Render `{% generation %} … {% endgeneration %}`, a training marker, as its content."""
+    """Jinja tag `{% generation %} … {% endgeneration %}`, a training marker: renders only its content."""
 
     tags = {"generation"}  # noqa: RUF012  (as in Jinja's base class)
 
@@ -43,7 +43,7 @@ class GenerationTag(Extension):
 
 
 class TemplateDict:
-    """`dict` for templates, which creates dictionaries but does not expose the class."""
+    """`dict` for templates: creates dictionaries without exposing Python's class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         """Return a dictionary, like `dict`."""
@@ -55,10 +55,10 @@ class TemplateDict:
 
 
 class TemplateNamespace(Namespace):
-    """`namespace` for templates, which rejects names with a leading underscore."""
+    """`namespace` for templates: rejects attribute names with a leading underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # `namespace(self=…)` works, as in Jinja
+        # no named parameters, so that `namespace(self=…)` works as in Jinja
         attributes = dict(*args[1:], **kwargs)
         for name in attributes:
             refuse_underscore(name)
@@ -70,13 +70,13 @@ class TemplateNamespace(Namespace):
 
 
 def refuse_underscore(name: object) -> None:
-    """Reject a name that could give access to Python's internals."""
+    """Reject an attribute name with a leading underscore, which could give access to Python's internals."""
     if isinstance(name, str) and name.startswith("_"):
         raise jinja2.exceptions.SecurityError(f"the namespace attribute {name!r} begins with an underscore")
 
 
 def raise_exception(message: object) -> NoReturn:
-    """Let a template reject its messages."""
+    """Raise an error with a message; templates call this to reject a conversation."""
     raise jinja2.TemplateError(str(message))
 
 
@@ -87,19 +87,19 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON text, without the HTML escapes of Jinja's own filter."""
+    """Return a value as JSON text, without the HTML escapes of Jinja's own `tojson`."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
 def strftime_now(form: str) -> str:
-    """Return the local time in a `strftime` format."""
+    """Return the current local time in a `strftime` format."""
     return datetime.now().strftime(form)
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Immutable sandbox in which loops and calls check the deadline, and growing values a size limit."""
+    """Jinja's immutable sandbox, in which loops and calls check a deadline, and operators a size limit."""
 
     intercepted_binops = frozenset(("+", "*", "**"))
 
@@ -128,7 +128,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super()._generate(source, name, filename, defer_init)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        """Call a function of the sandbox before the deadline; any keyword can be passed, as in Jinja."""
+        """Call a function from a template, unless the deadline has passed.
+
+        There are no named parameters, so that a template can pass any keyword, as in Jinja.
+        """
         args[0].bounds.check()
         return ImmutableSandboxedEnvironment.call(*args, **kwargs)
 
@@ -146,12 +149,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 def sequence_length(value: Any) -> int:
-    """Return the length of a sequence, or 0 for other values."""
+    """Return the length of a string, list or tuple; 0 for any other value."""
     return len(value) if isinstance(value, (str, list, tuple)) else 0
 
 
 def repeated_length(left: Any, right: Any) -> int:
-    """Return the length of a repeated sequence, or 0 for other products."""
+    """Return the length of the product `left * right` if it is a repeated sequence, else 0."""
     if isinstance(left, int):
         left, right = right, left
     return sequence_length(left) * right if isinstance(right, int) else 0

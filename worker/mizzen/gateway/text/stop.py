@@ -1,14 +1,14 @@
-"""Stop strings that may span tokens."""
+"""Search for stop strings, which may span tokens, in a stream of text."""
 
 from __future__ import annotations
 
 
 class StopStrings:
-    """Cut a stream of text at the first stop string that is completed.
+    """Incremental search that cuts a stream of text before the first stop string that is complete.
 
-    Only text that may still start a stop string is held back. If several stop strings are completed by the
-    same character, the longest one counts. Each character is examined once per stop string
-    (Knuth-Morris-Pratt), regardless of how much is held back.
+    Text is held back only while it may be the beginning of a stop string. If the same character completes
+    several stop strings, the longest one counts. Each character is examined once per stop string
+    (Knuth-Morris-Pratt), regardless of how much text is held back.
     """
 
     __slots__ = ("_pending", "_stops", "matched")
@@ -20,10 +20,10 @@ class StopStrings:
         self._pending: list[str] = []
         """Text that is held back, in the pieces in which it arrived."""
         self.matched: str | None = None
-        """The stop string that ended the text."""
+        """Stop string that ended the text; None until one is complete."""
 
     def add(self, text: str) -> str:
-        """Add text and return the text that certainly precedes any stop string."""
+        """Add text; return the new text that is certainly not part of a stop string."""
         if self.matched is not None or not text:
             return ""
         pending_length = max((stop.matched_length for stop in self._stops), default=0)
@@ -46,7 +46,7 @@ class StopStrings:
         return pending_text[:cut]
 
     def flush(self) -> str:
-        """Return the text that was held back, since nothing completes it. The next text starts afresh."""
+        """Return the text that was held back, and forget the partial match; the search can go on."""
         pending, self._pending = "".join(self._pending), []
         for stop in self._stops:
             stop.matched_length = 0
@@ -61,7 +61,7 @@ class _StopMatcher:
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched_length = 0
-        """Number of characters of the stop string at the end of the text so far."""
+        """Length of the prefix of the stop string that the text so far ends with."""
         self._failure = [0] * len(text)
         """KMP failure function: for each prefix (by length - 1), the length of its longest proper border."""
         length = 0
@@ -72,7 +72,7 @@ class _StopMatcher:
             self._failure[at] = length
 
     def add(self, text: str) -> int | None:
-        """Add text; return the index after the first match in it, or None."""
+        """Add text; return the index in it after the first match, or None if there is no match."""
         own, failure, matched_length, first = self.text, self._failure, self.matched_length, self.text[0]
         at, last = 0, len(text)
         while at < last:

@@ -1,4 +1,4 @@
-"""Convert a stream of tokens to text: detokenization and stop strings combined."""
+"""Conversion of a stream of tokens to text: detokenization combined with stop strings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """Text of one stream of tokens, cut at the first stop string."""
+    """Converter of one stream of tokens to text, which ends before the first stop string."""
 
     __slots__ = ("_detokenizer", "_stop")
 
@@ -19,13 +19,13 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has ended the text."""
+        """True if a stop string has ended the text."""
         return self._stop is not None and self._stop.matched is not None
 
     def add(self, ids: Sequence[int]) -> tuple[str, int]:
-        """Add tokens; return the text that is certain now, and the number of tokens used.
+        """Add tokens; return the new text that is certain, and the number of tokens used.
 
-        If a stop string is completed, the tokens after it are not used.
+        If a token completes a stop string, the tokens after it are not used.
         """
         if self._stop is None:
             return self._detokenizer.add(ids), len(ids)
@@ -37,7 +37,7 @@ class TextStream:
         return "".join(parts), len(ids)
 
     def flush(self) -> str:
-        """Return the text that was held back; the stream has ended (a stop string may complete here)."""
+        """Return the text that was held back, at the end of the stream; it may complete a stop string."""
         if self._stop is None:
             return self._detokenizer.flush()
         if self._stop.matched is not None:

@@ -25,7 +25,7 @@ class TemplateError(ValueError):
 
 
 class ChatTemplate:
-    """Render messages like Transformers' `apply_chat_template`. Thread-safe."""
+    """A model's chat template; renders messages like Transformers' `apply_chat_template`. Thread-safe."""
 
     def __init__(
         self,
@@ -35,8 +35,13 @@ class ChatTemplate:
     ) -> None:
         """Compile one template, or several by name ("default", and "tool_use" for requests with tools).
 
+        Args:
+            template: Source of the template, or sources by name.
+            special_tokens: Special tokens by name, such as `bos_token`; they are variables of the template.
+            seconds: Maximum duration of a rendering.
+
         Raises:
-            TemplateError: a template has a syntax error, or several have no default among them.
+            TemplateError: a template has a syntax error, or no template is named "default".
         """
         sources = {"default": template} if isinstance(template, str) else dict(template)
         if "default" not in sources:
@@ -45,18 +50,18 @@ class ChatTemplate:
         self._seconds = seconds
         self._special_tokens = dict(special_tokens or {})
         self.source = "\n".join(sources.values())
-        """Source of all templates."""
+        """Sources of all templates, joined."""
         self._templates = {name: self._compile(name, source) for name, source in sources.items()}
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplate | None:
-        """Build a model's template from file contents by name; None if the model has none.
+        """Build a model's chat template from the contents of its files, by name; None if it has no template.
 
-        A separate template file takes precedence over the tokenizer's configuration; further templates are in
-        a folder.
+        `chat_template.jinja` takes precedence over the template in `tokenizer_config.json`. Additional
+        templates are in a folder of their own.
 
         Raises:
-            TemplateError: a file is not JSON or UTF-8, or as the constructor.
+            TemplateError: a file is not valid JSON or UTF-8, or a template is invalid.
         """
         config = read_json(files, "tokenizer_config.json")
         templates = {} if FILE in files else named_templates(config.get("chat_template"))
@@ -69,10 +74,10 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: str | Path) -> ChatTemplate | None:
-        """Build the template from a model's folder; None if the model has none.
+        """Build the chat template of the model in a folder; None if it has no template.
 
         Raises:
-            TemplateError: as `from_files`.
+            TemplateError: a file is not valid JSON or UTF-8, or a template is invalid.
         """
         return cls.from_files(read_files(Path(folder)))
 
@@ -86,13 +91,14 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the prompt for a conversation of plain JSON values.
+        """Return the prompt for a conversation, whose messages consist of JSON values.
 
-        With `continue_final_message` the prompt ends with the last message's text, which the model then
+        With `continue_final_message`, the prompt ends with the last message's text, which the model then
         continues.
 
         Raises:
-            TemplateError: there are no messages, the template rejects them, or rendering exceeds a limit.
+            TemplateError: there are no messages, the template rejects them, or rendering exceeds the limit on
+                time or size.
         """
         if not messages:
             raise TemplateError("messages must hold at least one message")
@@ -137,7 +143,7 @@ class ChatTemplate:
 
 
 def cut_after_last_message(text: str, message: Mapping[str, Any]) -> str:
-    """Return a prompt up to the end of its last message's text, like Transformers.
+    """Return a rendered prompt up to the end of the last message's text, as Transformers does.
 
     Raises:
         TemplateError: the message has no text, or the template does not render it.
@@ -153,7 +159,7 @@ def cut_after_last_message(text: str, message: Mapping[str, Any]) -> str:
 
 
 def normalize_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without null values, with its reasoning under the names that templates use."""
+    """Return a message without null values, and with its reasoning under all names that templates use."""
     result = {key: value for key, value in message.items() if value is not None}
     reasoning = next((result[key] for key in _REASONING if key in result), None)
     if reasoning is not None:
@@ -162,7 +168,9 @@ def normalize_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_templates(chat_template: object) -> dict[str, str]:
-    """Return the templates of a tokenizer's configuration by name: a single one, or a list of named ones.
+    """Return the templates in a tokenizer configuration's `chat_template`, by name.
+
+    The value is a single template, which is named "default", or a list of named templates.
 
     Raises:
         TemplateError: `chat_template` has another type.
@@ -182,7 +190,7 @@ def named_templates(chat_template: object) -> dict[str, str]:
 
 
 def special_token_map(*configs: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens by name; later configurations override earlier ones."""
+    """Return the special tokens by name, such as `bos_token`; later configurations override earlier ones."""
     tokens: dict[str, str] = {}
     for config in configs:
         for name in SPECIAL_TOKENS:
@@ -206,7 +214,7 @@ def read_text(files: Mapping[str, bytes], name: str) -> str:
 
 
 def read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if the file is missing.
+    """Return the JSON object in a file, or an empty object if the file is missing.
 
     Raises:
         TemplateError: the file is not a JSON object.

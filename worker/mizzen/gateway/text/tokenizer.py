@@ -19,13 +19,13 @@ FILES = (
     "chat_template.jinja",
     POOLING_FILE,
 )
-"""Files from which tokenizer, chat template and pooling are read; only the first is required."""
+"""Files from which a text model is built; only the first is required."""
 TEMPLATES_FOLDER = "additional_chat_templates"
-"""Folder of additional chat templates; each is named after its file."""
+"""Folder of additional chat templates; each has the name of its file."""
 GIL_FREE_TOKENS = 4096
-"""More tokens than this are decoded by the batch call, which releases the GIL."""
+"""Number of tokens above which decoding uses the library's batch call, which releases the GIL."""
 MAX_NFC_CHARACTERS = 4
-"""Maximum number of characters that NFC composes to one (Unicode Standard Annex 15, table 4)."""
+"""Maximum number of characters that NFC composes to a single one (Unicode Standard Annex 15, table 4)."""
 
 
 class TokenizerError(ValueError):
@@ -33,7 +33,7 @@ class TokenizerError(ValueError):
 
 
 def is_chat_template(name: str) -> bool:
-    """Return whether a file name is that of an additional chat template."""
+    """Return whether a file, by its path in the model's folder, is an additional chat template."""
     return name.startswith(f"{TEMPLATES_FOLDER}/") and name.endswith(".jinja")
 
 
@@ -43,7 +43,7 @@ def select_files(names: Iterable[str]) -> list[str]:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Return the tokenizer files in a model's folder, by name."""
+    """Return the contents of the files in a model's folder that a text model is built from, by name."""
     names = [
         *FILES,
         *sorted(f"{TEMPLATES_FOLDER}/{path.name}" for path in (folder / TEMPLATES_FOLDER).glob("*.jinja")),
@@ -65,10 +65,10 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
-        """Build a tokenizer from file contents by name; `tokenizer.json` is required.
+        """Build a tokenizer from the contents of a model's files, by name; only `tokenizer.json` is used.
 
         Raises:
-            TokenizerError: the file is missing, or `tokenizers` cannot read it.
+            TokenizerError: `tokenizer.json` is missing, or the `tokenizers` library cannot read it.
         """
         content = files.get("tokenizer.json")
         if content is None:
@@ -82,10 +82,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Build the tokenizer from a model's folder.
+        """Build the tokenizer of the model in a folder.
 
         Raises:
-            TokenizerError: as `from_files`.
+            TokenizerError: `tokenizer.json` is missing, or the `tokenizers` library cannot read it.
         """
         return cls.from_files(read_files(Path(folder)))
 
@@ -98,7 +98,8 @@ class Tokenizer:
     def characters_per_token(self) -> int:
         """Maximum number of characters that one token stands for; 0 if unbounded.
 
-        Byte-level BPE has a bound, because it never drops a byte and has no unknown runs.
+        Byte-level BPE has a bound, because it never drops a byte, and never maps a run of unknown characters
+        to a single token.
         """
         inner = self._inner
         if not isinstance(inner.model, models.BPE) or not isinstance(inner.decoder, decoders.ByteLevel):
@@ -127,21 +128,21 @@ class Tokenizer:
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of the token with exactly this content."""
+        """Return the id of the token with exactly this content; None if there is no such token."""
         return self._inner.token_to_id(token)
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the UTF-8 bytes of a single token, which may be part of a character."""
+        """Return the UTF-8 bytes of a single token; they may contain part of a character."""
         return self._all_tokens.utf8_bytes(token)
 
     def special_token_id(self, token: str) -> int | None:
-        """Return the id of the special token with exactly this content; None for any other token."""
+        """Return the id of the special token with exactly this content; None if no special token has it."""
         return self._special.get(token)
 
     def detokenizer(self, skip_special_tokens: bool = True, shown: tuple[str, ...] = ()) -> Detokenizer:
-        """Return a detokenizer for one stream of tokens; its results join to `decode` of all ids.
+        """Return a detokenizer for one stream of tokens; its results join to the text that `decode` returns.
 
-        `shown` lists special tokens that stay in the text even if special tokens are skipped.
+        `shown` holds special tokens that stay in the text even if special tokens are skipped.
         """
         key = (skip_special_tokens, tuple(token for token in shown if token in self._special))
         table = self._token_tables.get(key)

@@ -10,9 +10,9 @@ from mizzen.gateway.tools.json_scanner import ValueScanner, skip_whitespace
 
 NAME_KEY = "name"
 ARGUMENT_KEYS = ("arguments", "parameters")
-"""Keys of the arguments; families differ, and all families accept both."""
+"""Keys that may hold the arguments; models write one or the other, and the reader accepts both."""
 CALL_KEYS = (NAME_KEY, *ARGUMENT_KEYS, "type", "id", "call_id", "index")
-"""Keys that calls have. An object that starts with another key is content and is not held back any longer."""
+"""Keys that a call may have. If another key precedes the name or the arguments, the object is content."""
 
 
 class _CallState(enum.Enum):
@@ -26,18 +26,18 @@ class _CallState(enum.Enum):
     """Before a value."""
     IN_VALUE = 5
     STREAMING = 6
-    """In arguments that are returned as they arrive."""
+    """Within arguments, whose text is returned as it arrives."""
     COMMA = 7
     """After a value."""
     END = 8
 
 
 class CallReader:
-    """Read `{"name": …, "arguments": {…}}` with its keys in any order, and the further keys that calls have.
+    """Incremental reader of a call `{"name": …, "arguments": {…}}`, with `CALL_KEYS` in any order.
 
-    A call starts once its name is one of the tools and its arguments are known to be an object; until then,
-    the text can still become content. Afterwards nothing is taken back: arguments are returned as they are
-    written, and the call ends with their closing bracket.
+    The call starts once its name is that of a tool and its arguments are known to be an object; until then,
+    the text may turn out to be content. After that, it remains a call: the text of the arguments is returned
+    as it arrives, and the call is complete when the arguments are, whatever follows them.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -50,29 +50,29 @@ class CallReader:
         self._arguments: str | None = None
         self._new_arguments: list[str] = []
         self.name: str | None = None
-        """Name of the tool, once known."""
+        """Name of the called tool; None until it has been read."""
         self.started = False
-        """Whether the text is certain to be a call."""
+        """True if the text is certain to be a call."""
         self.failed = False
-        """Whether the text is not a call; `raw` holds the text that was read."""
+        """True if the text is not a call; `raw` then holds the text that was read."""
 
     @property
     def ended(self) -> bool:
-        """Whether the object has ended or the text is not a call."""
+        """True if the object has ended or the text is not a call."""
         return self._state is _CallState.END or self.failed
 
     @property
     def arguments_complete(self) -> bool:
-        """Whether the arguments of a started call are complete; the object may not have ended."""
+        """True if the arguments of a started call are complete, even if the object has not ended."""
         return self._state is not _CallState.STREAMING
 
     @property
     def raw(self) -> str:
-        """Text read so far, while no call has started."""
+        """Text read before the call started, or before the text turned out not to be a call."""
         return "".join(self._raw)
 
     def add(self, text: str) -> tuple[str, str]:
-        """Read more text; return new text of the arguments, and the text after the object."""
+        """Read more text; return the new text of the arguments, and the text after the object."""
         at = 0
         while at < len(text) and not self.ended:
             at = self._step(text, at)
@@ -82,7 +82,7 @@ class CallReader:
         return new_arguments, text[at:]
 
     def _step(self, text: str, at: int) -> int:
-        """Read one part of the object at `text[at:]`; return the index after it."""
+        """Read the next element of the object, at `text[at:]`; return the index after the text read."""
         state = self._state
         if state is _CallState.STREAMING:
             end = self._scanner.scan(text, at)
@@ -100,7 +100,7 @@ class CallReader:
         return at if at == len(text) else self._read_between(text[at], at)
 
     def _read_between(self, character: str, at: int) -> int:
-        """Read a character between keys and values."""
+        """Read the character at index `at`, outside keys and values; return the index of the next one."""
         state = self._state
         if state is _CallState.OPEN and character == "{":
             self._state = _CallState.KEY
@@ -147,7 +147,7 @@ class CallReader:
             self._new_arguments.append(self._arguments)
 
     def _end_object(self) -> None:
-        """Handle the closing brace; a call without arguments gets empty ones."""
+        """Handle the closing brace; a call without arguments gets an empty object."""
         self._state = _CallState.END
         if self.started:
             return
@@ -166,7 +166,10 @@ class CallReader:
         return value if isinstance(value, kind) else None
 
     def _parse_object(self, value_text: str) -> str | None:
-        """Return arguments as the text of an object; some models write a JSON string or null instead."""
+        """Return the JSON text of the arguments; None if they are not an object.
+
+        Some models write a JSON string that holds an object, or null for no arguments.
+        """
         if value_text.startswith("{"):
             return value_text
         if value_text == "null":

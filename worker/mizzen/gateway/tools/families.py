@@ -35,7 +35,7 @@ _BASE36 = string.digits + string.ascii_lowercase
 
 @dataclass(frozen=True, slots=True)
 class CallSchema:
-    """A tool as grammars need it."""
+    """Name and argument schema of a tool, from which grammars are built."""
 
     name: str
     schema: Format | bool
@@ -43,14 +43,17 @@ class CallSchema:
 
 
 FormatBuilder = Callable[[Sequence[CallSchema], bool, Tokenizer], Format]
-"""Build the format of output from the callable tools, and whether several calls are allowed."""
+"""Function that builds an output format.
+
+Its arguments are the tools that may be called, whether several calls are allowed, and the tokenizer.
+"""
 
 
 class ParserFactory(Protocol):
-    """Create the parser of one output."""
+    """Factory of tool parsers; a parser handles a single output."""
 
     def __call__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = (), /) -> ToolParser:
-        """Create a parser for the callable tools and the stop strings that end the content."""
+        """Create a parser, given the tools that may be called and the stop strings that end the content."""
         ...
 
 
@@ -61,54 +64,54 @@ class ToolFamily:
     name: str
     parser: ParserFactory
     forced: FormatBuilder
-    """Builder of the format of output that consists of calls only."""
+    """Builder of the format of output that consists only of calls."""
     free: FormatBuilder
     """Builder of the format of output that may contain calls."""
     shown_tokens: tuple[str, ...] = ()
-    """Special tokens that the parser must see in the text."""
+    """Special tokens that detokenization must leave in the text, because the parser needs them."""
     call_id: Callable[[str], str] = str
     """Function that converts a call id to one that the chat template accepts."""
 
 
 def tool_call(begin: str, call: CallSchema, key: str, end: str) -> Format:
-    """Return the format of a call as an object with name and arguments."""
+    """Return the format of a call: a JSON object between `begin` and `end`, with the arguments in `key`."""
     head = f'{begin}{{"name": {json.dumps(call.name)}, "{key}": '
     return structural_tags.tag(head, structural_tags.json_value(call.schema), "}" + end)
 
 
 def hermes_call(call: CallSchema) -> Format:
-    """Return the format of a call between tags."""
+    """Return the format of a call in Hermes' syntax: a JSON object between tags."""
     return tool_call(f"{BEGIN}\n", call, "arguments", f"\n{END}")
 
 
 def hermes_forced(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """See `ToolFamily.forced`."""
+    """Return the format of output that consists only of calls in Hermes' syntax."""
     return structural_tags.separated([*map(hermes_call, calls)], "\n", allow_parallel)
 
 
 def hermes_free(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """See `ToolFamily.free`."""
+    """Return the format of free text that may contain calls in Hermes' syntax."""
     return triggered([*map(hermes_call, calls)], allow_parallel)
 
 
 def xml_call(call: CallSchema) -> Format:
-    """Return the format of a call written as tags."""
+    """Return the format of a call in Qwen3-Coder's syntax: tags for the function and each argument."""
     content = {**structural_tags.json_value(call.schema), "style": "qwen_xml", "max_whitespace_cnt": 1}
     return structural_tags.tag(f"{CALL}\n{FUNCTION}{call.name}>\n", content, f"\n{FUNCTION_END}\n{CALL_END}")
 
 
 def xml_forced(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """See `ToolFamily.forced`."""
+    """Return the format of output that consists only of calls in Qwen3-Coder's syntax."""
     return structural_tags.separated([*map(xml_call, calls)], "\n", allow_parallel)
 
 
 def xml_free(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """See `ToolFamily.free`."""
+    """Return the format of free text that may contain calls in Qwen3-Coder's syntax."""
     return triggered([*map(xml_call, calls)], allow_parallel)
 
 
 def triggered(tags: list[Format], allow_parallel: bool) -> Format:
-    """Return the format of text in which a tag starts a call."""
+    """Return the format of free text that may contain calls; each starts with `<tool_call>`."""
     return {
         "type": "triggered_tags",
         "triggers": [BEGIN],
@@ -118,32 +121,32 @@ def triggered(tags: list[Format], allow_parallel: bool) -> Format:
 
 
 def llama_forced(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """See `ToolFamily.forced`. These models make one call per turn."""
+    """Return the format of output that is a single call, because Llama 3 makes one call per turn."""
     return structural_tags.separated([tool_call("", call, "parameters", "") for call in calls], "; ", False)
 
 
 def llama_free(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """See `ToolFamily.free`: the output is a call, or text."""
+    """Return the format of output that is either a single call or text."""
     return structural_tags.either(
         llama_forced(calls, allow_parallel, tokenizer), structural_tags.any_text('{"name": "')
     )
 
 
 def mistral_forced(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """See `ToolFamily.forced`."""
+    """Return the format of output that consists of Mistral's marker and a list of calls."""
     return structural_tags.sequence(
         structural_tags.marker_format(tokenizer, MARKER), bare_list(calls, allow_parallel, tokenizer)
     )
 
 
 def mistral_free(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """See `ToolFamily.free`: text, followed by calls."""
+    """Return the format of text that Mistral's marker and a list of calls may follow."""
     listed = mistral_forced(calls, allow_parallel, tokenizer)
     return structural_tags.sequence(structural_tags.any_text(MARKER), structural_tags.optional(listed))
 
 
 def bare_list(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """Return the format of a list of calls."""
+    """Return the format of a JSON list of calls."""
     items = [tool_call("", call, "arguments", "") for call in calls]
     return structural_tags.sequence(
         structural_tags.text("["),
@@ -153,7 +156,10 @@ def bare_list(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Toke
 
 
 def mistral_call_id(call_id: str) -> str:
-    """Return nine letters and digits, as Mistral's templates require; an id in that form is unchanged."""
+    """Convert a call id to nine letters and digits, as Mistral's templates require.
+
+    An id that has this form is returned unchanged.
+    """
     if len(call_id) == _MISTRAL_ID and call_id.isascii() and call_id.isalnum():
         return call_id
     number = int.from_bytes(hashlib.sha256(call_id.encode()).digest()[:8])
@@ -172,18 +178,21 @@ MISTRAL = ToolFamily(
     call_id=mistral_call_id,
 )
 BARE = ToolFamily("json", BareListParser, bare_list, bare_list)
-"""Family of models whose syntax is unknown: calls can only be forced, as a plain list."""
+"""Family of models whose syntax is unknown: only forced calls are supported, written as a JSON list."""
 
 FAMILIES = {family.name: family for family in (HERMES, QWEN_XML, LLAMA, MISTRAL)}
 NAMES = ("auto", "none", *FAMILIES)
 """Values of the option `tool_parser`."""
 
 _FOREIGN_MARKERS = ("<arg_key>", "tool▁call")
-"""Strings in templates whose call syntax differs although they use markers of a known family."""
+"""Strings in chat templates of unsupported families, which also contain markers of a supported family."""
 
 
 def detect_tool_family(option: str, template: str, tokenizer: Tokenizer) -> ToolFamily | None:
-    """Return a model's family: the one that the option names, or the one that its chat template shows."""
+    """Return the tool family of a model; None if it is unknown, or the option is "none".
+
+    `option` names the family; "auto" detects it from the chat template and the tokenizer.
+    """
     if option != "auto":
         return FAMILIES.get(option)
     if any(other in template for other in _FOREIGN_MARKERS):

@@ -11,7 +11,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(MarkerParser):
-    """Parse calls between tags, with content before, between and after them."""
+    """Parser of calls between tags, with content before, between and after the calls."""
 
     markers = (BEGIN, END)
 

@@ -11,7 +11,7 @@ _BRACKETS = re.compile(r'["{}\[\]]')
 
 
 class ValueScanner:
-    """Scan one JSON value, which starts with the first character passed in.
+    """Incremental scanner of one JSON value, which starts with the first character that is scanned.
 
     Only brackets and strings are tracked; the syntax between them is not checked. Each character is scanned
     once.
@@ -23,7 +23,7 @@ class ValueScanner:
         self._depth = 0
         self._started = self._scalar = self._string = self._escaped = False
         self.done = False
-        """Whether the value has ended."""
+        """True if the value has ended."""
 
     def scan(self, text: str, at: int) -> int:
         """Return the index after the part of `text[at:]` that belongs to the value."""
@@ -80,7 +80,7 @@ class ValueScanner:
 
 
 def skip_whitespace(text: str, at: int) -> int:
-    """Return the index of the first character from `at` on that is not white space."""
+    """Return the index of the first character of `text[at:]` that is not white space."""
     while at < len(text) and text[at] in WHITESPACE:
         at += 1
     return at

@@ -11,7 +11,7 @@ TAG = "<|python_tag|>"
 
 
 class LlamaParser(MarkerParser):
-    """Parse calls at the start of the output, after another call, and after the tag."""
+    """Parser of calls at the start of the output, after another call, or after the tag."""
 
     markers = (TAG,)
 

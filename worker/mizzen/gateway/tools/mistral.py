@@ -1,4 +1,4 @@
-"""Tool calls of Mistral after `[TOOL_CALLS]`, and the plain list that a grammar forces from other models."""
+"""Tool calls of Mistral after `[TOOL_CALLS]`, and the plain list of calls that a grammar can force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME_START = re.compile(r"[\w.-]", re.ASCII)
 
 
 class NamedCallReader:
-    """Read `name{…}` and `name[CALL_ID]…[ARGS]{…}`; same interface as `CallReader`."""
+    """Reader of a call `name{…}` or `name[CALL_ID]…[ARGS]{…}`, with the interface of `CallReader`."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
@@ -28,21 +28,21 @@ class NamedCallReader:
 
     @property
     def ended(self) -> bool:
-        """Whether the arguments have ended or the text is not a call."""
+        """True if the arguments have ended or the text is not a call."""
         return self.failed or self._scanner.done
 
     @property
     def arguments_complete(self) -> bool:
-        """Whether the arguments are complete."""
+        """True if the arguments are complete."""
         return self._scanner.done
 
     @property
     def raw(self) -> str:
-        """Text read so far, while no call has started."""
+        """Text read before the arguments, or before the text turned out not to be a call."""
         return self._head
 
     def add(self, text: str) -> tuple[str, str]:
-        """See `CallReader.add`."""
+        """Read more text; return the new text of the arguments, and the text after the call."""
         at = 0
         if not self.started:
             brace = text.find("{", 0, MAX_HEAD - len(self._head))
@@ -65,14 +65,14 @@ class NamedCallReader:
 
 
 class BareListParser(MarkerParser):
-    """Parse output that is a list of calls, or one call."""
+    """Parser of output that is a JSON list of calls, or a single call."""
 
     def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
         super().__init__(names, stop)
         self._in_calls = not self.markers
         self._in_list = False
         self._opening = ""
-        """Text after a marker, or the start of a list, before its first call: content if no call follows."""
+        """Text since a marker or the start of a list; it becomes content if no call follows."""
 
     def _parse_between_calls(self, text: str) -> str:
         if not self._in_calls:
@@ -117,12 +117,12 @@ class BareListParser(MarkerParser):
         self._opening = ""
 
     def _add_content(self, text: str) -> None:
-        """Add text that is not a call, preceded by the text that might have opened one."""
+        """Add text that is not a call to the content, after the text that might have opened a call."""
         super()._add_content(self._opening + text)
         self._opening = ""
 
 
 class MistralParser(BareListParser):
-    """Parse `[TOOL_CALLS]` followed by a list of JSON objects, or by calls that start with their names."""
+    """Parser of `[TOOL_CALLS]` followed by a list of JSON objects, or by calls that begin with a name."""
 
     markers = (MARKER, CALL_ID, ARGUMENTS)

@@ -1,4 +1,4 @@
-"""Split output text into content, reasoning and tool calls by running both parsers in sequence."""
+"""Split output into reasoning, content and tool calls: run a reasoning parser, then a tool parser."""
 
 from __future__ import annotations
 
@@ -22,9 +22,15 @@ class ParsedOutput:
         *,
         only_calls: bool = False,
     ) -> None:
-        """Combine both parsers; `stop` is only for output without tools: tool parsers find stop strings.
+        """Combine a reasoning parser and a tool parser.
 
-        With `only_calls`, a grammar allows only calls: a call that is cut off before its name is not content.
+        Args:
+            reasoning: Parser of reasoning, if the output may contain any.
+            tools: Parser of tool calls, if the request offers tools.
+            shown: Special tokens that the parsers need to see in the text.
+            stop: Stop strings; only without `tools`, because a tool parser looks for them itself.
+            only_calls: True if a grammar allows only calls, so that other text is a truncated call. This text
+                is dropped; otherwise it would be content.
         """
         self._reasoning = reasoning
         self._tools = tools
@@ -32,33 +38,33 @@ class ParsedOutput:
         self._only_calls = only_calls
         self._count = 0
         self.shown = shown
-        """See `OutputParser`."""
+        """Special tokens that detokenization must leave in the text; they never become content."""
 
     @property
     def counts_tokens(self) -> bool:
-        """See `OutputParser`."""
+        """True while the output may be reasoning; `feed` must then be called once per token."""
         return self._reasoning is not None and self._reasoning.in_reasoning
 
     @property
     def reasoning_tokens(self) -> int:
-        """See `OutputParser`. The tags count too."""
+        """Number of reasoning tokens so far, including the reasoning tags."""
         return self._count if self._reasoning is not None and self._reasoning.has_reasoning else 0
 
     @property
     def finish_reason(self) -> str | None:
-        """See `OutputParser`. It is not `tool_calls` if the last call is incomplete."""
+        """`tool_calls` if the output has calls and the last call is complete; else None."""
         tools = self._tools
         return "tool_calls" if tools is not None and tools.call_count and not tools.call_open else None
 
     @property
     def stopped(self) -> bool:
-        """See `OutputParser`."""
+        """True if a stop string has ended the answer; text after it does not belong to it."""
         if self._tools is not None:
             return self._tools.stopped
         return self._stop is not None and self._stop.matched is not None
 
     def feed(self, text: str) -> OutputDelta:
-        """See `OutputParser`."""
+        """Parse more text; return the new reasoning, content and tool calls."""
         reasoning = ""
         if self._reasoning is not None:
             self._count += self._reasoning.in_reasoning
@@ -66,7 +72,7 @@ class ParsedOutput:
         return self._delta(reasoning, text)
 
     def end(self, rest: str = "") -> OutputDelta:
-        """See `OutputParser`."""
+        """Parse the last text, which does not count as a token; return all output that was held back."""
         reasoning, text = "", rest
         if self._reasoning is not None:
             (new_reasoning, new_content), (held_reasoning, held_content) = (

@@ -18,17 +18,17 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 class ToolParser(Protocol):
-    """Parse the text of one output into content and calls.
+    """Incremental parser of one output into content and tool calls.
 
-    The result does not depend on how the text is split.
+    The result does not depend on how the text is divided among calls of `feed`.
     """
 
     def feed(self, text: str) -> OutputDelta:
-        """Parse more text and return the output that is certain now."""
+        """Parse more text; return the new output that later text cannot change."""
         ...
 
     def end(self) -> OutputDelta:
-        """Return the output that was held back; the text has ended."""
+        """Return the output that was held back, at the end of the text."""
         ...
 
     @property
@@ -38,40 +38,48 @@ class ToolParser(Protocol):
 
     @property
     def call_open(self) -> bool:
-        """Whether the arguments of the last call are incomplete."""
+        """True if the arguments of the last call are incomplete."""
         ...
 
     @property
     def stopped(self) -> bool:
-        """Whether the content has reached a stop string; further text is ignored."""
+        """True if the content has reached a stop string; further text is ignored."""
         ...
 
 
 class ToolCallReader(Protocol):
-    """Reader of one call; see `CallReader`."""
+    """Interface to readers of one tool call, such as `CallReader`."""
 
     name: str | None
     started: bool
     failed: bool
 
     @property
-    def ended(self) -> bool: ...  # noqa: D102
+    def ended(self) -> bool:
+        """True if the call has ended, or the text is not a call."""
+        ...
 
     @property
-    def arguments_complete(self) -> bool: ...  # noqa: D102
+    def arguments_complete(self) -> bool:
+        """True if the arguments of a started call are complete, even if the call has not ended."""
+        ...
 
     @property
-    def raw(self) -> str: ...  # noqa: D102
+    def raw(self) -> str:
+        """Text read before the call started, or before the text turned out not to be a call."""
+        ...
 
-    def add(self, text: str) -> tuple[str, str]: ...  # noqa: D102
+    def add(self, text: str) -> tuple[str, str]:
+        """Read more text; return the new text of the arguments, and the text after the call."""
+        ...
 
 
 class OutputCollector:
-    """Collect a parser's content and calls.
+    """Collector of the content and the calls that a parser finds.
 
-    White space next to a call belongs to the syntax, not to the content. Stop strings are searched as content
-    arrives, including white space that may still belong to a call: otherwise endless blank lines would never
-    reach a stop string of blank lines.
+    White space next to a call belongs to the syntax, not to the content. The search for stop strings includes
+    white space that may still belong to a call: otherwise, endless blank lines would never complete a stop
+    string of blank lines.
     """
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
@@ -89,11 +97,11 @@ class OutputCollector:
 
     @property
     def stopped(self) -> bool:
-        """Whether the content has reached a stop string."""
+        """True if the content has reached a stop string."""
         return self._stop is not None and self._stop.matched is not None
 
     def add_content(self, text: str) -> None:
-        """Add text, up to a stop string."""
+        """Add text to the content, up to a stop string."""
         if self._after_call:
             text = text.lstrip(WHITESPACE)
             self._after_call = not text
@@ -108,7 +116,7 @@ class OutputCollector:
             self._space.append(text[len(body) :])
 
     def start_call(self, name: str, arguments: str) -> None:
-        """Start a call."""
+        """Start a call; `arguments` is the beginning of its arguments' text."""
         self._release_pending()
         self._space, self._after_call = [], True
         self._calls.append(ToolCallDelta(self._count, new_call_id(), name))
@@ -121,18 +129,18 @@ class OutputCollector:
             self._calls.append(ToolCallDelta(self._count - 1, arguments=text))
 
     def end(self) -> None:
-        """Add pending white space to the content, unless a call precedes it."""
+        """Add the text that was held back to the content; white space after a call is dropped."""
         self._release_pending()
         self._content += self._space
         self._space = []
 
     def _release_pending(self) -> None:
-        """Add text that might have started a stop string to the content."""
+        """Add text that was held back as the possible beginning of a stop string to the content."""
         if self._stop is not None:
             self._add(self._stop.flush())
 
     def take_delta(self) -> OutputDelta:
-        """Return the output collected since the last call of this method."""
+        """Return the output collected since the previous call of this method."""
         delta = OutputDelta("".join(self._content), tool_calls=tuple(self._calls))
         self._content, self._calls = [], []
         return delta
@@ -144,7 +152,7 @@ def new_call_id() -> str:
 
 
 class MarkerParser(ABC):
-    """Base of a family's parser: a reader parses calls, and the family's own rules apply between them."""
+    """Base of the families' tool parsers: a reader reads the calls, and the subclass the text around them."""
 
     markers: tuple[str, ...] = ()
     """Strings that never become content."""
@@ -158,21 +166,21 @@ class MarkerParser(ABC):
 
     @property
     def call_count(self) -> int:
-        """See `ToolParser`."""
+        """Number of calls started so far."""
         return self._output.call_count
 
     @property
     def call_open(self) -> bool:
-        """See `ToolParser`."""
+        """True if the arguments of the last call are incomplete."""
         return self._reader is not None and self._reader.started and not self._reader.arguments_complete
 
     @property
     def stopped(self) -> bool:
-        """See `ToolParser`."""
+        """True if the content has reached a stop string; further text is ignored."""
         return self._output.stopped
 
     def feed(self, text: str) -> OutputDelta:
-        """See `ToolParser`."""
+        """Parse more text; return the new output that later text cannot change."""
         text, self._pending = self._pending + text, ""
         while text and not self.stopped:
             text = (
@@ -183,7 +191,7 @@ class MarkerParser(ABC):
         return self._output.take_delta()
 
     def end(self) -> OutputDelta:
-        """See `ToolParser`."""
+        """Return the output that was held back, at the end of the text."""
         if self._reader is None or not self._reader.started:
             self._add_content(self._reader.raw if self._reader is not None else "")
         self._output.add_content(self._pending)
@@ -193,14 +201,15 @@ class MarkerParser(ABC):
 
     @abstractmethod
     def _parse_between_calls(self, text: str) -> str:
-        """Consume text outside calls, all or part of it; set the reader where a call may start.
+        """Parse text outside calls, at least its beginning, and return the text that is left.
 
-        Return the rest. Text that is still ambiguous goes to `_pending`, and the rest is then empty.
+        Set `_reader` where a call may start. If the text is still ambiguous, store it in `_pending` and
+        return an empty string.
         """
 
     @abstractmethod
     def _call_ended(self, failed: bool) -> None:
-        """Handle the end of a call, or the reader's finding that the text is not a call (`failed`)."""
+        """Handle the end of a call; `failed` means that the reader found that the text is not a call."""
 
     def _read_call(self, reader: ToolCallReader, text: str) -> str:
         had_started = reader.started
@@ -217,11 +226,14 @@ class MarkerParser(ABC):
         return rest
 
     def _add_content(self, text: str) -> None:
-        """Add text that a reader has rejected."""
+        """Add text that turned out not to be a call to the content, without markers."""
         self._output.add_content(self._any_marker.sub("", text))
 
     def _content_until_marker(self, text: str) -> tuple[str, str]:
-        """Consume content up to the next marker; return the marker ("" if not found) and the rest."""
+        """Add text up to the next marker to the content; return the marker and the text after it.
+
+        If there is no marker, return two empty strings and hold back what may be the beginning of one.
+        """
         marker_match = self._any_marker.search(text)
         if marker_match is not None:
             self._output.add_content(text[: marker_match.start()])
@@ -232,5 +244,5 @@ class MarkerParser(ABC):
         return "", ""
 
     def _expect_object(self) -> None:
-        """Expect a call written as a JSON object."""
+        """Read the text that follows as a call written as a JSON object."""
         self._reader = CallReader(self._names)

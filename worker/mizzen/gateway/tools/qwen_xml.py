@@ -27,7 +27,7 @@ CALL, CALL_END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 MAX_NAME = 256
-"""Maximum length of a name in characters."""
+"""Maximum length of the name of a function or parameter, in characters."""
 PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 ArgumentSchemas = Mapping[str, Any]
@@ -35,9 +35,10 @@ ArgumentSchemas = Mapping[str, Any]
 
 
 class XmlCallReader:
-    """Read one call, starting after `<function=`; same interface as `CallReader`.
+    """Reader of one call, from the text after `<function=`, with the interface of `CallReader`.
 
-    A call starts with its name. String arguments are returned as they arrive, others once they are complete.
+    The call starts once its name is that of a tool. The text of a string argument is returned as it arrives;
+    an argument of another type is returned once it is complete.
     """
 
     def __init__(self, tools: ArgumentSchemas) -> None:
@@ -55,16 +56,16 @@ class XmlCallReader:
 
     @property
     def arguments_complete(self) -> bool:
-        """Whether the arguments are complete."""
+        """True if the arguments are complete."""
         return self.ended
 
     @property
     def raw(self) -> str:
-        """Text read so far, while no call has started."""
+        """Text read before the call started, or before the text turned out not to be a call."""
         return self._raw or self._pending
 
     def add(self, text: str) -> tuple[str, str]:
-        """See `CallReader.add`."""
+        """Read more text; return the new text of the arguments, and the text after the call."""
         text, self._pending = self._pending + text, ""
         more = True
         while more and not self.ended:
@@ -74,7 +75,8 @@ class XmlCallReader:
         new_arguments, self._new_arguments = "".join(self._new_arguments), []
         return new_arguments, text
 
-    # Each step consumes text and returns the rest, and whether to continue: False if it needs more text.
+    # Each step reads some of the text, and returns the text that is left and whether to continue with it.
+    # It returns False if it needs more text.
 
     def _read_name(self, text: str) -> tuple[str, bool]:
         end = text.find(">", 0, MAX_NAME)
@@ -113,7 +115,7 @@ class XmlCallReader:
         return rest, True
 
     def _begin_value(self, text: str) -> tuple[str, bool]:
-        """Skip the line break before a value."""
+        """Skip the line break before a value, and choose the step that reads the value."""
         if not text:
             return text, False
         is_text = not allowed_values(self._schema) and schema_types(self._schema) <= {"string"}
@@ -147,7 +149,7 @@ class XmlCallReader:
 
 
 class XmlParser(MarkerParser):
-    """Parse calls between tags, with content before, between and after them."""
+    """Parser of calls between tags, with content before, between and after the calls."""
 
     markers = (CALL, CALL_END, FUNCTION, FUNCTION_END)
 
@@ -162,13 +164,13 @@ class XmlParser(MarkerParser):
         return rest
 
     def _call_ended(self, failed: bool) -> None:
-        """Do nothing: each call has its own tags."""
+        """Do nothing: nothing outside a call depends on the previous call."""
 
 
 def split_at_end_tag(text: str) -> tuple[str, str | None]:
-    """Return a value up to the line break before its closing tag, and the text after the tag.
+    """Return the value before its closing tag, without the line break there, and the text after the tag.
 
-    Without a closing tag, return the text that certainly belongs to the value, and None.
+    If the closing tag is not complete yet, return the text that certainly belongs to the value, and None.
     """
     at = text.find(PARAMETER_END)
     if at >= 0:
@@ -178,13 +180,16 @@ def split_at_end_tag(text: str) -> tuple[str, str | None]:
 
 
 def property_schemas(schema: Any) -> Mapping[str, Any]:
-    """Return the schemas of an object's properties."""
+    """Return the schemas of the properties that an object schema describes, by property name."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     return properties if isinstance(properties, dict) else {}
 
 
 def schema_types(schema: Any) -> set[str]:
-    """Return the types that a schema names, including its alternatives; empty if it names none."""
+    """Return the types that a schema or its alternatives name; empty if they name no type.
+
+    A `$ref`, which is not resolved, counts as the type `value`.
+    """
     if not isinstance(schema, dict):
         return set()
     names = schema.get("type")
@@ -197,7 +202,7 @@ def schema_types(schema: Any) -> set[str]:
 
 
 def allowed_values(schema: Any) -> list[Any]:
-    """Return the values that a schema lists with `enum` or `const`, if any."""
+    """Return the values that a schema lists with `enum` or `const`; empty if it lists none."""
     if not isinstance(schema, dict):
         return []
     values = schema.get("enum")
@@ -205,7 +210,11 @@ def allowed_values(schema: Any) -> list[Any]:
 
 
 def value_as_json(text: str, schema: Any) -> str:
-    """Return a value as JSON: unchanged if it is JSON of a type other than string, else as a JSON string."""
+    """Return the JSON text of an argument that is written without quotes.
+
+    Text that is valid JSON stays unchanged where the schema does not expect a string; all other text becomes
+    a JSON string.
+    """
     body, allowed = text.strip(WHITESPACE), schema_types(schema)
     listed = allowed_values(schema)
     if body in listed:

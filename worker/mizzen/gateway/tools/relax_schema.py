@@ -1,8 +1,8 @@
 """Relax a JSON schema to the constraints that an engine can enforce.
 
 An engine rejects a schema that its grammars cannot enforce completely. That is right for `strict` schemas.
-For others, unsupported constraints are dropped and the rest is enforced: an object that loses a constraint
-that may describe properties allows any other properties.
+For other schemas, unsupported constraints are dropped and the rest is enforced. If an object schema loses a
+constraint that may describe properties, it allows any additional properties.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from mizzen.common.json_schema import (
     BOUNDS,
     CHOICES,
     CONDITIONS,
+    EXTRA_MEMBERS,
     LENGTHS,
-    MORE,
     NOT_ENFORCED,
     STRUCTURE,
     TYPES,
@@ -24,16 +24,13 @@ from mizzen.common.json_schema import (
 from mizzen.common.regex_support import pattern_fault
 
 PROPERTY_COUNTS = {"minProperties", "maxProperties"}
-PROPERTY_KEYWORDS = {"properties", "patternProperties", "propertyNames", *MORE}
+PROPERTY_KEYWORDS = {"properties", "patternProperties", "propertyNames", *EXTRA_MEMBERS}
 """Keywords that describe an object's properties."""
 REFERENCE_ROOTS = ("$defs", "definitions", "properties")
 
 
 def relax_schema(schema: Any) -> Any:
-    """Return a schema without the constraints that an engine would reject.
-
-    The schema must not be nested too deeply.
-    """
+    """Return a schema without the constraints that an engine would reject; `is_too_deep` must be false."""
     return _SchemaRelaxer(schema).relax(schema)
 
 
@@ -42,7 +39,7 @@ class _SchemaRelaxer:
         self._root = root
 
     def relax(self, schema: Any) -> Any:
-        """Return one schema relaxed, and all schemas in it."""
+        """Return a relaxed copy of a schema, including its subschemas."""
         if not isinstance(schema, dict) or not schema:
             return schema
         kept = {name: value for name, value in schema.items() if name not in NOT_ENFORCED}
@@ -59,16 +56,17 @@ class _SchemaRelaxer:
         return self._relax_children(kept)
 
     def _relax_choice(self, kept: Schema) -> bool:
-        """Keep a schema's single choice keyword if it stands alone; return whether it is kept."""
+        """Keep a choice keyword (`$ref`, `anyOf`, …) if the engine enforces it; return whether one was kept.
+
+        It must be the only choice keyword, and no keyword that constrains a single type may be next to it.
+        """
         choices = [name for name in CHOICES if name in kept]
         if not choices:
             return False
         beside = [name for name in STRUCTURE if name in kept]
         first = kept[choices[0]]
-        is_only_pattern = len(choices) == 1 and not beside
-        if not is_only_pattern or (
-            choices == ["allOf"] and not (isinstance(first, list) and len(first) == 1)
-        ):
+        stands_alone = len(choices) == 1 and not beside
+        if not stands_alone or (choices == ["allOf"] and not (isinstance(first, list) and len(first) == 1)):
             drop_keys(kept, choices)
             allow_other_properties(kept)
             return False
@@ -103,7 +101,7 @@ class _SchemaRelaxer:
         # the only place where the compiler does not accept `true`
         if isinstance(kept.get("prefixItems"), list):
             kept["prefixItems"] = [{} if schema is True else schema for schema in kept["prefixItems"]]
-        for name in ("items", *MORE, "unevaluatedItems"):
+        for name in ("items", *EXTRA_MEMBERS, "unevaluatedItems"):
             if name in kept:
                 kept[name] = self.relax(kept[name])
         if isinstance(kept.get("propertyNames"), dict):
@@ -114,37 +112,40 @@ class _SchemaRelaxer:
 
 
 def drop_keys(kept: Schema, names: Iterable[str]) -> None:
-    """Remove keywords."""
+    """Remove keywords from a schema, if present."""
     for name in names:
         kept.pop(name, None)
 
 
 def without_keys(schema: Schema, names: Collection[str]) -> Schema:
-    """Return a schema without some keywords."""
+    """Return a copy of a schema without certain keywords."""
     return {name: value for name, value in schema.items() if name not in names}
 
 
 def allow_other_properties(kept: Schema) -> None:
-    """Allow properties that are not described, unless the schema itself forbids them."""
+    """Make an object schema allow properties that it does not describe, unless it forbids them itself."""
     if "properties" in kept or "object" in type_names(kept):
         kept.setdefault("additionalProperties", True)
 
 
 def inherit_type(schema: Any, kind: Any) -> Any:
-    """Return a schema with the type of its parent if it does not constrain its own type."""
+    """Return a schema with the type of its parent, or unchanged if it constrains its own type."""
     if not isinstance(schema, dict) or any(name in schema for name in ("type", "enum", "const", *CHOICES)):
         return schema
     return {"type": kind, **schema}
 
 
 def type_names(schema: Schema) -> set[str]:
-    """Return the types that a schema names."""
+    """Return the types that a schema's `type` names."""
     names = schema.get("type")
     return {name for name in (names if isinstance(names, list) else [names]) if isinstance(name, str)}
 
 
 def keep_listed_values(kept: Schema) -> None:
-    """Keep the listed values of a schema, and of its `type` only the values that match."""
+    """Reduce a schema to the values that it lists (`enum` or `const`) and that match its `type`.
+
+    If no value matches, drop the type.
+    """
     name = "enum" if "enum" in kept else "const"
     drop_keys(kept, [*STRUCTURE, *CHOICES, *(["const"] if name == "enum" else [])])
     values = kept[name] if name == "enum" else [kept[name]]
@@ -159,7 +160,7 @@ def keep_listed_values(kept: Schema) -> None:
 
 
 def relax_by_type(kept: Schema) -> None:
-    """Keep the enforceable constraints of a schema without choices."""
+    """Keep the enforceable constraints of a schema without choice keywords, according to its types."""
     types = type_names(kept)
     if "type" not in kept and "properties" in kept:
         types = {"object"}
@@ -174,7 +175,7 @@ def relax_by_type(kept: Schema) -> None:
 
 
 def relax_string(kept: Schema) -> None:
-    """Keep a pattern that is matched as written; keep lengths only without `pattern` and `format`."""
+    """Keep `pattern` if an engine matches it as written; keep lengths only without `pattern` and `format`."""
     if "pattern" in kept and not matched_as_written(kept["pattern"]):
         del kept["pattern"]
     if "pattern" in kept or "format" in kept:
@@ -182,7 +183,10 @@ def relax_string(kept: Schema) -> None:
 
 
 def relax_number(kept: Schema, types: set[str]) -> None:
-    """Keep bounds that are numbers, and integer multiples."""
+    """Keep bounds that are numbers, not booleans, and `multipleOf` for integers.
+
+    `multipleOf` is dropped if the schema has bounds other than both `minimum` and `maximum`.
+    """
     drop_keys(kept, [name for name in BOUNDS if isinstance(kept.get(name), bool)])
     step, bounds = kept.get("multipleOf"), {name for name in BOUNDS if name in kept}
     is_integer_step = "number" not in types and isinstance(step, int) and step >= 1
@@ -191,13 +195,13 @@ def relax_number(kept: Schema, types: set[str]) -> None:
 
 
 def relax_object(kept: Schema) -> None:
-    """Describe required properties, and keep one rule for the properties that are not described."""
+    """Describe all required properties, and drop constraints that an engine does not enforce together."""
     if not all(isinstance(kept.get(name, {}), dict) for name in ("properties", "patternProperties")):
         return
     required = kept.get("required")
     if isinstance(required, list):
         describe_required(kept, [name for name in required if isinstance(name, str)])
-    if "patternProperties" in kept and not is_only_pattern(kept):
+    if "patternProperties" in kept and not patterns_are_enforceable(kept):
         del kept["patternProperties"]
         kept["additionalProperties"] = True
     patterns = kept.get("patternProperties")
@@ -207,7 +211,7 @@ def relax_object(kept: Schema) -> None:
     if PROPERTY_COUNTS & set(kept) and not PROPERTY_KEYWORDS & set(kept):
         kept["additionalProperties"] = True
     min_properties = kept.get("minProperties")
-    more = any(kept.get(name, False) is not False for name in MORE)
+    more = any(kept.get(name, False) is not False for name in EXTRA_MEMBERS)
     if (
         (patterns or more or "propertyNames" in kept)
         and isinstance(min_properties, int)
@@ -217,7 +221,10 @@ def relax_object(kept: Schema) -> None:
 
 
 def describe_required(kept: Schema, required: list[str]) -> None:
-    """Describe required properties that have no schema: the rule for other properties applies to them."""
+    """Give required properties without a schema the schema of `additionalProperties`.
+
+    If additional properties are forbidden, such properties are no longer required.
+    """
     described = kept.get("properties", {})
     missing = [name for name in required if name not in described]
     if not missing:
@@ -231,29 +238,32 @@ def describe_required(kept: Schema, required: list[str]) -> None:
     kept["properties"] = {**described, **dict.fromkeys(missing, other)}
 
 
-def is_only_pattern(kept: Schema) -> bool:
-    """Return whether a single name pattern is all that a schema says about an object's properties."""
+def patterns_are_enforceable(kept: Schema) -> bool:
+    """Return whether an engine enforces `patternProperties`: at most one pattern, no other properties."""
     patterns = list(kept["patternProperties"])
-    if kept.get("properties") or any(kept.get(name, False) is not False for name in MORE):
+    if kept.get("properties") or any(kept.get(name, False) is not False for name in EXTRA_MEMBERS):
         return not patterns
     return len(patterns) <= 1 and all(map(matched_as_written, patterns))
 
 
 def matched_as_written(pattern: Any) -> bool:
-    """Return whether an engine matches a pattern in JSON as written: see docs/structured-output.md."""
+    """Return whether an engine matches a pattern in JSON text as written; see docs/structured-output.md."""
     if not isinstance(pattern, str):
         return True  # the engine reports the fault
     return pattern_fault(pattern, quoted=True) is None
 
 
 def find_subschema(schema: Any, path: str) -> tuple[Schema, str] | None:
-    """Return the schema that a path (`/properties/a`) leads to, and its path in error messages."""
-    named = ""
+    """Return the subschema at a path such as `/properties/a`; None if the path does not lead to a schema.
+
+    The second value is the path as error messages show it: `.properties.a`.
+    """
+    shown_path = ""
     for step in path.strip("/").split("/") if path.strip("/") else ():
         if isinstance(schema, dict) and step in schema:
-            schema, named = schema[step], f"{named}.{step}"
+            schema, shown_path = schema[step], f"{shown_path}.{step}"
         elif isinstance(schema, list) and step.isdecimal() and int(step) < len(schema):
-            schema, named = schema[int(step)], f"{named}[{step}]"
+            schema, shown_path = schema[int(step)], f"{shown_path}[{step}]"
         else:
             return None
-    return (schema, named) if isinstance(schema, dict) else None
+    return (schema, shown_path) if isinstance(schema, dict) else None

@@ -10,11 +10,11 @@ MAX_DEPTH = 128
 """Maximum nesting depth of objects and lists."""
 
 SchemaFault = tuple[str, str] | None
-"""Path below the schema, and the fault there; None for a schema without a fault."""
+"""Path from a schema to its fault, and a description of the fault; None if the schema has no fault."""
 
 
 def is_too_deep(value: object) -> bool:
-    """Return whether a JSON value is nested more deeply than may be forwarded."""
+    """Return whether a JSON value is nested more than `MAX_DEPTH` levels deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [inner for parent in level for inner in _children(parent)]
@@ -30,9 +30,9 @@ def _children(value: object) -> Iterable[object]:
 
 
 def find_schema_fault(schema: object) -> SchemaFault:
-    """Return the path and description of the first fault of a schema; None without a fault.
+    """Return the path and the description of a schema's first fault; None if it has no fault.
 
-    The schema must not be `is_too_deep`.
+    `is_too_deep` must be false for the schema.
     """
     if isinstance(schema, bool):
         return None
@@ -59,7 +59,7 @@ def _all_strings(values: list[Any]) -> bool:
 
 
 def _check_named_schemas(value: object) -> SchemaFault:
-    """Check an object whose values are schemas."""
+    """Return the first fault of an object whose values must be schemas; None if it has no fault."""
     if not isinstance(value, dict):
         return "", "must be an object whose values are schemas"
     for name, schema in value.items():
@@ -70,7 +70,7 @@ def _check_named_schemas(value: object) -> SchemaFault:
 
 
 def _check_schema_list(value: object) -> SchemaFault:
-    """Check a list of schemas."""
+    """Return the first fault of a list of schemas, which must not be empty; None if it has no fault."""
     if not isinstance(value, list) or not value:
         return "", "must be a list of at least one schema"
     for index, schema in enumerate(value):

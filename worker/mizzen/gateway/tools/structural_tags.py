@@ -1,6 +1,6 @@
 """Building blocks of xgrammar's structural tags, which describe the output that an engine allows.
 
-Special tokens are named by their ids there, because they have no text.
+A structural tag refers to special tokens by their ids, because they have no text in the output.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from mizzen.gateway.errors import invalid
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 Format = dict[str, Any]
+"""Element of a structural tag: the format of the output, or of a part of it, as JSON."""
 
 ANY_OBJECT: Format = {"type": "object", "additionalProperties": True}
 NO_ARGUMENTS: Format = {"type": "object", "properties": {}, "additionalProperties": False}
 COMPACT = 0
-"""Maximum white space characters between JSON elements. The engine accepts 0; xgrammar itself starts at 1."""
+"""Maximum number of white space characters between JSON elements.
+
+Mizzen's engine accepts 0; in xgrammar itself, the minimum is 1.
+"""
 
 
 def structural_tag_grammar(format: Format) -> Grammar:
-    """Return a format as a grammar.
+    """Return the grammar that constrains output to a format.
 
     Raises:
         ApiError: 400 if a schema in it is nested too deeply.
@@ -36,7 +40,7 @@ def structural_tag_grammar(format: Format) -> Grammar:
 
 
 def json_value(schema: Format | bool) -> Format:
-    """Return the format of JSON that conforms to a schema."""
+    """Return the format of a JSON value that conforms to a schema."""
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": COMPACT}
 
 
@@ -46,7 +50,7 @@ def text(value: str) -> Format:
 
 
 def sequence(*elements: Format) -> Format:
-    """Return the format of elements in this order."""
+    """Return the format of several elements in sequence."""
     return {"type": "sequence", "elements": list(elements)}
 
 
@@ -71,7 +75,7 @@ def tag(begin: str | Format, content: Format, end: str | Format) -> Format:
 
 
 def separated(tags: Sequence[Format], separator: str, allow_parallel: bool) -> Format:
-    """Return the format of one of several tags, or of several with a separator between them."""
+    """Return the format of one tag or, with `allow_parallel`, of several tags joined by a separator."""
     return {
         "type": "tags_with_separator",
         "tags": list(tags),
@@ -82,12 +86,12 @@ def separated(tags: Sequence[Format], separator: str, allow_parallel: bool) -> F
 
 
 def tag_marker(tokenizer: Tokenizer, value: str) -> str | Format:
-    """Return a marker of a tag: its text, or its token if it is a special token."""
+    """Return a marker for the beginning or end of a tag: its text, or its id if it is a special token."""
     token = tokenizer.special_token_id(value)
     return value if token is None else {"type": "token", "token": token}
 
 
 def marker_format(tokenizer: Tokenizer, value: str) -> Format:
-    """Return the format of a marker on its own."""
+    """Return the format of output that consists of a marker."""
     marker = tag_marker(tokenizer, value)
     return text(marker) if isinstance(marker, str) else marker

@@ -29,11 +29,11 @@ class OfferedTools:
     allowed: tuple[Function, ...]
     """Tools that the model may call."""
     forced: bool
-    """Whether the model must call a tool."""
+    """True if the model must call a tool."""
     allow_parallel: bool
-    """Whether the model may make several calls."""
+    """True if the model may make several calls."""
     calls: tuple[CallSchema, ...]
-    """Allowed tools as grammars need them."""
+    """Names and argument schemas of the allowed tools, for grammars."""
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -42,12 +42,12 @@ class OfferedTools:
 
     @property
     def strict(self) -> bool:
-        """Whether any tool requires arguments that conform to its schema."""
+        """True if any allowed tool requires arguments that conform to its schema."""
         return any(function.strict for function in self.allowed)
 
     @property
     def restricted(self) -> bool:
-        """Whether some calls are not allowed that the model might want to make."""
+        """True if the request forbids parallel calls, or calls of some of the tools."""
         return not self.allow_parallel or len(self.allowed) < len(self.functions)
 
     def template_tools(self) -> list[dict[str, Any]]:
@@ -63,9 +63,10 @@ class OfferedTools:
         return tools
 
     def find_schema_field(self, keyword: str, path: str) -> str | None:
-        """Return the request field that holds a keyword the engine does not enforce; None if not found.
+        """Return the path, in the request body, of a schema keyword that an engine does not enforce.
 
-        `path` leads from a strict tool's schema to the keyword, with `/` between its steps.
+        `path` leads from the root of a tool's schema to the subschema with the keyword, with `/` between its
+        steps. Return None if no strict tool has the keyword there.
         """
         for index, function in enumerate(self.functions):
             subschema = (
@@ -84,7 +85,7 @@ def parse_tools(
     """Return the tools that a chat request offers; None if no tool may be called.
 
     Raises:
-        ApiError: 400 that names the field.
+        ApiError: 400 if a tool or the tool choice is invalid; the error names the field.
     """
     functions = tuple(tool.function for tool in tools or ())
     check_functions(functions, "tools[{}].function")
@@ -94,10 +95,10 @@ def parse_tools(
 def select_tools(
     functions: tuple[Function, ...], choice: ToolChoice | None, parallel: bool | None
 ) -> OfferedTools | None:
-    """Return the offered tools according to the tool choice.
+    """Return the tools to offer according to the tool choice; None if no tool may be called.
 
     Raises:
-        ApiError: 400 if the choice names an unknown tool.
+        ApiError: 400 if the choice names an unknown tool, allows no tools, or is set without tools.
     """
     if not functions:
         if choice not in (None, "none", "auto"):
@@ -127,7 +128,7 @@ def select_tools(
 def offer_tools(
     functions: tuple[Function, ...], allowed: tuple[Function, ...], *, forced: bool, allow_parallel: bool
 ) -> OfferedTools:
-    """Return the tools of a request. Forced calls conform to their schemas unless `strict` is false."""
+    """Return the tools to offer. Forced calls conform to the tools' schemas unless `strict` is false."""
     calls = tuple(CallSchema(function.name, arguments_schema(function, forced)) for function in allowed)
     return OfferedTools(
         functions=functions, allowed=allowed, forced=forced, allow_parallel=allow_parallel, calls=calls
@@ -135,7 +136,11 @@ def offer_tools(
 
 
 def arguments_schema(function: Function, forced: bool) -> dict[str, Any]:
-    """Return the schema for a call's arguments: the tool's own, or its enforceable part."""
+    """Return the schema that a grammar enforces for the arguments of a call.
+
+    It is the tool's own schema if `strict` is true, its enforceable part if the call is forced and `strict`
+    is not set, and otherwise the schema of any object.
+    """
     conforms = function.strict or (forced and function.strict is None)
     parameters = function.parameters
     if not conforms or parameters == {}:
@@ -147,10 +152,10 @@ def arguments_schema(function: Function, forced: bool) -> dict[str, Any]:
 
 
 def find_function(functions: tuple[Function, ...], name: str, field: str) -> Function:
-    """Return the function with a name.
+    """Return the function called `name`; `field` is the request field that contains the name.
 
     Raises:
-        ApiError: 400 if there is no such function.
+        ApiError: 400 if no function has this name.
     """
     for function in functions:
         if function.name == name:
@@ -160,10 +165,11 @@ def find_function(functions: tuple[Function, ...], name: str, field: str) -> Fun
 
 
 def check_functions(functions: Sequence[Function], field: str) -> None:
-    """Check names and schemas; `where` is a function's path in the request with a `{}` for its index.
+    """Check the functions' names and schemas; `field` is their path in the body, with `{}` for the index.
 
     Raises:
-        ApiError: 400 that names the field.
+        ApiError: 400 if there are too many functions, or a name or schema is invalid; the error names the
+            field.
     """
     if len(functions) > MAX_TOOLS:
         raise invalid(f"tools holds {len(functions)} tools; at most {MAX_TOOLS} are allowed", "tools")
@@ -183,10 +189,10 @@ def check_functions(functions: Sequence[Function], field: str) -> None:
 
 
 def check_parameters(schema: dict[str, Any], field: str) -> None:
-    """Check the schema of a tool's arguments.
+    """Check the schema of a tool's arguments, which is in field `field`.
 
     Raises:
-        ApiError: 400 that names the field.
+        ApiError: 400 if the schema is malformed, nested too deeply, or not that of an object.
     """
     check_depth(schema, field)
     fault = find_schema_fault(schema)
@@ -197,15 +203,15 @@ def check_parameters(schema: dict[str, Any], field: str) -> None:
 
 
 def check_depth(schema: object, field: str) -> None:
-    """Check that a schema is not nested too deeply to be forwarded.
+    """Check that the schema in field `field` is nested at most `MAX_DEPTH` levels deep.
 
     Raises:
-        ApiError: 400 that names the field.
+        ApiError: 400 if it is nested more deeply.
     """
     if is_too_deep(schema):
         raise invalid_schema(field, f"is nested more than {MAX_DEPTH} levels deep")
 
 
 def invalid_schema(field: str, reason: str) -> ApiError:
-    """Return the 400 for an invalid schema."""
+    """Return a 400 error for an invalid schema."""
     return invalid(f"{field} {reason}", field, "invalid_schema")

@@ -38,7 +38,7 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
     const int end = (last + 15) / 16, step = splits * WARPS;
     int tile = begin / 16 + split * WARPS + warp;  // index of 16 tokens
 
-    // KV slots of tokens `tile * 16 + i`, in rows of the cache.
+    // KV slot of token `tile * 16 + i`: its index in the first dimension of the cache.
 #if PAGE_SIZE % 16 == 0
 #define DECLARE_PAGE_BASE(tile, page) const size_t output = (size_t)(page) * PAGE_SIZE + (tile) * 16 % PAGE_SIZE;
 #define KV_SLOT(tile, i) (output + (i))
@@ -83,7 +83,7 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
 #endif
     float x[KEY_LOADS][ELEMENTS];
     if (group < GQA_GROUP || FUSED_QKV) {
-        if (group >= GQA_GROUP) from = q + (size_t)row * stride;  // any row, its result is not used
+        if (group >= GQA_GROUP) from = q + (size_t)row * stride;  // any valid row: the result is not used
 #if FUSED_QKV
         norm_rope_head(x, from, q_scales, cosines, sines, epsilon, quarter);
 #else

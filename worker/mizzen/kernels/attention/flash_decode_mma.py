@@ -1,16 +1,15 @@
-"""Split-KV decode attention over paged KV on tensor cores (CUDA), from cache to registers without shared
-memory.
+"""Split-KV decode attention over paged KV on tensor cores (CUDA); KV goes straight from memory to registers.
 
-It computes the same as `mizzen.kernels.attention.flash_decode_triton` (from the raw QKV projection to
-attention output, with the context split over programs whose
-last one merges), for head dims of 64 or 128,
-GQA groups of up to eight, and KV in bfloat16 or 8-bit floats (e4m3).
+The kernel computes the same as `mizzen.kernels.attention.flash_decode_triton`: it starts at the raw QKV
+projection, splits each row's context over several blocks, and the last of these blocks merges their results.
+It supports head dims of 64 and 128, GQA groups of up to eight query heads, and KV in bfloat16 or, with head
+dim 128, in 8-bit floats (e4m3).
 
 A warp processes 16 tokens at a time. Scores are keys times queries, so tokens lie along the 16 rows of an MMA
-tile and query heads along its 8 columns; the output is values (transposed) times probabilities. Where a
-fragment needs scattered elements, a lane holds 16 contiguous bytes of a token instead: the order of an MMA's
-inner dimension, and of the output's rows, is free as long as both operands agree. Values of two tokens are
-interleaved in registers, where 8-bit floats also become float16.
+tile and query heads along its 8 columns; the output is values (transposed) times probabilities. Where an MMA
+fragment wants scattered elements, a lane holds 16 contiguous bytes of a token instead: the inner dimension
+and the output rows of an MMA may be in any order, as long as both operands agree. Values of two tokens are
+interleaved in registers, where 8-bit floats are also converted to float16.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ HEAD_DIMS = {torch.bfloat16: (64, 128), torch.float8_e4m3fn: (128,)}
 MAX_GQA_GROUP_SIZE = 8
 """Maximum number of query heads that share a KV head."""
 WARP_COUNTS = (4, 8)
-"""Numbers of warps per block, see `select_splits`."""
+"""Numbers of warps per block for which the kernel is compiled; `select_splits` chooses one."""
 MAX_SPLITS = 64
 """Maximum number of splits of one row's context."""
 MAX_PROGRAMS = 1024
-"""Maximum number of programs of a split batch; a workspace must have room for their partial results."""
+"""Maximum number of blocks of a batch with several splits; a workspace must hold their partial results."""
 BLOCKS_PER_SM = {(128, torch.bfloat16): 3, (64, torch.bfloat16): 4, (128, torch.float8_e4m3fn): 4}
-"""Blocks of four warps that an SM shall hold at once, by head dim and dtype of the cache.
+"""Number of four-warp blocks that must fit on an SM at once, by head dim and dtype of the cache.
 
-Without this bound the compiler uses more registers for 8-bit caches, and fewer for head dim 64: both are
-slower.
+The compiler gets it as a launch bound. Without that it uses more registers for 8-bit caches, and fewer for
+head dim 64; both are slower.
 """
 SOURCE = "".join(
     read_source(name) for name in ("bf16", "attention/decode_fragments", "attention/flash_decode_mma")
@@ -51,11 +50,10 @@ SOURCE = "".join(
 
 
 def supports(cache: torch.Tensor, group: int) -> bool:
-    """Return whether the kernel runs over a layer's keys [KV slots, kv_heads, head_dim] with `group` queries
-    per KV head.
+    """Return whether the kernel supports a layer's key cache and `group` query heads per KV head.
 
-    False for other devices, dtypes or shapes, and, with a warning, if kernels cannot be compiled. Queries and
-    outputs are bfloat16.
+    The result is False for unsupported devices, dtypes and shapes. It is also False, with a warning, if the
+    kernel cannot be compiled. `cache` is [KV slots, kv_heads, head_dim]; queries and outputs are bfloat16.
     """
     kv_heads, size = cache.shape[1:]
     if (
@@ -65,7 +63,7 @@ def supports(cache: torch.Tensor, group: int) -> bool:
     ):
         return False
     defines = compile_definitions(size, group, kv_heads, 16, None, 4, cache.dtype, norm=True, fused_qkv=True)
-    return can_compile(SOURCE, "flash_decode_mma", defines, cache.device, "attention runs by Triton")
+    return can_compile(SOURCE, "flash_decode_mma", defines, cache.device, "attention falls back to Triton")
 
 
 def compile_definitions(
@@ -81,7 +79,20 @@ def compile_definitions(
     fused_qkv: bool,
     planned_splits: bool = False,
 ) -> tuple[tuple[str, int], ...]:
-    """Return the preprocessor definitions of the kernel."""
+    """Return the preprocessor definitions of one variant of the kernel.
+
+    Args:
+        size: Head dim.
+        group: Number of query heads per KV head.
+        kv_heads: Number of KV heads.
+        page: Tokens per page.
+        window: Sliding window in tokens; None for none.
+        warps: Warps per block, one of `WARP_COUNTS`.
+        cache: Dtype of the KV cache.
+        norm: Whether the kernel applies QK norm.
+        fused_qkv: Whether the kernel starts at the raw QKV projection.
+        planned_splits: Whether the kernel reads its splits from a plan of `split_plan`.
+    """
     shape = (
         ("HEAD_DIM", size),
         ("GQA_GROUP", group),
@@ -98,11 +109,11 @@ def compile_definitions(
 def kernel_specs(
     cache: torch.Tensor, group: int, page: int, windows: Iterable[int | None], *, norm: bool
 ) -> set[KernelSpec]:
-    """Return the specs of the kernels that attention over a cache like this [KV slots, kv_heads, head_dim]
-    may use.
+    """Return the specs of all kernel variants that attention over a layer's key cache may use.
 
-    They cover raw projections (with norms if `norm`) and ready queries, with equal and with length-aware
-    splits.
+    There are variants for raw projections (with QK norm if `norm`) and for ready queries, each with equal and
+    with length-aware splits. `cache` is [KV slots, kv_heads, head_dim]; `page` is the number of tokens per
+    page, and `windows` are the layers' sliding windows in tokens.
     """
     kv_heads, size = cache.shape[1:]
     return {
@@ -118,7 +129,7 @@ def kernel_specs(
 
 
 def select_tiling(rows: int, cache: torch.Tensor) -> DecodeTiling:
-    """Return the tiling of a batch over a layer's keys [KV slots, kv_heads, head_dim]."""
+    """Return the tiling for a batch of `rows` over a layer's key cache [KV slots, kv_heads, head_dim]."""
     kv_heads, size = cache.shape[1:]
     sm_count = torch.cuda.get_device_properties(cache.device).multi_processor_count
     splits, warps = select_splits(rows * kv_heads, sm_count, BLOCKS_PER_SM[size, cache.dtype])
@@ -126,12 +137,14 @@ def select_tiling(rows: int, cache: torch.Tensor) -> DecodeTiling:
 
 
 def select_splits(pairs: int, sm_count: int, blocks_per_sm: int) -> tuple[int, int]:
-    """Return the splits and warps that were measured fastest for `pairs` pairs of a row and a KV head.
+    """Return the numbers of splits and of warps per block that were measured fastest.
 
-    SMs share the memory bandwidth, so all of them should have equal work and enough loads in flight. An SM
-    holds one block of eight warps: used for up to one pair per SM. Beyond that, one wave of smaller blocks,
-    `blocks_per_sm` on each SM; they must not start while the previous GEMM still leaves SMs idle (`swap_ab`
-    triggers PDL late for that). With more pairs than fit in one wave, splitting only costs.
+    `pairs` is the number of pairs of a row and a KV head. SMs share the memory bandwidth, so all of them
+    should have equal work and enough loads in flight. For up to one pair per SM, each SM runs one block of
+    eight warps. For more pairs, all SMs run one wave of four-warp blocks, `blocks_per_sm` each. These blocks
+    must start together: if they started while the previous GEMM ran, they would crowd on the SMs that it
+    leaves idle (`defer_pdl` in `swap_ab` prevents this). If the pairs do not fit in one wave, splitting them
+    only adds cost.
     """
     room = blocks_per_sm * sm_count
     if pairs <= sm_count:
@@ -153,10 +166,12 @@ def attend(
     workspace: SplitWorkspace,
     items: torch.Tensor | None = None,
 ) -> None:
-    """Attend with one query token per row; see `mizzen.kernels.attention.flash_decode_triton.attend`.
+    """Attend with one query token per row: raw projections if `qkv_prep` is given, else ready queries.
 
-    Only `splits` and `warps` of the tiling are used; the cache's scales must be 1. With `items`, a plan of
-    `mizzen.kernels.attention.split_plan`, the plan's splits replace the tiling's.
+    Arguments and shapes are those of `mizzen.kernels.attention.flash_decode_triton.attend`, but queries,
+    norms and outputs are bfloat16, and the cache's scales must be 1. Of the tiling, only `splits` and `warps`
+    are used. If `items` (int32 [items, 4]) holds a plan of `mizzen.kernels.attention.split_plan`, its splits
+    replace those of the tiling.
     """
     rows, heads, size = out.shape
     kv_heads = cache.keys.shape[1]

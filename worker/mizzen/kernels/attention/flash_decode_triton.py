@@ -1,10 +1,9 @@
-"""Split-KV decode attention over paged KV (Flash-Decoding) in Triton, fused with QK norm, RoPE and the KV
-write.
+"""Split-KV decode attention over paged KV (Flash-Decoding) in Triton, with fused QK norm, RoPE and KV write.
 
-One kernel takes the raw projections of a decode batch: it normalises and rotates queries and keys, stores the
-new keys and values, attends, and merges the partial results of a row that several programs computed; the last
-program to finish merges. Keys and values of earlier steps do not depend on the previous kernel, so a program
-loads its first block of them before it waits (programmatic dependent launch).
+One kernel takes the raw projections of a decode batch. It normalises and rotates queries and keys, stores the
+new keys and values, and attends. If several programs share the context of a row, the last of them to finish
+merges their partial results. Keys and values of earlier steps do not depend on the previous kernel, so a
+program loads its first block of them before it waits for that kernel (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ LOG2E = 1.4426950408889634
 ROWS = 16
 """Rows of an MMA tile, to which the queries of a GQA group are padded."""
 FP8_MAX = {torch.float8_e4m3fn: 448.0}
-"""Largest number of each format without infinity."""
+"""Largest value of 8-bit formats without infinity, to which stored keys and values are clamped."""
 _NONE = tl.constexpr(-1.0e30)
 
 
@@ -29,7 +28,7 @@ _NONE = tl.constexpr(-1.0e30)
 def _block(
     keys, values, table, position, last, stride, column, column_all, PAGE: tl.constexpr, HALF: tl.constexpr
 ):
-    """Load the halves of the keys and the values at positions below `last`; zeros elsewhere."""
+    """Load the left and right halves of keys, and the values, at positions below `last`; zeros elsewhere."""
     inside = position < last
     page = tl.load(table + position // PAGE, inside, 0).to(tl.int64)
     cell = (page * PAGE + position % PAGE) * stride
@@ -44,7 +43,7 @@ def _block(
 def _attend(
     left, right, value, q_left, q_right, position, first, last, top, total, acc, scale, MATH: tl.constexpr
 ):
-    """Add a block of keys and values to the running softmax sums."""
+    """Add a block of keys and values to the running softmax maxima, weight totals and weighted sums."""
     scores = tl.dot(q_left, tl.trans(left.to(MATH)), input_precision="ieee")
     scores = tl.dot(q_right, tl.trans(right.to(MATH)), scores, input_precision="ieee") * scale
     seen = (position < last) & (position >= first)
@@ -75,7 +74,7 @@ def _split_kernel(
             tl.extra.cuda.gdc_wait()  # the previous kernel stored the newest keys and values
     length = tl.load(lengths + row)
     pages = table + tl.load(slots + row).to(tl.int64) * columns
-    # With a raw projection, the newest token's keys and values come from there, not from the cache.
+    # With a raw projection, the newest token's keys and values come from the projection, not from the cache.
     last = length - 1 if FUSED_QKV else length
     first = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
     stride = KV * SIZE
@@ -196,49 +195,60 @@ class DecodeTiling:
     """Tiling of a decode batch."""
 
     splits: int
-    """Number of programs that share a row's context, a power of two."""
+    """Number of programs that share a row's context; a power of two."""
     block: int
-    """Tokens that a program processes at a time."""
+    """Number of tokens that a program processes at a time."""
     warps: int
+    """Number of warps per program."""
     stages: int
-    """Depth of Triton's software pipeline; 0 instead prefetches one block into registers before the PDL
-    wait."""
+    """Depth of Triton's software pipeline; with 0, a program prefetches one block into registers instead,
+    before the PDL wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitWorkspace:
-    """Partial results of a row's programs, for the last of them to merge; kernels of one stream may share
-    it."""
+    """Memory for the partial results of a row's programs, which the last of these programs merges.
+
+    Kernels of one stream may share a workspace.
+    """
 
     sums: torch.Tensor
+    """Weighted sums of values by program, query head and head dim, float32, flat."""
     stats: torch.Tensor
+    """Highest score and total weight by program and query head, float32, flat."""
     counters: torch.Tensor
-    """Finished programs by row and KV head, int32; zeros between kernels."""
+    """Number of finished programs by row and KV head, int32; zero between kernels."""
 
     @classmethod
     def allocate(
-        cls, programs: int, rows: int, group: int, size: int, device: torch.device
+        cls, programs: int, pairs: int, group: int, size: int, device: torch.device
     ) -> SplitWorkspace:
-        """Allocate for `programs` split programs, `rows` pairs of a row and a KV head, and heads of `size`
-        elements."""
+        """Allocate a workspace.
+
+        Args:
+            programs: Maximum number of programs of a batch with several splits.
+            pairs: Maximum number of pairs of a row and a KV head.
+            group: Number of query heads per KV head.
+            size: Head dim.
+            device: Device of the batch.
+        """
         padded = triton.next_power_of_2(group)
         return cls(
             sums=torch.empty(programs * padded * size, dtype=torch.float32, device=device),
             stats=torch.empty(programs * padded * 2, dtype=torch.float32, device=device),
-            counters=torch.zeros(rows, dtype=torch.int32, device=device),
+            counters=torch.zeros(pairs, dtype=torch.int32, device=device),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QKVPrep:
-    """Inputs for making queries, keys and values from a projection [rows, (heads + 2 * kv_heads) *
-    head_dim]."""
+    """Inputs for making queries, keys and values from a raw QKV projection."""
 
     norms: tuple[torch.Tensor, torch.Tensor] | None
     """RMSNorm weights [head_dim] of queries and keys; None for a model without QK norm."""
     epsilon: float
     cos: torch.Tensor
-    """Cosines of the RoPE angles, float32 [rows, 1, head_dim / 2]; `sin` alike."""
+    """Cosines of the RoPE angles, float32 [rows, 1, head_dim / 2]; `sin` has the same shape."""
     sin: torch.Tensor
     slot_mapping: torch.Tensor
     """KV slots of the new keys and values, int64 [rows]."""
@@ -249,17 +259,17 @@ class LayerKV:
     """One layer's paged KV, and the slots and lengths of a batch that reads it."""
 
     keys: torch.Tensor
-    """Key cache [KV slots, kv_heads, head_dim]; `values` alike."""
+    """Key cache [KV slots, kv_heads, head_dim]; `values` has the same shape."""
     values: torch.Tensor
     slots: torch.Tensor
-    """Slot of each row, int32 [rows]."""
+    """Row of the page table for each decode row, int32 [rows]."""
     lengths: torch.Tensor
-    """Tokens that each row reads, the query's own included, int32 [rows]."""
+    """Number of tokens whose KV each row reads, including the query token itself, int32 [rows]."""
     table: torch.Tensor
     """Page table, int32 [slots, columns]."""
     page_size: int
     scales: tuple[float, float] = (1.0, 1.0)
-    """Factors that stored keys and stored values are multiplied by."""
+    """Factors by which cached keys and cached values are multiplied when they are read."""
 
 
 def attend(
@@ -274,14 +284,14 @@ def attend(
     """Attend with one query token per row.
 
     Args:
-        q: Raw projections [rows, (heads + 2 * kv_heads) * d] if `qkv_prep` is given, whose keys and values
-            are stored; otherwise ready queries [rows, heads, d], with all keys and values cached.
+        q: With `qkv_prep`, raw projections [rows, (heads + 2 * kv_heads) * d], whose keys and values the
+            kernel stores; otherwise ready queries [rows, heads, d], whose keys and values are all cached.
         qkv_prep: Norms and angles for making queries, keys and values from `q`.
-        cache: Layer's KV.
-        out: Output [rows, heads, d], contiguous.
-        window: Tokens that a token attends to, itself included; None for all.
+        cache: KV of the layer.
+        out: Tensor for the output [rows, heads, d], contiguous, with the dtype of `q`.
+        window: Number of tokens that a token attends to, including itself; None for all.
         tiling: Tiling of the batch.
-        workspace: Workspace large enough for `tiling`, used by one kernel at a time.
+        workspace: Workspace large enough for `tiling`, which no concurrent kernel uses.
     """
     rows, heads, size = out.shape
     kv_heads = cache.keys.shape[1]

@@ -13,25 +13,25 @@ BLOCK = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageIndices:
-    """The pages of a batch's rows, int32."""
+    """Pages of the rows of a batch, as ragged lists; all tensors are int32."""
 
     indptr: torch.Tensor
-    """First index of each row in `indices`, and the end of the last row, [rows + 1]."""
+    """Index in `indices` at which each row starts, then the end of the last row, [rows + 1]."""
     last_page_len: torch.Tensor
-    """Tokens in each row's last page, [rows]."""
+    """Number of tokens in each row's last page, [rows]."""
     indices: torch.Tensor
-    """Pages of all rows, [at least indptr[-1]]."""
+    """Pages of all rows, one row after another, [at least indptr[-1]]."""
 
     @classmethod
     def allocate(cls, rows: int, pages: int, device: torch.device) -> PageIndices:
-        """Allocate lists for `rows` rows and `pages` pages in total."""
+        """Allocate lists for `rows` rows that have `pages` pages in total."""
         indptr, last_page_len, indices = (
             torch.empty(size, dtype=torch.int32, device=device) for size in (rows + 1, rows, pages)
         )
         return cls(indptr=indptr, last_page_len=last_page_len, indices=indices)
 
     def head(self, rows: int) -> PageIndices:
-        """Return the lists of the first rows, in the same memory."""
+        """Return the lists of the first `rows` rows, as views of the same memory."""
         return PageIndices(
             indptr=self.indptr[: rows + 1], last_page_len=self.last_page_len[:rows], indices=self.indices
         )
@@ -62,14 +62,14 @@ def _list_pages_kernel(
 def build_page_indices(
     slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, page_size: int, out: PageIndices
 ) -> None:
-    """List the pages that hold the first `lengths` (at least 1) tokens of rows.
+    """Write the pages that hold the first `lengths` tokens of each row to `out`.
 
     Args:
-        slots: Rows of the page table, int32 [rows].
-        lengths: Tokens per row, int32 [rows].
+        slots: Row of the page table for each row of the batch, int32 [rows].
+        lengths: Number of tokens of each row, at least 1, int32 [rows].
         table: Page table, int32 [slots, columns].
         page_size: Tokens per page.
-        out: Lists of the same number of rows, with room for the pages.
+        out: Lists for `rows` rows, with room for all their pages.
     """
     rows, columns = len(slots), table.shape[1]
     _list_pages_kernel[(rows, triton.cdiv(columns, BLOCK))](

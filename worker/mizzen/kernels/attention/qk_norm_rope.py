@@ -68,8 +68,8 @@ def qk_norm_rope(
     """Normalise and rotate queries and keys, store keys and values, and return the queries.
 
     Args:
-        qkv: Projection [tokens, (heads + 2 * kv_heads) * head_dim], contiguous.
-        norms: RMSNorm weights [head_dim] of queries and keys, or None.
+        qkv: QKV projection [tokens, (heads + 2 * kv_heads) * head_dim], contiguous.
+        norms: RMSNorm weights [head_dim] of queries and keys; None for a model without QK norm.
         epsilon: Epsilon of the norms.
         cos: Cosines [tokens, 1, head_dim / 2], in half-split layout.
         sin: Sines, of the same shape.
@@ -78,7 +78,7 @@ def qk_norm_rope(
         values: Value cache of the layer, of the same shape.
 
     Returns:
-        The queries, [tokens, heads, head_dim].
+        The queries [tokens, heads, head_dim], with the dtype of `qkv`.
     """
     tokens, (_, kv_heads, size) = len(qkv), keys.shape
     heads = qkv.shape[1] // size - 2 * kv_heads

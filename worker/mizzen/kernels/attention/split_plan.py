@@ -2,16 +2,17 @@
 `mizzen.kernels.attention.flash_decode_mma`.
 
 Equal splits give every row the same number of splits, so one long row among many short ones delays the step.
-Here a row with more than twice the tokens that its blocks should have is split into splits of that many
-tokens; all other rows keep the equal splits.
+Here, a row is long if its equal splits would have more than twice `tokens_per_split` tokens each. A long row
+gets splits of about `tokens_per_split` tokens instead; all other rows keep the equal splits.
 
-The plan is a list, int32 [items, 4], with one item for each block of a KV head, in the order in which blocks
-start; long rows come first, because a long block that starts last would end alone (Graham 1969):
+The plan is a tensor, int32 [items, 4], with one item for each block of a KV head, in the order in which
+blocks start. Long rows come first, because a long block that starts last would run on alone (Graham 1969).
+An item consists of:
 
-    row       -1 if the item is unused; unused items come last
-    split     index of the split in its row
-    splits    number of splits of the row; those of a row are adjacent
-    first_partial     number of the row's first partial result; rows with one split have none
+    row              row of the batch; -1 if the item is unused, and unused items come last
+    split            index of the split in its row
+    splits           number of splits of the row, whose items are adjacent
+    first_partial    number of the row's first partial result; unused if the row has one split
 """
 
 from __future__ import annotations
@@ -31,42 +32,46 @@ from mizzen.kernels.attention.flash_decode_mma import MAX_SPLITS, select_splits
 MIN_SPLIT_TOKENS = 256
 """Minimum number of tokens per split of a long row."""
 NO_WINDOW = 2**31 - 1
-"""Window of a layer without a sliding window."""
+"""Number of tokens that stands for the window of a layer without a sliding window."""
 MIN_COMPILED_ROWS = 1024
-"""Minimum number of rows that the kernel is compiled for: one compilation serves almost all batches."""
+"""Minimum number of rows for which the kernel is compiled. Smaller batches run the same compiled kernel, so
+one compilation serves almost all batches."""
 BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
 class SplitSchedule:
-    """Bounds of the length-aware splits of a batch with `rows` rows.
+    """Sizes from which the length-aware splits of a batch of `rows` rows are planned, whatever its lengths.
 
-    A row is long if it has more than `2 * splits * t` tokens, where t is `tokens_per_split`; it gets
-    ceil(tokens / t) splits, at most `MAX_SPLITS`. As t is at least `total / concurrent_blocks`, all long rows
-    together have fewer than `concurrent_blocks` splits plus one for each long row, and `rows * splits`
-    already counts the latter: `items` are enough for any lengths.
+    A row is long if it has more than `2 * splits * t` tokens, where t is `tokens_per_split`. It gets
+    ceil(tokens / t) splits, at most `MAX_SPLITS`. Because t is at least the batch's number of tokens divided
+    by `concurrent_blocks`, all long rows together have fewer than `concurrent_blocks` splits plus one per
+    long row for rounding up. `items` counts `splits` for every row, including long rows, which covers that
+    one. So a plan of `items` items is large enough for any lengths.
 
-    If rows of equal length fill the batch, none is long: `2 * splits * rows` is at least `concurrent_blocks`,
-    because `select_splits` rounds a quotient of at least 1 down, or uses one split if there are more pairs of
-    a row and a KV head than concurrent blocks. (If it uses `MAX_SPLITS`, no row can have more.)
+    If all rows have equal lengths, no row is long, because `2 * splits * rows` is at least
+    `concurrent_blocks`: `select_splits` divides the concurrent blocks by the pairs of a row and a KV head,
+    and rounds a quotient of at least 1 down; with more pairs than blocks, it uses one split. (If it uses
+    `MAX_SPLITS`, no row can have more splits.)
     """
 
     rows: int
     splits: int
     """Number of splits of a row that is not long."""
     warps: int
+    """Number of warps per block."""
     concurrent_blocks: int
-    """Blocks per KV head that run at once."""
+    """Number of blocks per KV head that the GPU runs at once."""
 
     @property
     def items(self) -> int:
-        """Return the number of items of a plan."""
+        """Number of items in a plan, including unused ones."""
         return self.rows * self.splits + self.concurrent_blocks
 
 
 @functools.cache
 def make_schedule(rows: int, kv_heads: int, sm_count: int, blocks_per_sm: int) -> SplitSchedule:
-    """Return the schedule for `sm_count` SMs that hold `blocks_per_sm` small blocks each."""
+    """Return the schedule for a GPU with `sm_count` SMs that hold `blocks_per_sm` four-warp blocks each."""
     splits, warps = select_splits(rows * kv_heads, sm_count, blocks_per_sm)
     slots = sm_count * (blocks_per_sm if warps == 4 else 1)
     return SplitSchedule(rows, splits, warps, max(1, slots // kv_heads))
@@ -75,20 +80,23 @@ def make_schedule(rows: int, kv_heads: int, sm_count: int, blocks_per_sm: int) -
 def max_partial_results(kv_heads: int, sm_count: int, blocks_per_sm: int) -> int:
     """Return the maximum number of partial results of any batch's plan, over all KV heads.
 
-    If equal splits use several splits, their blocks run all at once, and long rows add at most
-    `concurrent_blocks`. Otherwise only long rows have partial results. Each has more than twice
-    `tokens_per_split` tokens, so rounding up adds at most half.
+    If equal splits give each row several splits, all their blocks run at once, and long rows add at most
+    `concurrent_blocks` per KV head. Otherwise only long rows have partial results; each long row has more
+    than twice `tokens_per_split` tokens, so rounding its number of splits up adds at most half.
     """
     return 2 * max(sm_count * blocks_per_sm, kv_heads)
 
 
 def tokens_per_split(total: int, concurrent_blocks: int) -> int:
-    """Return how many tokens a split of a long row has if the batch has `total` tokens."""
+    """Return the number of tokens per split of a long row, in a batch of `total` tokens."""
     return max(-(-total // concurrent_blocks), MIN_SPLIT_TOKENS)
 
 
 def is_faster(lengths: Int32, window: int | None, schedule: SplitSchedule) -> bool:
-    """Return whether a batch has long rows, so that length-aware splits are faster."""
+    """Return whether length-aware splits are faster than equal ones, that is, whether a row is long.
+
+    `lengths` is int32 [at most rows]; `window` is the sliding window in tokens, None for none.
+    """
     seen = window or NO_WINDOW
     longest = min(int(lengths.max()), seen)
     if longest <= 2 * schedule.splits * MIN_SPLIT_TOKENS:
@@ -100,7 +108,7 @@ def is_faster(lengths: Int32, window: int | None, schedule: SplitSchedule) -> bo
 def splits_by_row(
     lengths: Int32, window: int | None, schedule: SplitSchedule
 ) -> tuple[Int64, NDArray[np.bool_]]:
-    """Return the number of splits of each row, and which rows are long."""
+    """Return the number of splits of each row, int64 [rows], and whether the row is long, bool [rows]."""
     seen = np.minimum(lengths, window or NO_WINDOW).astype(np.int64)
     split_tokens = tokens_per_split(int(seen.sum()), schedule.concurrent_blocks)
     long = seen > 2 * schedule.splits * split_tokens
@@ -108,7 +116,7 @@ def splits_by_row(
 
 
 def plan_reference(lengths: Int32, window: int | None, schedule: SplitSchedule) -> Int32:
-    """Return the plan that the kernel makes, computed on the host."""
+    """Compute the plan of `plan_splits` on the host, int32 [items, 4]; tests compare the kernel with it."""
     items = np.full((schedule.items, 4), -1, np.int32)
     splits, long = splits_by_row(lengths, window, schedule)
     long_splits, short_splits = np.where(long, splits, 0), np.where(long, 0, splits)
@@ -156,9 +164,10 @@ def _plan_kernel(
 
 
 def plan_splits(lengths: torch.Tensor, window: int | None, schedule: SplitSchedule) -> torch.Tensor:
-    """Make the plan of lengths (int32 [rows]) that are known only on the device; may be captured in a graph.
+    """Plan the splits on the device from `lengths` (int32 [rows]); return the plan, int32 [items, 4].
 
-    It is launched without PDL overlap, so the next kernel finds the plan before it waits for anything.
+    May be captured in a CUDA graph. The kernel never triggers PDL, so no later kernel starts before the plan
+    is complete, and later kernels may read it before their own PDL wait.
     """
     items = torch.empty((schedule.items, 4), dtype=torch.int32, device=lengths.device)
     _plan_kernel[(1,)](

@@ -13,7 +13,7 @@
 //             from four ranks on. Blocks start in row order on every rank, so the first unfinished row has a running
 //             block on every rank, and no row waits for a block that does not fit on the GPU.
 //                 [2 calls][2: rows, sums][MAX_ROWS rows][VECTORS] of uint4, then flags [MAX_ROWS rows][RANKS]; the rank's
-//                 own flag stands for the sum
+//                 own flag says that the sum has arrived
 //
 // Calls alternate between two halves of the memory. A half is written again two calls later. By then the rank has
 // received the rows of the call in between from every rank, so every rank has finished reading the earlier call.

@@ -1,7 +1,6 @@
-"""Small exchanges over peer memory: token broadcast, lookup in a sharded table, and a barrier for writes to
-rank 0.
+"""Small exchanges over peer memory: token broadcast, lookup in a sharded table, barrier for writes to rank 0.
 
-Each is one kernel without a barrier of all GPUs; see peer_broadcast.cu. NVRTC compiles them.
+Each exchange is one kernel, without a barrier across all GPUs; see peer_broadcast.cu. NVRTC compiles them.
 """
 
 from __future__ import annotations
@@ -17,26 +16,28 @@ TOKEN_THREADS = 256
 VECTOR_BYTES = 16
 MAX_THREADS = 512
 BARRIER_THREADS = 32
-"""Threads of the write barrier, one per rank."""
+"""Number of threads of the write barrier; it needs one per rank."""
 
 
 def compile_definitions(vectors: int, ranks: int, max_rows: int) -> tuple[tuple[str, int], ...]:
-    """Return the preprocessor definitions of the kernels; `vectors` is a row's length in units of 16
-    bytes."""
+    """Return the preprocessor definitions for up to `max_rows` rows of `vectors` times 16 bytes."""
     threads = min(MAX_THREADS, -(-vectors // 32) * 32)
     return (("VECTORS", vectors), ("THREADS", threads), ("RANKS", ranks), ("MAX_ROWS", max_rows))
 
 
 class _PeerKernel:
-    """State of a peer kernel: zero-initialised regions of the ranks' memory, and counters of calls."""
+    """Base class of the exchanges: addresses of the ranks' regions, and counters of calls.
+
+    Ranks exchange data through one region of each rank's memory, which must be zero at first.
+    """
 
     def __init__(
         self, regions: Sequence[int], rank: int, max_rows: int, calls: int, device: torch.device
     ) -> None:
         if device.index is None:
-            raise CompileError("a device without a number")
+            raise CompileError(f"the device {device} has no index")
         self.region: torch.Tensor | None = None
-        """This rank's region, which must live as long as the kernel."""
+        """Memory of this rank's region, kept alive as long as this object; set by the caller."""
         self.max_rows = max_rows
         self.rank = rank
         self.peers = torch.tensor(regions, dtype=torch.int64, device=device)
@@ -44,13 +45,13 @@ class _PeerKernel:
 
 
 class TokenBroadcast(_PeerKernel):
-    """Copies rank 0's int64 values to all ranks, in place."""
+    """Copies int64 values from rank 0 to all ranks, in place."""
 
     def __init__(self, regions: Sequence[int], rank: int, max_rows: int, device: torch.device) -> None:
         """Compile the kernel for up to `max_rows` values.
 
         Raises:
-            CompileError: the kernel cannot be compiled on this machine.
+            CompileError: the kernel cannot be compiled on this machine, or `device` has no index.
         """
         super().__init__(regions, rank, max_rows, 1, device)
         self.function = load_kernel(
@@ -59,24 +60,24 @@ class TokenBroadcast(_PeerKernel):
 
     @staticmethod
     def region_bytes(max_rows: int) -> int:
-        """Return the size of a rank's region."""
+        """Return the size in bytes of a rank's region for broadcasts of up to `max_rows` values."""
         return 2 * max_rows * VECTOR_BYTES
 
     def __call__(self, values: torch.Tensor) -> None:
-        """Overwrite `values` (contiguous) with rank 0's."""
+        """Overwrite `values` (int64 [rows], contiguous) with the values of rank 0; all ranks call this."""
         launch(self.function, 1, TOKEN_THREADS, (self.peers, self.calls, values, len(values), self.rank))
 
 
 class RowLookup(_PeerKernel):
-    """Looks up rows of a table that is sharded over the ranks."""
+    """Looks up rows of a table that is sharded by rows over the ranks."""
 
     def __init__(
         self, regions: Sequence[int], rank: int, max_rows: int, row_bytes: int, device: torch.device
     ) -> None:
-        """Compile the kernel for rows of `row_bytes`, up to `max_rows` at a time.
+        """Compile the kernel for lookups of up to `max_rows` rows of `row_bytes` bytes.
 
         Raises:
-            CompileError: the kernel cannot be compiled on this machine.
+            CompileError: the kernel cannot be compiled on this machine, or `device` has no index.
         """
         super().__init__(regions, rank, max_rows, max_rows, device)
         sizes = compile_definitions(row_bytes // VECTOR_BYTES, len(regions), max_rows)
@@ -85,12 +86,18 @@ class RowLookup(_PeerKernel):
 
     @staticmethod
     def region_bytes(max_rows: int, row_bytes: int) -> int:
-        """Return the size of a rank's region."""
+        """Return the size in bytes of a rank's region for lookups of up to `max_rows` rows."""
         return 2 * max_rows * row_bytes * 2
 
     def __call__(self, ids: torch.Tensor, table: torch.Tensor, shard: slice, total: int) -> torch.Tensor:
-        """Look up ids (int64 [rows]); the first rows of `table` are those of the ids `shard`, out of `total`
-        ids."""
+        """Return the table's rows for `ids` (int64 [rows]), [rows, columns]; all ranks call this.
+
+        Args:
+            ids: Ids to look up; those outside 0..total-1 yield zeros.
+            table: Rows of this rank, [any, columns], starting with the row of the id `shard.start`.
+            shard: Ids whose rows this rank holds.
+            total: Number of ids of all ranks.
+        """
         out = torch.empty((len(ids), table.shape[1]), dtype=table.dtype, device=table.device)
         count = shard.stop - shard.start
         numbers = (shard.start, count, total, self.rank)
@@ -105,10 +112,11 @@ class WriteBarrier(_PeerKernel):
         """Compile the kernel.
 
         Raises:
-            CompileError: there are too many ranks, or the kernel cannot be compiled on this machine.
+            CompileError: there are more than `BARRIER_THREADS` ranks, `device` has no index, or the kernel
+                cannot be compiled on this machine.
         """
         if len(regions) > BARRIER_THREADS:
-            raise CompileError(f"{len(regions)} ranks, more than {BARRIER_THREADS}")
+            raise CompileError(f"{len(regions)} ranks exceed the maximum of {BARRIER_THREADS}")
         super().__init__(regions, rank, 1, 1, device)
         self.function = load_kernel(
             SOURCE, "wait_for_writes", compile_definitions(1, len(regions), 1), device.index
@@ -116,9 +124,9 @@ class WriteBarrier(_PeerKernel):
 
     @staticmethod
     def region_bytes(ranks: int) -> int:
-        """Return the size of a rank's region."""
+        """Return the size in bytes of a rank's region for a barrier of `ranks` ranks."""
         return 4 * ranks
 
     def __call__(self) -> None:
-        """Signal rank 0 that this rank's writes are complete; on rank 0, wait for all other ranks."""
+        """Signal to rank 0 that this rank's writes are complete; on rank 0, wait for all other ranks."""
         launch(self.function, 1, BARRIER_THREADS, (self.peers, self.calls, self.rank))

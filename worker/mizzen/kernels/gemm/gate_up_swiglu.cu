@@ -3,12 +3,12 @@
 // The wgmma M dimension is weight rows, eight gate rows alternating with their eight up rows; N is rows of x.
 //
 //   cluster    CLUSTER_SIZE (2) blocks with a tile of TILE_ROWS (128) weight rows each; both get each row of x by multicast
-//   block      two consumer warpgroups of 64 weight rows, then one producer that gives its registers up;
+//   block      two consumer warpgroups of 64 weight rows, then a producer warpgroup that gives up its registers;
 //              persistent: it computes one item (a tile times BATCH (256) rows of x) after another
 //   order      TILE_GROUP pairs of tiles for all blocks of x, then the next pairs, so that concurrent clusters find
 //              one another's operands in L2
 //
-// A pipeline stage is as in swap_ab.cu. Outputs pass through a staging area of their own, PASS_ROWS rows of x at a
+// Pipeline stages are laid out as in swap_ab.cu. Outputs pass through a staging area of their own, PASS_ROWS rows of x at a
 // time, in two alternating halves: between reading a half and writing it again lies a barrier of all consumers.
 
 #define WARPGROUPS (TILE_ROWS / 64)

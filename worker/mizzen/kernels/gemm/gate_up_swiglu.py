@@ -1,8 +1,9 @@
-"""Fused gate-up GEMM with SwiGLU for large M, for prefills.
+"""Fused gate-up GEMM with SwiGLU for large M, used by prefills.
 
-A library writes gate and up to memory, where a SiLU kernel reads them again: 805 MB for 8,192 rows and 24,576
-outputs, a twentieth of the GEMM's time. Here one thread accumulates both elements of a pair. The technique is
-that of CUTLASS' persistent Hopper kernels; see `gate_up_swiglu.cu`.
+A library GEMM writes gate and up to memory, and a SiLU kernel reads them back: 805 MB for 8,192 rows of x and
+24,576 weight rows, which takes a twentieth of the GEMM's time. Here, one thread accumulates both elements of
+a gate-up pair, so only the result is written. The technique is that of CUTLASS' persistent Hopper kernels;
+see `gate_up_swiglu.cu`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ TILE_ROWS = 128
 BATCH = 256
 """Rows of x per block."""
 CLUSTER_SIZE = 2
-"""Blocks of a cluster, which load x together."""
+"""Number of blocks in a cluster; they load x together and have a tile of weight rows each."""
 STAGES = 4
+"""Number of pipeline stages."""
 TILE_GROUP = 8
-"""Pairs of tiles that are multiplied with all rows of x before the next pairs."""
+"""Number of tile pairs (one pair per cluster) that are multiplied with all of x before the next pairs."""
 DEFINITIONS = (
     ("BATCH", BATCH),
     ("SWIGLU", 1),
@@ -38,13 +40,16 @@ DEFINITIONS = (
     ("STAGES", STAGES),
 )
 STAGING_BYTES = 2 * 64 * (TILE_ROWS // 2 + 8) * 2
-"""Shared memory through which outputs pass."""
+"""Bytes of shared memory through which a block's outputs pass."""
 SHARED_BYTES = STAGES * (TILE_ROWS + BATCH) * STAGE_COLUMNS * 2 + STAGING_BYTES + ALIGNMENT
 MIN_ROWS = 1024
-"""Smallest number of rows of x that was measured."""
+"""Smallest number of rows of x for which the kernel was measured."""
 MIN_OCCUPANCY = 0.95
-"""Share of cluster slots, over all waves, that must have an item for the kernel to be faster than the library
-and a SiLU kernel: by 2 to 4 % with the weights of an 8B model, by more with smaller ones."""
+"""Minimum share of cluster slots, over all waves of clusters, that must have work.
+
+From this share on, the kernel is faster than a library GEMM and a SiLU kernel: by 2 to 4 % with the weights
+of an 8B model, by more with smaller weights.
+"""
 
 
 def kernel_spec() -> KernelSpec:
@@ -53,7 +58,11 @@ def kernel_spec() -> KernelSpec:
 
 
 def supports(weight: torch.Tensor) -> bool:
-    """Return whether the kernel supports weights [rows, columns]."""
+    """Return whether the kernel supports the dtype and shape of a weight [rows, columns].
+
+    The weight must be bfloat16. The number of its rows must be a multiple of 16. The number of its columns
+    must be a multiple of `STAGE_COLUMNS`, and fill more than `STAGES` pipeline stages.
+    """
     rows, columns = weight.shape
     divisible = rows % 16 == 0 and columns % STAGE_COLUMNS == 0
     return weight.dtype == torch.bfloat16 and divisible and columns > STAGES * STAGE_COLUMNS
@@ -61,17 +70,17 @@ def supports(weight: torch.Tensor) -> bool:
 
 @functools.cache
 def concurrent_clusters(device: torch.device) -> int:
-    """Return how many clusters run at once on a device."""
+    """Return the maximum number of clusters that run at once on a device."""
     return torch.cuda.get_device_properties(device).multi_processor_count // CLUSTER_SIZE
 
 
 def count_tiles(rows: int, count: int) -> tuple[int, int]:
-    """Return the pairs of tiles of `rows` weight rows, and the blocks of `count` rows of x."""
+    """Return the number of tile pairs for `rows` weight rows, and of blocks for `count` rows of x."""
     return -(-rows // (TILE_ROWS * CLUSTER_SIZE)), -(-count // BATCH)
 
 
 def is_faster(rows: int, count: int, clusters: int) -> bool:
-    """Return whether the kernel is faster than the library for `rows` weight rows and `count` rows of x.
+    """Return whether the kernel is faster than a library GEMM for `rows` weight rows and `count` rows of x.
 
     `clusters` is the number of clusters that run at once.
     """

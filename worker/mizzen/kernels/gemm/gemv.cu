@@ -8,7 +8,7 @@ __device__ __forceinline__ unsigned scale_bf16x2(unsigned x, float inverse_rms, 
     return pack_bf16x2(bf16_low(x) * inverse_rms * bf16_low(scale), bf16_high(x) * inverse_rms * bf16_high(scale));
 }
 __device__ __forceinline__ float square_bf16x2(unsigned x) { return fmaf(bf16_high(x), bf16_high(x), bf16_low(x) * bf16_low(x)); }
-// Volatile, and not through the read-only path: the compiler must move neither past the PDL wait.
+// Volatile, and not through the read-only path: the compiler must not move these loads across the PDL wait.
 __device__ __forceinline__ uint4 load_constant(const uint4* at) {
     uint4 w;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -16,7 +16,7 @@ __device__ __forceinline__ uint4 load_constant(const uint4* at) {
     return w;
 }
 __device__ __forceinline__ uint4 load_input(const uint4* at) {
-    uint4 v;  // visible since the PDL wait; the rows of a block share it in L1
+    uint4 v;  // visible after the PDL wait; the warps of a block share it in L1
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
     return v;

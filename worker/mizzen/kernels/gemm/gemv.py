@@ -2,9 +2,9 @@
 
 One warp (several for long rows) computes one output. It issues its weight loads before it waits for the
 previous kernel (programmatic dependent launch, CUDA programming guide 4.5): weights do not depend on that
-kernel, so their loads overlap with its end. Optionally the residual addition and RMSNorm of the input are
-fused (every block repeats them), and so is SwiGLU on the outputs. NVRTC compiles the kernel once for each row
-length.
+kernel, so their loads overlap with its end. The kernel can also add the residual to its input and apply
+RMSNorm first (every block repeats this work), and apply SwiGLU to its outputs. NVRTC compiles it once for
+each row length.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SOURCE = read_source("bf16") + read_source("gemm/gemv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreNorm:
-    """Residual addition and RMSNorm that are applied to the input first."""
+    """Residual addition and RMSNorm that `gemv` applies to its input first."""
 
     scale: torch.Tensor
     """Weight of the RMSNorm, [columns]."""
     epsilon: float
     residual: torch.Tensor | None = None
-    """Residual stream [1, columns] that is added to the input before the norm."""
+    """Residual stream [1, columns] that is added to the input before the norm; None for a norm alone."""
 
 
 def warps_per_row(columns: int, swiglu: bool) -> int:
-    """Return how many warps compute one output together, so that no thread exceeds `LOADS` loads."""
+    """Return the number of warps that compute one output together, so that no thread exceeds `LOADS`."""
     loads = LOADS // 2 if swiglu else LOADS
     warps = 1
     while warps < WARPS and columns > 8 * 32 * warps * loads:
@@ -44,7 +44,7 @@ def warps_per_row(columns: int, swiglu: bool) -> int:
 
 
 def compile_definitions(columns: int, *, swiglu: bool, norm: bool, add: bool) -> tuple[tuple[str, int], ...]:
-    """Return the preprocessor definitions for rows of `columns` elements."""
+    """Return the preprocessor definitions of the kernel for rows of `columns` elements."""
     warps = warps_per_row(columns, swiglu)
     loads = -(-columns // (8 * 32 * warps))
     sizes = (("VECTORS", columns // 8), ("WARPS_PER_ROW", warps), ("LOADS", loads))
@@ -52,14 +52,16 @@ def compile_definitions(columns: int, *, swiglu: bool, norm: bool, add: bool) ->
 
 
 def max_columns(swiglu: bool) -> int:
-    """Return the longest row that a block can keep in flight."""
+    """Return the length in elements of the longest row that a block can keep in flight."""
     return 8 * 32 * WARPS * (LOADS // 2 if swiglu else LOADS)
 
 
 def supports(weight: torch.Tensor, *, swiglu: bool = False) -> bool:
-    """Return whether `gemv` can run with a weight, and compile it; the SwiGLU variant compiles on first use.
+    """Return whether `gemv` supports a weight [rows, columns]; compile its plain variant to find out.
 
-    False for other devices or dtypes, and, with a warning, if the kernel does not compile.
+    The result is False for GPUs before Hopper, for dtypes other than bfloat16 and for unsupported row
+    lengths. It is also False, with a warning, if the kernel cannot be compiled. The variants with SwiGLU or a
+    norm are compiled on first use.
     """
     columns = weight.shape[1]
     if not is_hopper_or_later(weight.device) or weight.dtype != torch.bfloat16:
@@ -67,7 +69,7 @@ def supports(weight: torch.Tensor, *, swiglu: bool = False) -> bool:
     if columns % 8 or columns > max_columns(swiglu):
         return False
     defines = compile_definitions(columns, swiglu=False, norm=False, add=False)
-    return can_compile(SOURCE, "gemv", defines, weight.device, "decodes of one request use general GEMMs")
+    return can_compile(SOURCE, "gemv", defines, weight.device, "decodes of one request fall back to cuBLAS")
 
 
 def gemv(
@@ -79,16 +81,16 @@ def gemv(
     norm: PreNorm | None = None,
     new_residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return x [1, columns] times the transpose of weight [rows, columns], both contiguous: [1, rows].
+    """Return x times the transpose of `weight`, [1, rows]; all tensors are bfloat16 and contiguous.
 
     Args:
-        weight: bfloat16; with `swiglu`, gate rows followed by up rows.
-        x: Input row.
-        out: Tensor for the result.
-        swiglu: Return silu(gate) * up, [1, rows / 2].
-        norm: Residual addition and norm to apply first.
-        new_residual: Tensor for the sum of x and the residual, [1, columns], distinct from both; required if
-            `norm` has a residual.
+        weight: Weight [rows, columns]; with `swiglu`, gate rows followed by up rows.
+        x: Input row [1, columns].
+        out: Tensor for the result; by default a new one.
+        swiglu: Whether to return silu(gate) * up, [1, rows / 2].
+        norm: Residual addition and norm to apply to `x` first.
+        new_residual: Tensor [1, columns] for the sum of `x` and the residual; required if `norm` has a
+            residual. It must be neither `x` nor the residual itself.
     """
     rows, columns = weight.shape
     rows //= 1 + swiglu

@@ -10,17 +10,18 @@ import torch
 from mizzen.kernels.nvrtc import check_status, read_source
 
 STAGE_COLUMNS = 64
-"""Columns of a pipeline stage."""
+"""Number of columns (of the inner dimension) per pipeline stage."""
 MAX_SHARED_BYTES = 227 * 1024
-"""Maximum shared memory of a block."""
+"""Maximum shared memory of a block in bytes."""
 ALIGNMENT = 1024
 """Alignment of a pipeline stage in bytes."""
 
 
 def wgmma_source(name: str, batch: int) -> str:
-    """Return a C++ function `name` that runs wgmma for 64 weight rows times `batch` columns.
+    """Return the source of a C++ function `name` that multiplies 64 weight rows by `batch` rows of x.
 
-    The function adds to its accumulators, or overwrites them if `add` is 0.
+    The function runs one wgmma instruction. It adds to its accumulators, or overwrites them if its parameter
+    `add` is 0.
     """
     count = batch // 2
     registers = ", ".join(f"%{i}" for i in range(count))
@@ -36,7 +37,7 @@ def wgmma_source(name: str, batch: int) -> str:
 
 @functools.cache
 def kernel_source(name: str, batch: int) -> str:
-    """Return the complete source of kernel `name` whose blocks multiply `batch` rows of x at a time."""
+    """Return the complete source of the kernel `name`, whose blocks multiply `batch` rows of x at a time."""
     half = wgmma_source("wgmma_half", batch // 2) if batch % 16 == 0 else ""
     instructions = "typedef unsigned long long u64;\n" + wgmma_source("wgmma", batch) + half
     return instructions + read_source("bf16") + read_source("gemm/hopper") + read_source(f"gemm/{name}")
@@ -50,9 +51,12 @@ def make_tensor_map(
 
     Args:
         address: Device address of the tensor.
-        dims: Sizes, innermost first.
-        strides: Strides in elements, without the innermost, which is 1.
-        box: Sizes of one TMA load.
+        dims: Sizes of the tensor's dimensions, innermost first.
+        strides: Strides of the other dimensions in elements; that of the innermost is 1.
+        box: Sizes of the part that one TMA load copies, innermost first.
+
+    Raises:
+        CompileError: the driver rejected the descriptor.
     """
     from cuda.bindings import driver
 
@@ -75,9 +79,9 @@ def make_tensor_map(
 
 
 def make_weight_map(weight: torch.Tensor, tile_rows: int, *, swiglu: bool) -> Any:
-    """Make the TMA descriptor of weights [rows, columns] that are loaded `tile_rows` rows at a time.
+    """Make the TMA descriptor of a bfloat16 weight [rows, columns], for loads of `tile_rows` rows.
 
-    With `swiglu`, every load alternates eight gate rows with their eight up rows.
+    With `swiglu`, each load alternates eight gate rows with the corresponding eight up rows.
     """
     rows, columns = weight.shape
     if not swiglu:

@@ -1,9 +1,9 @@
-"""Small-M GEMM: 2 to 32 rows times a weight matrix by tensor-core MMA, for small decode batches.
+"""Small-M GEMM on tensor cores: 2 to 32 rows of x times a weight matrix, for small decode batches.
 
-A block computes a few outputs for all rows; its warps split the inner dimension. Weights go from memory
+A block computes a few outputs for all rows of x; its warps split the inner dimension. Weights go from memory
 straight to the registers of the MMA fragments: the inner dimension is permuted alike in both operands, so
 that each thread's elements are contiguous. The first weight loads are issued before the kernel waits for the
-previous one, as in `mizzen.kernels.gemm.gemv`.
+previous kernel, as in `mizzen.kernels.gemm.gemv`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from mizzen.kernels.nvrtc import launch, load_kernel, read_source
 THREADS = 256
 WARPS = THREADS // 32
 SEGMENT = 32
-"""Columns that four threads load at once, 16 bytes each."""
+"""Number of columns that four threads load at once, 16 bytes each."""
 GROUP_ROWS = 8
-"""Rows of x in half of an MMA tile."""
+"""Number of rows of x in a row group, which is half of an MMA tile."""
 ROW_GROUPS = (1, 2, 4)
-"""Numbers of row groups that the kernel is compiled for."""
+"""Numbers of row groups for which the kernel is compiled."""
 MAX_BATCH_BY_SIZE = ((8 << 20, 16), (256 << 20, 4))
-"""(weights at most, rows of x): up to how many rows the kernel beats cuBLAS and
-`mizzen.kernels.gemm.swap_ab`."""
+"""(weight elements at most, rows of x at most): limits up to which the kernel was measured to be faster than
+cuBLAS and `mizzen.kernels.gemm.swap_ab`."""
 MAX_BATCH_BY_SHAPE = {(51200, 5120): 16}
-"""Exceptions to `MAX_BATCH_BY_SIZE` by (rows, columns) of the weight; swap-AB does not serve this shape."""
+"""Maximum rows of x by (rows, columns) of the weight, where it differs from `MAX_BATCH_BY_SIZE`.
+
+`mizzen.kernels.gemm.swap_ab` is not used for this shape.
+"""
 SOURCE = read_source("gemm/small_m")
 
 
@@ -35,14 +38,16 @@ class SmallMTileConfig:
     """Tiling of a small-M GEMM."""
 
     tiles: int
-    """Tiles of 8 weight rows per block."""
+    """Number of tiles of 8 weight rows per block."""
     loads: int
-    """Loads of a weight row that a thread keeps in flight."""
+    """Number of 16-byte loads of a weight row that a thread keeps in flight."""
 
 
 def select_tile_config(rows: int, columns: int) -> SmallMTileConfig:
-    """Return the tiling that was measured fastest: short rows fully in flight, long rows in several
-    rounds."""
+    """Return the tiling that was measured fastest for a weight [rows, columns].
+
+    Short weight rows are in flight as a whole; long rows are loaded in several rounds.
+    """
     loads = -(-columns // (SEGMENT * WARPS))
     if loads <= 4:
         return SmallMTileConfig(4, loads)
@@ -54,9 +59,10 @@ def select_tile_config(rows: int, columns: int) -> SmallMTileConfig:
 
 
 def max_batch(weight: torch.Tensor) -> int:
-    """Return the largest number of rows of x for which the kernel was measured to be fastest; 1 if for none.
+    """Return the largest number of rows of x for which the kernel was measured to be fastest.
 
-    Every block loads all of x: with more rows, that exceeds the weights.
+    The result is 1 if the kernel is not the fastest for any batch. Every block loads all of x, so with many
+    rows a block loads more of x than of the weight.
     """
     if weight.shape[1] % SEGMENT:
         return 1
@@ -72,10 +78,14 @@ def small_m_gemm(
     swiglu: bool = False,
     config: SmallMTileConfig | None = None,
 ) -> torch.Tensor:
-    """Return x [1 to 32, columns] times the transpose of weight [rows, columns]: [len(x), rows], bfloat16.
+    """Return x times the transpose of `weight`, [batch, rows]; all tensors are bfloat16 and contiguous.
 
-    With `swiglu`, the weight holds gate rows followed by up rows, and the result is silu(gate) * up,
-    [len(x), rows / 2]. All tensors are contiguous; columns are a multiple of 32.
+    Args:
+        weight: Weight [rows, columns], columns a multiple of 32; with `swiglu`, gate rows then up rows.
+        x: Input rows [batch, columns], 1 to 32 of them.
+        out: Tensor for the result; by default a new one.
+        swiglu: Whether to return silu(gate) * up, [batch, rows / 2].
+        config: Tiling; by default that of `select_tile_config`.
     """
     rows, columns = weight.shape
     rows //= 1 + swiglu

@@ -5,7 +5,7 @@
 //   grid       (tiles of TILE_ROWS weight rows, SPLIT_K k-splits)
 //   cluster    (MULTICAST tiles, all k-splits): the tiles of a k-split load each row of x once by TMA multicast, the
 //              k-splits of a tile reduce their sums through distributed shared memory
-//   block      1 or 2 consumer WARPGROUPS of 64 weight rows each, then one producer that gives its registers up;
+//   block      1 or 2 consumer WARPGROUPS of 64 weight rows each, then a producer warpgroup that gives up its registers;
 //              with 192 rows, both consumers compute the last 64 rows, each for half of the batch
 //
 // A pipeline stage is 64 columns of both operands, in the 128-byte swizzle that TMA writes and wgmma reads.
@@ -40,7 +40,7 @@ __device__ __forceinline__ void tma_load_inputs(const TensorMap* map, u32 target
 #define CONSUMER_BARRIER() asm volatile("bar.sync 1, %0;" :: "n"(CONSUMERS) : "memory")
 
 // First column of a step's stage. Tiles start at different columns, so that the same columns of all rows, which are
-// powers of two apart, do not hit few memory channels at once. Measured: no difference.
+// powers of two apart, do not hit few memory channels at once. It made no measurable difference.
 __device__ __forceinline__ int stage_column(int step, int first, int steps) {
     return (first + (step + blockIdx.x / MULTICAST * ROTATE) % steps) * 64;
 }

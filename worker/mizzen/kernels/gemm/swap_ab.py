@@ -1,8 +1,8 @@
 """Swap-AB GEMM for M <= 256, for decode batches.
 
 Weight rows are the wgmma M dimension (64 per warpgroup) and the batch is N (8 to 256), so small batches waste
-little and large ones share each weight that is loaded once. TMA loads both operands; weight loads start
-before `griddepcontrol.wait`. Split-K partial sums are reduced inside a cluster of blocks, in a fixed order.
+little, and large batches reuse each weight that is loaded. TMA loads both operands; weight loads start before
+the PDL wait. Split-K partial sums are reduced inside a cluster of blocks, in a fixed order.
 The technique is that of CUTLASS' warp-specialised Hopper kernels with multicast; see `swap_ab.cu`.
 """
 
@@ -26,17 +26,18 @@ from mizzen.kernels.gemm.tile_configs import MAX_BATCHES, TILE_CONFIGS
 from mizzen.kernels.nvrtc import KernelSpec, launch, load_kernel
 
 BATCH_SIZES = tuple(range(16, 257, 16))
-"""Rows of x that the kernel is compiled for."""
+"""Numbers of rows of x for which the kernel is compiled; batches are padded to the next one."""
 MEASURED_BATCH_SIZES = (16, 32, 48, 64, 96, 128, 192, 256)
-"""Batch sizes at which all shapes were measured; others use the tile config of the next measured size, unless
-`TILE_CONFIGS` lists them."""
+"""Batch sizes at which all shapes were measured; others use the tile config of the next larger measured size,
+unless `TILE_CONFIGS` lists them."""
 SM_COUNT = 132
+"""Number of SMs of the H200 on which shapes were measured."""
 MAX_CLUSTER_SIZE = 8
-"""Blocks of a cluster that every GPU with clusters can run."""
+"""Number of blocks in the largest cluster that every GPU with clusters supports."""
 MAX_UNMEASURED_COLUMNS = 16 << 10
-"""Columns up to which an unmeasured shape is assumed to be faster than cuBLAS."""
+"""Maximum number of columns for which the kernel is assumed to be faster than cuBLAS without measurement."""
 MAX_OUTPUTS = 64 << 10
-"""Maximum number of outputs; for more, as in output heads, cuBLAS is as fast."""
+"""Maximum number of weight rows; for larger weights, such as output heads, cuBLAS is as fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +47,30 @@ class TileConfig:
     rows: int
     """Weight rows per block: 64, 128 or 192."""
     split_k: int
-    """Number of k-splits."""
+    """Number of k-splits: parts of the inner dimension that different blocks multiply."""
     multicast: int
-    """Blocks that load x together by TMA multicast."""
+    """Number of blocks that load x together by TMA multicast."""
     blocks_per_sm: int = 1
-    """Blocks that fit on an SM: with two, one may belong to the next kernel and prefetch its weights."""
+    """Number of blocks that fit on an SM; with two, one may be of the next kernel and prefetch weights."""
 
     def stages(self, batch: int, steps: int) -> int:
-        """Return the pipeline depth; 0 if not even two stages fit."""
+        """Return the number of pipeline stages that fit in shared memory; 0 if fewer than two fit.
+
+        `batch` is the number of rows of x, `steps` the number of stages that the columns of a k-split fill.
+        """
         stage_bytes = (self.rows + batch) * STAGE_COLUMNS * 2
         fitting = (MAX_SHARED_BYTES // self.blocks_per_sm - ALIGNMENT - 512) // stage_bytes
         return 0 if fitting < 2 else min(fitting, steps, 16)
 
     def shared_bytes(self, batch: int, steps: int) -> int:
-        """Return the dynamic shared memory of a block."""
+        """Return the dynamic shared memory of a block in bytes; for parameters see `stages`."""
         pipeline = self.stages(batch, steps) * (self.rows + batch) * STAGE_COLUMNS * 2
         staging = -(-batch // 8 // self.split_k) * 8 * (self.rows + 8) * 2
         sums = self.rows * batch * 4 if self.split_k > 1 else 0
         return max(pipeline, sums + staging) + ALIGNMENT
 
     def supports(self, rows: int, columns: int, batch: int) -> bool:
-        """Return whether a GEMM of weights [rows, columns] with `batch` rows of x can be tiled like this."""
+        """Return whether this tiling is valid for a weight [rows, columns] and `batch` rows of x."""
         steps = columns // STAGE_COLUMNS // self.split_k
         return (
             columns % STAGE_COLUMNS == 0
@@ -90,8 +94,8 @@ def pad_batch(
 ) -> tuple[int, TileConfig] | None:
     """Return the compiled batch size for `count` rows of x, and its tile config (`config` if given).
 
-    It is the smallest size with a supported config, because padding rows are multiplied as well. None if no
-    size has one.
+    The size is the smallest sufficient one with a supported config, because padding rows are multiplied, too.
+    Return None if no size has a supported config.
     """
     for batch in BATCH_SIZES:
         if batch >= count:
@@ -102,7 +106,7 @@ def pad_batch(
 
 
 def tile_config_for(rows: int, columns: int, batch: int) -> TileConfig:
-    """Return the measured tile config of a shape, or the default one."""
+    """Return the tile config for a weight [rows, columns] and a compiled batch size: measured or default."""
     configs = TILE_CONFIGS.get((rows, columns), {})
     next_measured = next(size for size in MEASURED_BATCH_SIZES if batch <= size)
     return TileConfig(
@@ -113,8 +117,8 @@ def tile_config_for(rows: int, columns: int, batch: int) -> TileConfig:
 def default_tile_config(rows: int, columns: int, batch: int) -> tuple[int, int, int, int]:
     """Return the fields of the `TileConfig` for an unmeasured shape.
 
-    The rule aims at one wave of blocks over about all SMs. For long inner dimensions it prefers more k-splits
-    to blocks of few weight rows, because each block loads all of x.
+    The rule aims at one wave of blocks that fills almost all SMs. For long inner dimensions it prefers more
+    k-splits to blocks of few weight rows, because each block loads all of x.
     """
 
     def tiles(height: int) -> int:
@@ -131,9 +135,10 @@ def default_tile_config(rows: int, columns: int, batch: int) -> tuple[int, int, 
 
 
 def max_batch(weight: torch.Tensor, *, swiglu: bool = False) -> int:
-    """Return the largest batch for which the kernel was measured to be no slower than cuBLAS; 0 if for none.
+    """Return the largest batch for which the kernel was measured to be no slower than cuBLAS.
 
-    Measured inside whole steps, between the previous and the next kernels.
+    The result is 0 if the kernel is slower for every batch, or does not support the weight [rows, columns].
+    The kernel and cuBLAS were measured within whole steps, between the kernels that precede and follow them.
     """
     rows, columns = weight.shape
     if columns % STAGE_COLUMNS or (swiglu and rows % 16) or rows > MAX_OUTPUTS:
@@ -149,7 +154,7 @@ def max_batch(weight: torch.Tensor, *, swiglu: bool = False) -> int:
 def compile_definitions(
     batch: int, config: TileConfig, stages: int, *, swiglu: bool, defer_pdl: bool = False
 ) -> tuple[tuple[str, int], ...]:
-    """Return the preprocessor definitions of the source."""
+    """Return the preprocessor definitions for a compiled batch size and tile config."""
     return (
         ("BATCH", batch),
         ("TILE_ROWS", config.rows),
@@ -172,7 +177,7 @@ def kernel_spec(columns: int, batch: int, config: TileConfig, *, swiglu: bool, d
 def kernel_specs(
     rows: int, columns: int, batch_sizes: Iterable[int], *, swiglu: bool = False, defer_pdl: bool = False
 ) -> set[KernelSpec]:
-    """Return the specs of the kernels for weights [rows, columns] and these batch sizes."""
+    """Return the specs of the kernels for a weight [rows, columns] and batches of `batch_sizes` rows."""
     padded = {pad_batch(rows, columns, size) for size in batch_sizes}
     return {
         kernel_spec(columns, *batch_and_config, swiglu=swiglu, defer_pdl=defer_pdl)
@@ -190,22 +195,19 @@ def swap_ab_gemm(
     defer_pdl: bool = False,
     config: TileConfig | None = None,
 ) -> torch.Tensor:
-    """Return x [1 to 256, columns] times the transpose of weight [rows, columns]: [len(x), rows], bfloat16.
-
-    All tensors are contiguous.
+    """Return x times the transpose of `weight`, [batch, rows]; all tensors are bfloat16 and contiguous.
 
     Args:
-        weight: bfloat16; with `swiglu`, gate rows followed by up rows.
-        x: Batch.
-        out: Tensor for the result.
-        swiglu: Return silu(gate) * up, [len(x), rows / 2].
-        defer_pdl: Trigger PDL only after accumulation. Attention blocks that start earlier would crowd on the
-            SMs
-            that this kernel leaves idle, and stay there.
-        config: Tiling; the measured or default one if None.
+        weight: Weight [rows, columns]; with `swiglu`, gate rows followed by up rows.
+        x: Input rows [batch, columns], 1 to 256 of them.
+        out: Tensor for the result; by default a new one.
+        swiglu: Whether to return silu(gate) * up, [batch, rows / 2].
+        defer_pdl: Whether to trigger PDL only after accumulation. If attention blocks started earlier, they
+            would crowd on the SMs that this kernel leaves idle, and stay there.
+        config: Tiling; by default the measured or default one.
 
     Raises:
-        ValueError: no tile config, or not this one, supports the shape.
+        ValueError: the shape is not supported by `config`, or by any tile config if there is no `config`.
     """
     rows, columns = weight.shape
     batch_and_config = pad_batch(rows, columns, len(x), config)

@@ -1,13 +1,13 @@
-"""Measured tile configs of `mizzen.kernels.gemm.swap_ab` by shape and batch, on an H200.
+"""Tile configs of `mizzen.kernels.gemm.swap_ab` by weight shape and batch, measured on an H200.
 
-The shapes are those of the most used decoders, unsharded and sharded over 2 and 4 GPUs. Shapes and batches
-that are missing use the default tile config.
+The shapes are those of the most used decoders, unsharded and sharded over 2 and 4 GPUs. For shapes and
+batches that are missing here, the default tile config is used.
 """
 
 from __future__ import annotations
 
 TileNumbers = tuple[int, int, int, int]
-"""Weight rows per block, k-splits, blocks that load x by multicast, blocks per SM."""
+"""Fields of a `TileConfig`: weight rows per block, k-splits, blocks that load x together, blocks per SM."""
 
 TILE_CONFIGS: dict[tuple[int, int], dict[int, TileNumbers]] = {
     (1024, 2048): {128: (64, 4, 2, 1), 192: (64, 4, 2, 1), 256: (64, 4, 2, 1)},
@@ -165,5 +165,5 @@ MAX_BATCHES: dict[tuple[int, int], int] = {
     (28672, 4096): 64,
     (51200, 5120): 0,
 }
-"""Largest batch at which the kernel is no slower than cuBLAS, by (rows, columns), where it differs from the
-rule."""
+"""Largest batch at which the kernel is no slower than cuBLAS, by (rows, columns) of the weight, where it
+differs from the rule in `swap_ab.max_batch`."""

@@ -1,1 +1,1 @@
-"""Sampling kernels: temperature, top-k and top-p, penalties, token masks, log probabilities."""
+"""Sampling kernels: temperature, top-k, top-p and min-p, penalties, token bitmasks, log probabilities."""

@@ -1,4 +1,4 @@
-"""Masks disallowed tokens in one pass over bitmasks; logits of allowed tokens are not touched."""
+"""Masks disallowed tokens in one pass over token bitmasks; logits of allowed tokens are not touched."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def mask_tokens(logits: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, b
 
     Args:
         logits: Logits, float32 [all rows, vocab], contiguous.
-        rows: Rows to mask, int64 [n].
-        slots: Rows of `bits`, int64 [n].
+        rows: Rows of `logits` to mask, int64 [n].
+        slots: Row of `bits` for each of these rows, int64 [n].
         bits: Masks, int32 [any, ceil(vocab / 32)], contiguous; bit t % 32 of word t // 32 allows token t.
     """
     vocab = logits.shape[1]

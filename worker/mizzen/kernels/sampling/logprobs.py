@@ -1,10 +1,10 @@
-"""Log probabilities of rows of logits in two kernels: of sampled tokens, of the most probable tokens, and by
-token id.
+"""Log probabilities of sampled tokens, of the most probable tokens and of given token ids, in two kernels.
 
-The vocabulary is read once, in blocks. Each block yields its highest logit, the sum of its weights, and the
-highest logit of each of its runs of `RUN` tokens. The k most probable tokens of a row lie in its k runs with
-the highest logits (ties in vocabulary order): any token of another run has k tokens before it, one in each of
-these runs. So one program per row selects k runs, and then k tokens from these runs only.
+The first kernel reads the vocabulary once, in blocks. Each block yields its highest logit, the sum of its
+softmax weights, and the highest logit of each run of `RUN` consecutive tokens. The k most probable tokens of
+a row lie in the k runs with the highest logits (ties in vocabulary order): any token outside these runs ranks
+below k tokens, one in each of them. So the second kernel, with one program per row, first selects k runs, and
+then k tokens from these runs only.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from mizzen.kernels.sampling.sample import LogitsProcessing
 BLOCK = 4096
 RUN = 64
 MAX_TOP = 32
-"""Maximum number of selected tokens, a power of two above `mizzen.core.sampling_params.MAX_LOGPROBS`."""
+"""Maximum number of most probable tokens; a power of two above `mizzen.core.sampling_params.MAX_LOGPROBS`."""
 
 _FLOOR = tl.constexpr(-9999.0)
-"""Equals `mizzen.engine.sampling.logprobs.FLOOR`."""
+"""Lowest log probability that is reported; equals `mizzen.engine.sampling.side_outputs.LOGPROB_FLOOR`."""
 _MAX_INT32 = tl.constexpr(0x7FFFFFFF)
 _REMOVED = tl.constexpr(-(1 << 63))
-"""A key below every other."""
+"""Key of an entry that is out of range or already selected; lower than all other keys."""
 _COLUMNS = tl.constexpr(5)
-"""Columns of `wanted`: out, source, row, slot, top."""
+"""Number of entries in each line of `wanted`, an argument of `write_logprobs`."""
 
 
 @triton.jit
 def _key(value, index):
-    """Return an int64 key that orders by logit (float32), and ties by index (int32), the lowest index
-    first."""
+    """Return an int64 key that rises with the logit (float32); of equal logits, a lower index wins."""
     bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)  # +0 and -0 have the same key
     rising = bits ^ ((bits >> 31) & _MAX_INT32)
     return (rising.to(tl.int64) << 32) | (index ^ _MAX_INT32).to(tl.int64)
@@ -52,7 +51,7 @@ def _value_of(key):
 
 @triton.jit
 def _encode_logprob(value, total):
-    """Return the bits of log probabilities; impossible tokens and NaN get the floor."""
+    """Return the bits of the log probabilities `value - total`; impossible tokens and NaN get the floor."""
     value -= total
     return tl.where(value > _FLOOR, value, _FLOOR).to(tl.int32, bitcast=True)
 
@@ -61,7 +60,11 @@ def _encode_logprob(value, total):
 def _final(
     logits, source, slot, token, index, inside, vocab, count_rows, penalties, counts, PENALTIES: tl.constexpr
 ):  # fmt: skip
-    """Return the float32 logits from which a row's `token` was sampled; -inf where not `inside`."""
+    """Return the logits of the tokens `index` from which a row's `token` was sampled, in float32.
+
+    Penalties are applied with the token counts from before that sampling. Where `inside` is false, the result
+    is -inf.
+    """
     value = tl.load(logits + source * vocab + index, inside, float("-inf")).to(tl.float32)
     if PENALTIES:
         count_row = tl.load(count_rows + slot)
@@ -100,7 +103,7 @@ def _scan_kernel(
 
 @triton.jit
 def _total(highest, sums, blocks, BLOCKS: tl.constexpr):
-    """Return the logarithm of the sum of a row's weights."""
+    """Return the logarithm of the sum of a row's softmax weights over all blocks."""
     block = tl.arange(0, BLOCKS)
     inside = block < blocks
     tops = tl.load(highest + block, inside, float("-inf"))
@@ -172,17 +175,17 @@ def write_logprobs(
     by_id: torch.Tensor | None = None,
     processing: LogitsProcessing | None = None,
 ) -> None:
-    """Write log probabilities of rows into a table; ties are ranked by id.
+    """Write log probabilities for rows of logits to rows of `out`; tokens with equal logits rank by id.
 
     Args:
         logits: Logits [any, vocab], contiguous.
-        wanted: int32 [n, 5], contiguous: row of `out`, row of `logits` (-1 to skip), row of `tokens`, slot,
-            and number of most probable tokens (at most `MAX_TOP`).
+        wanted: One line per row to write, int32 [n, 5], contiguous: row of `out`, row of `logits` (-1 to
+            write nothing), row of `tokens`, slot, and number of most probable tokens (at most `MAX_TOP`).
         tokens: Sampled tokens, int64 [any].
-        out: int32 [any, 2, m], contiguous: ids and the bits of float32 log probabilities; first the sampled
-            token, then the most probable ones, and in the last columns those by id.
-        by_id: Token ids, int64 [rows of `out`, any], contiguous.
-        processing: Penalties of slots; their sampled tokens are already counted.
+        out: Table, int32 [any, 2, m], contiguous: token ids, and the bits of their float32 log probabilities.
+            The sampled token comes first, then the most probable tokens; the last columns are for `by_id`.
+        by_id: Token ids whose log probabilities are wanted too, int64 [rows of `out`, any], contiguous.
+        processing: Penalties by slot; the sampled tokens must already be counted.
     """
     count, vocab = len(wanted), logits.shape[1]
     blocks = triton.cdiv(vocab, BLOCK)

@@ -1,4 +1,4 @@
-"""Penalties of repeated tokens, applied in one pass over token counts and logits."""
+"""Applies penalties for repeated tokens in one pass over token counts and logits."""
 
 from __future__ import annotations
 
@@ -11,27 +11,42 @@ import triton.language as tl
 BLOCK = 4096
 
 _OUTPUT = tl.constexpr((1 << 30) - 1)
-"""Bits of a count that count output tokens; see `mizzen.engine.sampling.logits_params.PROMPT`."""
+"""Mask of the bits of a token count that count occurrences in the output. The bit above them,
+`mizzen.engine.sampling.token_counts.PROMPT_BIT`, says that the token occurs in the prompt."""
 
 
 class RowPenalties(Protocol):
-    """Rows and their penalties, [n] each on the device."""
+    """Rows of logits, their rows of token counts, and their penalties; all tensors are [n], on the device."""
 
     @property
-    def rows(self) -> torch.Tensor: ...  # noqa: D102
+    def rows(self) -> torch.Tensor:
+        """Rows of the logits that have penalties, int64."""
+        ...
+
     @property
-    def count_rows(self) -> torch.Tensor: ...  # noqa: D102
+    def count_rows(self) -> torch.Tensor:
+        """Rows of the token counts, int64, one per row of logits."""
+        ...
+
     @property
-    def frequency(self) -> torch.Tensor: ...  # noqa: D102
+    def frequency(self) -> torch.Tensor:
+        """Frequency penalties, float32."""
+        ...
+
     @property
-    def presence(self) -> torch.Tensor: ...  # noqa: D102
+    def presence(self) -> torch.Tensor:
+        """Presence penalties, float32."""
+        ...
+
     @property
-    def repetition(self) -> torch.Tensor: ...  # noqa: D102
+    def repetition(self) -> torch.Tensor:
+        """Repetition penalties, float32."""
+        ...
 
 
 @triton.jit
 def apply_penalties(value, seen, frequency, presence, repetition):
-    """Return penalised logits in float32; `seen` holds the tokens' counts (a `TokenCounts` word each)."""
+    """Return penalised logits in float32; `seen` holds int32 token counts, whose bits `_OUTPUT` explains."""
     value = tl.where(seen != 0, tl.where(value > 0, value / repetition, value * repetition), value)
     output = seen & _OUTPUT
     return value - frequency * output.to(tl.float32) - presence * (output > 0).to(tl.float32)
@@ -54,7 +69,13 @@ def _penalize_kernel(
 
 
 def penalize(logits: torch.Tensor, penalties: RowPenalties, counts: torch.Tensor) -> None:
-    """Penalise rows of logits (float32 [rows, vocab], contiguous) in place; `counts` are int32 [n, vocab]."""
+    """Penalise rows of `logits` in place.
+
+    Args:
+        logits: Logits, float32 [rows, vocab], contiguous.
+        penalties: Rows to penalise and their penalties.
+        counts: Token counts, int32 [any, vocab], contiguous; `penalties.count_rows` are its rows.
+    """
     vocab = logits.shape[1]
     _penalize_kernel[(len(penalties.rows), triton.cdiv(vocab, BLOCK))](
         logits, penalties.rows, penalties.count_rows, counts, penalties.frequency, penalties.presence,

@@ -1,10 +1,9 @@
-"""Samples tokens from logits in two passes: greedy rows and rows with a temperature, without top-k, top-p or
-min-p.
+"""Samples tokens in two kernels, greedily or with a temperature, but without top-k, top-p and min-p.
 
-The tokens are those of `mizzen.engine.sampling.sampler`: the first token, in vocabulary order, at which the
+The result equals that of `mizzen.engine.sampling.sampler`: the first token, in vocabulary order, at which the
 running sum of weights exceeds a random fraction of their total. Weights are summed in float32 within blocks
-of the vocabulary, and in float64 over blocks and within the chosen block. The order of sums depends only on
-the vocabulary, so a row's token is the same in any batch.
+of the vocabulary, and in float64 over blocks and within the chosen block. The order of summation depends only
+on the vocabulary, so a row's token is the same in any batch.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def _mix(x):
-    """Finaliser of SplitMix64; equals `mizzen.engine.sampling.rng.mix`."""
+    """Apply the finaliser of SplitMix64 to x (uint64); equals `mizzen.engine.sampling.rng.mix`."""
     x = (x ^ (x >> 30)) * tl.full((), _MIX_1, tl.uint64)
     x = (x ^ (x >> 27)) * tl.full((), _MIX_2, tl.uint64)
     return x ^ (x >> 31)
@@ -35,7 +34,7 @@ def _mix(x):
 
 @triton.jit
 def _uniform(seed, position):
-    """Return float64 in [0, 1); equals `mizzen.engine.sampling.rng.uniform`."""
+    """Return a uniform random float64 in [0, 1); equals `mizzen.engine.sampling.rng.uniform`."""
     golden = tl.full((), _GOLDEN, tl.uint64)
     bits = _mix(_mix(seed.to(tl.uint64) + golden) + position.to(tl.uint64) * golden)
     return (bits >> 12).to(tl.int64).to(tl.float64) * 2.220446049250313e-16
@@ -46,12 +45,12 @@ def _scaled(
     logits, row, slot, vocab, index, temperature, count_rows, penalties, counts, bits, words,
     PENALTIES: tl.constexpr, MASKS: tl.constexpr,
 ):  # fmt: skip
-    """Return float32 logits over the temperature, with penalties and masks applied first."""
+    """Return float32 logits divided by the temperature, after penalties and masks were applied."""
     inside = index < vocab
     value = tl.load(logits + row * vocab + index, inside, float("-inf")).to(tl.float32)
     if PENALTIES:
         count_row = tl.load(count_rows + slot)
-        if MASKS:  # these rows are sampled only here
+        if MASKS:  # rows with masks are resampled; their entries are encoded as -2 - row
             count_row = -2 - count_row
         if count_row >= 0:
             table = tl.load(counts).to(tl.pointer_type(tl.int32))
@@ -171,14 +170,17 @@ def _sample_kernel(
 
 
 class LogitsProcessing(Protocol):
-    """Penalties of slots; implemented by `mizzen.engine.sampling.graph_penalties.GraphPenalties`."""
+    """Penalties and token counts by slot, on the device.
+
+    `mizzen.engine.sampling.graph_penalties.GraphPenalties` implements it.
+    """
 
     @property
     def count_rows(self) -> torch.Tensor:
-        """Row of token counts by slot, int64 [slots]; -1 for slots without penalties.
+        """Row of the token counts for each slot, int64 [slots]; -1 for slots without penalties.
 
-        -2 - row for slots that are resampled, by `sample_masked` or
-        `mizzen.kernels.sampling.top_k_top_p.sample_top_k_top_p`.
+        The entry is -2 - row for slots whose token is sampled a second time, by `sample_masked` or
+        `mizzen.kernels.sampling.top_k_top_p.sample_top_k_top_p`. Only the second sampling applies penalties.
         """
         ...
 
@@ -195,7 +197,7 @@ class LogitsProcessing(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SampleLaunch:
-    """Operands of one launch; absent optional operands are replaced by arbitrary tensors."""
+    """Arguments of one launch of the two sampling kernels, which `__call__` enqueues."""
 
     logits: torch.Tensor
     slots: torch.Tensor
@@ -259,10 +261,14 @@ def sample_tokens(
     temperatures: torch.Tensor,
     seeds: torch.Tensor,
 ) -> torch.Tensor:
-    """Sample one token per row of logits [rows, vocab] (contiguous); return int64 [rows].
+    """Sample one token per row of `logits`; return the tokens, int64 [rows].
 
-    `slots` [rows] index `temperatures` (float32; 0 is greedy) and `seeds` (int64); `positions` [rows] are the
-    sequence positions of the sampled tokens.
+    Args:
+        logits: Logits [rows, vocab], contiguous.
+        slots: Slot of each row, [rows].
+        positions: Sequence position of each sampled token, [rows].
+        temperatures: Temperatures by slot, float32; 0 means greedy.
+        seeds: Seeds by slot, int64.
     """
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     return _SampleLaunch(
@@ -286,10 +292,19 @@ def sample_and_advance(
     scratch: int,
     processing: LogitsProcessing | None = None,
 ) -> None:
-    """Sample the token after each row's position into `tokens` (int64 [rows]) and `last_tokens` (by slot).
+    """Sample each row's next token, and advance the row's position by one.
 
-    Positions are advanced, except for the slot `scratch`, whose rows are padding. With `processing`,
-    penalties are applied first for slots that have a row of counts, and their sampled tokens are counted.
+    Args:
+        logits: Logits [rows, vocab], contiguous.
+        slots: Slot of each row, [rows].
+        positions: Sequence position of each row's input token, [rows]; advanced in place.
+        temperatures: Temperatures by slot, float32; 0 means greedy.
+        seeds: Seeds by slot, int64.
+        tokens: Tensor for the sampled tokens, int64 [rows].
+        last_tokens: Last tokens by slot, int64; updated in place.
+        scratch: Slot of padding rows, whose positions are not advanced.
+        processing: Penalties to apply, and token counts in which the sampled tokens are counted, for slots
+            whose `count_rows` entry is at least 0.
     """
     _SampleLaunch(
         logits=logits,
@@ -317,19 +332,20 @@ def sample_masked(
     bits: torch.Tensor,
     processing: LogitsProcessing,
 ) -> None:
-    """Resample some rows of a batch from the tokens that masks allow, into `tokens` and `last_tokens`.
+    """Sample some rows of a batch again, only from tokens that their masks allow.
 
     Args:
         logits: Logits of the model, [all rows, vocab], contiguous.
         rows: Rows to resample, int64 [n].
-        slots: Slots, [all rows].
-        positions: Sequence positions of the sampled tokens, [all rows].
-        temperatures: Temperatures by slot, float32.
+        slots: Slot of each row of the batch, [all rows].
+        positions: Sequence position of each sampled token, [all rows].
+        temperatures: Temperatures by slot, float32; 0 means greedy.
         seeds: Seeds by slot, int64.
-        tokens: Sampled tokens, int64 [all rows].
-        last_tokens: Last tokens by slot, int64.
+        tokens: Sampled tokens, int64 [all rows]; overwritten for `rows`.
+        last_tokens: Last tokens by slot, int64; overwritten for the slots of `rows`.
         bits: Masks by slot, int32 [any, ceil(vocab / 32)]: bit t % 32 of word t // 32 allows token t.
-        processing: Penalties; applied and counted for slots whose row of counts is below -1.
+        processing: Penalties to apply, and token counts in which the sampled tokens are counted, for slots
+            whose `count_rows` entry is below -1.
     """
     _SampleLaunch(
         logits=logits,

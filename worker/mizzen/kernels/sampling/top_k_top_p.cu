@@ -4,9 +4,10 @@
 //   shared     [BLOCK_TOKENS] of float, weights: exp(logit / temperature - highest), and NO_TOKEN after the last token
 //
 // Top-k and top-p keep the tokens whose weight reaches a floor. The floor is found by bisection over keys, integers
-// ordered like the weights: each round counts (top-k) and sums (top-p) the weights that reach three thresholds. Keys
-// are the bits of 16-bit logits, which are few, otherwise the bits of weights. All blocks find the same
-// floor, and every sum has a fixed order whatever else runs, so a row's token is the same in any batch.
+// ordered like the weights: each round counts (top-k) and sums (top-p) the weights that reach three thresholds. For
+// 16-bit logits without penalties, keys are the bits of logits, because there are few of them; otherwise keys are the
+// bits of weights. All blocks find the same floor, and every sum is in a fixed order, so a row's token is the same in
+// any batch.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -17,7 +18,7 @@ typedef unsigned long long u64;
 #define FULL_MASK 0xffffffffu
 #define NO_TOKEN -1.0f
 #define NEGATIVE_INFINITY __int_as_float(0xff800000)
-#define OUTPUT ((1 << 30) - 1)                 // bits of a count that count output tokens; see mizzen.engine.sampling.logits_params.PROMPT
+#define OUTPUT ((1 << 30) - 1)                 // bits of a count that count output tokens; see mizzen.engine.sampling.token_counts.PROMPT_BIT
 
 struct Totals {
     double mass[THRESHOLDS];
@@ -168,7 +169,7 @@ struct Scale {
 struct Keys {
     bool by_logits;
     Scale scale;
-    // Every token reaches this key.
+    // Lowest key; every token's weight reaches it.
     __device__ __forceinline__ u32 lowest_key() const {
 #if LOGITS != 2
         if (by_logits) return ~(INFINITE | 0x8000u) & 0xffffu;  // -inf

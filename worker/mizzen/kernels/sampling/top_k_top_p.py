@@ -1,7 +1,7 @@
 """Samples rows with top-k, top-p or min-p in one kernel, without sorting the vocabulary.
 
-The tokens are those of its plain twin `mizzen.engine.sampling.sampler.draw`. The kernel applies penalties and
-grammar masks itself, so such rows need no copy of their logits. See top_k_top_p.cu; NVRTC compiles it.
+The result equals that of the PyTorch code in `mizzen.engine.sampling.sampler`. The kernel also applies
+penalties and grammar masks, so no copy of the logits is needed. See top_k_top_p.cu; NVRTC compiles it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from mizzen.kernels.sampling.sample import LogitsProcessing
 
 SOURCE = read_source("sampling/top_k_top_p")
 BLOCKS = 8
-"""Blocks that share a row."""
+"""Number of blocks, all of one cluster, that share a row."""
 THREADS = 512
 TOKENS_PER_LOAD = 4
-"""Tokens that a thread loads at once, those of a `float4`."""
+"""Number of tokens that a thread loads at once; their weights fill a `float4`."""
 MAX_VOCAB = 400_000
-"""Largest supported vocabulary: a block keeps the weights of its tokens in shared memory."""
+"""Largest supported vocabulary in tokens: a block keeps the weights of its tokens in shared memory."""
 LOGITS_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
 class TopKTopPParams(Protocol):
-    """Sampling parameters by slot, each [slots] on the device."""
+    """Sampling parameters by slot; all tensors are [slots], on the device."""
 
     @property
     def temperature(self) -> torch.Tensor:
@@ -56,7 +56,7 @@ class TopKTopPParams(Protocol):
 
 
 def compile_definitions(vocab: int, dtype: torch.dtype) -> tuple[tuple[str, int], ...]:
-    """Return the preprocessor definitions of the kernel."""
+    """Return the preprocessor definitions of the kernel for logits [rows, `vocab`] of a dtype."""
     block_tokens = -(-vocab // (BLOCKS * TOKENS_PER_LOAD)) * TOKENS_PER_LOAD
     shape = (("LOGITS", LOGITS_CODES[dtype]), ("VOCAB", vocab), ("WORDS", -(-vocab // 32)))
     return (
@@ -69,20 +69,21 @@ def compile_definitions(vocab: int, dtype: torch.dtype) -> tuple[tuple[str, int]
 
 
 def shared_bytes(defines: tuple[tuple[str, int], ...]) -> int:
-    """Return the shared memory of a block, which holds the weights of its tokens."""
+    """Return the dynamic shared memory of a block in bytes; it holds the weights of the block's tokens."""
     return 4 * dict(defines)["BLOCK_TOKENS"]
 
 
 @functools.cache
 def supports(vocab: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether the kernel samples from logits [rows, vocab].
+    """Return whether the kernel can sample from logits [rows, `vocab`] of a dtype on a device.
 
-    False for other devices, dtypes or vocabularies, and, with a warning, if the kernel cannot be compiled.
+    The result is False for GPUs before Hopper, and for unsupported dtypes and vocabularies. It is also False,
+    with a warning, if the kernel cannot be compiled.
     """
     if not is_hopper_or_later(device) or dtype not in LOGITS_CODES or vocab > MAX_VOCAB:
         return False
     defines = compile_definitions(vocab, dtype)
-    fallback = "top-k, top-p and min-p sort the vocabulary"
+    fallback = "top-k, top-p and min-p fall back to sorting the vocabulary"
     return can_compile(SOURCE, "top_k_top_p", defines, device, fallback, shared_bytes=shared_bytes(defines))
 
 
@@ -97,19 +98,20 @@ def sample_top_k_top_p(
     bits: torch.Tensor | None = None,
     processing: LogitsProcessing | None = None,
 ) -> None:
-    """Sample some rows of a batch into `tokens` and, if given, `last_tokens`.
+    """Sample some rows of a batch, and write the tokens to `tokens` and, if given, to `last_tokens`.
 
     Args:
         logits: Logits [all rows, vocab], contiguous; their dtype and size must satisfy `supports`.
         rows: Rows to sample, int64 [n]; their temperatures are above 0.
-        slots: Slots, int32 [all rows].
-        positions: Sequence positions of the sampled tokens, int32 [all rows].
+        slots: Slot of each row of the batch, int32 [all rows].
+        positions: Sequence position of each sampled token, int32 [all rows].
         parameters: Sampling parameters by slot.
-        tokens: Sampled tokens, int64 [all rows].
-        last_tokens: Last tokens by slot, int64.
+        tokens: Sampled tokens, int64 [all rows]; overwritten for `rows`.
+        last_tokens: Last tokens by slot, int64; overwritten for the slots of `rows`.
         bits: Masks by slot, int32 [any, ceil(vocab / 32)], contiguous: bit t % 32 of word t // 32 allows
             token t.
-        processing: Penalties; applied and counted for slots whose row of counts is below -1.
+        processing: Penalties to apply, and token counts in which the sampled tokens are counted, for slots
+            whose `count_rows` entry is below -1.
     """
     defines = compile_definitions(logits.shape[1], logits.dtype)
     function = load_kernel(SOURCE, "top_k_top_p", defines, logits.device.index or 0)

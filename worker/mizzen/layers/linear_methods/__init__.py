@@ -1,1 +1,1 @@
-"""Linear methods: how a linear layer stores its weights and multiplies by them."""
+"""Linear methods, which store the weights of a linear layer and multiply by them."""

@@ -1,7 +1,7 @@
-"""The interface of linear methods: a class for every form in which the weights of a linear layer are stored.
+"""Interface of linear methods: one class for each format in which weights of a linear layer are stored.
 
-`BuildContext.make_linear` makes one for each layer. This is the seam for quantization: a method decides which
-tensors it loads and how it multiplies.
+`BuildContext.make_linear` makes a linear method for each linear layer. Quantization formats belong here: a
+method decides which tensors it loads and how it multiplies.
 """
 
 from __future__ import annotations
@@ -17,33 +17,32 @@ from mizzen.layers.weight_target import WeightTarget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointShard:
-    """This rank's shard of one checkpoint layer inside a (merged, sharded) linear layer."""
+    """This rank's shard of one linear layer of the checkpoint, and its place in a merged layer."""
 
     first_row: int
-    """First output row of the shard in the merged layer."""
+    """Output row of the merged layer at which the shard starts."""
     rows: slice
     """Output rows of the checkpoint layer that this rank holds."""
     columns: slice
     """Input columns of the checkpoint layer that this rank holds."""
     shape: tuple[int, int]
-    """Full [rows, columns] of the checkpoint layer."""
+    """Full shape [rows, columns] of the checkpoint layer."""
 
 
 class LinearMethod(Protocol):
-    """Holds the weights of one linear layer and multiplies by them.
+    """Weights of one linear layer, and the multiplication by them.
 
-    In whatever form the weights are stored, their tensors keep their addresses once loaded, so that captured
-    graphs stay valid.
+    Whatever their format, the weights keep their addresses once loaded, so that captured graphs stay valid.
     """
 
     def targets(self, name: str, shard: CheckpointShard) -> Iterator[WeightTarget]:
-        """Yield the destinations of the tensors of checkpoint layer `name`."""
+        """Yield the destinations of the tensors of checkpoint layer `name`; this rank needs `shard` of it."""
         ...
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [tokens, columns] to [tokens, rows], into `out` if given; rows of `out` may be strided."""
+        """Multiply x [tokens, columns]; return [tokens, rows], in `out` (with strided rows) if given."""
         ...
 
 
 LinearFactory = Callable[[int, int, bool, torch.dtype, torch.device], LinearMethod]
-"""(rows, columns, bias, dtype, device): makes the linear method of one layer."""
+"""Function (rows, columns, bias, dtype, device) that makes the linear method of one layer."""

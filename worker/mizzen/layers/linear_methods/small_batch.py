@@ -1,7 +1,7 @@
-"""Unquantized weights with Mizzen's own GEMMs where those are faster than cuBLAS.
+"""Unquantized weights with Mizzen's own GEMMs where these are faster than cuBLAS.
 
-The kernels serve the small batches of decode steps (`mizzen.kernels.gemm`: GEMV for one row, small-M and
-swap-AB GEMMs), and the gate-up projection of prefills fused with SwiGLU. Every other case uses cuBLAS.
+The GEMMs in `mizzen.kernels.gemm` serve the small batches of decode steps (GEMV for one row, small-M and
+swap-AB GEMMs for more), and the gate-up projection of prefills fused with SwiGLU. All else uses cuBLAS.
 """
 
 from __future__ import annotations
@@ -19,33 +19,37 @@ if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
 
 MAX_NORM_COLUMNS = 2048
-"""Longest input row that every block of the GEMV normalises by itself; longer ones use a separate norm
-kernel."""
+"""Maximum length of an input row in elements for which the norm is fused into the GEMV.
+
+In the fused kernel every block normalises the whole row. Longer rows use a separate norm kernel.
+"""
 
 
 class SmallBatchLinear(UnquantizedLinear):
-    """Unquantized weights with own kernels for small batches, and for the operations around their GEMMs."""
+    """Unquantized weights with Mizzen's own GEMMs for small batches, and with norm and SwiGLU fused in."""
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(rows, columns, bias, dtype, device)
         self.max_batch = 0 if bias else max_small_batch(self.weight)
-        """Largest batch that the small-batch kernels serve; 0 if they serve none."""
+        """Largest batch in rows for which the small-batch kernels are used; 0 if they are never used."""
         self.max_swiglu_batch = 0 if bias else max_small_batch(self.weight, swiglu=True)
-        """Largest batch that the small-batch kernels serve with fused SwiGLU; 0 if they serve none."""
+        """Largest batch in rows for which small-batch kernels with fused SwiGLU are used; 0 for never."""
         self.fuses_prefill_swiglu = not bias and supports_prefill_swiglu(self.weight)
-        """Whether large batches use the fused gate-up SwiGLU kernel, where it is faster."""
+        """Whether large batches use the fused gate-up SwiGLU kernel wherever it is faster."""
         self.defer_pdl = False
-        """Whether the next kernel must not start early, see `mizzen.kernels.gemm.swap_ab`."""
+        """Whether the next kernel must not start early; see `mizzen.kernels.gemm.swap_ab.swap_ab_gemm`."""
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [tokens, columns] to [tokens, rows], into `out` if given."""
+        """Multiply x [tokens, columns]; return [tokens, rows], in `out` if given."""
         if len(x) <= self.max_batch and (out is None or out.is_contiguous()):
             return small_batch_gemm(self.weight, x, out, defer_pdl=self.defer_pdl)
         return super().apply(x, out)
 
     def apply_swiglu(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [tokens, columns] to silu(gate) * up, [tokens, rows / 2]; the gate rows of the weight are
-        first."""
+        """Multiply x [tokens, columns] by gate and up; return silu(gate) * up, [tokens, rows / 2].
+
+        The weight holds the gate rows followed by the up rows.
+        """
         if len(x) <= self.max_swiglu_batch:
             return small_batch_gemm(self.weight, x, None, swiglu=True)
         if self.fuses_prefill_swiglu and (out := prefill_swiglu(self.weight, x)) is not None:
@@ -55,7 +59,7 @@ class SmallBatchLinear(UnquantizedLinear):
         return silu_mul(super().apply(x))
 
     def kernel_specs(self, batch_sizes: Iterable[int], *, swiglu: bool) -> set[KernelSpec]:
-        """Return the specs of the kernels for these batch sizes, including the fused prefill kernel."""
+        """Return the specs of the kernels for these batch sizes; with `swiglu`, also the prefill kernel's."""
         max_batch = self.max_swiglu_batch if swiglu else self.max_batch
         defer_pdl = self.defer_pdl and not swiglu
         specs = gemm_kernel_specs(self.weight, batch_sizes, max_batch, swiglu=swiglu, defer_pdl=defer_pdl)
@@ -68,9 +72,10 @@ class SmallBatchLinear(UnquantizedLinear):
     def apply_after_norm(
         self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor, swiglu: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Add, normalise and multiply in one kernel; see `MergedColumnParallelLinear.apply_after_norm`.
+        """Add x to the residual stream, normalise the sum and multiply by the weights, all in one kernel.
 
-        Return None, with nothing done, if no such kernel is faster than separate ones.
+        Arguments and result are those of `MergedColumnParallelLinear.apply_after_norm`: outputs and residual
+        stream. Do nothing and return None unless a fused kernel is faster than separate ones.
         """
         if len(residual) != 1 or not self.max_batch or self.weight.shape[1] > MAX_NORM_COLUMNS:
             return None
@@ -88,7 +93,7 @@ class SmallBatchLinear(UnquantizedLinear):
 def method_kernel_specs(
     method: LinearMethod, batch_sizes: Iterable[int], *, swiglu: bool = False
 ) -> set[KernelSpec]:
-    """Return `SmallBatchLinear.kernel_specs` of a method of that class, an empty set for any other method."""
+    """Return the kernel specs of a `SmallBatchLinear`; an empty set for any other linear method."""
     return method.kernel_specs(batch_sizes, swiglu=swiglu) if isinstance(method, SmallBatchLinear) else set()
 
 
@@ -100,7 +105,10 @@ def gemm_kernel_specs(
     swiglu: bool = False,
     defer_pdl: bool = False,
 ) -> set[KernelSpec]:
-    """Return the specs of `small_batch_gemm` for batch sizes up to `max_batch` that take long to compile."""
+    """Return the specs of kernels that take long to compile, for batch sizes up to `max_batch`.
+
+    These are the swap-AB kernels that `small_batch_gemm` uses.
+    """
     from mizzen.kernels.gemm import small_m, swap_ab
 
     (rows, columns), max_small_m = weight.shape, small_m.max_batch(weight)
@@ -109,9 +117,9 @@ def gemm_kernel_specs(
 
 
 def max_small_batch(weight: torch.Tensor, *, swiglu: bool = False) -> int:
-    """Return the largest batch for which `small_batch_gemm` is faster than cuBLAS; 0 if for none.
+    """Return the largest batch for which `small_batch_gemm` should be used instead of cuBLAS.
 
-    `weight` is [rows, columns].
+    `weight` is [rows, columns]. The result is 0 if `small_batch_gemm` does not support the weight.
     """
     if weight.device.type != "cuda":
         return 0
@@ -125,7 +133,7 @@ def max_small_batch(weight: torch.Tensor, *, swiglu: bool = False) -> int:
 
 
 def supports_prefill_swiglu(weight: torch.Tensor) -> bool:
-    """Return whether `prefill_swiglu` may be called with a weight."""
+    """Return whether `prefill_swiglu` supports a weight [rows, columns]."""
     if weight.device.type != "cuda":
         return False
     from mizzen.kernels.gemm import gate_up_swiglu, gemv
@@ -135,7 +143,10 @@ def supports_prefill_swiglu(weight: torch.Tensor) -> bool:
 
 
 def prefill_swiglu(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-    """Map [tokens, columns] to silu(gate) * up, [tokens, rows / 2], in one kernel; None if it is slower."""
+    """Multiply x [tokens, columns] by gate and up in one kernel; return silu(gate) * up, [tokens, rows / 2].
+
+    Do nothing and return None if that would be slower than separate kernels.
+    """
     from mizzen.kernels.gemm import gate_up_swiglu
 
     if not gate_up_swiglu.is_faster(len(weight), len(x), gate_up_swiglu.concurrent_clusters(x.device)):
@@ -151,10 +162,11 @@ def small_batch_gemm(
     swiglu: bool = False,
     defer_pdl: bool = False,
 ) -> torch.Tensor:
-    """Map a small batch [tokens, columns] to [tokens, rows], or to silu(gate) * up, [tokens, rows / 2].
+    """Multiply a small batch x [tokens, columns] by the transpose of `weight` [rows, columns].
 
-    All tensors are contiguous. Only `mizzen.kernels.gemm.swap_ab` honours `defer_pdl`; the kernels for fewer
-    rows always let the next kernel start early.
+    The result is [tokens, rows], in `out` if given; with `swiglu`, it is silu(gate) * up, [tokens, rows / 2].
+    All tensors are bfloat16 and contiguous. Only `mizzen.kernels.gemm.swap_ab` honours `defer_pdl`; the
+    kernels for fewer rows always let the next kernel start early.
     """
     from mizzen.kernels.gemm import gemv, small_m, swap_ab
 

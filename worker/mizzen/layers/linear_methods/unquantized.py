@@ -19,7 +19,7 @@ class UnquantizedLinear:
         self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
 
     def targets(self, name: str, shard: CheckpointShard) -> Iterator[WeightTarget]:
-        """Yield the destinations of the tensors of checkpoint layer `name`."""
+        """Yield the destinations of the tensors of checkpoint layer `name`; this rank needs `shard` of it."""
         own_rows = slice(shard.first_row, shard.first_row + shard.rows.stop - shard.rows.start)
         yield WeightTarget(
             name=f"{name}.weight",
@@ -36,7 +36,7 @@ class UnquantizedLinear:
             )
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [tokens, columns] to [tokens, rows], into `out` if given."""
+        """Multiply x [tokens, columns]; return [tokens, rows], in `out` if given."""
         if out is None:
             return F.linear(x, self.weight, self.bias)
         if self.bias is None:

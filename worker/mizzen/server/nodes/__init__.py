@@ -1,1 +1,1 @@
-"""Coordination of the supervisors of a group of several nodes."""
+"""Coordination between the supervisors of an engine that spans several nodes."""

@@ -1,4 +1,4 @@
-"""Connection of nodes 1 and up to node 0 of their group: join, report, and exit with it."""
+"""A group as nodes 1 and up see it: they join node 0, report to it, and exit when it exits."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from mizzen.wire.ranks.node_messages import (
 )
 
 KEY_TRY_SECONDS = 3.0
-"""Time for which one generation of keys is tried before the other."""
+"""Time for which a node tries to join with one generation of keys before it tries the other one."""
 
 
 @dataclass
 class FollowerNode:
-    """Group as seen from nodes 1 and up."""
+    """Connection of a node other than node 0 to node 0; implements `NodeGroup`."""
 
     config: EngineConfig
     keys: KeyFolder | None
@@ -51,30 +51,30 @@ class FollowerNode:
         self._own_exit_since: float | None = None
 
     def _connect(self) -> NodeClient:
-        """Connect with the next generation of keys in turn: node 0 may have either."""
+        """Connect with one of up to two key generations, alternating because node 0 may use either."""
         key_pairs = self.keys.ring.own if self.keys else (None,)
         name = f"node{self.config.node_rank}/{self._life}"
         return NodeClient(self._address, key_pairs[self._key_attempts % len(key_pairs)], name)
 
     @property
     def key(self) -> str:
-        """Public key of the group's connections, as reported by node 0; empty if no keys are configured."""
+        """Public key of the group's connections, which node 0 reports; empty if no keys are configured."""
         return self._state.key if self._state is not None else ""
 
     @property
     def exit_requested(self) -> bool:
-        """Always False: node 0 reports its exit, never a request to exit."""
+        """Always False: other nodes' requests to exit are handled by node 0."""
         return False
 
     @property
     def phases(self) -> list[Phase]:
-        """Empty: node 0 accounts for the ranks of other nodes."""
+        """Always empty: only node 0 tracks the phases of other nodes' ranks."""
         return []
 
     def exchange_reports(
         self, ranks: Sequence[RankReport], own_exit: ExitReason | None, exit_requested: bool, now: float
     ) -> None:
-        """Receive node 0's messages; send a join request or this node's report."""
+        """Receive node 0's messages; send a request to join or, once joined, this node's report."""
         for message in self._client.receive():
             if isinstance(message, NodeRefused):
                 self._refusal = message
@@ -99,7 +99,10 @@ class FollowerNode:
             self._client = self._connect()
 
     def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
-        """Return the exit reason that node 0 reports; this node's own if node 0 reports none in time."""
+        """Return the exit reason from node 0's report, or `own_exit` if node 0 reports no exit in time.
+
+        Return None while this node must not exit.
+        """
         state, limit = self._state, self.config.rank_deadline_seconds
         if state is not None and state.state == "done":
             return ExitReason(0)
@@ -107,17 +110,17 @@ class FollowerNode:
             return ExitReason(1, "group_failed", state.reason)
         if self._refusal is not None:
             return ExitReason(
-                self._refusal.code, "refused", f"node 0 refuses this one: {self._refusal.reason}"
+                self._refusal.code, "refused", f"node 0 rejects this node: {self._refusal.reason}"
             )
         if state is not None and now - self._received_at > limit:
             reason = (
-                f"node 0 at {self._address} has said nothing for {now - self._received_at:.1f} s: it is gone"
+                f"node 0 at {self._address} has sent nothing for {now - self._received_at:.1f} s: it is gone"
             )
             return ExitReason(1, "leader_lost", f"{reason}, stopped or cut off")
         if own_exit is None or state is None or own_exit.kind == "signal":
             return own_exit
         if own_exit.code == 0:
-            return None  # the ranks exited at rank 0's request; node 0 reports the reason
+            return None  # rank 0 ended the plans, so the ranks exited; node 0 will report the reason
         since = self._own_exit_since = self._own_exit_since if self._own_exit_since is not None else now
         return own_exit if now - since > 2 * ROOT_CAUSE_SECONDS else None
 
@@ -126,13 +129,13 @@ class FollowerNode:
         return []
 
     def describe_wait(self) -> str:
-        """Describe that node 0 is unreachable or waits for other nodes; empty once the group has started."""
+        """Return a description of what the startup waits for; empty once the group has started."""
         if self.started:
             return ""
         if self._state is not None:
             return "node 0 waits for other nodes"
-        return f"waits for node 0 at {self._address}, with the keys of this one"
+        return f"waits for node 0 at {self._address} to answer; both nodes need the same keys"
 
     def close(self, end: ExitReason) -> None:
-        """Disconnect; node 0 already has a report of this node's own failure."""
+        """Disconnect; node 0 has already received this node's report."""
         self._client.close()

@@ -1,8 +1,8 @@
-"""Protocol between a supervisor and the other nodes of its group, and the settings that nodes compare.
+"""Interface between a supervisor and the other nodes of its group, and the settings that nodes compare.
 
-Node 0 leads: it waits until all nodes have joined, starts them, monitors all ranks and decides how the group
-exits. The other nodes start and exit with it. A group never restarts: if any part of it is lost, the whole
-group exits, and its operator creates a new one.
+A group is one engine whose ranks run on several nodes. Node 0 leads: it waits until all nodes have joined,
+starts them, monitors all ranks and decides how the group exits. The other nodes start and exit with it. A
+group never restarts: if any part of it is lost, the whole group exits, and the operator creates a new one.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from mizzen.wire.endpoint import UnsafeEndpoint
 from mizzen.wire.ranks.node_messages import RankReport
 
 ROOT_CAUSE_SECONDS = 1.5
-"""Time to wait for a root cause: a rank may fail because another rank is gone, whose supervisor reports it
-within this time."""
+"""Time for which a failure waits for its root cause. If a rank fails because another rank is gone, the other
+rank's supervisor reports that within this time."""
 PER_NODE_OPTIONS = frozenset({"model", "threads", "profile", "profile_steps", "check_integrity"})
-"""Options that may differ between nodes."""
+"""Engine options that may differ between the nodes of a group."""
 CONSEQUENTIAL_KIND = "rank_failed"
-"""Kind of failure that may be the consequence of another rank's failure."""
+"""`ExitReason.kind` of a failure that may be the consequence of another rank's failure."""
 
 
 class NodeGroup(Protocol):
-    """Other nodes of a group, as the supervisor sees them."""
+    """Interface to the other nodes of a group, for the supervisor of one node."""
 
     @property
     def started(self) -> bool:
-        """Whether the ranks may be started; never reverts to False."""
+        """Whether all nodes have joined, so that the ranks may start; never reverts to False."""
         ...
 
     @property
@@ -53,30 +53,41 @@ class NodeGroup(Protocol):
 
     @property
     def exit_requested(self) -> bool:
-        """Whether another node was asked to exit."""
+        """Whether another node has received SIGTERM or SIGINT."""
         ...
 
     @property
     def phases(self) -> list[Phase]:
-        """Phases of the ranks of other nodes that this node accounts for."""
+        """Phases of the other nodes' ranks on node 0; empty on the other nodes."""
         ...
 
     def exchange_reports(
         self, ranks: Sequence[RankReport], own_exit: ExitReason | None, exit_requested: bool, now: float
     ) -> None:
-        """Receive the other nodes' messages and send them this node's state."""
+        """Receive the messages of other nodes, and send them this node's state.
+
+        Args:
+            ranks: Progress of this node's ranks.
+            own_exit: Reason for which this node alone would exit; None if it would continue.
+            exit_requested: Whether this node has received SIGTERM or SIGINT.
+            now: Current monotonic time in seconds.
+        """
         ...
 
     def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
-        """Return this node's exit reason, if any; `own_exit` is the one it would have without a group."""
+        """Return the reason for which this node must exit now, or None.
+
+        `own_exit` is the reason for which this node would exit if it were alone.
+        """
         ...
 
     def read_heartbeats(self, now: float) -> list[RankHeartbeat]:
-        """Return the heartbeats of other nodes' ranks, in rank order."""
+        """Return the heartbeats of other nodes' ranks in rank order on node 0, and no heartbeats
+        elsewhere."""
         ...
 
     def describe_wait(self) -> str:
-        """Describe what the startup waits for; empty once the group has started."""
+        """Return a description of the nodes that the startup waits for; empty once the group has started."""
         ...
 
     def close(self, end: ExitReason) -> None:
@@ -85,13 +96,13 @@ class NodeGroup(Protocol):
 
 
 def tcp_endpoint(address: str, port: int) -> str:
-    """Return the ZMQ endpoint of a host and a port."""
+    """Return the ZMQ endpoint of a host name or IP address and a port."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
 @contextlib.contextmanager
 def explain_port_errors(port: int) -> Iterator[None]:
-    """Add the option --ranks-port to the message of a ValueError about an unusable endpoint."""
+    """Add the option --ranks-port to the message of a ValueError about an endpoint that cannot be bound."""
     try:
         yield
     except UnsafeEndpoint:
@@ -101,7 +112,10 @@ def explain_port_errors(port: int) -> Iterator[None]:
 
 
 def shared_settings(config: EngineConfig) -> dict[str, str]:
-    """Return the settings that must be equal on all nodes, by option name."""
+    """Return the values of the settings that must be equal on all nodes.
+
+    Keys are options such as `--page-size`, or descriptions such as "the release".
+    """
     names = [
         option.name for option in dataclasses.fields(EngineOptions) if option.name not in PER_NODE_OPTIONS
     ]
@@ -122,7 +136,7 @@ def _hash_model_files(folder: Path) -> str:
 
 
 def describe_differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """Return a description of each setting that differs."""
+    """Return a description of each setting that differs between this node and another node."""
     names = [name for name in (*ours, *(set(theirs) - set(ours))) if ours.get(name) != theirs.get(name)]
     return [
         f"{name} ({theirs.get(name, 'nothing')} there, {ours.get(name, 'nothing')} here)" for name in names

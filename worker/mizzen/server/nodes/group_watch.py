@@ -1,4 +1,4 @@
-"""Monitor the ranks of a group from the supervisor, through their shared heartbeats."""
+"""Monitor the ranks of an engine from its supervisor, through the ranks' heartbeats."""
 
 from __future__ import annotations
 
@@ -13,27 +13,40 @@ from mizzen.wire.ranks.node_messages import RankReport
 
 
 class GroupMonitor:
-    """Detects stalled ranks of a group and reports this node's ranks to node 0."""
+    """Finds stalled ranks, and describes the progress of this node's ranks for node 0."""
 
     def __init__(self, config: EngineConfig, links: RankLinks) -> None:
-        """Use the configured deadlines; on CPU a step may take as long as the watchdog allows."""
+        """Use the configured deadlines.
+
+        A step may take `watchdog_seconds`, but on CUDA at most `rank_deadline_seconds`.
+        """
         ranks, seconds = config.rank_deadline_seconds, config.watchdog_seconds
         steps = min(ranks, seconds) if config.device == "cuda" else seconds
         self._heartbeats = HeartbeatReader(links.heartbeats, links.local_ranks)
         self._detector = StallDetector(config.tensor, ranks, steps)
 
-    def read_own(self) -> list[RankHeartbeat]:
+    def read_own_heartbeats(self) -> list[RankHeartbeat]:
         """Return the heartbeats of this node's ranks."""
         return self._heartbeats.read()
 
     def find_fault(self, remote: list[RankHeartbeat], now: float) -> str | None:
-        """Return a description of the rank, on any node, that stalls the others; None if no rank does."""
-        return self._detector.find_fault([*self.read_own(), *remote], now)
+        """Return a description of a stalled rank on any node, or None.
+
+        Args:
+            remote: Heartbeats of other nodes' ranks, in rank order.
+            now: Current monotonic time in seconds.
+        """
+        return self._detector.find_fault([*self.read_own_heartbeats(), *remote], now)
 
     def build_reports(self, readers: Sequence[StatusReader], now: float) -> list[RankReport]:
-        """Return the progress of this node's ranks, for node 0."""
+        """Return the progress reports of this node's ranks, for node 0.
+
+        Args:
+            readers: Readers of the status blocks of this node's ranks, in rank order.
+            now: Current monotonic time in seconds.
+        """
         reports: list[RankReport] = []
-        for reader, heartbeat in zip(readers, self.read_own(), strict=True):
+        for reader, heartbeat in zip(readers, self.read_own_heartbeats(), strict=True):
             snapshot = reader.read()
             idle = now - heartbeat.alive if heartbeat.alive else -1.0
             rank = (

@@ -1,4 +1,4 @@
-"""Node 0's side of a group: admits nodes, starts the group, monitors it and decides how it exits."""
+"""A group as node 0 sees it: node 0 admits the other nodes, starts the group and decides how it exits."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from mizzen.wire.ranks.node_messages import (
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 1.0
-"""Silence of a node after which nothing can be concluded about its ranks."""
+"""Time without a message from a node after which its last report says nothing about its ranks."""
 KEY_REFRESH_SECONDS = 2.0
 
 
 @dataclass
 class _Member:
-    """A node that has joined."""
+    """Node that has joined the group."""
 
     name: bytes
     life: str
@@ -48,12 +48,12 @@ class _Member:
     reported_at: float = 0.0
     """Time at which `report` was received."""
     rival: tuple[str, float] = ("", 0.0)
-    """`life` of another process that claims this node's rank, and the time of its first claim."""
+    """`life` of another process that wants to join with this node's number, and time of its first request."""
 
 
 @dataclass
 class LeaderNode:
-    """Group as seen from node 0."""
+    """Connections of node 0 to the other nodes; implements `NodeGroup`."""
 
     config: EngineConfig
     keys: KeyFolder | None
@@ -81,12 +81,12 @@ class LeaderNode:
 
     @property
     def exit_requested(self) -> bool:
-        """Whether a node was asked to exit."""
+        """Whether another node has received SIGTERM or SIGINT."""
         return any(member.report is not None and member.report.asked for member in self._members.values())
 
     @property
     def phases(self) -> list[Phase]:
-        """Phases of all ranks of other nodes; SPAWN before their first report."""
+        """Phases of all ranks of other nodes; SPAWN for a node that has not reported yet."""
         if not self.started:
             return [Phase.SPAWN]
         reports = [member.report for member in self._members.values()]
@@ -99,7 +99,7 @@ class LeaderNode:
     def exchange_reports(
         self, ranks: Sequence[RankReport], own_exit: ExitReason | None, exit_requested: bool, now: float
     ) -> None:
-        """Receive the nodes' messages, admit nodes that join, and send them the group's state."""
+        """Receive the messages of other nodes, admit nodes that want to join, and send the group's state."""
         for name, message in self._server.receive():
             if isinstance(message, Join):
                 self._handle_join(name, message, now)
@@ -120,8 +120,11 @@ class LeaderNode:
         self._broadcast("run" if self.started else "wait", "")
 
     def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
-        """Return the root cause of an exit: a rank that was killed takes precedence over ranks that then
-        fail."""
+        """Return the reason for which the group must exit now, or None.
+
+        A failure that may be a consequence (`CONSEQUENTIAL_KIND`) waits `ROOT_CAUSE_SECONDS`, because another
+        node may still report the root cause.
+        """
         if own_exit is not None and own_exit.kind != CONSEQUENTIAL_KIND:
             return own_exit
         if not self.started:
@@ -139,7 +142,7 @@ class LeaderNode:
         for node, member in members:
             silence = now - member.received_at
             if silence > self.config.rank_deadline_seconds:
-                reason = f"node {node} has said nothing for {silence:.1f} s: it is gone, stopped or cut off"
+                reason = f"node {node} has sent nothing for {silence:.1f} s: it is gone, stopped or cut off"
                 return ExitReason(1, "node_lost", reason)
         reasons = [own_exit.reason] if own_exit is not None else []
         reasons += [f"node {node}: {report.reason}" for node, report in failures]
@@ -153,7 +156,7 @@ class LeaderNode:
         return ExitReason(1, CONSEQUENTIAL_KIND, "; ".join(reasons))
 
     def read_heartbeats(self, now: float) -> list[RankHeartbeat]:
-        """Return the heartbeats of the ranks of nodes 1 and up, in this machine's clock."""
+        """Return the heartbeats of the ranks of nodes 1 and up, with times of this machine's clock."""
         heartbeats: list[RankHeartbeat] = []
         for _, member in sorted(self._members.items()):
             if member.report is None or not member.report.ranks:
@@ -167,7 +170,7 @@ class LeaderNode:
         return heartbeats
 
     def describe_wait(self) -> str:
-        """Describe the nodes that have not joined yet; empty once the group has started."""
+        """Return a description of the nodes that have not joined yet; empty once the group has started."""
         if self.started:
             return ""
         missing = [node for node in range(1, self.config.nodes) if node not in self._members]
@@ -175,7 +178,7 @@ class LeaderNode:
         return "; ".join([f"waits for nodes {', '.join(map(str, missing))} of {self.config.nodes}", *refused])
 
     def close(self, end: ExitReason) -> None:
-        """Report the group's exit to the other nodes and close the socket."""
+        """Send the reason of the group's exit to the other nodes, and close the socket."""
         self._broadcast("failed" if end.code else "done", end.reason)
         self._server.close()
 
@@ -197,10 +200,11 @@ class LeaderNode:
             member.received_at = now
 
     def _is_alive(self, member: _Member, join: Join, now: float) -> bool:
-        """Return whether a member is still running although another process claims its rank.
+        """Return whether a member may still be running although another process wants to join in its place.
 
-        A restarted pod takes its predecessor's rank. A member whose messages still arrive some time after the
-        new process first joined is running: they cannot be delayed messages of a process that exited.
+        A restarted pod joins with its predecessor's number, and must wait until the predecessor has been
+        silent for `QUIET_SECONDS`. If messages of the member keep arriving, both processes run: `_rejection`
+        then rejects the new one.
         """
         if member.rival[0] != join.life:
             member.rival = (join.life, now)
@@ -208,21 +212,22 @@ class LeaderNode:
 
     def _rejection(self, join: Join) -> tuple[str, int]:
         if join.protocol != PROTOCOL:
-            return f"node {join.node} is of another release: start all nodes from one image", 2
+            return f"node {join.node} runs another release: start all nodes from the same image", 2
         if not 0 < join.node < self.config.nodes:
             return f"--node-rank {join.node} is not between 1 and {self.config.nodes - 1}, as --nodes says", 2
         differing = describe_differences(self._settings, join.settings)
         if differing:
-            return f"node {join.node} differs from node 0 in {', '.join(differing)}: start both alike", 2
+            text = f"node {join.node} differs from node 0 in {', '.join(differing)}"
+            return f"{text}: start both with the same settings", 2
         member = self._members.get(join.node)
         if self.started and (member is None or member.life != join.life):
-            return f"the group runs with another node {join.node}: all of its nodes have to restart", 1
+            return f"the group runs with another node {join.node}: all its nodes have to restart", 1
         if (
             member is not None
             and member.rival[0] == join.life
             and member.received_at > member.rival[1] + QUIET_SECONDS
         ):
-            return f"another node {join.node} is there already: give each its own --node-rank", 1
+            return f"another node {join.node} has already joined: give each node its own --node-rank", 1
         return "", 0
 
     def _handle_report(self, name: bytes, report: NodeReport, now: float) -> None:
@@ -235,7 +240,7 @@ class LeaderNode:
         )
 
     def _refresh_keys(self, now: float) -> None:
-        """Switch to the newest keys while the group has not started: they may change while node 0 waits."""
+        """Switch to the newest keys, which may change while node 0 waits for other nodes."""
         if self.keys is None or now - self._keys_checked_at < KEY_REFRESH_SECONDS:
             return
         self._keys_checked_at = now

@@ -1,1 +1,1 @@
-"""Rank processes of an engine: entry points, shared memory, monitoring and failure detection."""
+"""Rank processes of an engine: their entry points, shared memory, monitoring and failure detection."""

@@ -1,7 +1,7 @@
-"""Recognize failures that mean that the device is lost, so that only another device helps, not a restart.
+"""Recognize failures that mean that the device is lost, so that a restart on the same device does not help.
 
-The supervisor checks the failure message of a rank. Messages of faults that a restart cures, such as an
-illegal memory access, do not match.
+The supervisor checks the failure message of a rank. Faults that a restart cures, such as an illegal memory
+access, are not recognized.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ LOST_DEVICE_ERRORS = (
     "fallen off the bus",
     "cuda error: unknown error",
 )
-"""Messages of cudaErrorECCUncorrectable, NvlinkUncorrectable, HardwareStackError, DevicesUnavailable,
-NoDevice and Unknown, and the messages of PyTorch and NVML for the same errors; lower case."""
+"""Parts of failure messages, in lower case: those of cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable,
+cudaErrorHardwareStackError, cudaErrorDevicesUnavailable, cudaErrorNoDevice and cudaErrorUnknown, and those of
+PyTorch and NVML for the same errors."""
 
 
 def is_device_lost(message: str) -> bool:

@@ -1,9 +1,9 @@
-"""Process of a rank other than 0: loads its shard of the model, then runs the plans that rank 0 sends.
+"""Process of a rank other than 0: loads its shard of the model, then runs the step plans that rank 0 sends.
 
-python -m mizzen.server.ranks.follower --rank 1 --links JSON --parent PID --config JSON
+    python -m mizzen.server.ranks.follower --rank 1 --links JSON --parent PID --config JSON
 
-It is started by the supervisor or by `mizzen.offline`, and exits at the end of the plans or with its parent.
-It takes no commands: rank 0 takes them, and ends the plans.
+The supervisor or `mizzen.offline` starts it. It exits when rank 0 ends the stream of plans, or when its
+parent dies; it handles no commands of the supervisor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ log = logging.getLogger(__name__)
 
 
 def run_follower(rank: int, links: RankLinks, options: EngineOptions, keys: str, status: PhaseStatus) -> None:
-    """Load a rank and run plans until rank 0 ends them.
+    """Load a rank's shard, and run step plans until rank 0 ends the stream of plans.
+
+    Args:
+        rank: Rank of this process, at least 1.
+        links: Links to the other ranks.
+        options: Options of the engine.
+        keys: Folder with CURVE keys; empty if no keys are configured.
+        status: Receiver of phases and progress.
 
     Raises:
         Exception: loading or a step failed.
@@ -52,7 +59,7 @@ def run_follower(rank: int, links: RankLinks, options: EngineOptions, keys: str,
         options, lambda: RankGroup(placement), status.begin_phase, status.report_progress
     )
     gc.collect()
-    gc.freeze()  # a garbage collection over all of torch would delay a step
+    gc.freeze()  # exempt torch's many objects from garbage collection, which would delay steps
     heartbeat.mark_serving()
     status.enter_phase(Phase.SERVING)
     follower.run_plans(plans, heartbeat)
@@ -62,7 +69,7 @@ def run_follower(rank: int, links: RankLinks, options: EngineOptions, keys: str,
 
 
 def open_plan_receiver(rank: int, links: RankLinks, keys: str) -> RingReader | PlanClient:
-    """Open a rank's end of the plan channel: shared memory in rank 0's pod, TCP in other pods."""
+    """Open a rank's end of the plan channel: shared memory in rank 0's pod, TCP in any other pod."""
     if not links.first_rank:
         return RingReader(links.ring, rank - 1)
     return PlanClient(
@@ -73,22 +80,22 @@ def open_plan_receiver(rank: int, links: RankLinks, keys: str) -> RingReader | P
 
 
 def select_engine_options(values: dict[str, Any]) -> EngineOptions:
-    """Return the engine's options among the options of a process."""
+    """Return the engine options among a process's options; others, such as ports, are ignored."""
     return EngineOptions(**{f.name: values[f.name] for f in fields(EngineOptions) if f.name in values})
 
 
 def main() -> int:
-    """Run the process; its command line is only for the parent process."""
+    """Run the process and return its exit code; only the parent process uses the command line."""
     parser = argparse.ArgumentParser(description="a rank; started by rank 0 or by the supervisor")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--links", type=RankLinks.from_json, required=True)
     parser.add_argument("--config", type=json.loads, required=True)
     for name in ("status-fd", "control-fd"):
-        parser.add_argument(f"--{name}", type=int, help="as for rank 0; not used")
+        parser.add_argument(f"--{name}", type=int, help="ignored; only rank 0 uses it")
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # the process of rank 0 or the supervisor handles them
+        signal.signal(number, signal.SIG_IGN)  # the supervisor, or rank 0's process, handles them
     set_parent_death_signal(args.parent)
     set_up_logging(process=f"rank{args.rank}")
     status = PhaseStatus(StatusWriter(args.links.status, args.rank - args.links.first_rank))

@@ -1,8 +1,8 @@
 """Heartbeats of ranks in shared memory, read by the processes that monitor the ranks.
 
-Each rank has five numbers, each written atomically: the time at which its process last ran (written by a
-separate thread, whatever the others do), the last launched step, the last completed step, the process id, and
-whether the rank serves.
+A heartbeat consists of five numbers, each written atomically: the time at which the rank's process last ran,
+the last launched step, the last completed step, the process id, and whether the rank serves. A separate
+thread writes the time, so that it stays current while other threads are busy.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 HEARTBEAT_SECONDS = 0.25
 _ALIVE, _LAUNCHED, _DONE, _PROCESS, _SERVES = range(5)
 _ROW_NUMBERS = 8
-"""Numbers of 8 bytes reserved per rank: one cache line."""
+"""Number of 8-byte values reserved per rank: one cache line."""
 
 
 def create_heartbeats(ranks: int) -> int:
-    """Return the descriptor of zeroed memory for all ranks; the caller closes it."""
+    """Return the file descriptor of zeroed shared memory for `ranks` heartbeats; the caller closes it."""
     descriptor = os.memfd_create("mizzen-heartbeats")
     os.ftruncate(descriptor, 8 * _ROW_NUMBERS * ranks)
     return descriptor
@@ -39,28 +39,28 @@ class HeartbeatWriter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread that shows that the process runs; called once all imports are done."""
+        """Start the thread that records that the process runs; call this once all imports are done."""
         self._numbers[_ALIVE] = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="mizzen-heartbeat", daemon=True)
         self._thread.start()
 
     def mark_serving(self) -> None:
-        """Record that startup is complete: from now on the rank has to keep up with the others."""
+        """Record that startup is complete; from now on the rank has to keep up with the other ranks."""
         self._numbers[_SERVES] = 1.0
 
     def ping(self) -> None:
-        """Do nothing: the thread shows that the process runs."""
+        """Do nothing: this heartbeat's own thread already records that the process runs."""
 
     def launched(self, step: int) -> None:
-        """Record that a step was launched."""
+        """Record the number of the last launched step."""
         self._numbers[_LAUNCHED] = step
 
     def done(self, step: int) -> None:
-        """Record that a step completed."""
+        """Record the number of the last completed step."""
         self._numbers[_DONE] = step
 
     def close(self) -> None:
-        """Stop the thread; the rank is not monitored any longer."""
+        """Stop the thread; the rank is no longer monitored."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -73,11 +73,11 @@ class HeartbeatWriter:
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """Progress of a rank."""
+    """Progress of a rank at the time of reading."""
 
     alive: float
-    """Monotonic time at which the process last ran; 0 if it is not monitored, before it loads and after it
-    ended."""
+    """Monotonic time in seconds at which the rank's process last ran; 0 while the rank is not monitored,
+    which is before `start` and after `close`."""
     launched: int
     done: int
     process: int
@@ -86,14 +86,14 @@ class RankHeartbeat:
 
 
 class HeartbeatReader:
-    """Reader of the heartbeats of all ranks of a pod."""
+    """Reader of the heartbeats of a pod's ranks."""
 
     def __init__(self, descriptor: int, ranks: int) -> None:
         memory = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
         self._numbers = np.frombuffer(memory, np.float64).reshape(ranks, _ROW_NUMBERS)
 
     def read(self) -> list[RankHeartbeat]:
-        """Return the heartbeat of each rank."""
+        """Return the current heartbeat of each rank, in rank order."""
         return [
             RankHeartbeat(
                 row[_ALIVE], int(row[_LAUNCHED]), int(row[_DONE]), int(row[_PROCESS]), bool(row[_SERVES])

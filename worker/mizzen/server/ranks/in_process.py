@@ -1,6 +1,6 @@
-"""Start, monitor and stop the other ranks of an engine whose rank 0 runs in this process.
+"""Start, monitor and stop ranks 1 and up of an engine whose rank 0 runs in this process.
 
-Used by `mizzen.offline`, which has no supervisor.
+`mizzen.offline` uses it instead of a supervisor.
 """
 
 from __future__ import annotations
@@ -27,26 +27,32 @@ from mizzen.server.status_block import StatusReader
 from mizzen.wire.ranks.plan_ring import RingWriter
 
 CHECK_SECONDS = 0.05
-RANK_SECONDS = 8.0
-STEP_SECONDS = 120.0
+RANK_DEADLINE_SECONDS = 8.0
+STEP_DEADLINE_SECONDS = 120.0
 EXIT_SECONDS = 10.0
 KILL_SECONDS = 5.0
 
 
 class LocalRanks:
-    """Ranks 1 and up, as child processes of this one. Call `close` after the engine is closed."""
+    """Ranks 1 and up, as child processes of this process. Call `close` after closing the engine."""
 
     def __init__(self, options: EngineOptions) -> None:
-        """Start the ranks; they load while rank 0 loads."""
+        """Start the ranks, which load their shards concurrently with rank 0.
+
+        Raises:
+            ValueError: the engine would span several nodes, or a step's plan does not fit the shared memory.
+        """
         if options.nodes > 1:
-            raise ValueError(f"--nodes {options.nodes} is for `mizzen engine`: leave it at 1 here")
+            raise ValueError(
+                f"--nodes {options.nodes} needs `mizzen engine`: only one node is supported here"
+            )
         size = options.tensor
         self._options = options
         self._links = create_rank_links(options)
         self._readers = [StatusReader(self._links.status, rank) for rank in range(size)]
         self._heartbeat = HeartbeatWriter(self._links.heartbeats, 0)
         self._heartbeats = HeartbeatReader(self._links.heartbeats, size)
-        self._detector = StallDetector(size, RANK_SECONDS, STEP_SECONDS, own_rank=0)
+        self._detector = StallDetector(size, RANK_DEADLINE_SECONDS, STEP_DEADLINE_SECONDS, own_rank=0)
         self._checked_at = 0.0
         self._fault: str | None = None
         # The thread that creates this object may end long before the ranks do.
@@ -55,7 +61,7 @@ class LocalRanks:
         self._guard = LaunchGuard(lambda: self._find_fault(time.monotonic()))
 
     def connect_followers(self) -> FollowerRanks:
-        """Return rank 0's connections to the other ranks."""
+        """Start rank 0's heartbeat, and return rank 0's connections to the other ranks."""
         self._heartbeat.start()
         self._heartbeat.mark_serving()
         plans = RingWriter(self._links.ring)
@@ -68,10 +74,10 @@ class LocalRanks:
         )
 
     def raise_if_failed(self) -> None:
-        """Check the other ranks, at most every `CHECK_SECONDS`.
+        """Check the other ranks, at most once every `CHECK_SECONDS`.
 
         Raises:
-            RanksFailed: a rank exited or is stuck; all of them have been killed.
+            RanksFailed: a rank exited or is stuck; all other ranks have been killed.
         """
         now = time.monotonic()
         if now - self._checked_at < CHECK_SECONDS:
@@ -81,7 +87,7 @@ class LocalRanks:
             raise RanksFailed(fault)
 
     def close(self) -> None:
-        """Wait until the ranks exit, which they do at the end of the plans; kill the remaining ones."""
+        """Wait until the ranks exit, which they do when rank 0 ends the plans; then kill any that remain."""
         self._guard.close()
         self._heartbeat.close()
         deadline = time.monotonic() + EXIT_SECONDS
@@ -95,9 +101,9 @@ class LocalRanks:
         self._links.close_in_rank()
 
     def _find_fault(self, now: float) -> str | None:
-        """Return a description of a fault of the other ranks, after which they are killed; None without a
-        fault."""
-        # The first fault is the cause of all later ones, such as the exits of the killed ranks.
+        """Return a description of the first failure of another rank, or None; kill all ranks after a
+        failure."""
+        # Remember the first fault: it causes all later ones, such as the exits of the killed ranks.
         if self._fault is None:
             self._fault = self._describe_exited_rank() or self._detector.find_fault(
                 self._heartbeats.read(), now
@@ -130,7 +136,7 @@ class LocalRanks:
         if statuses[rank]["phase"] == Phase.FAILED:
             return f"rank {rank} failed: {statuses[rank].text}"
         process = self._processes[rank - 1]
-        return f"rank {rank} (process {process.pid}) ended with code {codes[rank]} without being asked to"
+        return f"rank {rank} (process {process.pid}) exited unexpectedly with code {codes[rank]}"
 
     def _kill(self) -> None:
         alive = [process for process in self._processes if process.poll() is None]
@@ -140,4 +146,4 @@ class LocalRanks:
             try:
                 process.wait(KILL_SECONDS)
             except subprocess.TimeoutExpired:
-                pass  # in an uninterruptible system call; the process exits when that returns
+                pass  # in an uninterruptible system call; the process exits when the call returns

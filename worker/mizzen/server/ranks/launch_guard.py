@@ -1,7 +1,8 @@
-"""Abort a program whose kernel launches will never return because another rank of the model is gone.
+"""Abort a program whose kernel launches block for ever because another rank of its engine is gone.
 
-A GPU queues about a thousand kernels; further launches block. If the first queued kernel waits for a rank
-that is gone, they block for ever, in a call that no exception can interrupt. Used by `LocalRanks`.
+A GPU queues about a thousand kernels; further launches block until one of them has run. If the first queued
+kernel waits for a rank that is gone, launches block for ever, in a call that no exception can interrupt.
+`LocalRanks` uses the guard.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from types import TracebackType
 log = logging.getLogger(__name__)
 
 LONG_LAUNCH_SECONDS = 2.0
-"""Duration of a launch after which the guard checks the other ranks."""
+"""Duration of a launch beyond which the guard checks the other ranks."""
 CHECK_SECONDS = 0.5
 EXIT_SECONDS = 30
-"""Time that finalizing a program may take once one of its ranks is gone."""
+"""Time that the program's exit may take after one of its ranks is gone."""
 
 
 def abort_process() -> None:
-    """Exit immediately: an orderly shutdown would wait for the GPU."""
+    """Exit with code 1 immediately, because an orderly shutdown would wait for the GPU."""
     logging.shutdown()
     sys.stderr.flush()
     os._exit(1)
 
 
 def arm_exit_alarm() -> None:
-    """Set an alarm at exit, so that the kernel ends this process even if its GPU never lets it finish.
+    """Make this process set an alarm when it exits, so that SIGALRM kills it if its GPU blocks the exit.
 
-    The exit code is minus SIGALRM if the alarm goes off; otherwise it is unchanged.
+    If the alarm goes off, the process is reported as killed by SIGALRM; otherwise the exit code is unchanged.
     """
     atexit.register(_set_alarm)
 
@@ -46,7 +47,7 @@ def _set_alarm() -> None:
 
 
 class LaunchGuard:
-    """Context manager around each launch of one thread, which a separate thread monitors until `close`."""
+    """Context manager for each kernel launch of one thread; a second thread monitors the launches."""
 
     def __init__(
         self, find_fault: Callable[[], str | None], abort: Callable[[], None] = abort_process
@@ -54,8 +55,8 @@ class LaunchGuard:
         """Start the monitoring thread.
 
         Args:
-            find_fault: Returns a description of a rank's failure, None if all ranks are running.
-            abort: Ends the program.
+            find_fault: Returns a description of a rank's failure, or None if all ranks are running.
+            abort: Ends the program without waiting for the GPU.
         """
         self._find_fault = find_fault
         self._abort = abort
@@ -84,5 +85,5 @@ class LaunchGuard:
                 continue
             fault = self._find_fault()
             if fault and self._since == since:
-                log.critical("the program exits because its GPU waits for a rank that is gone: %s", fault)
+                log.critical("exiting because the GPU waits for a rank that is gone: %s", fault)
                 self._abort()

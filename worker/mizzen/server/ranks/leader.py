@@ -1,9 +1,9 @@
-"""Process of rank 0, started by the supervisor: loads its shard of the engine, plans, and serves the wire.
+"""Process of rank 0: loads its shard of the model, plans steps for all ranks, and serves gateways.
 
     python -m mizzen.server.ranks.leader --rank 0 --status-fd N --control-fd N --parent PID \\
         --config JSON [--links JSON]
 
-The processes of the other ranks are `mizzen.server.ranks.follower`.
+The supervisor starts it. The processes of the other ranks run `mizzen.server.ranks.follower`.
 """
 
 from __future__ import annotations
@@ -44,36 +44,39 @@ ConfigT = TypeVar("ConfigT", bound=EngineConfig)
 
 
 class StartupReporter(Protocol):
-    """Receiver of the progress of an engine's startup."""
+    """Receiver of an engine's startup progress."""
 
     def begin_phase(self, name: str) -> None:
-        """Record the start of a phase: config, weights, kv, graphs or warmup."""
+        """Record that a phase starts: config, weights, kv, graphs or warmup."""
         ...
 
     def report_progress(self, done: int, total: int) -> None:
-        """Record the finished part of the phase, in bytes or items."""
+        """Record the finished and total work of the current phase, in bytes or items."""
         ...
 
 
 EngineLoader = Callable[[ConfigT, StartupReporter], EngineProtocol]
-"""Function that loads the engine of a configuration and reports its progress."""
+"""Function that loads the engine for a configuration and reports the progress of its startup."""
 
 
 class TraceableEngine(EngineProtocol, Protocol):
-    """Engine whose steps can be traced."""
+    """Engine that can write a trace of its steps."""
 
     def profile(self) -> None:
-        """Take a trace of the next steps; safe in a signal handler."""
+        """Trace the next steps; safe to call from a signal handler."""
         ...
 
 
 def engine_name(config: EngineConfig) -> str:
-    """Return the engine's name: the configured one, or host name and process id of the supervisor."""
+    """Return the engine's configured name, or else the host name and the supervisor's process id."""
     return config.engine_id or f"{socket.gethostname()}-{os.getppid()}"
 
 
 def build_welcome(config: EngineConfig, engine: EngineProtocol, files: dict[str, bytes]) -> Welcome:
-    """Return the message with which the engine greets gateways."""
+    """Return the message that describes the engine to gateways.
+
+    `files` are the contents of the model's files that gateways may fetch, by name.
+    """
     info = engine.info
     return Welcome(
         protocol=PROTOCOL,
@@ -94,10 +97,11 @@ def build_welcome(config: EngineConfig, engine: EngineProtocol, files: dict[str,
 
 
 def open_wire_keys(config: EngineConfig) -> KeyFolder | None:
-    """Return the configured CURVE keys, after checking that the endpoint is safe with them.
+    """Return the configured CURVE keys, or None; check that the endpoint is not exposed without keys.
 
     Raises:
-        ValueError: the endpoint is unsafe or malformed, or a key file is unusable.
+        ValueError: other machines can reach the endpoint but no keys are configured, the endpoint is
+            malformed, or a key file is unusable.
     """
     keys = KeyFolder(Path(config.keys), "engine") if config.keys else None
     require_safe(config.wire_bind, keys)
@@ -111,11 +115,18 @@ def serve_engine(
     load: EngineLoader[ConfigT],
     limits: WireLimits | None = None,
 ) -> None:
-    """Load an engine and serve it until the supervisor stops it.
+    """Load an engine and serve gateways until the supervisor stops the engine.
+
+    Args:
+        config: Configuration of the engine.
+        status: Receiver of phases, progress and counters.
+        control: Read end of the supervisor's control pipe.
+        load: Function that loads the engine.
+        limits: Limits of the wire; the defaults if None.
 
     Raises:
-        Exception: loading or a step failed; gateways have been notified, and the reason is in the status
-            block.
+        Exception: loading or a step failed; requests have been ended with an error, and the status block
+            contains the reason.
     """
     wire: WireServer | None = None
     engine: EngineProtocol | None = None
@@ -132,7 +143,7 @@ def serve_engine(
         ServingLoop(engine, wire, status, control, config.drain_timeout_seconds).run()
         status.enter_phase(Phase.ENDED)
     except BaseException as error:
-        status.fail(f"{type(error).__name__}: {error}")  # first, because the rest may hang
+        status.fail(f"{type(error).__name__}: {error}")  # first, because closing may hang
         if wire:
             wire.out.end_all(0, "the engine failed")
         raise
@@ -144,10 +155,12 @@ def serve_engine(
 
 
 def main(config_type: type[ConfigT], importer: Callable[[RankLinks | None], EngineLoader[ConfigT]]) -> int:
-    """Run the process of rank 0; its command line is only for the supervisor.
+    """Run the process of rank 0 and return its exit code; only the supervisor uses the command line.
 
-    `importer` does the slow imports and returns the function that loads the engine; it receives the links to
-    the other ranks, None if rank 0 is the only one.
+    Args:
+        config_type: Class of the engine's configuration.
+        importer: Does slow imports and returns the function that loads the engine. Its argument is the links
+            to the other ranks, or None if there are no other ranks.
     """
     parser = argparse.ArgumentParser(description="a rank; started by the supervisor")
     for name in ("rank", "status-fd", "control-fd", "parent"):
@@ -174,7 +187,7 @@ def main(config_type: type[ConfigT], importer: Callable[[RankLinks | None], Engi
 
 
 def _freeze_after_load(load: EngineLoader[ConfigT]) -> EngineLoader[ConfigT]:
-    """Exclude all loaded objects from garbage collection: one over all of torch would delay a step."""
+    """Return a loader that exempts the loaded objects from garbage collection, which would delay steps."""
 
     def load_and_freeze(config: ConfigT, startup: StartupReporter) -> EngineProtocol:
         engine = load(config, startup)
@@ -192,14 +205,14 @@ def exit_process(code: int) -> NoReturn:
 
 
 def _trace_on_signal(config: EngineConfig, engine: TraceableEngine) -> EngineProtocol:
-    """Make SIGUSR2, which the supervisor forwards, take a trace if a trace folder is configured."""
+    """Make the engine write a trace on SIGUSR2, which the supervisor forwards, if --profile is set."""
     if config.profile:
         signal.signal(signal.SIGUSR2, lambda number, frame: engine.profile())
     return engine
 
 
 def import_engine(links: RankLinks | None) -> EngineLoader[EngineConfig]:
-    """Import the real engine and return its loader; only this function imports torch."""
+    """Import the real engine and return the function that loads it; torch is imported only here."""
     from mizzen.engine.loading.loader import load_engine
 
     if links is None:

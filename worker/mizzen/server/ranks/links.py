@@ -1,6 +1,7 @@
-"""Links between the ranks of a pod: inherited descriptors, and the endpoints that they share with other pods.
+"""Links between ranks: file descriptors that a pod's ranks inherit, and endpoints for the ranks of other
+pods.
 
-The supervisor (or `LocalRanks`) creates them and passes them to each rank on its command line.
+The supervisor (or `LocalRanks`) creates the links and passes them to each rank on its command line.
 """
 
 from __future__ import annotations
@@ -19,39 +20,37 @@ from mizzen.wire.ranks.plan_ring import RingDescriptors, create_ring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLinks:
-    """Descriptors and endpoints that are the same for all ranks of a pod."""
+    """File descriptors and endpoints through which the ranks of one pod reach all other ranks."""
 
     local_ranks: int
     """Number of ranks in this pod."""
     rendezvous: str
-    """URL of the rendezvous: file:///path of `rendezvous_file`, the same in all ranks; between pods
-    tcp://host:port/group."""
+    """URL at which the ranks' process groups meet: `rendezvous_file` as file:///path in a single pod,
+    tcp://host:port/group between pods."""
     rendezvous_file: int
-    """Descriptor of an unnamed in-memory file that all ranks write to at startup, so that no file is left
-    behind."""
+    """Descriptor of the rendezvous file, which is in memory and unnamed, so that no file is left behind."""
     ring: RingDescriptors
-    """Descriptors of the ring of plans."""
+    """Descriptors of the ring buffer of step plans."""
     heartbeats: int
-    """Descriptor of the ranks' heartbeats."""
+    """Descriptor of the shared memory with the ranks' heartbeats."""
     status: int
-    """Descriptor of the ranks' status blocks."""
+    """Descriptor of the shared memory with the ranks' status blocks."""
     first_rank: int = 0
-    """First rank of this pod."""
+    """Lowest rank of this pod."""
     plan_endpoint: str = ""
-    """Endpoint at which rank 0 sends plans to the ranks of other pods; empty in a group of one pod."""
+    """Endpoint at which rank 0 serves plans to the ranks of other pods; empty for a single pod."""
     address: str = ""
-    """Address of this pod; empty in a group of one pod."""
+    """Host name or IP address of this pod; empty for a single pod."""
     public_key: str = ""
-    """Public key of the key pair of the plan endpoint; empty in a group of one pod or if no keys are
-    configured."""
+    """Public CURVE key of the plan endpoint; empty for a single pod, or if no keys are configured."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """All descriptors that a rank inherits."""
+        """All file descriptors that a rank inherits."""
         return (*self.ring.all, self.heartbeats, self.status, self.rendezvous_file)
 
     def to_json(self) -> str:
-        """Return the links as an argument of a rank's command line."""
+        """Return the links as JSON, for a rank's command line."""
         return json.dumps(
             {
                 "local_ranks": self.local_ranks,
@@ -69,7 +68,7 @@ class RankLinks:
 
     @classmethod
     def from_json(cls, text: str) -> RankLinks:
-        """Return the links that `to_json` has encoded."""
+        """Return the links from the JSON text of `to_json`."""
         values = json.loads(text)
         memory, *wake = values.pop("ring")
         return cls(ring=RingDescriptors(memory, tuple(wake)), **values)
@@ -80,18 +79,18 @@ class RankLinks:
             os.close(descriptor)
 
     def close_in_rank(self) -> None:
-        """Close the descriptors in a rank, except the rendezvous file: torch may write to it until the
-        process exits."""
+        """Close the descriptors in a rank, except for the rendezvous file, which torch may use until it
+        exits."""
         for descriptor in self.descriptors:
             if descriptor != self.rendezvous_file:
                 os.close(descriptor)
 
 
 def create_rank_links(options: EngineOptions) -> RankLinks:
-    """Create the links of a new pod; the caller closes them.
+    """Create the links of a pod; the caller closes them.
 
     Raises:
-        ValueError: a step of this size does not fit the shared memory.
+        ValueError: the largest step plan would not fit the shared memory.
     """
     local_ranks, room = options.local_ranks, plan_memory_bytes(options)
     rendezvous_file = os.memfd_create("mizzen-ranks")
@@ -106,13 +105,13 @@ def create_rank_links(options: EngineOptions) -> RankLinks:
 
 
 def connect_pods(links: RankLinks, config: EngineConfig, group: str, public_key: str) -> RankLinks:
-    """Return links extended by the endpoints through which this pod's ranks reach those of other pods.
+    """Return a pod's links, completed by the endpoints through which its ranks reach the ranks of other pods.
 
     Args:
         links: Links of this pod.
         config: Configuration of the engine.
         group: Id of the group.
-        key: Public key of the group's connections; empty if no keys are configured.
+        public_key: Public key of the group's connections; empty if no keys are configured.
     """
     host, port = config.leader_address if config.node_rank else config.ranks_address, config.ranks_port
     host = f"[{host}]" if ":" in host else host

@@ -1,6 +1,7 @@
 """End a process when its parent dies (Linux: prctl(2), PR_SET_PDEATHSIG).
 
-Every rank process calls `set_parent_death_signal`; `SpawnThread` keeps the parent thread alive.
+Every rank process calls `set_parent_death_signal`. To the kernel, the parent is a thread, which `SpawnThread`
+keeps alive.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ ResultT = TypeVar("ResultT")
 
 
 def set_parent_death_signal(parent: int) -> None:
-    """Have the kernel kill this process when process `parent` dies, even if it cannot run Python code then.
+    """Make the kernel kill this process when its parent dies, even if this process is stuck.
 
-    To the kernel, the parent is the thread that started this process: see `SpawnThread`.
+    To the kernel, the parent is the thread that started this process; see `SpawnThread`.
+
+    Args:
+        parent: Process id of the parent.
 
     Raises:
         ProcessLookupError: the parent has already died.
+        OSError: prctl(2) failed.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
@@ -36,13 +41,14 @@ def set_parent_death_signal(parent: int) -> None:
 
 
 class SpawnThread(Generic[ResultT]):
-    """Thread that starts processes and outlives them, even if the thread that requested them ends."""
+    """Thread that starts child processes and keeps running, so that the children survive the end of the
+    caller's thread."""
 
     def __init__(self, start: Callable[[], ResultT]) -> None:
-        """Call `start` in the thread.
+        """Call `start` in the new thread, and wait until it returns.
 
         Raises:
-            Exception: `start` raised it; the thread has ended.
+            Exception: an error of `start`; the thread has ended.
         """
         self._future: Future[ResultT] = Future()
         self._closed = threading.Event()
@@ -51,7 +57,7 @@ class SpawnThread(Generic[ResultT]):
         """Return value of `start`."""
 
     def close(self) -> None:
-        """End the thread, and with it all processes that still run."""
+        """End the thread; the kernel then kills the child processes that are still running."""
         self._closed.set()
 
     def _run(self, start: Callable[[], ResultT]) -> None:

@@ -1,4 +1,4 @@
-"""Publish the phase and startup progress of a rank in its status block."""
+"""Publish a rank's phase and the progress of its startup in the rank's status block."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mizzen.wire.ranks.group_socket import CannotListen
 log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 0.1
-"""Minimum time between two updates of a phase's progress."""
+"""Minimum time between two publications of a phase's progress."""
 
 
 class PhaseStatus:
-    """Publishes a rank's phase, the progress of the phase, and the reason of a failure."""
+    """Publishes a rank's phase, the progress of the phase, and the reason if the rank fails."""
 
     def __init__(self, writer: StatusWriter) -> None:
         self._writer = writer
@@ -27,7 +27,8 @@ class PhaseStatus:
         self._failed_phase = Phase.SPAWN
 
     def enter_phase(self, phase: Phase) -> None:
-        """Enter a phase; record and log the duration of the previous phase if it belongs to startup."""
+        """Publish a new phase; record and log the duration of the previous phase if it was a startup
+        phase."""
         now, values = time.monotonic(), self._values
         if self._phase in STARTUP_PHASES:
             spent = INDEX[f"phase_seconds_{self._phase.name}"]
@@ -42,11 +43,11 @@ class PhaseStatus:
         self._writer.publish()
 
     def begin_phase(self, name: str) -> None:
-        """Enter a startup phase by the name that the engine's loader uses."""
+        """Enter the startup phase with a name in lower case, such as `weights`."""
         self.enter_phase(Phase[name.upper()])
 
     def report_progress(self, done: int, total: int) -> None:
-        """Publish the finished part of the phase, in bytes or items."""
+        """Publish the finished and total work of the current phase, in bytes or items."""
         now, values = time.monotonic(), self._values
         values[INDEX["phase_done"]], values[INDEX["phase_total"]] = done, total
         if done < total and now - values[INDEX["heartbeat"]] < PROGRESS_SECONDS:
@@ -55,22 +56,22 @@ class PhaseStatus:
         self._writer.publish()
 
     def fail(self, reason: str) -> None:
-        """Publish the reason of a failure."""
+        """Enter the phase FAILED and publish the reason."""
         self._writer.set_text(reason)
         self._failed_phase = self._phase
         self.enter_phase(Phase.FAILED)
 
     def exit_code(self, error: BaseException) -> int:
-        """Return the exit code of a rank that failed with an error.
+        """Return the exit code for a rank that failed with an error; call this after `fail`.
 
-        Invalid configurations raise ValueError in the config phase, before weights are read. Later errors,
-        such as too little memory, and ports in use may be gone at the next start.
+        A ValueError in the config phase, before weights are read, means that the configuration is invalid.
+        All other errors, such as too little memory or a port in use, may not occur again after a restart.
         """
         wrong = isinstance(error, ValueError) and not isinstance(error, CannotListen)
         return CONFIGURATION_EXIT_CODE if wrong and self._failed_phase == Phase.CONFIG else 1
 
 
 def phase_progress(ranks: Iterable[Snapshot], phase: Phase) -> float | None:
-    """Return the progress of a phase, 0 to 1, of the slowest rank; None if no rank reports progress."""
-    here = [rank for rank in ranks if rank["phase"] == phase and rank["phase_total"]]
-    return min((rank["phase_done"] / rank["phase_total"] for rank in here), default=None)
+    """Return the slowest rank's progress in a phase, 0 to 1, or None if no rank reports progress in it."""
+    in_phase = [rank for rank in ranks if rank["phase"] == phase and rank["phase_total"]]
+    return min((rank["phase_done"] / rank["phase_total"] for rank in in_phase), default=None)

@@ -14,7 +14,7 @@ from mizzen.wire.ranks.plan_tcp import PlanServer
 
 
 class PlanChannel:
-    """Sends plans to all other ranks. Not thread-safe."""
+    """Rank 0's connection to all other ranks, for step plans. Not thread-safe."""
 
     def __init__(self, ring: RingWriter | None, server: PlanServer | None) -> None:
         self._ring = ring
@@ -24,17 +24,17 @@ class PlanChannel:
         """Wait until the ranks of other pods are connected.
 
         Raises:
-            PlanChannelStalled: a rank did not connect in time.
+            PlanChannelStalled: a rank did not connect within `seconds`.
         """
         if self._server:
             self._server.wait(seconds)
 
     def send(self, plan: StepPlan) -> None:
-        """Send a plan to all ranks, first to the most distant ones.
+        """Send a plan to all other ranks, first to the ranks of other pods.
 
         Raises:
-            PlanChannelStalled: a rank does not receive plans.
-            PlanChannelBroken: a rank is gone or has reconnected.
+            PlanChannelStalled: a rank has stopped reading plans.
+            PlanChannelBroken: a rank is gone, or has lost its connection and reconnected.
         """
         if self._server:
             self._server.send(plan)
@@ -42,7 +42,7 @@ class PlanChannel:
             self._ring.send(plan)
 
     def end(self) -> None:
-        """Signal the end of the plans, and wait until the ranks of other pods have received it."""
+        """End the stream of plans to all other ranks; wait until the end is sent to the other pods' ranks."""
         if self._ring:
             self._ring.end()
         if self._server:
@@ -51,10 +51,10 @@ class PlanChannel:
 
 
 def open_plan_channel(config: EngineConfig, links: RankLinks) -> PlanChannel:
-    """Open the channel to the ranks of a configuration.
+    """Open rank 0's end of the plan channel.
 
     Raises:
-        ValueError: the endpoint is unusable, or needs keys.
+        ValueError: the endpoint cannot be bound or needs keys.
     """
     local = config.local_ranks
     ring = RingWriter(links.ring) if local > 1 else None

@@ -17,51 +17,59 @@ KILL_SECONDS = 5.0
 
 
 class RankProcess:
-    """Process of one rank, and the write end of its control pipe."""
+    """Process of one rank, with the write end of its control pipe."""
 
     def __init__(self, rank: int, process: subprocess.Popen[bytes], control: int) -> None:
         self.rank = rank
         self.process = process
         self.code: int | None = None
-        """Exit code, negative for a signal that killed the process; None while it runs."""
+        """Exit code; negative if a signal killed the process, None while the process runs."""
         self._control = control
 
     def send_command(self, command: ControlCommand) -> None:
-        """Write a command to the control pipe; do nothing if the rank has exited."""
+        """Send a command to the rank; do nothing if it has exited."""
         try:
             os.write(self._control, command.value)
         except BrokenPipeError:
             pass
 
     def signal(self, number: int) -> None:
-        """Send a signal; do nothing if the rank has exited."""
+        """Send a signal to the rank; do nothing if it has exited."""
         if self.code is None:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill the process."""
+        """Kill the process, wait at most `KILL_SECONDS` for its exit, and close the control pipe."""
         if self.code is None:
             self.process.kill()
             try:
                 self.code = self.process.wait(KILL_SECONDS)
             except subprocess.TimeoutExpired:
-                pass  # in an uninterruptible system call; the process exits when that returns
+                pass  # in an uninterruptible system call; the process exits when the call returns
         os.close(self._control)
 
     def describe_exit(self) -> str:
-        """Describe how an exited rank ended."""
-        subject = f"rank {self.rank} (process {self.process.pid})"
+        """Return a description of the rank's unexpected exit."""
+        rank = f"rank {self.rank} (process {self.process.pid})"
         if self.code is None or self.code >= 0:
-            return f"{subject} ended with exit code {self.code} without being asked to"
+            return f"{rank} exited unexpectedly with code {self.code}"
         name = signal.Signals(-self.code).name
         hint = "; out of memory, or killed from outside" if -self.code == signal.SIGKILL else ""
-        return f"{subject} was killed by signal {-self.code} ({name}{hint})"
+        return f"{rank} was killed by signal {-self.code} ({name}{hint})"
 
 
 def spawn_rank(
     module: str, rank: int, config: EngineConfig, block: int, links: RankLinks | None = None
 ) -> RankProcess:
-    """Start a rank that inherits the status block, a control pipe and the links to the other ranks."""
+    """Start the process of a rank, which inherits the status block, a control pipe and the links.
+
+    Args:
+        module: Module that the process runs.
+        rank: Rank of the process.
+        config: Configuration of the engine.
+        block: File descriptor of the status blocks.
+        links: Links to the other ranks; None if there are no other ranks.
+    """
     read, write = os.pipe()
     command = [sys.executable, "-m", module, "--rank", str(rank), "--status-fd", str(block)]
     command += ["--control-fd", str(read), "--parent", str(os.getpid())]
@@ -78,7 +86,7 @@ def spawn_rank(
 
 
 def kill_ranks(ranks: list[RankProcess]) -> None:
-    """Kill all ranks; signal all of them before waiting for any, because a device may delay an exit."""
+    """Kill all ranks; signal all of them before waiting for any, because exits may be slow."""
     for rank in ranks:
         rank.signal(signal.SIGKILL)
     for rank in ranks:
@@ -86,7 +94,7 @@ def kill_ranks(ranks: list[RankProcess]) -> None:
 
 
 def reap_ranks(ranks: list[RankProcess]) -> None:
-    """Record the exit codes of ranks that have exited; as process 1, also reap orphans."""
+    """Record the exit codes of ranks that have exited; if this is process 1, also reap orphaned processes."""
     for rank in ranks:
         if rank.code is None:
             rank.code = rank.process.poll()
@@ -100,7 +108,7 @@ def _reap_orphans(own_pids: set[int]) -> None:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        # the Popen object of a rank reads its exit code at the next poll
+        # The `Popen` object of a rank reaps it at the next poll.
         if ended is None or ended.si_pid in own_pids:
             return
         os.waitpid(ended.si_pid, 0)

@@ -1,4 +1,4 @@
-"""Publish rank 0's counters and phases in its status block; used by the serving loop."""
+"""Publish rank 0's counters, gauges and phases in its status block; used by the serving loop."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ _REASONS = {int(reason): INDEX[f"finished_{reason.name}"] for reason in FinishRe
 
 
 THROUGHPUT_SECONDS = 1.0
-"""Period over which the throughput in tokens per second is computed."""
+"""Minimum period over which the throughput in tokens per second is averaged."""
 
 
 class RankStatus(PhaseStatus):
-    """Counts in private memory; `publish` makes all values visible at once."""
+    """Counters of rank 0; `publish` copies them to the status block, which makes them visible together."""
 
     def __init__(self, writer: StatusWriter) -> None:
         super().__init__(writer)
         self._rate_at, self._rate_tokens = 0.0, 0.0
 
     def enter_serving(self, endpoint: str) -> None:
-        """Enter the serving phase and publish the endpoint for gateways."""
+        """Enter the phase SERVING and publish the endpoint that gateways connect to."""
         self._writer.set_text(endpoint)
         self.enter_phase(Phase.SERVING)
 
     def set_memory(self, info: EngineInfoProtocol) -> None:
-        """Record how the engine uses its memory."""
+        """Record the memory sizes of the loaded engine."""
         for name in MEMORY:
             self._values[INDEX[name]] = getattr(info, name)
 
     def count_step(self, seconds: float, tokens: int) -> None:
-        """Count a step by its duration and its number of output tokens."""
+        """Count a step of `seconds` that generated `tokens` tokens."""
         values = self._values
         values[_STEPS] += 1
         values[_OUTPUT_TOKENS] += tokens
@@ -66,20 +66,21 @@ class RankStatus(PhaseStatus):
         values[_STEP_SUM] += seconds
 
     def count_first_tokens(self, waits: NDArray[np.float64]) -> None:
-        """Count first tokens, by the seconds [n] since the requests' arrival."""
+        """Count first tokens; `waits` [requests] are the seconds from each request's arrival to its first
+        token."""
         values = self._values
         for seconds in waits.tolist():
             values[_FIRST_BUCKETS + bisect_left(FIRST_TOKEN_SECONDS, seconds)] += 1
             values[_FIRST_SUM] += seconds
 
     def count_later_tokens(self, seconds: float, requests: int) -> None:
-        """Count further tokens of `requests` requests, `seconds` after their previous tokens."""
+        """Count one further token of each of `requests` requests, `seconds` after its previous token."""
         values = self._values
         values[_GAP_BUCKETS + bisect_left(BETWEEN_TOKENS_SECONDS, seconds)] += requests
         values[_GAP_SUM] += seconds * requests
 
     def count_finished(self, ends: Sequence[Finished], seconds: Sequence[float]) -> None:
-        """Count finished requests, with the seconds since each one's arrival."""
+        """Count finished requests; `seconds` are the times from each request's arrival to its end."""
         values = self._values
         for end, duration in zip(ends, seconds, strict=True):
             values[_REQUEST_BUCKETS + bisect_left(REQUEST_SECONDS, duration)] += 1
@@ -89,7 +90,15 @@ class RankStatus(PhaseStatus):
             values[_CACHED_TOKENS] += end.cached_tokens
 
     def publish(self, load: Load, out: Outbox, integrity: int, grammars: GrammarCounts, now: float) -> None:
-        """Publish all values, with the time of this iteration of the serving loop as heartbeat."""
+        """Publish all counters and gauges.
+
+        Args:
+            load: Current load of the engine.
+            out: Outbox with the counters of the wire.
+            integrity: Number of inconsistencies found so far.
+            grammars: Counters of structured output.
+            now: Time of this iteration of the serving loop, which is the heartbeat.
+        """
         counters = out.counters
         if now - self._rate_at >= THROUGHPUT_SECONDS:
             tokens = self._values[_OUTPUT_TOKENS]

@@ -1,6 +1,6 @@
-"""Estimate the time without output after which an engine must be hanging, from its own steps.
+"""Estimate the time without output after which an engine must be hanging, from the durations of past steps.
 
-A decode-only step takes about as long as the previous step of that size. Steps that contain prefill, steps of
+A decode-only step takes about as long as earlier steps of the same size. Steps that contain prefill, steps of
 a new size and the first steps after startup may load or compile something, so no limit is given for them. The
 serving loop announces the limit to gateways.
 """
@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections import Counter
 
 SLOWEST_FACTOR = 20.0
-"""Factor of the longest observed step beyond which a step is considered to hang."""
+"""Ratio of the limit to the duration of the longest past step."""
 MIN_STEPS = 16
-"""Minimum number of steps before a limit is given."""
+"""Minimum number of recorded steps before a limit is given."""
 MIN_SIZE_STEPS = 2
-"""Minimum number of steps of each size up to the current one; sizes are powers of two."""
+"""Minimum number of recorded steps of each batch size up to the current one before a limit is given; batch
+sizes are grouped by powers of two."""
 DECAY = 0.999
-"""Factor by which the longest duration decays per step."""
+"""Factor by which the recorded longest duration shrinks with each step."""
 
 
 class SilenceLimit:
-    """Observes steps; `seconds` is the time without a step after which the engine is considered to hang."""
+    """Estimator of the time without output after which the engine must be hanging."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -30,12 +31,12 @@ class SilenceLimit:
         self._sizes: Counter[int] = Counter()
 
     def record_step(self, seconds: float, rows: int, first_tokens: int, live: int) -> None:
-        """Record a step.
+        """Record a completed step and update the limit.
 
         Args:
             seconds: Time since the previous step.
-            rows: Number of requests that got tokens.
-            first_tokens: Number of these requests that got their first token.
+            rows: Number of requests that got tokens in the step.
+            first_tokens: Number of requests that got their first token in the step.
             live: Number of requests in the engine, including waiting ones.
         """
         if first_tokens or not rows or rows < live:  # the step contained prefill, or the next one may

@@ -1,4 +1,4 @@
-"""Rank process of a simulated engine, and the function that builds the engine from a model folder."""
+"""Rank process of a simulated engine, and the function that builds the simulated engine."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from mizzen.server.simulate_config import SimulateConfig
 
 KV_CACHE_TOKENS = 1 << 18
 CONTEXT_LENGTH = 1 << 15
-"""Context length of folders without a config.json."""
+"""Context length if the model folder has no config.json that defines it."""
 START_PARTS = 10
-"""Number of parts in which the simulated weights are loaded."""
+"""Number of progress reports while the simulated weights are loaded."""
 
 
 def read_model_sizes(folder: Path) -> tuple[int, int, tuple[int, ...]]:
-    """Return the vocabulary size, the context length and the end tokens of a model folder.
+    """Return the vocabulary size, the context length in tokens and the end token ids of a model folder.
 
     Raises:
         ModelFolderError: neither config.json nor tokenizer.json contains the vocabulary size.
@@ -62,7 +62,7 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def build_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int, ...]) -> Script:
-    """Return the script of the model's output: the configured reply, or endless tokens hashed from the
+    """Return the script that chooses output tokens: the configured reply, or endless hashes of the
     context."""
     if config.reply:
         tokenizer = _load_tokenizer(Path(config.model))
@@ -80,18 +80,20 @@ def build_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int,
 
 
 class FaultInjector:
-    """Makes a step fail after the configured number of tokens; called with every plan, in the device's
-    thread."""
+    """Makes a step fail, hang or kill the process once the configured number of tokens is reached.
+
+    The simulated device calls it with every plan, in its own thread.
+    """
 
     def __init__(self, config: SimulateConfig) -> None:
         self._config = config
         self._tokens = 0
 
     def __call__(self, plan: StepPlan) -> float:
-        """Return 0 as the delay of a step.
+        """Count the plan's tokens, and trigger a fault that is due; return an additional delay of 0 seconds.
 
         Raises:
-            RuntimeError: the step is configured to fail.
+            RuntimeError: the number of tokens has reached `fail_after_tokens`.
         """
         config, self._tokens = self._config, self._tokens + plan.samples
         if 0 < config.die_after_tokens <= self._tokens:
@@ -104,10 +106,10 @@ class FaultInjector:
 
 
 def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
-    """Build a simulated engine, with the configured startup time and failure.
+    """Build a simulated engine; take the configured startup time, or fail as configured.
 
     Raises:
-        RuntimeError: the startup is configured to fail.
+        RuntimeError: the configuration's `fail_start` is set.
         ValueError: the model folder or an option is invalid.
     """
     reporter.begin_phase("config")
@@ -162,7 +164,7 @@ def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
 
 
 def import_simulated(links: RankLinks | None) -> EngineLoader[SimulateConfig]:
-    """Return `load_simulated`; there are no slow imports and no other ranks."""
+    """Return `load_simulated`; a simulated engine needs no slow imports and has no other ranks."""
     return load_simulated
 
 

@@ -1,4 +1,4 @@
-"""Detect the rank that stalls the others, from the heartbeats of all ranks.
+"""Find a rank that stalls the engine, from the heartbeats of all ranks.
 
 Used by the supervisor of node 0 and by `LocalRanks`.
 """
@@ -9,15 +9,17 @@ from mizzen.server.clock_gaps import ClockGapMeter
 from mizzen.server.ranks.heartbeat import RankHeartbeat
 
 STARTUP_SECONDS = 60.0
-"""Time for which a loading rank may not run: drivers and compilers block all threads of a process."""
+"""Minimum deadline for heartbeats during startup: drivers and compilers may block all threads of a
+process."""
 
 
 class StallDetector:
-    """Finds the rank that stalls the others, by comparing successive heartbeats.
+    """Finds a rank that stalls the engine, by comparing successive heartbeats.
 
-    A rank is at fault if it does not run for `seconds`, launches no step for `seconds` while others do, or
-    does not complete a step within `step_seconds`. While any rank loads, ranks only have to run, within
-    `STARTUP_SECONDS`. Time in which the detector itself did not run is excluded.
+    A rank is at fault if its process does not run for `seconds`, if it launches no step for `seconds`
+    although other ranks are ahead, or if it does not complete a step within `step_seconds`. While any rank is
+    loading, only the first rule applies, with a deadline of at least `STARTUP_SECONDS`. Time in which the
+    detector itself did not run is excluded.
     """
 
     def __init__(
@@ -27,24 +29,32 @@ class StallDetector:
 
         Args:
             ranks: Number of ranks.
-            seconds: Deadline for running and for keeping up with other ranks.
+            seconds: Deadline for heartbeats and for keeping up with other ranks.
             step_seconds: Deadline for completing a step.
-            own_rank: Rank of this process, if it is one.
+            own_rank: Rank of this process; None if this process is not a rank.
         """
         self._seconds = seconds
         self._step_seconds = step_seconds
         self._own_rank = own_rank
-        """Rank of this process: it runs, and the program decides what its thread does."""
+        """Rank of this process, which may pause for any time between steps; only its steps have a
+        deadline."""
         self._clock_gaps = ClockGapMeter()
         self._alive_at = [0.0] * ranks
         """Time at which each rank last ran, moved forward by clock gaps."""
         self._lagging: list[tuple[int, float] | None] = [None] * ranks
-        """For ranks that lag behind others: their current step, and since when they have been at it."""
+        """For each rank that is behind the newest step: the step it launched last, and the time since which
+        this number has not changed; None for other ranks."""
         self._unfinished: list[tuple[int, float] | None] = [None] * ranks
-        """For ranks with steps in flight: the last completed step, and since when it has been the last."""
+        """For each rank with steps in flight: the step it completed last, and the time since which this
+        number has not changed; None for other ranks."""
 
     def find_fault(self, heartbeats: list[RankHeartbeat], now: float) -> str | None:
-        """Return a description of the fault of a rank; None if all ranks are well."""
+        """Return a description of the first rank that is at fault, or None.
+
+        Args:
+            heartbeats: Current heartbeats of all ranks, in rank order.
+            now: Current monotonic time in seconds.
+        """
         self._exclude_gap(self._clock_gaps.measure(now), heartbeats, now)
         if any(heartbeat.serving and not heartbeat.alive for heartbeat in heartbeats):
             return None  # a rank is exiting
@@ -61,7 +71,7 @@ class StallDetector:
         return next((fault for fault in faults if fault), None)
 
     def _exclude_gap(self, seconds: float, heartbeats: list[RankHeartbeat], now: float) -> None:
-        """Move all recorded times forward by the length of a clock gap."""
+        """Record when each rank last ran, and move all recorded times forward by a clock gap of `seconds`."""
         alive_at = [
             max(at, heartbeat.alive) for at, heartbeat in zip(self._alive_at, heartbeats, strict=True)
         ]
@@ -82,7 +92,9 @@ class StallDetector:
         if rank == self._own_rank or now - since <= self._seconds:
             return None
         name, seconds = _rank_name(rank, heartbeat), now - since
-        return f"{name} is at step {heartbeat.launched} for {seconds:.1f} s, others at {newest_step}"
+        return (
+            f"{name} has been at step {heartbeat.launched} for {seconds:.1f} s, others are at {newest_step}"
+        )
 
     def _check_step(self, rank: int, heartbeat: RankHeartbeat, now: float) -> str | None:
         since = self._stuck_since(
@@ -91,15 +103,17 @@ class StallDetector:
         if now - since <= self._step_seconds:
             return None
         step = heartbeat.done + 1
-        return (
-            f"{_rank_name(rank, heartbeat)} has run step {step} for {now - since:.1f} s: a collective hangs"
-        )
+        name, seconds = _rank_name(rank, heartbeat), now - since
+        return f"{name} has been running step {step} for {seconds:.1f} s: a collective hangs"
 
     @staticmethod
     def _stuck_since(
         marks: list[tuple[int, float] | None], rank: int, step: int, is_stuck: bool, now: float
     ) -> float:
-        """Return the time since which a rank has been stuck at a step; `now` if it is not stuck."""
+        """Return the time since which a rank has been stuck at `step`, recorded in `marks[rank]`.
+
+        If `is_stuck` is False, clear `marks[rank]` and return `now`.
+        """
         entry = marks[rank]
         if not is_stuck:
             marks[rank] = None

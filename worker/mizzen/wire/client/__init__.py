@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""The gateway's end of the wire: a reconnecting client per engine, its requests and file downloads."""

@@ -1,4 +1,4 @@
-"""One connection from a gateway to an engine: a DEALER socket, from connect until the connection is lost."""
+"""One connection from a gateway to an engine: a DEALER socket that never reconnects."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from mizzen.common.tasks import together
+from mizzen.common.tasks import run_together
 from mizzen.wire.client.key_offers import KeyOffer
 from mizzen.wire.client.stream import EngineOverloaded, StreamLost
 from mizzen.wire.codec import MalformedFrame, encode, gateway_decoder
 from mizzen.wire.endpoint import enable_heartbeats, secure_client
-from mizzen.wire.messages import MAX_FRAME_BYTES, Message
+from mizzen.wire.messages import MAX_FRAME_BYTES, WireMessage
 from mizzen.wire.socket_readiness import SocketReadiness
 
 SEND_FRAMES = 1000
 RECEIVE_FRAMES = 4000
 FRAMES_A_TURN = 32
-"""Number of frames handled before the event loop runs other tasks."""
+"""Maximum number of frames handled before the event loop runs other tasks."""
 NEVER_MILLISECONDS = 3_600_000
 EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
 EVENTS |= zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.CLOSED
 
 
 class EngineConnection:
-    """A single connection; frames queued in its socket are dropped with it."""
+    """A connection to one engine; when it ends, frames still queued in its socket are dropped."""
 
     def __init__(
         self,
@@ -38,20 +38,23 @@ class EngineConnection:
         offer: KeyOffer,
         *,
         timeout_seconds: float,
-        take: Callable[[Message], None],
+        take: Callable[[WireMessage], None],
         on_silence: Callable[[bool], None],
     ) -> None:
         """Create the connection; `run` connects.
 
         Args:
-            endpoint: name of the engine in errors. context: ZMQ context of the socket. offer: endpoint and
-            keys to connect with. timeout_seconds: time without a message after which the engine is silent.
+            endpoint: name of the engine in error messages.
+            context: ZMQ context in which the socket is created.
+            offer: endpoint and keys to connect with.
+            timeout_seconds: time without a message after which the engine counts as silent.
             take: called with each message; a `MalformedFrame` or `StreamLost` that it raises ends the
-            connection.
+                connection.
             on_silence: called with True when the engine becomes silent, and with False when it sends again.
         """
         self.patience = timeout_seconds
-        """Seconds of silence after which the connection is given up."""
+        """Seconds without a message after which the connection is given up; `EngineLink` raises the value
+        once the engine has sent `Welcome`."""
         self._endpoint = endpoint
         self._context = context
         self._offer = offer
@@ -62,28 +65,28 @@ class EngineConnection:
         self._socket: zmq.Socket[bytes] | None = None
         self._readiness: SocketReadiness | None = None
         self._silent = False
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
 
     @property
     def quiet_seconds(self) -> float:
-        """Seconds since the last message of the engine."""
-        return time.monotonic() - self._heard
+        """Seconds since the engine's last message."""
+        return time.monotonic() - self._received_at
 
-    async def run(self, hello: Message) -> None:
-        """Connect, send `hello`, and pass received messages on.
+    async def run(self, hello: WireMessage) -> None:
+        """Connect, send `hello`, and pass received messages to `take`.
 
         Raises:
             StreamLost: always, when the connection ends.
         """
         socket = self._open()
         monitor = socket.get_monitor_socket(int(EVENTS))
-        self._socket, self._heard = socket, time.monotonic()
+        self._socket, self._received_at = socket, time.monotonic()
         try:
             socket.connect(self._offer.endpoint)
             await self._handshake(monitor)
-            self._heard = time.monotonic()
+            self._received_at = time.monotonic()
             self.send(hello)
-            await together(
+            await run_together(
                 self._receive(socket), self._watch_connection(socket, monitor), self._watch_silence()
             )
         except TimeoutError:
@@ -96,11 +99,11 @@ class EngineConnection:
             monitor.close(linger=0)
             socket.close(linger=0)
 
-    def send(self, message: Message) -> None:
-        """Send without waiting.
+    def send(self, message: WireMessage) -> None:
+        """Put a message into the socket's queue without waiting.
 
         Raises:
-            EngineOverloaded: the queue of frames is full.
+            EngineOverloaded: the socket's queue is full.
             StreamLost: the connection has ended.
         """
         if self._socket is None:
@@ -115,7 +118,8 @@ class EngineConnection:
             self._readiness.sent()
 
     def _open(self) -> zmq.Socket[bytes]:
-        # A plain socket: `SocketReadiness` signals frames, and only the monitor is awaited.
+        # A plain socket, not pyzmq's asyncio socket: `SocketReadiness` reports its frames, and only the
+        # monitor socket is awaited.
         plain: Any = zmq.Socket
         socket: Any = self._context.socket(zmq.DEALER, plain)
         socket.linger = 0
@@ -154,7 +158,7 @@ class EngineConnection:
             await asyncio.sleep(self._timeout / 4)
             if self.quiet_seconds <= self._timeout:
                 continue
-            await asyncio.sleep(0.1)  # this loop itself may have been blocked: let it read pending frames
+            await asyncio.sleep(0.1)  # this event loop may have been blocked: let it read pending frames
             if self.quiet_seconds > self.patience:
                 raise StreamLost("silent", f"{self._endpoint} was silent for {self.quiet_seconds:.1f} s")
             if self.quiet_seconds > self._timeout and not self._silent:
@@ -169,23 +173,23 @@ class EngineConnection:
             self._readiness = None
 
     def _read(self, socket: zmq.Socket[bytes]) -> int:
-        """Handle up to `FRAMES_A_TURN` available frames; return their number."""
+        """Pass up to `FRAMES_A_TURN` available messages to `take`; return their number."""
         for count in range(FRAMES_A_TURN):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return count
-            self._heard = time.monotonic()
+            self._received_at = time.monotonic()
             if self._silent:
                 self._silent = False
                 self._on_silence(False)
             try:
-                self._take(self._one(frames))
+                self._take(self._decode_message(frames))
             except MalformedFrame as error:
                 raise StreamLost("malformed", f"{self._endpoint}: {error}") from error
         return FRAMES_A_TURN
 
-    def _one(self, frames: list[bytes]) -> Message:
+    def _decode_message(self, frames: list[bytes]) -> WireMessage:
         if len(frames) != 1:
-            raise MalformedFrame(f"{len(frames)} frames in one message; the protocol has one")
+            raise MalformedFrame(f"{len(frames)} frames in one message; the protocol allows one")
         return self._decode(frames[0])

@@ -1,8 +1,8 @@
 """The gateway's side of the wire protocol: a reconnecting client of one engine, on asyncio.
 
-A connection lasts from its handshake until it is lost: closed, silent for too long, dropped by the engine, or
-malformed. All state of the engine and all its requests end with it. The next connection uses a new socket, so
-that nothing queued for the former one can reach the engine late.
+A connection is lost when it is closed, the engine is silent for too long or drops it, or a frame is
+malformed. All requests on it then fail, and everything known about the engine is discarded. The next
+connection uses a new socket, so that frames queued for the previous one can never reach the engine.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from mizzen.wire.messages import (
     File,
     Generate,
     Hello,
-    Message,
     Outputs,
     RefusalCode,
     Refused,
     Sampling,
     Stats,
     Welcome,
+    WireMessage,
 )
 
 log = logging.getLogger(__name__)
@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_BACKOFF_SECONDS = 2.0
 _HELLO_REFUSED: Mapping[int, str] = {RefusalCode.INVALID: "protocol", RefusalCode.QUEUE_FULL: "full"}
-"""Cause of the lost connection, by the code with which an engine rejects `Hello`."""
+"""`StreamLost.cause` of a rejected `Hello`, by the engine's rejection code."""
 
 
 class EngineLink:
-    """A client of one engine that reconnects whenever the connection is lost. Used on one event loop."""
+    """A client of one engine that reconnects whenever the connection is lost. For use on one event loop."""
 
     def __init__(
         self,
@@ -71,38 +71,42 @@ class EngineLink:
         """Create the client; `run` connects.
 
         Args:
-            endpoint: ZMQ endpoint of the engine. gateway: name that this gateway sends to the engine.
-            context: ZMQ context of the sockets. keys: CURVE keys; None for a local endpoint. offers: returns
-            at least one alternative of endpoint and keys, tried in turn during a key rotation.
-            timeout_seconds: time without a message after which the engine is `silent`; it may be in a long
-            step.
+            endpoint: ZMQ endpoint of the engine.
+            gateway: name that this gateway sends to the engine.
+            context: ZMQ context in which the sockets are created.
+            keys: CURVE keys; None for a local endpoint.
+            offers: returns the combinations of endpoint and keys to try in turn, at least one; several
+                during a key rotation.
+            timeout_seconds: time without a message after which the engine is `silent`; it may be running a
+                long step.
             lost_seconds: time without a message after which the connection is given up.
-            on_change: called when the engine connects, disconnects, or reports another state or load.
+            on_change: called when the engine connects, disconnects, becomes silent, or reports a new load.
             on_blocks: called with each change of the engine's prefix cache.
 
         Raises:
-            UnsafeEndpoint: the endpoint is reachable from other machines and there are no keys.
+            UnsafeEndpoint: `keys` is missing, but other machines can reach the endpoint.
             ValueError: the endpoint is malformed.
         """
         require_safe(endpoint, keys)
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
-        """Description that the engine sent; None while disconnected."""
+        """The engine's description of itself; None while disconnected."""
         self.stats: Stats | None = None
         self.problem = ""
-        """Reason why the engine is disconnected or silent; empty if unknown."""
+        """Reason why the engine is disconnected or silent; empty if it is neither or the reason is
+        unknown."""
         self.other_protocol = False
-        """Whether the engine cannot be used because it speaks another protocol version."""
+        """Whether the engine is unusable because it speaks another version of the wire protocol."""
         self.silent = False
-        """Whether the engine is connected and its next message is overdue."""
+        """Whether the engine is connected but has sent nothing for `timeout_seconds`."""
         self.malformed = 0
         self._gateway = gateway
         self._context = context
         self._offers = offers or (lambda: (KeyOffer(endpoint, keys),))
         self._tried = 0
-        self._told = ""
+        self._logged_reason = ""
         self.offer = KeyOffer(endpoint, keys)
-        """Endpoint and keys of the connection, or of the last attempt."""
+        """Endpoint and keys of the current connection, or of the last attempt to connect."""
         self._timeout = timeout_seconds
         self._lost = max(timeout_seconds, lost_seconds)
         self._on_change = on_change
@@ -115,33 +119,33 @@ class EngineLink:
     @property
     def draining(self) -> bool:
         """Whether the engine has announced that it accepts no new requests."""
-        said = self.stats or self.welcome
-        return said is not None and said.draining
+        report = self.stats or self.welcome
+        return report is not None and report.draining
 
     @property
     def quiet_seconds(self) -> float:
-        """Seconds since the last message of the engine; 0 while disconnected."""
+        """Seconds since the engine's last message; 0 while disconnected."""
         return 0.0 if self._connection is None else self._connection.quiet_seconds
 
     def ping(self) -> None:
-        """Request a small part of a file, so that a live engine answers."""
+        """Probe the engine by requesting a small part of a file; if it is alive, it answers."""
         files = self.welcome.files if self.welcome else {}
         if files:
-            name = min(files, key=lambda one: files[one] % FILE_PART_BYTES)
+            name = min(files, key=lambda file: files[file] % FILE_PART_BYTES)
             try:
                 self._send(FetchFile(name, files[name] // FILE_PART_BYTES * FILE_PART_BYTES))
             except (EngineOverloaded, StreamLost):
-                return  # then the engine stays silent, which the caller detects
+                return  # the engine stays silent, which the caller detects
 
     def give_up(self, lost: StreamLost) -> None:
-        """Abort all requests whose handles are in use, and fail them with `lost`."""
+        """Abort all unfinished requests in the engine, and fail them with `lost`."""
         for handle in self._handles.all():
             self._handles.abort(handle)
             handle.fail(lost)
 
     @property
     def open_streams(self) -> int:
-        """Number of requests whose handles are in use."""
+        """Number of requests that the engine has not answered completely."""
         return len(self._handles)
 
     async def run(self) -> None:
@@ -154,27 +158,28 @@ class EngineLink:
                     await self._connect()
                 except StreamLost as lost:
                     self.malformed += lost.cause == "malformed"
-                    self._tell(lost)
+                    self._log_lost(lost)
                     self._reset(lost)
-                except Exception as error:  # a defect of ours must not end the client permanently
+                except Exception as error:  # a bug in the gateway must not end the client permanently
                     log.exception("engine connection failed", extra={"fields": {"endpoint": self.endpoint}})
                     self._reset(StreamLost("internal", f"{type(error).__name__}: {error}"))
                 if time.monotonic() - began > 4 * MAX_BACKOFF_SECONDS:
                     wait = FIRST_BACKOFF_SECONDS
                 if self._tried % len(self._offers()):
-                    continue  # try the other offers first: the engine may know one of them
+                    continue  # try the other offers before waiting: the engine may accept one of them
                 await asyncio.sleep(wait * (0.75 + 0.5 * random.random()))
                 wait = min(2 * wait, MAX_BACKOFF_SECONDS)
         finally:
             self._reset(StreamLost("closed", "the gateway has left this engine"))
 
-    def _tell(self, lost: StreamLost) -> None:
+    def _log_lost(self, lost: StreamLost) -> None:
         fields = {"endpoint": self.endpoint, "cause": lost.cause, "reason": str(lost)}
         if self.welcome is not None:
-            self._told = str(lost)
+            self._logged_reason = str(lost)
             log.warning("engine connection lost", extra={"fields": fields})
-        elif self._tried % len(self._offers()) == 0 and self._told != str(lost):
-            self._told = str(lost)  # an engine that is not up yet does not deserve a warning
+        elif self._tried % len(self._offers()) == 0 and self._logged_reason != str(lost):
+            # a refused connection is not a warning: the engine may still be starting
+            self._logged_reason = str(lost)
             level = logging.INFO if lost.cause == "connection" else logging.WARNING
             log.log(level, "engine does not answer", extra={"fields": fields})
 
@@ -189,16 +194,17 @@ class EngineLink:
         generated: int = 0,
         tenant: int = 0,
     ) -> EngineStream:
-        """Send a request (`prompt`: int32 token ids) without waiting.
+        """Send a request (`prompt`: int32 token ids) without waiting, and return its output stream.
 
-        The last `generated` tokens of the prompt are output of another engine: limits, penalties and grammar
-        count them, and `Sampling.max_tokens` keeps the value of the original request.
+        The last `generated` tokens of the prompt are output that another engine generated before it was lost:
+        limits, penalties and grammar treat them as output, so `Sampling.max_tokens` must stay the limit of
+        the original request.
 
         Raises:
-            EngineOverloaded: the engine's queue of frames is full.
+            EngineOverloaded: the connection's send queue is full.
             StreamLost: the engine is disconnected.
         """
-        rid = self._handles.free()
+        rid = self._handles.unused_handle()
         stream = EngineStream(
             rid,
             self._handles.abort,
@@ -220,17 +226,18 @@ class EngineLink:
         priority: int = 0,
         queue_seconds: float = 0.0,
     ) -> tuple[NDArray[np.float32], int, int]:
-        """Return the embedding (float32 [hidden size]) of a prompt (int32 token ids).
+        """Return the embedding (float32 [hidden size]) of a prompt (int32 token ids), and two token counts.
 
-        `pooling` is "last" or "mean"; `normalize` scales the vector to length 1. The other two values are the
-        numbers of prompt tokens and of those from the prefix cache. Cancelling aborts the request.
+        The counts are the number of prompt tokens, and how many of them came from the prefix cache. `pooling`
+        is "last" or "mean"; `normalize` scales the vector to length 1. Cancelling the call aborts the
+        request.
 
         Raises:
             EngineRefused: the engine rejects the request.
-            EngineOverloaded: the engine's queue of frames is full.
+            EngineOverloaded: the connection's send queue is full.
             StreamLost: the engine is disconnected, the connection was lost, or the engine failed.
         """
-        rid = self._handles.free()
+        rid = self._handles.unused_handle()
         reply = EmbedReply(rid)
         self._send(Embed(rid, prompt, pooling, normalize, salt, priority, queue_seconds))
         self._handles.add(reply)
@@ -243,11 +250,11 @@ class EngineLink:
         return vector, embedding.prompt_tokens, embedding.cached_tokens
 
     async def fetch_files(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the contents of the named files that the engine has.
+        """Download files from the engine and return their contents by name; unknown names are skipped.
 
         Raises:
-            StreamLost: the connection was lost, or the engine did not answer in time.
-            MalformedFrame: the parts do not match the size that the engine announced.
+            StreamLost: the engine is disconnected, the connection was lost, or a part did not arrive in time.
+            MalformedFrame: the received parts do not add up to the size that the engine announced.
         """
         welcome = self.welcome
         if welcome is None:
@@ -257,20 +264,20 @@ class EngineLink:
     # ── one connection ────────────────────────────────────────────────────────────────────────────────────
 
     async def _connect(self) -> None:
-        """Run one connection.
+        """Run one connection, with the next offer of endpoint and keys.
 
         Raises:
             StreamLost: always, when the connection ends.
         """
-        ways = self._offers()
-        self.offer = ways[self._tried % len(ways)]
-        self._tried += 1  # next time use another offer, unless this one works
+        offers = self._offers()
+        self.offer = offers[self._tried % len(offers)]
+        self._tried += 1  # the next attempt uses the next offer; a `Welcome` resets the count
         self._connection = EngineConnection(
             self.endpoint,
             self._context,
             self.offer,
             timeout_seconds=self._timeout,
-            take=self._take,
+            take=self._dispatch,
             on_silence=self._silence,
         )
         await self._connection.run(Hello(PROTOCOL, self._gateway))
@@ -283,16 +290,16 @@ class EngineLink:
             log.warning("engine is silent", extra={"fields": fields})
         self._on_change()
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: WireMessage) -> None:
         if self._connection is None:
             raise StreamLost("connection", f"not connected to {self.endpoint}")
         self._connection.send(message)
 
     # ── messages from the engine ──────────────────────────────────────────────────────────────────────────
 
-    def _take(self, message: Message) -> None:
+    def _dispatch(self, message: WireMessage) -> None:
         if isinstance(message, Outputs):
-            self._handles.outputs(message)
+            self._handles.add_outputs(message)
         elif isinstance(message, Stats):
             self.stats = message
             self._on_change()
@@ -301,9 +308,9 @@ class EngineLink:
         elif isinstance(message, Refused):
             self._refused(message)
         elif isinstance(message, Embedding):
-            self._handles.embedding(message)
+            self._handles.set_embedding(message)
         elif isinstance(message, File):
-            self._files.take(message)
+            self._files.add_part(message)
         elif isinstance(message, Welcome):
             self._welcomed(message)
 
@@ -323,13 +330,13 @@ class EngineLink:
         if message.code == RefusalCode.UNKNOWN_PEER:
             raise StreamLost("forgotten", f"{self.endpoint}: {message.message}")
         if message.rid is not None:
-            self._handles.refused(message.rid, message)
-        elif self.welcome is None:  # the Hello was refused
+            self._handles.fail_refused(message.rid, message)
+        elif self.welcome is None:  # the engine rejected the Hello
             cause = _HELLO_REFUSED.get(message.code, "refused")
             raise StreamLost(cause, f"{self.endpoint}: {message.message}")
         else:
             fields = {"endpoint": self.endpoint, "reason": message.message}
-            log.warning("engine refused a frame", extra={"fields": fields})
+            log.warning("engine rejected a frame", extra={"fields": fields})
 
     def _blocks(self, message: Blocks) -> None:
         if len(message.stored) % 8 or len(message.evicted) % 8:
@@ -342,6 +349,6 @@ class EngineLink:
     def _reset(self, lost: StreamLost) -> None:
         self.welcome = self.stats = self._blocks_next = None
         self.silent, self.problem, self.other_protocol = False, str(lost), lost.cause == "protocol"
-        self._handles.lost(lost)
+        self._handles.fail_all(lost)
         self._files.fail(lost)
         self._on_change()

@@ -1,4 +1,4 @@
-"""Downloads an engine's files (tokenizer and configuration) in parts over the wire."""
+"""Downloads an engine's files (tokenizer and configuration) in parts over the wire; used by `EngineLink`."""
 
 from __future__ import annotations
 
@@ -13,34 +13,39 @@ MAX_FILES_BYTES = 512 * 1024 * 1024
 
 
 class FileDownloads:
-    """The downloads in progress from one engine."""
+    """File parts that were requested from one engine and have not arrived yet."""
 
     def __init__(self, endpoint: str, send: Callable[[FetchFile], None], timeout_seconds: float) -> None:
-        """Send requests with `send`; each part must arrive within `timeout_seconds`."""
+        """Create without downloading; `send` sends requests, and each part has `timeout_seconds` to
+        arrive."""
         self._endpoint = endpoint
         self._send = send
         self._timeout = timeout_seconds
         self._parts: dict[tuple[str, int], asyncio.Future[File]] = {}
 
     async def fetch(self, sizes: Mapping[str, int]) -> dict[str, bytes]:
-        """Return the contents of files, by name. `sizes` are the sizes in bytes that the engine announced.
+        """Download files and return their contents by name.
+
+        Args:
+            sizes: sizes in bytes that the engine announced, by file name.
 
         Raises:
-            StreamLost: the connection was lost, or the engine did not answer in time.
-            MalformedFrame: the parts do not match the announced size.
+            StreamLost: the connection was lost, or a part did not arrive in time.
+            MalformedFrame: the received parts do not add up to the announced size, or the announced sizes
+                are negative or exceed `MAX_FILES_BYTES` in total.
         """
         if sum(sizes.values()) > MAX_FILES_BYTES or any(size < 0 for size in sizes.values()):
             raise MalformedFrame(f"the engine announces files of {sum(sizes.values())} bytes")
         return {name: await self._file(name, size) for name, size in sizes.items()}
 
-    def take(self, part: File) -> None:
-        """Process a received part; an unexpected one is ignored."""
+    def add_part(self, part: File) -> None:
+        """Hand a received part to the download that waits for it; ignore a part that was not requested."""
         future = self._parts.get((part.name, part.offset))
         if future is not None and not future.done():
             future.set_result(part)
 
     def fail(self, lost: StreamLost) -> None:
-        """Fail all downloads in progress."""
+        """Fail all downloads in progress with `lost`."""
         for future in self._parts.values():
             if not future.done():
                 future.set_exception(lost)
@@ -51,7 +56,9 @@ class FileDownloads:
             part = await self._part(name, len(content))
             content += part.content
             if part.size != size or len(content) > size or (not part.content and len(content) < size):
-                raise MalformedFrame(f"{name}: {size} bytes were announced, the parts differ")
+                raise MalformedFrame(
+                    f"{name}: {size} bytes were announced, but the received parts do not add up to them"
+                )
             if len(content) == size:
                 return bytes(content)
 

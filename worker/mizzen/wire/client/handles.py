@@ -1,4 +1,4 @@
-"""The live requests of one engine, by their handles on the wire."""
+"""The unfinished requests that a gateway has sent to one engine, by their handles on the wire."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ABORT_AGAIN_SECONDS = 0.1
 
 
 class RequestHandles:
-    """Requests that have not finished. A handle stays in use until the engine has answered."""
+    """Unfinished requests by handle; a handle stays in use until the engine has ended the request."""
 
     def __init__(self, send: Callable[[Abort], None]) -> None:
-        """Send aborts with `send`."""
+        """Create without requests; `send` sends aborts to the engine."""
         self._send = send
         self._used: dict[int, Handle] = {}
         self._rid = random.randrange(2**20)
@@ -31,22 +31,22 @@ class RequestHandles:
         return self._used.get(handle.rid) is handle
 
     def all(self) -> tuple[Handle, ...]:
-        """Return all requests, in the order in which they were sent."""
+        """Return all unfinished requests, in the order in which they were sent."""
         return tuple(self._used.values())
 
-    def free(self) -> int:
-        """Return a handle that is not in use."""
+    def unused_handle(self) -> int:
+        """Return a handle (uint32) that is not in use, without reserving it."""
         self._rid = (self._rid + 1) % 2**32
         while self._rid in self._used:
             self._rid = (self._rid + 1) % 2**32
         return self._rid
 
     def add(self, handle: Handle) -> None:
-        """Register a request that was sent."""
+        """Add a request that was sent, by its handle."""
         self._used[handle.rid] = handle
 
     def abort(self, handle: Handle) -> None:
-        """Send an abort; the handle stays in use until the engine answers."""
+        """Send an abort for a request; its handle stays in use until the engine answers."""
         try:
             self._send(Abort(handle.rid))
         except EngineOverloaded:
@@ -54,11 +54,11 @@ class RequestHandles:
         except StreamLost:
             pass  # the engine aborts the requests of a lost connection
 
-    def outputs(self, message: Outputs) -> None:
-        """Distribute the outputs of a step to their requests.
+    def add_outputs(self, message: Outputs) -> None:
+        """Pass the tokens, log probabilities and results of a step to their requests.
 
         Raises:
-            MalformedFrame: the lengths of the columns are inconsistent.
+            MalformedFrame: the columns of the message have inconsistent lengths.
         """
         rids, offsets, counts, tokens = unpack_columns(message)
         for report in message.logprobs:
@@ -79,11 +79,11 @@ class RequestHandles:
             if handle is not None:
                 handle.finish(finish)
 
-    def embedding(self, message: Embedding) -> None:
-        """Pass an embedding to its request.
+    def set_embedding(self, message: Embedding) -> None:
+        """Pass a received embedding to its request and free the handle.
 
         Raises:
-            MalformedFrame: the embedding is not a float32 vector.
+            MalformedFrame: the embedding is empty, or its size in bytes is not a multiple of 4 (float32).
         """
         if not message.vector or len(message.vector) % 4:
             raise MalformedFrame(f"an embedding of {len(message.vector)} bytes is not a float32 vector")
@@ -91,14 +91,14 @@ class RequestHandles:
         if isinstance(reply, EmbedReply):
             reply.set_embedding(message)
 
-    def refused(self, rid: int, message: Refused) -> None:
-        """Fail a request that the engine rejected."""
+    def fail_refused(self, rid: int, message: Refused) -> None:
+        """Fail a request that the engine rejected, and free its handle."""
         handle = self._used.pop(rid, None)
         if handle is not None:
             handle.fail(EngineRefused(message.code, message.message, message.retry_after_seconds))
 
-    def lost(self, lost: StreamLost) -> None:
-        """Fail all requests, because the connection was lost."""
+    def fail_all(self, lost: StreamLost) -> None:
+        """Fail all requests with `lost`, and free their handles."""
         used, self._used = self._used, {}
         for handle in used.values():
             handle.fail(lost)

@@ -1,4 +1,4 @@
-"""Combinations of port and keys that a gateway may try during a key rotation, the newest first."""
+"""Combinations of endpoint and keys that a gateway tries during a key rotation, the newest keys first."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from mizzen.wire.endpoint import generation_endpoint
 
 @dataclass(frozen=True, slots=True)
 class KeyOffer:
-    """One combination of endpoint and keys to connect to an engine with."""
+    """A combination of endpoint and keys with which a gateway may connect to an engine."""
 
     endpoint: str
     keys: WireKeys | None = None
 
     @property
     def name(self) -> str:
-        """Short name of the keys, for places that must not show them; empty without keys."""
+        """Short name of the keys for logs, which must not contain keys; empty if `keys` is not set."""
         return key_pair_name(self.keys.peer, self.keys.public) if self.keys else ""
 
 
 def key_offers(endpoint: str, ring: KeyRing | None) -> tuple[KeyOffer, ...]:
-    """Return the combinations to connect to an engine with, the newest keys of both sides first.
+    """Return the combinations with which to connect to an engine, the newest keys of both sides first.
+
+    Args:
+        endpoint: endpoint of the engine's even key generations.
+        ring: the gateway's keys; None if connections are not encrypted.
 
     Raises:
-        ValueError: the endpoint is malformed, or its port is the last one.
+        ValueError: an odd key generation needs the next port, but the port is 65535 or not a number.
     """
     if ring is None:
         return (KeyOffer(endpoint),)
@@ -39,5 +43,5 @@ def key_offers(endpoint: str, ring: KeyRing | None) -> tuple[KeyOffer, ...]:
 
 
 def offer_names(ring: KeyRing | None) -> list[str]:
-    """Return the names of all key pairs that connections may use."""
+    """Return the sorted names of all key combinations that the gateway's connections may use."""
     return sorted(offer.name for offer in key_offers("inproc://any", ring)) if ring else []

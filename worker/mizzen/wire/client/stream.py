@@ -1,4 +1,4 @@
-"""The gateway's end of one request in one engine: a stream of tokens, or an embedding."""
+"""The gateway's end of one request that an engine processes: a stream of tokens, or an embedding."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from mizzen.core.request import Int32
 from mizzen.wire.messages import Embedding, Finish, Logprobs
 
 MAX_UNREAD_TOKENS = 65_536
-"""Maximum number of unread tokens; a reader that falls behind further is dropped."""
+"""Maximum number of unread tokens of a stream; a stream whose reader falls behind further fails."""
 
 
 class StreamLost(Exception):
-    """The connection to a request's engine was lost, so its outcome is unknown. `cause` is a word for
-    metrics."""
+    """The connection to an engine was lost, so the outcome of its requests is unknown.
+
+    `cause` is one word, the value of a metric label.
+    """
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -26,7 +28,7 @@ class StreamLost(Exception):
 
 
 class EngineOverloaded(Exception):
-    """The engine does not accept frames at the moment; nothing was sent."""
+    """The send queue of the engine's connection is full; the message was not sent."""
 
 
 class EngineRefused(Exception):
@@ -41,24 +43,24 @@ class EngineRefused(Exception):
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log probabilities (natural logarithms) of one token and of alternatives at its position.
 
-    Output tokens: of the processed logits (biases, penalties and grammar applied) at temperature 1. Prompt
-    tokens: of the model's logits. A token that cannot be sampled has -9999.
+    For output tokens they are computed from the processed logits (biases, penalties and grammar applied) at
+    temperature 1, for prompt tokens from the model's logits. A token that cannot be sampled has -9999.
     """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
-    """The most probable tokens with their log probabilities, in descending order."""
-    asked: tuple[float, ...]
-    """Log probabilities of `Sampling.logprob_token_ids`, in the same order."""
+    """The most probable tokens and their log probabilities, in descending order of probability."""
+    requested: tuple[float, ...]
+    """Log probabilities of the tokens in `Sampling.logprob_token_ids`, in the same order."""
 
 
 class EngineStream:
-    """The stream of tokens of one request. One reader; used on one event loop."""
+    """The stream of a request's output tokens. For one reader, on one event loop."""
 
     __slots__ = (
-        "_abort", "_aborted", "_asked", "_ended", "_error", "_finish", "_given", "_logprobs", "_reported",
-        "_tokens", "_waiter", "prompt_logprobs", "received", "rid",
+        "_abort", "_aborted", "_ended", "_error", "_finish", "_logprobs", "_reported",
+        "_requested_ids", "_returned", "_tokens", "_waiter", "prompt_logprobs", "received", "rid",
     )  # fmt: skip
 
     def __init__(
@@ -74,22 +76,23 @@ class EngineStream:
 
         Args:
             rid: handle of the request.
-            abort: sends an abort to the engine.
-            generated: number of prompt tokens that are output already.
-            logprobs: number of tokens requested by id per position; None without log probabilities.
-            prompt_logprobs: whether log probabilities of the prompt are requested.
+            abort: sends an abort of the stream's request to the engine.
+            generated: number of trailing prompt tokens that are output of another engine.
+            logprobs: number of tokens per position whose log probabilities were requested by token id; None
+                if no log probabilities of the output were requested.
+            prompt_logprobs: whether log probabilities of the prompt were requested.
         """
         self.rid = rid
         self.received = generated
-        """Number of contiguous output tokens: those of the prompt, and those received."""
+        """Number of output tokens received without a gap, plus the `generated` tokens of the prompt."""
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if prompt_logprobs else None
-        """Log probabilities of the prompt from its second token on, if requested: complete before the first
-        token."""
-        self._asked = logprobs
+        """Log probabilities of the prompt's tokens from the second on; complete once the first output token
+        has arrived. None if not requested."""
+        self._requested_ids = logprobs
         self._logprobs: list[TokenLogprobs] = []
         self._reported = generated
-        """Number of output tokens whose log probabilities were received."""
-        self._given = 0
+        """Number of output tokens whose log probabilities were received, plus `generated`."""
+        self._returned = 0
         """Number of tokens that `next` returned since the last `drain_logprobs`."""
         self._abort = abort
         self._aborted = False
@@ -100,12 +103,12 @@ class EngineStream:
         self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> tuple[list[int], Finish | None]:
-        """Wait for tokens; return those received since the last call, and the `Finish` if the request is
-        finished.
+        """Wait for output; return the tokens received since the last call, and the `Finish` once it arrived.
 
         Raises:
-            EngineRefused: the engine rejects the request.
-            StreamLost: the connection was lost, the engine restarted, or a frame is missing.
+            EngineRefused: the engine rejected the request.
+            StreamLost: the connection was lost, the engine restarted, tokens are missing, or the reader was
+                too slow.
         """
         while not self._tokens and self._finish is None:
             if self._error is not None:
@@ -116,18 +119,23 @@ class EngineStream:
             finally:
                 self._waiter = None
         tokens, self._tokens = self._tokens, []
-        self._given += len(tokens)
+        self._returned += len(tokens)
         return tokens, self._finish
 
     def drain_logprobs(self) -> list[TokenLogprobs]:
-        """Return one entry for each token that `next` returned since the last call; empty if not
-        requested."""
-        taken, self._logprobs = self._logprobs[: self._given], self._logprobs[self._given :]
-        self._given = 0
-        return taken
+        """Return one entry for each token that `next` has returned since the last call of this method.
+
+        The list is empty if log probabilities were not requested.
+        """
+        entries, self._logprobs = self._logprobs[: self._returned], self._logprobs[self._returned :]
+        self._returned = 0
+        return entries
 
     def abort(self) -> None:
-        """Abort the request in the engine and drop further tokens; `wait_finish` waits for the end."""
+        """Abort the request in the engine and drop unread and further tokens.
+
+        `wait_finish` waits until the engine has ended the request.
+        """
         if not self._ended and not self._aborted:
             self._aborted = True
             self._tokens.clear()
@@ -144,23 +152,28 @@ class EngineStream:
         return self._finish
 
     def add_logprobs(self, message: Logprobs) -> None:
-        """Add received log probabilities, which precede their tokens.
+        """Add received log probabilities; they arrive before their tokens.
 
         Raises:
-            ValueError: the columns do not have the announced width.
+            ValueError: the columns of the message do not form rows of the announced width.
         """
         if self._ended or self._aborted:
             return
         if message.prompt:
             if self.prompt_logprobs is not None:
                 self.prompt_logprobs += unpack_logprobs(message, 0)
-        elif self._asked is not None:
-            entries = unpack_logprobs(message, self._asked)
+        elif self._requested_ids is not None:
+            entries = unpack_logprobs(message, self._requested_ids)
             self._reported += len(entries)
             self._logprobs += entries
 
     def add_tokens(self, offset: int, tokens: list[int]) -> None:
-        """Add received tokens; a gap fails the stream."""
+        """Add received tokens; a gap, or more than `MAX_UNREAD_TOKENS` unread tokens, fails the stream.
+
+        Args:
+            offset: index of the first token within the request's output.
+            tokens: token ids.
+        """
         if self._ended or self._aborted:
             return
         if offset != self.received:
@@ -168,7 +181,7 @@ class EngineStream:
             self.fail(StreamLost("gap", f"expected token {self.received} from the engine, received {offset}"))
             return
         self.received += len(tokens)
-        if self._asked is not None and self._reported != self.received:
+        if self._requested_ids is not None and self._reported != self.received:
             self.abort()
             self.fail(
                 StreamLost("gap", f"received {self.received} tokens and {self._reported} log probabilities")
@@ -177,17 +190,21 @@ class EngineStream:
         self._tokens += tokens
         if len(self._tokens) > MAX_UNREAD_TOKENS:
             self.abort()
-            self.fail(StreamLost("slow", f"more than {MAX_UNREAD_TOKENS} tokens wait for a slow client"))
+            self.fail(
+                StreamLost("slow", f"more than {MAX_UNREAD_TOKENS} tokens are waiting for a slow client")
+            )
             return
         self._wake()
 
     def finish(self, finish: Finish) -> None:
-        """Finish the stream; a number of tokens that differs from those received fails it."""
+        """Finish the stream, or fail it if fewer or more tokens were received than the engine sent."""
         if self._ended:
             return
         if not self._aborted and finish.output_tokens != self.received and not finish.message:
             self.fail(
-                StreamLost("gap", f"the engine sent {finish.output_tokens} tokens, received {self.received}")
+                StreamLost(
+                    "gap", f"the engine sent {finish.output_tokens} tokens, but {self.received} arrived"
+                )
             )
             return
         self._ended = True
@@ -203,7 +220,7 @@ class EngineStream:
             self._wake()
 
     def forget(self) -> None:
-        """Drop the error of the stream: a raised error keeps references to the frames that it passed."""
+        """Replace the stream's error with a new exception, because a raised one keeps stack frames alive."""
         if self._error is not None:
             self._error = StreamLost("closed", "the request was given up")
 
@@ -213,7 +230,7 @@ class EngineStream:
 
 
 class EmbedReply:
-    """The gateway's end of one embedding request."""
+    """The gateway's end of one embedding request; `answer` is a future of the embedding."""
 
     __slots__ = ("answer", "rid")
 
@@ -222,48 +239,56 @@ class EmbedReply:
         self.answer: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
 
     def set_embedding(self, embedding: Embedding) -> None:
-        """Set the received embedding."""
+        """Complete `answer` with the received embedding."""
         if not self.answer.done():
             self.answer.set_result(embedding)
 
     def add_logprobs(self, message: Logprobs) -> None:
-        """Ignore a message that does not apply to embeddings."""
+        """Do nothing: an embedding request has no output tokens."""
 
     def add_tokens(self, offset: int, tokens: list[int]) -> None:
-        """Ignore a message that does not apply to embeddings."""
+        """Do nothing: an embedding request has no output tokens."""
 
     def finish(self, finish: Finish) -> None:
-        """Fail a request that finished without an embedding: aborted, or failed in the engine."""
+        """Fail the request, because the engine aborted or failed it before it sent an embedding."""
         self.fail(StreamLost("end", finish.message or "the engine ended the request without an embedding"))
 
     def fail(self, error: Exception) -> None:
-        """Fail the request with an error."""
+        """Fail the request with an error, unless it has ended."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
 
-def unpack_logprobs(message: Logprobs, asked: int) -> list[TokenLogprobs]:
-    """Return the entries of a message; the last `asked` of each are those requested by id.
+def unpack_logprobs(message: Logprobs, requested: int) -> list[TokenLogprobs]:
+    """Return one entry per token of a message.
+
+    Args:
+        message: log probabilities of a request's tokens.
+        requested: number of tokens per position that were requested by token id; they are the last ones of
+            each row.
 
     Raises:
-        ValueError: the columns do not have the announced width.
+        ValueError: the columns of the message do not form rows of the announced width.
     """
     width = message.width
     ids, values = np.frombuffer(message.ids, "<i4"), np.frombuffer(message.values, "<f4")
-    if width < 1 + asked or len(ids) % width or len(ids) != len(values):
+    if width < 1 + requested or len(ids) % width or len(ids) != len(values):
         raise ValueError(f"{len(ids)} ids and {len(values)} values do not form rows of {width}")
-    return logprob_entries(ids.reshape(-1, width), values.reshape(-1, width), asked)
+    return logprob_entries(ids.reshape(-1, width), values.reshape(-1, width), requested)
 
 
-def logprob_entries(ids: Int32, values: NDArray[np.float32], asked: int) -> list[TokenLogprobs]:
-    """Return the entries of a table of ids and log probabilities, each [tokens, width > asked]."""
-    top = ids.shape[1] - asked
+def logprob_entries(ids: Int32, values: NDArray[np.float32], requested: int) -> list[TokenLogprobs]:
+    """Return one entry per row of token ids and log probabilities, both [tokens, width].
+
+    The last `requested` columns hold the tokens that were requested by id; `width` exceeds `requested`.
+    """
+    top = ids.shape[1] - requested
     return [
         TokenLogprobs(
             token=tokens[0],
             logprob=logprobs[0],
             top=tuple(zip(tokens[1:top], logprobs[1:top], strict=True)),
-            asked=tuple(logprobs[top:]),
+            requested=tuple(logprobs[top:]),
         )
         for tokens, logprobs in zip(ids.tolist(), values.tolist(), strict=True)
     ]

@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""Channels inside an engine: step plans from rank 0 to the other ranks, and messages between nodes."""

@@ -1,6 +1,7 @@
-"""TCP between the pods of a group: one listens (ROUTER), the others connect (DEALER).
+"""TCP connections between the pods of a group: one pod listens (ROUTER), the other pods connect (DEALER).
 
-Both ends use the engine's own CURVE keys, and only these are accepted. Each end has its own ZMQ context.
+All pods use the same CURVE key pair, one of the engine's, and accept no other key. Each end has its own ZMQ
+context.
 """
 
 from __future__ import annotations
@@ -18,20 +19,26 @@ SocketOptions = Mapping[zmq.SocketOption, int]
 
 
 class CannotListen(ValueError):
-    """An endpoint cannot be bound because another program uses it, perhaps temporarily."""
+    """An endpoint cannot be bound; another program may be using it temporarily."""
 
 
 class GroupListener:
-    """The listening end. Used from one thread."""
+    """The listening end of the connections between pods. For use from one thread."""
 
     def __init__(
         self, endpoint: str, keys: KeyPair | None, *, linger_seconds: float, options: SocketOptions
     ) -> None:
-        """Listen.
+        """Listen at the endpoint.
+
+        Args:
+            endpoint: ZMQ endpoint; the port may be `*`.
+            keys: CURVE key pair of this end and of every connecting end; None for a local endpoint.
+            linger_seconds: time for which `close` waits until queued frames are sent.
+            options: additional options of the socket.
 
         Raises:
-            UnsafeEndpoint: reachable from other machines, and no keys.
-            CannotListen: another program uses the port.
+            UnsafeEndpoint: `keys` is missing, but other machines can reach the endpoint.
+            CannotListen: the endpoint cannot be bound.
             ValueError: the endpoint is malformed.
         """
         require_safe(endpoint, keys)
@@ -46,16 +53,16 @@ class GroupListener:
             self.close()
             raise CannotListen(f"cannot listen on {endpoint}: {error.strerror}") from None
         self.endpoint = socket.get_string(zmq.LAST_ENDPOINT)
-        """Endpoint to connect to; contains the chosen port if the port was `*`."""
+        """Bound endpoint; contains the chosen port if the port was `*`."""
 
     def close(self) -> None:
-        """Stop listening after sent frames have left, within the linger time."""
+        """Stop listening once queued frames are sent, or after the linger time."""
         self._socket.close()
         self._context.term()  # waits for lingering frames; the allow-list's thread closes its own socket
 
 
 class GroupMember:
-    """A connecting end. Used from one thread."""
+    """A connecting end of the connections between pods. For use from one thread."""
 
     def __init__(
         self,
@@ -66,10 +73,17 @@ class GroupMember:
         linger_seconds: float,
         options: SocketOptions,
     ) -> None:
-        """Connect as `name` to a listener that may not listen, and whose name may not resolve, yet.
+        """Connect to a listener, which may start later and whose host name may not resolve yet.
+
+        Args:
+            endpoint: ZMQ endpoint of the listener.
+            keys: CURVE key pair of this end and of the listener; None for a local endpoint.
+            name: ZMQ identity of this end.
+            linger_seconds: time for which `close` waits until queued frames are sent.
+            options: additional options of the socket.
 
         Raises:
-            UnsafeEndpoint: on another machine, and no keys.
+            UnsafeEndpoint: `keys` is missing, but the endpoint is on another machine.
             ValueError: the endpoint is malformed.
         """
         require_safe(endpoint, keys)
@@ -82,7 +96,7 @@ class GroupMember:
         self._socket.connect(endpoint)
 
     def close(self) -> None:
-        """Disconnect after sent frames have left, within the linger time."""
+        """Disconnect once queued frames are sent, or after the linger time."""
         self._context.destroy(linger=self._linger)
 
 

@@ -1,8 +1,8 @@
 """Messages between the supervisors of a group's nodes, over TCP.
 
-Node 0 listens, the others connect (`mizzen.wire.ranks.group_socket`). Each side reports its state several
-times a second; a silent node is considered lost. Each process has a random `life`, so that a restarted
-process is not mistaken for its predecessor.
+Node 0 listens, and the other nodes connect (`mizzen.wire.ranks.group_socket`). Each side reports its state
+several times a second; a silent node is considered lost. Each process has a random id, its `life`, so that a
+restarted process is not mistaken for its predecessor.
 """
 
 from __future__ import annotations
@@ -18,63 +18,63 @@ from mizzen.wire.ranks.group_socket import GroupListener, GroupMember
 PROTOCOL = 1
 FRAME_BYTES = 64 << 10
 FRAMES = 256
-UNSENT = 4
-"""Maximum number of frames queued while node 0 is absent; older ones would be stale."""
+MAX_UNSENT_FRAMES = 4
+"""Maximum number of frames that a node queues while node 0 is unreachable; more would be outdated."""
 LINGER_SECONDS = 1.0
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """A node's request to join the group."""
+    """Request of a node to join the group of node 0."""
 
     protocol: int
     life: str
     node: int
     settings: dict[str, str]
-    """Settings that must be equal on all nodes."""
+    """Values of the settings that must be equal on all nodes, by name."""
 
 
 class RankReport(msgspec.Struct, frozen=True):
-    """Progress of a rank."""
+    """Progress of a rank, as its node reports it to node 0."""
 
     phase: int
-    """Number of a `mizzen.server.metric_catalogue.Phase`."""
+    """Number of the rank's `mizzen.server.metric_catalogue.Phase`."""
     text: str
     idle: float
-    """Seconds since the rank last made progress; negative while it is not watched."""
+    """Seconds since the rank's process last ran; negative while the rank is not monitored."""
     launched: int
     done: int
     process: int
 
 
 class NodeReport(msgspec.Struct, frozen=True, tag="Report"):
-    """State of a node."""
+    """State of a node other than node 0, which it reports to node 0."""
 
     life: str
     ranks: list[RankReport]
     asked: bool
-    """Whether the node was asked to exit and waits for node 0 to drain."""
+    """Whether the node has received SIGTERM or SIGINT and waits until node 0 has drained."""
     kind: str
-    """Kind of the node's failure; empty while it runs."""
+    """Kind of the node's failure (`mizzen.server.exit_reason`); empty while the node runs."""
     reason: str
 
 
 class GroupState(msgspec.Struct, frozen=True, tag="Word"):
-    """State of the group, as node 0 reports it."""
+    """State of the group, which node 0 reports to the other nodes."""
 
     group: str
     """The `life` of node 0, which identifies the group."""
     state: str
-    """`wait` (for other nodes), `run`, `done` (drained and exited) or `failed`."""
+    """`wait` (nodes are still missing), `run`, `done` (node 0 has drained and exits) or `failed`."""
     reason: str
     key: str = ""
-    """Public key of the group's connections; empty without keys."""
+    """Public CURVE key of the group's connections; empty if no keys are configured."""
 
 
 class NodeRefused(msgspec.Struct, frozen=True, tag="Refused"):
-    """Node 0's rejection of a node."""
+    """Rejection of a node by node 0."""
 
     code: int
-    """Exit code that the node should use."""
+    """Exit code with which the rejected node must exit."""
     reason: str
 
 
@@ -86,21 +86,20 @@ _to_node = msgspec.msgpack.Decoder(ToNode)
 
 
 class NodeServer(GroupListener):
-    """Node 0's end of the connections. No method blocks."""
+    """Node 0's end of the connections between nodes; `receive` and `send` do not block."""
 
     def __init__(self, endpoint: str, keys: KeyPair | None) -> None:
-        """Listen.
+        """Listen at the endpoint; `keys` is the key pair of all nodes.
 
         Raises:
-            UnsafeEndpoint: reachable from other machines, and no keys.
-            ValueError: the endpoint is malformed, or cannot be bound.
+            UnsafeEndpoint: `keys` is missing, but other machines can reach the endpoint.
+            ValueError: the endpoint is malformed or cannot be bound.
         """
         options = {zmq.SNDHWM: FRAMES, zmq.RCVHWM: FRAMES, zmq.MAXMSGSIZE: FRAME_BYTES}
         super().__init__(endpoint, keys, linger_seconds=LINGER_SECONDS, options=options)
 
     def receive(self) -> Iterator[tuple[bytes, ToLeader]]:
-        """Yield received messages with the name of their connection; frames that are not messages are
-        dropped."""
+        """Yield received messages as (name of the connection, message); drop undecodable frames."""
         for _ in range(FRAMES):
             if not self._socket.poll(0):
                 return
@@ -111,7 +110,7 @@ class NodeServer(GroupListener):
                 continue
 
     def send(self, name: bytes, message: ToNode) -> None:
-        """Send a message to a node; it is dropped if the node is gone."""
+        """Send a message to the node with a connection name; drop the message if the node is gone."""
         try:
             self._socket.send_multipart((name, _encoder.encode(message)), zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -119,17 +118,17 @@ class NodeServer(GroupListener):
 
 
 class NodeClient(GroupMember):
-    """The end of a node other than node 0. No method blocks."""
+    """The connection to node 0, in a node other than node 0; `receive` and `send` do not block."""
 
     def __init__(self, endpoint: str, keys: KeyPair | None, name: str) -> None:
-        """Connect to node 0, which may not listen, and whose name may not resolve, yet.
+        """Connect as `name` to node 0, which may start later and whose host name may not resolve yet.
 
         Raises:
-            UnsafeEndpoint: on another machine, and no keys.
+            UnsafeEndpoint: `keys` is missing, but the endpoint is on another machine.
             ValueError: the endpoint is malformed.
         """
         options = {
-            zmq.SNDHWM: UNSENT,
+            zmq.SNDHWM: MAX_UNSENT_FRAMES,
             zmq.RCVHWM: FRAMES,
             zmq.MAXMSGSIZE: FRAME_BYTES,
             zmq.RECONNECT_IVL: 100,
@@ -138,7 +137,7 @@ class NodeClient(GroupMember):
         super().__init__(endpoint, keys, name.encode(), linger_seconds=LINGER_SECONDS, options=options)
 
     def receive(self) -> Iterator[ToNode]:
-        """Yield received messages; frames that are not messages are dropped."""
+        """Yield received messages; drop undecodable frames."""
         for _ in range(FRAMES):
             if not self._socket.poll(0):
                 return
@@ -148,7 +147,7 @@ class NodeClient(GroupMember):
                 continue
 
     def send(self, message: ToLeader) -> None:
-        """Send a message to node 0; it is dropped if node 0 is absent."""
+        """Send a message to node 0; drop it if the queue is full because node 0 is unreachable."""
         try:
             self._socket.send(_encoder.encode(message), zmq.NOBLOCK)
         except zmq.ZMQError:

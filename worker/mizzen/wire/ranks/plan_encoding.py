@@ -3,12 +3,12 @@
     magic, checksum, step, decode_version, sizes   (HEADER, little-endian)
     decode | page slots, columns, pages | starts | chunk heads | chunk tokens   (arrays)
 
-Rank 0 alone samples tokens, and the other ranks receive them on the device. A slot start therefore contains
-only what determines which rows the model computes and which logits it needs, no sampling parameters; known
-tokens are sent as a count.
+Only rank 0 samples tokens; the other ranks receive the tokens on the device. The encoded start of a slot
+therefore omits sampling parameters and known tokens: it holds only the numbers that determine which rows the
+model computes and which logits it needs.
 
-A plan costs a handful of copies, and no Python object per request except for requests that start. Sizes and a
-checksum are verified, because a torn or foreign message must not become a plan.
+Encoding copies a few arrays and creates no Python object per request, except for requests that start. The
+decoder verifies sizes and a checksum, because a torn or foreign message must not become a plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mizzen.core.step_plan import PageWrites, PrefillChunk, SlotOptions, SlotSta
 
 MAGIC = 0x4D5A504C414E3032  # "MZPLAN02"
 NONE = -1
-"""Encodes an absent number; present ones are 0 or more."""
+"""Encoding of None in a number field; actual numbers are never negative."""
 
 HEADER = np.dtype(
     [
@@ -46,21 +46,21 @@ START = np.dtype(
         ("prompt_tokens", "<i4"),
         ("prompt_logprobs", "<i2"),
         ("pooling", "i1"),
-        ("asks", "?"),
+        ("has_options", "?"),
     ]
 )
 CHUNK = np.dtype([("slot", "<i4"), ("start", "<i4"), ("tokens", "<i4"), ("last", "<i4")])
 POOLINGS = (None, *Pooling)
 GREEDY = SamplingParams(temperature=0.0)
-"""Sampling parameters of the other ranks, whose tokens are not used."""
+"""Sampling parameters in decoded plans, which are never used: only rank 0 samples."""
 
 
 class MalformedPlan(ValueError):
-    """Bytes are not a valid plan."""
+    """Received bytes are not a valid plan."""
 
 
 def encode_plan(plan: StepPlan) -> bytes:
-    """Return the encoding of a plan."""
+    """Return a plan as bytes, without its sampling parameters; `decode_plan` is the inverse."""
     starts = np.array([_start_row(start) for start in plan.starts], START)
     chunks = np.array(
         [(chunk.slot, chunk.start, len(chunk.tokens), chunk.last) for chunk in plan.prefill], CHUNK
@@ -89,10 +89,10 @@ def encode_plan(plan: StepPlan) -> bytes:
 
 
 def decode_plan(frame: bytes | memoryview) -> StepPlan:
-    """Decode the bytes of `encode_plan` into the plan of the other ranks; its arrays are views of `frame`.
+    """Decode a plan for a rank that does not sample; its arrays are views of `frame`.
 
     Raises:
-        MalformedPlan: the frame has a wrong length, is not a plan, or is damaged.
+        MalformedPlan: the frame has the wrong length, is not a plan, or its checksum does not match.
     """
     if len(frame) < HEADER.itemsize:
         raise MalformedPlan(f"{len(frame)} bytes are too few for a plan; its header has {HEADER.itemsize}")
@@ -120,7 +120,7 @@ def decode_plan(frame: bytes | memoryview) -> StepPlan:
 
 
 def _checksum(header: np.ndarray | np.void, body: bytes | memoryview) -> int:
-    """Return the CRC-32 over a plan's body and the fields of its header after the checksum."""
+    """Return the CRC-32 of the header fields after the checksum, followed by the body."""
     return zlib.crc32(body, zlib.crc32(header.tobytes()[16:]))
 
 
@@ -149,11 +149,11 @@ def _column(values: Int32) -> bytes:
 
 
 def _start_row(start: SlotStart) -> tuple[int, ...]:
-    asks = start.options
-    if asks is None:
+    options = start.options
+    if options is None:
         return start.slot, start.length, 0, NONE, 0, False
-    logprobs = NONE if asks.prompt_logprobs is None else asks.prompt_logprobs
-    return start.slot, start.length, asks.prompt_tokens, logprobs, POOLINGS.index(asks.pooling), True
+    logprobs = NONE if options.prompt_logprobs is None else options.prompt_logprobs
+    return start.slot, start.length, options.prompt_tokens, logprobs, POOLINGS.index(options.pooling), True
 
 
 def _starts(rows: NDArray) -> tuple[SlotStart, ...]:
@@ -169,10 +169,10 @@ def _starts(rows: NDArray) -> tuple[SlotStart, ...]:
                 prompt_logprobs=None if logprobs == NONE else logprobs,
                 pooling=POOLINGS[pooling],
             )
-            if asks
+            if has_options
             else None,
         )
-        for slot, length, prompt_tokens, logprobs, pooling, asks in rows.tolist()
+        for slot, length, prompt_tokens, logprobs, pooling, has_options in rows.tolist()
     )
 
 

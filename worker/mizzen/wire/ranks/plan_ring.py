@@ -1,11 +1,12 @@
 """The plan channel inside a pod: a ring buffer in shared memory from rank 0 to the other ranks.
 
     header    number of bytes written; for each reader, the number of bytes read and whether it sleeps
-    data      frames in a ring: a head (number, length, checksum) and a plan's bytes, padded to 8
+    data      ring of frames: a head (number, length, checksum) and a plan's bytes, padded to 8 bytes
 
-A frame is not overwritten before every reader has read it. The end is a frame of its own. The checksum covers
-head and bytes, so that no memory ordering is required: a reader that sees the counter before the frame finds
-an older frame, or a part of it, with another number, and reads again.
+A frame is not overwritten before every reader has read it. The last frame contains `END` instead of a plan.
+The checksum covers the number, the length and the bytes, so that no memory ordering is required: a reader
+that sees the new byte count before the new frame finds an older or incomplete frame, rejects it, and reads
+again.
 """
 
 from __future__ import annotations
@@ -24,34 +25,35 @@ from mizzen.core.step_plan import StepPlan
 from mizzen.wire.ranks.plan_encoding import MalformedPlan, decode_plan, encode_plan
 
 CAPACITY = 8 << 20
-"""Size of the ring in bytes: some hundred decode steps, or a prefill chunk of a million tokens."""
+"""Default size of the ring in bytes: holds the plans of hundreds of decode steps, or of a prefill chunk of a
+million tokens."""
 LINE = 8
-"""Number of 8-byte counters in a cache line: no two processes write to the same line."""
+"""Number of 8-byte counters in a cache line; each process writes to a cache line of its own."""
 SPIN_SECONDS = 50e-6
-"""Time that a reader spins before it sleeps."""
+"""Time for which a reader polls before it sleeps."""
 REREAD_SECONDS = 0.05
 FULL_SECONDS = 50e-6
 HEAD = struct.Struct("<QQQ")
-"""Head of a frame: its number (from 1), its length, and the checksum of both and of the content."""
+"""Head of a frame: its number (from 1), the length of its content in bytes, and `frame_checksum`."""
 END = b"MZPLEND1"
-"""Content of the last frame."""
+"""Content of the last frame, which ends the stream of plans."""
 
 
 class PlanChannelStalled(RuntimeError):
-    """A rank has stopped reading plans."""
+    """A rank did not connect, or did not read plans, within the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingDescriptors:
-    """File descriptors of a ring, for the processes that share it."""
+    """File descriptors of a ring, which the reading processes inherit."""
 
     memory: int
     wake: tuple[int, ...]
-    """One eventfd per reader."""
+    """One eventfd per reader, which wakes the reader if it sleeps."""
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Return every descriptor."""
+        """Descriptors of the memory and of all eventfds."""
         return (self.memory, *self.wake)
 
     def close(self) -> None:
@@ -61,19 +63,19 @@ class RingDescriptors:
 
 
 def create_ring(readers: int, capacity: int = CAPACITY) -> RingDescriptors:
-    """Create a ring for `readers` readers; the caller closes the handles."""
+    """Create a ring of `capacity` bytes for `readers` readers; the caller closes the descriptors."""
     memory = os.memfd_create("mizzen-plans")
     os.ftruncate(memory, header_bytes(readers) + capacity)
     return RingDescriptors(memory, tuple(os.eventfd(0, os.EFD_NONBLOCK) for _ in range(readers)))
 
 
 def header_bytes(readers: int) -> int:
-    """Return the size of the header in bytes."""
+    """Return the size in bytes of the header of a ring with `readers` readers."""
     return 8 * LINE * (1 + readers)
 
 
 class _RingMemory:
-    """The shared memory as both ends map it."""
+    """A ring's shared memory, mapped into this process."""
 
     def __init__(self, handles: RingDescriptors) -> None:
         self.readers = len(handles.wake)
@@ -87,14 +89,14 @@ class _RingMemory:
         self.data = memoryview(self.memory)[head:]
 
     def put(self, at: int, content: bytes) -> None:
-        """Write bytes at a position of the stream, wrapping around the end."""
+        """Write `content` at offset `at` of the byte stream, wrapping around the end of the ring."""
         at %= self.capacity
         first = min(len(content), self.capacity - at)
         self.data[at : at + first] = content[:first]
         self.data[: len(content) - first] = content[first:]
 
     def get(self, at: int, size: int) -> bytes:
-        """Read bytes at a position of the stream, wrapping around the end."""
+        """Return `size` bytes from offset `at` of the byte stream, wrapping around the end of the ring."""
         at %= self.capacity
         first = min(size, self.capacity - at)
         return bytes(self.data[at : at + first]) + bytes(self.data[: size - first])
@@ -106,12 +108,12 @@ def frame_size(size: int) -> int:
 
 
 def frame_checksum(number: int, content: bytes) -> int:
-    """Return the CRC-32 over a frame's number, length and content."""
+    """Return the CRC-32 of a frame's number, length and content."""
     return zlib.crc32(content, zlib.crc32(struct.pack("<QQ", number, len(content))))
 
 
 class RingWriter:
-    """Rank 0's end. Call `send` and `end` from one thread."""
+    """The writing end of a ring, in rank 0. Call `send` and `end` from one thread."""
 
     def __init__(self, handles: RingDescriptors, timeout_seconds: float = 10.0) -> None:
         self._ring = _RingMemory(handles)
@@ -124,13 +126,13 @@ class RingWriter:
         """Send a plan to all readers; wait while the ring is full.
 
         Raises:
-            PlanChannelStalled: a reader did not make room in time.
+            PlanChannelStalled: the ring stayed full for `timeout_seconds` because a reader does not read.
             ValueError: the plan is larger than the ring.
         """
         self._write(encode_plan(plan))
 
     def end(self) -> None:
-        """Send the end of the stream, unless a reader has stalled."""
+        """Send the frame that ends the stream; give up if a reader does not read."""
         try:
             self._write(END)
         except PlanChannelStalled:
@@ -147,20 +149,20 @@ class RingWriter:
         while self._at + size - int(ring.read.min()) > ring.capacity:
             if time.monotonic() > deadline:
                 late = 1 + int(ring.read.argmin())
-                raise PlanChannelStalled(f"rank {late} has taken no plan for {self._timeout:g} s")
+                raise PlanChannelStalled(f"rank {late} has read no plan for {self._timeout:g} s")
             time.sleep(FULL_SECONDS)
         self._number += 1
         head = HEAD.pack(self._number, len(content), frame_checksum(self._number, content))
         ring.put(self._at, head + content)
         self._at += size
         ring.written[0] = self._at
-        # Copy first: readers write concurrently, and `nonzero` counts before it collects.
+        # Copy first: readers write concurrently, and `nonzero` passes over its input twice.
         for reader in ring.sleeps.copy().nonzero()[0].tolist():
             os.eventfd_write(self._wake[reader], 1)
 
 
 class RingReader:
-    """The end of a rank other than 0. Used from one thread."""
+    """The reading end of a ring, in a rank other than 0. For use from one thread."""
 
     def __init__(self, handles: RingDescriptors, reader: int) -> None:
         """Open the ring as reader number `reader` (rank - 1)."""
@@ -169,15 +171,15 @@ class RingReader:
         self._wake = handles.wake[reader]
         self._at = 0
         self._number = 1
-        """Number of the next frame."""
+        """Number of the next frame to read."""
         self.ended = False
-        """Whether the end of the stream was received."""
+        """Whether the frame that ends the stream was received."""
 
     def receive(self, seconds: float) -> StepPlan | None:
         """Return the next plan, or None if none arrived within `seconds` or the stream has ended.
 
         Raises:
-            MalformedPlan: the frame is not a plan.
+            MalformedPlan: the frame does not contain a valid plan.
         """
         if self.ended or not self._wait(seconds):
             return None
@@ -201,7 +203,7 @@ class RingReader:
         ring = self._ring
         ring.sleeps[self._reader] = 1
         try:
-            # Later writes wake this reader; earlier ones are visible in `written`.
+            # A frame written from now on wakes this reader; an earlier frame is visible in `written`.
             if int(ring.written[0]) == self._at:
                 select.select([self._wake], [], [], seconds)
         finally:
@@ -213,10 +215,10 @@ class RingReader:
         return int(ring.written[0]) != self._at
 
     def _read(self) -> bytes:
-        """Return the content of the next frame, which may become visible slightly after the counter.
+        """Return the content of the next frame, which may become visible slightly after the byte count.
 
         Raises:
-            MalformedPlan: the frame does not become valid in time.
+            MalformedPlan: the frame is not valid within `REREAD_SECONDS`.
         """
         deadline = time.monotonic() + REREAD_SECONDS
         while (content := self._peek_frame()) is None:
@@ -225,7 +227,7 @@ class RingReader:
         return content
 
     def _peek_frame(self) -> bytes | None:
-        """Return the content of the next frame, or None while an older or partial frame is visible."""
+        """Return the content of the next frame, or None while an older or incomplete frame is visible."""
         number, size, check = HEAD.unpack(self._ring.get(self._at, HEAD.size))
         if number != self._number or frame_size(size) > self._ring.capacity:
             return None

@@ -1,8 +1,8 @@
 """The plan channel between pods: numbered frames over TCP from rank 0 to the other ranks.
 
-Rank 0 listens; every other rank connects (`mizzen.wire.ranks.group_socket`), sends its name, and receives
-numbered frames. ZMQ drops frames of a full queue and reconnects after a lost connection. The numbers reveal a
-loss, which breaks the channel instead of skipping plans.
+Rank 0 listens; every rank of another pod connects (`mizzen.wire.ranks.group_socket`), sends its name, and
+receives numbered frames. ZMQ silently drops frames of a full queue and reconnects after a lost connection. A
+gap in the numbers reveals such a loss and breaks the channel, so that no rank skips a plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mizzen.wire.ranks.plan_ring import PlanChannelStalled
 
 HERE = b"here"
 FRAMES = 64
-"""Maximum number of frames queued for a rank."""
+"""Maximum number of frames that ZMQ queues for a rank."""
 NUMBER = 8
 """Size of a frame's number in bytes."""
 RETRY_MILLISECONDS = 1
@@ -31,12 +31,12 @@ class PlanChannelBroken(RuntimeError):
 
 
 def rank_identity(rank: int) -> bytes:
-    """Return the ZMQ identity of a rank."""
+    """Return the ZMQ identity with which a rank connects."""
     return b"rank%d" % rank
 
 
 class PlanServer(GroupListener):
-    """Rank 0's end."""
+    """Rank 0's end of the plan channel between pods."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class PlanServer(GroupListener):
         ranks: Sequence[int],
         timeout_seconds: float = 10.0,
     ) -> None:
-        """Listen for the given ranks.
+        """Listen for the given ranks; `send` waits at most `timeout_seconds` for a rank with a full queue.
 
         Raises:
-            UnsafeEndpoint: reachable from other machines, and no keys.
-            ValueError: the endpoint is malformed, or cannot be bound.
+            UnsafeEndpoint: `keys` is missing, but other machines can reach the endpoint.
+            ValueError: the endpoint is malformed or cannot be bound.
         """
         options = {zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: FRAMES, zmq.MAXMSGSIZE: 1024}
         super().__init__(endpoint, keys, linger_seconds=timeout_seconds, options=options)
@@ -61,7 +61,7 @@ class PlanServer(GroupListener):
         """Wait until every rank has connected.
 
         Raises:
-            PlanChannelStalled: a rank did not connect in time.
+            PlanChannelStalled: a rank did not connect within `seconds`.
         """
         missing, deadline = set(self._names), time.monotonic() + seconds
         while missing:
@@ -77,13 +77,13 @@ class PlanServer(GroupListener):
         """Send a plan to all other ranks.
 
         Raises:
-            PlanChannelStalled: a rank does not accept its frames in time.
-            PlanChannelBroken: a rank is gone, or has reconnected.
+            PlanChannelStalled: a rank's queue stayed full for `timeout_seconds`.
+            PlanChannelBroken: a rank is gone, or has lost its connection and reconnected.
         """
         self._send(encode_plan(plan))
 
     def end(self) -> None:
-        """Send the end of the stream, unless a rank is gone or has stalled."""
+        """Send the frame that ends the stream; give up if a rank is gone or does not read."""
         try:
             self._send(b"")
         except (PlanChannelStalled, PlanChannelBroken):
@@ -106,21 +106,21 @@ class PlanServer(GroupListener):
                 return
             except zmq.Again:
                 if time.monotonic() > deadline:
-                    who = name.decode()
-                    raise PlanChannelStalled(f"{who} has taken no plan for {self._timeout:g} s") from None
+                    text = f"{name.decode()} has read no plan for {self._timeout:g} s"
+                    raise PlanChannelStalled(text) from None
                 self._socket.poll(RETRY_MILLISECONDS)
             except zmq.ZMQError as error:
                 raise PlanChannelBroken(f"{name.decode()} is gone: {error.strerror}") from None
 
 
 class PlanClient(GroupMember):
-    """The end of a rank other than 0."""
+    """The receiving end of the plan channel, in a rank whose pod does not contain rank 0."""
 
     def __init__(self, endpoint: str, keys: KeyPair | None, rank: int) -> None:
-        """Connect to rank 0, which may not listen yet.
+        """Connect to rank 0, which may start to listen later.
 
         Raises:
-            UnsafeEndpoint: on another machine, and no keys.
+            UnsafeEndpoint: `keys` is missing, but the endpoint is on another machine.
             ValueError: the endpoint is malformed.
         """
         options = {zmq.RCVHWM: FRAMES}
@@ -128,14 +128,14 @@ class PlanClient(GroupMember):
         self._socket.send(HERE)
         self._number = 0
         self.ended = False
-        """Whether the end of the stream was received."""
+        """Whether the frame that ends the stream was received."""
 
     def receive(self, seconds: float) -> StepPlan | None:
         """Return the next plan, or None if none arrived within `seconds` or the stream has ended.
 
         Raises:
-            PlanChannelBroken: plans were lost.
-            MalformedPlan: the frame is not a plan.
+            PlanChannelBroken: the number of the frame shows that earlier plans were lost.
+            MalformedPlan: the frame does not contain a valid plan.
         """
         if self.ended or not self._socket.poll(max(0, int(seconds * 1000))):
             return None

@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""The engine's end of the wire: listening sockets, connected gateways, live requests and file uploads."""

@@ -1,4 +1,4 @@
-"""The allow-list of CURVE clients: a ZAP handler (RFC 27) that accepts a set of public keys."""
+"""The allow-list of CURVE clients: a ZAP handler (RFC 27) that admits clients with certain public keys."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _VERSION = b"1.0"
 
 
 class AllowList:
-    """Answers the authentication requests of one ZMQ context until the context is destroyed.
+    """Set of public keys whose owners may connect to the server sockets of one ZMQ context.
 
-    Runs in its own thread, which sleeps between handshakes, so that a handshake never waits for a step.
+    A thread answers the context's authentication requests until the context is terminated, so that a
+    handshake never waits for a step.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], public_keys: Iterable[bytes]) -> None:
@@ -31,7 +32,7 @@ class AllowList:
         self._thread.start()
 
     def allow(self, public_keys: Iterable[bytes]) -> None:
-        """Accept only these public keys (Z85) from now on; existing connections stay."""
+        """Accept only these public keys (Z85) in future handshakes; existing connections stay."""
         self._keys = tuple(z85.decode(key) for key in public_keys)  # replaced atomically, for the thread
 
     def _run(self) -> None:
@@ -41,7 +42,7 @@ class AllowList:
         except zmq.ContextTerminated:
             pass
         finally:
-            self._socket.close()  # in any case: terminating the context waits for it
+            self._socket.close()  # terminating the context waits until the socket is closed
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
         number = request[1] if len(request) > 1 else b""

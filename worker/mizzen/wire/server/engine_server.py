@@ -1,9 +1,10 @@
 """The engine's side of the wire protocol: a ROUTER socket that the serving loop polls between steps.
 
 No event loop is involved. `receive` reads a bounded number of frames and returns requests and aborts;
-`out.send` turns a step's output into one frame per peer. Every queue is bounded: ZMQ's by high-water marks (a
-peer that falls behind is dropped and its requests are aborted), file parts by `FileUploads`, and waiting
-requests by `max_waiting`, half of which is reserved for the peers in equal shares.
+`out.send` turns a step's output into one frame per peer, which is a connected gateway. Every queue is
+bounded: ZMQ's queues by high-water marks (a peer that falls behind is dropped and its requests are aborted),
+file parts by `FileUploads`, and waiting requests by `max_waiting` (half of it is reserved for the peers in
+equal shares).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Arrivals:
-    """Result of `receive`: requests to submit, then request ids to abort."""
+    """Requests to submit to the engine, and ids of requests to abort after that."""
 
     requests: list[Request] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
@@ -52,13 +53,14 @@ class Arrivals:
 KEYS_SECONDS = 1.0
 """Interval at which a key folder is checked for changes."""
 UPLOAD_SECONDS = 0.01
-"""Interval at which a gateway's connection is checked for room for the next file part."""
+"""Interval at which the server checks whether it can send the next file part to a gateway."""
 
 
 class WireServer:
-    """The ROUTER sockets of an engine, one for each generation of its keys.
+    """The engine's end of all connections to gateways, with one ROUTER socket for each generation of its
+    keys.
 
-    Used from one thread; times are seconds of one monotonic clock.
+    For use from one thread. All times are in seconds of one monotonic clock.
     """
 
     def __init__(
@@ -71,121 +73,127 @@ class WireServer:
         max_waiting: int,
         limits: WireLimits | None = None,
     ) -> None:
-        """Bind the endpoint. Changes of a key folder are followed; during a rotation both generations are
-        accepted.
+        """Bind the endpoint, and accept both generations of keys during a key rotation.
 
         Args:
             endpoint: ZMQ endpoint of even key generations.
-            keys: CURVE keys, or a folder with keys; None for a local endpoint.
-            welcome: description of the engine, sent to each gateway.
+            keys: CURVE keys, or a key folder, whose changes are applied while the server runs; None for a
+                local endpoint.
+            welcome: description of the engine that is sent to each gateway.
             files: contents of the files that gateways may fetch, by name.
             max_waiting: maximum number of requests that wait in the engine.
-            limits: limits of the socket.
+            limits: limits and intervals; the defaults if None.
 
         Raises:
-            UnsafeEndpoint: the endpoint is reachable from other machines and there are no keys.
+            UnsafeEndpoint: `keys` is missing, but other machines can reach the endpoint.
             ValueError: the endpoint is malformed or cannot be bound.
         """
         require_safe(endpoint, keys)
         self._limits = limits or WireLimits()
         self._welcome = welcome
         self._max_waiting = max_waiting
-        self._intake = MessageValidator(welcome.vocab_size, welcome.context_length, welcome.generates)
+        self._validator = MessageValidator(welcome.vocab_size, welcome.context_length, welcome.generates)
         self._decode = engine_decoder()
         self._timeouts: list[tuple[float, int, int]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._given = endpoint
+        self._wanted_endpoint = endpoint
         self._keys = keys
-        self._keys_at = 0.0
+        self._keys_checked_at = 0.0
         ring = keys.ring if keys else None
         self._allow = AllowList(self._context, ring.peers) if ring else None
-        self._doors = KeyedListeners(endpoint, self._make_socket)
-        self.out = Outbox(self._doors, self._limits)
+        self._listeners = KeyedListeners(endpoint, self._make_socket)
+        self.out = Outbox(self._listeners, self._limits)
         self._uploads = FileUploads(files, self.out, self._limits)
-        self._strangers = ProtocolMismatchLog(self._limits.peers)
+        self._mismatch_log = ProtocolMismatchLog(self._limits.peers)
         self.endpoint = self._bind(ring)
-        """Endpoint for gateways; contains the chosen port if the port was `*`."""
+        """Endpoint that gateways connect to; contains the chosen port if the port was `*`."""
 
     def _make_socket(self) -> zmq.Socket[bytes]:
         socket, limits = self._context.socket(zmq.ROUTER), self._limits
         socket.router_mandatory = True
         socket.sndhwm = limits.send_frames
         socket.rcvhwm = limits.receive_frames
-        # Twice the longest request: a prompt, and its sampling parameters, mostly a grammar.
+        # Twice the size of the longest valid request, which consists mostly of its prompt and its grammar.
         socket.maxmsgsize = 2 * (MAX_GRAMMAR_BYTES + 4 * self._welcome.context_length)
-        socket.ipv6 = "[" in self._given
+        socket.ipv6 = "[" in self._wanted_endpoint
         enable_heartbeats(socket, limits.heartbeat_seconds, limits.heartbeat_timeout_seconds)
         return socket
 
     def _bind(self, ring: KeyRing | None) -> str:
         number, pair = (ring.generation % 2, ring.own[0]) if ring else (0, None)
         try:
-            endpoint = self._doors.open(number, pair)
+            endpoint = self._listeners.open(number, pair)
         except zmq.ZMQError as error:
             self._context.term()
-            raise ValueError(f"cannot listen on {self._given}: {error.strerror}") from None
+            raise ValueError(f"cannot listen on {self._wanted_endpoint}: {error.strerror}") from None
         if ring is not None:
-            self._open_doors(ring)
+            self._sync_listeners(ring)
         return endpoint
 
     def _follow_keys(self, now: float) -> None:
-        """Apply changes of the key folder, and retry changes that could not be applied before."""
-        self._keys_at = now
+        """Apply the current contents of the key folder; this also retries ports that could not be bound."""
+        self._keys_checked_at = now
         if not isinstance(self._keys, KeyFolder):
             return
         self._keys.refresh()
         ring = self._keys.ring
         if self._allow is not None:
             self._allow.allow(ring.peers)
-        self._open_doors(ring)
+        self._sync_listeners(ring)
 
-    def _open_doors(self, ring: KeyRing) -> None:
-        """Listen with the keys of every generation; close other listeners once no request uses them."""
+    def _sync_listeners(self, ring: KeyRing) -> None:
+        """Listen with the key of each generation; close the listeners of old keys once they have no
+        requests."""
         wanted = {(ring.generation + index) % 2: pair for index, pair in enumerate(ring.own)}
-        for number, _ in self._doors:
-            if self._doors.pair(number) != wanted.get(number):
-                self._close_door(number)
-        there = dict(self._doors)
+        for number, _ in self._listeners:
+            if self._listeners.pair(number) != wanted.get(number):
+                self._close_listener(number)
+        open_listeners = dict(self._listeners)
         for number, pair in wanted.items():
-            if number not in there:
-                self._open_door(number, pair)
+            if number not in open_listeners:
+                self._open_listener(number, pair)
 
-    def _open_door(self, number: int, pair: KeyPair) -> None:
+    def _open_listener(self, number: int, pair: KeyPair) -> None:
         try:
-            endpoint = self._doors.open(number, pair)
+            endpoint = self._listeners.open(number, pair)
         except (zmq.ZMQError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)  # the next refresh retries
+            reason = getattr(error, "strerror", None) or str(error)  # the next check of the folder retries
             log.warning("cannot listen with the new keys", extra={"fields": {"reason": reason}})
             return
         log.info("listening with the new keys", extra={"fields": {"wire": endpoint}})
 
-    def _close_door(self, number: int) -> None:
+    def _close_listener(self, number: int) -> None:
         peers = [peer for peer in self.out.peers if peer.identity[0] == number]
         if any(peer.handles for peer in peers):
             return
         for peer in peers:
             self.out.forget(peer)
-        self._doors.close(number, self._limits.linger_seconds)
-        log.info("old keys are no longer accepted", extra={"fields": {"gateways": len(peers)}})
+        self._listeners.close(number, self._limits.linger_seconds)
+        log.info("stopped accepting the old keys", extra={"fields": {"gateways": len(peers)}})
 
     def wait(self, seconds: float, descriptor: int | None = None) -> None:
-        """Sleep until a frame arrives or `descriptor` is readable, at most `seconds`."""
+        """Sleep until a frame arrives or `descriptor` is readable, at most for `seconds`."""
         if self._uploads.waiting:
             seconds = min(seconds, UPLOAD_SECONDS)
-        self._doors.poll(max(0, int(seconds * 1000)), descriptor)
+        self._listeners.poll(max(0, int(seconds * 1000)), descriptor)
 
     def receive(self, now: float, waiting: int) -> Arrivals:
-        """Process received frames. `waiting` is the number of requests that wait in the engine."""
+        """Process received frames and expired queue timeouts; return requests to submit and to abort.
+
+        Args:
+            now: current time.
+            waiting: number of requests that wait in the engine.
+        """
         arrivals = Arrivals()
-        if now - self._keys_at >= KEYS_SECONDS:
+        if now - self._keys_checked_at >= KEYS_SECONDS:
             self._follow_keys(now)
-        for number, socket in self._doors:
+        for number, socket in self._listeners:
             for _ in range(self._limits.frames_per_receive):
                 try:
                     identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
-                self._take(bytes((number,)) + identity, frames, now, waiting, arrivals.requests)
+                self._process(bytes((number,)) + identity, frames, now, waiting, arrivals.requests)
         if self._uploads.waiting:
             self._uploads.send()
         if self._timeouts:
@@ -194,23 +202,23 @@ class WireServer:
         return arrivals
 
     def next_timeout(self) -> float | None:
-        """Return the time of the earliest queue timeout, or None."""
+        """Return the time of the earliest queue timeout, or None if no request has one."""
         return self._timeouts[0][0] if self._timeouts else None
 
     def close(self) -> None:
-        """Close after the last frames have left, within the linger time."""
-        for number, _ in self._doors:
-            self._doors.close(number, self._limits.linger_seconds)
+        """Close all sockets once queued frames are sent, or after the linger time."""
+        for number, _ in self._listeners:
+            self._listeners.close(number, self._limits.linger_seconds)
         self._context.term()  # waits for lingering frames; the allow-list's thread closes its own socket
 
-    def _take(
+    def _process(
         self, identity: bytes, frames: list[bytes], now: float, waiting: int, requests: list[Request]
     ) -> None:
-        """Process one message. An invalid one is answered with `Refused`; no error is raised."""
+        """Process one message of a gateway; answer an invalid message with `Refused` and raise no error."""
         out = self.out
         try:
             if len(frames) != 1:
-                raise MalformedFrame(f"{len(frames)} frames in one message; the protocol has one")
+                raise MalformedFrame(f"{len(frames)} frames in one message; the protocol allows one")
             message = self._decode(frames[0])
         except MalformedFrame as error:
             out.counters.malformed += 1
@@ -229,7 +237,7 @@ class WireServer:
             if message.rid in peer.handles:
                 out.abort(peer.handles[message.rid])
         else:
-            self._uploads.ask(peer, message)
+            self._uploads.enqueue(peer, message)
 
     def _hello(self, identity: bytes, message: Hello) -> None:
         out = self.out
@@ -254,9 +262,9 @@ class WireServer:
 
     def _refuse_protocol(self, identity: bytes, name: str, protocol: int) -> None:
         self.out.counters.other_protocol += 1
-        if self._strangers.new(name, protocol):
+        if self._mismatch_log.new(name, protocol):
             fields = {"gateway": name, "protocol": protocol, "spoken": PROTOCOL}
-            log.warning("gateway with another protocol rejected", extra={"fields": fields})
+            log.warning("rejected a gateway that speaks another protocol", extra={"fields": fields})
         text = f"protocol {protocol} is not supported; this engine speaks {PROTOCOL}"
         self.out.refuse(identity, None, RefusalCode.INVALID, text)
 
@@ -265,12 +273,12 @@ class WireServer:
     ) -> None:
         out, waiting = self.out, waiting + len(requests)
         if message.rid in peer.handles:
-            # Rejecting it by its handle would free the handle of the live request.
+            # Naming the handle in the rejection would make the gateway free it under the live request.
             text = f"rid {message.rid} is in use by a live request"
             out.refuse(peer.identity, None, RefusalCode.INVALID, text)
             return
         try:
-            request = self._intake.to_request(message, now)
+            request = self._validator.to_request(message, now)
         except InvalidRequest as error:
             out.refuse(peer.identity, message.rid, RefusalCode.INVALID, str(error))
             return
@@ -278,7 +286,7 @@ class WireServer:
             text = "the engine is draining; try another one"
             out.refuse(peer.identity, message.rid, RefusalCode.DRAINING, text)
             return
-        if self._full(peer, waiting):
+        if self._queue_full(peer, waiting):
             text = f"{waiting} requests are waiting; at most {self._max_waiting} may"
             out.refuse(peer.identity, message.rid, RefusalCode.QUEUE_FULL, text)
             return
@@ -297,16 +305,19 @@ class WireServer:
             heapq.heapify(self._timeouts)
         heapq.heappush(self._timeouts, (deadline, rid, int(table.generation[rid])))
 
-    def _full(self, peer: Peer, waiting: int) -> bool:
-        """Return whether the queue is full for a peer: half of it is reserved for all peers in equal
-        shares."""
+    def _queue_full(self, peer: Peer, waiting: int) -> bool:
+        """Return whether a peer's new request must be rejected because the queue is full.
+
+        Half of the queue is reserved for the peers in equal shares; the unused shares of other peers count as
+        occupied.
+        """
         peers = self.out.peers
         share = self._max_waiting // (2 * len(peers))
-        kept = sum(max(0, share - other.unstarted) for other in peers if other is not peer)
-        return waiting + kept >= self._max_waiting
+        reserved = sum(max(0, share - other.unstarted) for other in peers if other is not peer)
+        return waiting + reserved >= self._max_waiting
 
     def _expire(self, now: float) -> None:
-        """Reject requests that waited too long for their first token."""
+        """Reject requests that have waited for their first token longer than their `queue_seconds`."""
         table = self.out.table
         while self._timeouts and self._timeouts[0][0] <= now:
             _, rid, generation = heapq.heappop(self._timeouts)

@@ -1,7 +1,7 @@
-"""Sends an engine's files to gateways in parts, as fast as their connections accept them.
+"""Sends an engine's files to gateways in parts, as fast as the gateways' connections accept them.
 
-A part is large, and ZMQ bounds its queues only by number of frames. Requests of a gateway therefore wait here
-while earlier parts for it are still queued in ZMQ.
+A part is large, and ZMQ limits its queues only by the number of frames. A gateway's requests for parts
+therefore wait here while earlier parts for the same gateway are still queued in ZMQ.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from mizzen.wire.server.peers import Peer
 
 
 class FileUploads:
-    """The uploads in progress, round-robin over all peers. Used from the outbox's thread."""
+    """Pending requests for file parts, answered in turn for all peers. For use from the server's thread."""
 
     def __init__(self, files: Mapping[str, bytes], out: Outbox, limits: WireLimits) -> None:
         self._files = files
         self._out = out
         self._limits = limits
         self._turns: deque[Peer] = deque()
-        """Peers with pending requests; some may have been dropped."""
-        self._under_way: dict[bytes, list[zmq.MessageTracker]] = {}
-        """Parts queued in ZMQ, by connection: another `Hello` does not shorten its queue."""
+        """Peers with pending requests, in the order of their turns; dropped peers may still be among them."""
+        self._queued: dict[bytes, list[zmq.MessageTracker]] = {}
+        """Parts queued in ZMQ, by the connection's identity; ZMQ's queue may outlive the `Peer`."""
 
     @property
     def waiting(self) -> bool:
-        """Whether requests are pending."""
+        """Whether requests for file parts are pending."""
         return bool(self._turns)
 
-    def ask(self, peer: Peer, message: FetchFile) -> None:
-        """Queue a request for `send`; reject it if it is invalid or the peer has too many pending."""
+    def enqueue(self, peer: Peer, message: FetchFile) -> None:
+        """Queue a request, which `send` answers; reject it if it is invalid or the peer has too many
+        pending."""
         refuse, content = self._out.refuse, self._files.get(message.name)
         if content is None:
             text = f"no file {message.name[:128]!r}; available: {', '.join(sorted(self._files)) or 'none'}"
@@ -46,8 +47,8 @@ class FileUploads:
                 f"offset {message.offset} of {message.name} is not a multiple of {FILE_PART_BYTES} within it"
             )
             refuse(peer.identity, None, RefusalCode.INVALID, text)
-        elif len(peer.file_requests) >= self._limits.file_asks:
-            text = f"{len(peer.file_requests)} file parts are pending already; the limit is reached"
+        elif len(peer.file_requests) >= self._limits.file_requests:
+            text = f"{len(peer.file_requests)} requests for file parts are pending; no more are accepted"
             refuse(peer.identity, None, RefusalCode.QUEUE_FULL, text)
         else:
             if not peer.file_requests:
@@ -55,7 +56,7 @@ class FileUploads:
             peer.file_requests.append(message)
 
     def send(self) -> None:
-        """Send a few parts to peers whose connections have accepted earlier ones."""
+        """Send up to `WireLimits.parts_per_receive` parts to peers with few parts queued in ZMQ."""
         left = self._limits.parts_per_receive
         for _ in range(len(self._turns)):
             if not left:
@@ -63,28 +64,28 @@ class FileUploads:
             peer = self._turns.popleft()
             if self._out.peers.get(peer.identity) is not peer:
                 continue
-            if self._takes(peer):
+            if self._has_room(peer):
                 self._part(peer, peer.file_requests.popleft())
                 left -= 1
             if peer.file_requests:
                 self._turns.append(peer)
 
-    def _takes(self, peer: Peer) -> bool:
-        kept = self._under_way.get(peer.identity, ())
-        return sum(not one.done for one in kept) < self._limits.parts_under_way
+    def _has_room(self, peer: Peer) -> bool:
+        queued = self._queued.get(peer.identity, ())
+        return sum(not tracker.done for tracker in queued) < self._limits.queued_parts
 
-    def _part(self, peer: Peer, ask: FetchFile) -> None:
-        content = self._files[ask.name]
-        part = content[ask.offset : ask.offset + FILE_PART_BYTES]
-        frame = encode(File(ask.name, ask.offset, len(content), part))
+    def _part(self, peer: Peer, request: FetchFile) -> None:
+        content = self._files[request.name]
+        part = content[request.offset : request.offset + FILE_PART_BYTES]
+        frame = encode(File(request.name, request.offset, len(content), part))
         tracked = zmq.Frame(frame, track=True, copy=False)
-        self._tidy()
+        self._remove_sent()
         if self._out.send_to(peer, tracked):
-            self._under_way.setdefault(peer.identity, []).append(tracked.tracker)
+            self._queued.setdefault(peer.identity, []).append(tracked.tracker)
 
-    def _tidy(self) -> None:
-        """Remove parts that were accepted or dropped with their connection."""
-        for identity, parts in tuple(self._under_way.items()):
-            parts[:] = [one for one in parts if not one.done]
+    def _remove_sent(self) -> None:
+        """Remove the entries of parts that have left ZMQ's queues: sent, or dropped with their connection."""
+        for identity, parts in tuple(self._queued.items()):
+            parts[:] = [tracker for tracker in parts if not tracker.done]
             if not parts:
-                del self._under_way[identity]
+                del self._queued[identity]

@@ -1,6 +1,7 @@
 """The engine's listening sockets, one per key generation, combined to act as one ROUTER socket.
 
-An identity is the number of the listener (0 or 1), followed by ZMQ's identity on that listener.
+A connection's identity is the number of its listener (0 for even key generations, 1 for odd ones), followed
+by its ZMQ identity on that listener.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ Socket = zmq.Socket[bytes]
 
 
 class KeyedListeners:
-    """Up to two ROUTER sockets of one context. Used from one thread."""
+    """Up to two listening ROUTER sockets, by number. For use from one thread."""
 
     def __init__(self, endpoint: str, make: Callable[[], Socket]) -> None:
         """Create without listening.
 
         Args:
-            endpoint: endpoint of even generations; its port may be `*` until the first listener is open.
-            make: returns a ROUTER socket that is ready to bind.
+            endpoint: endpoint of even key generations. If its port is `*`, the first listener chooses a port.
+            make: returns a new ROUTER socket with all options set except for keys.
         """
         self._endpoint = endpoint
         self._make = make
@@ -33,15 +34,15 @@ class KeyedListeners:
         return iter([(number, socket) for number, (socket, _) in self._open.items()])
 
     def pair(self, number: int) -> KeyPair | None:
-        """Return the keys of an open listener."""
+        """Return the key pair of an open listener, or None if it listens without keys."""
         return self._open[number][1]
 
     def open(self, number: int, pair: KeyPair | None) -> str:
-        """Listen with a key pair; return the bound endpoint.
+        """Open listener `number` with a key pair, or without keys; return the bound endpoint.
 
         Raises:
             zmq.ZMQError: the endpoint cannot be bound.
-            ValueError: the generation has no endpoint.
+            ValueError: `number` is 1, but the port of even generations is 65535 or not a number.
         """
         wild = self._endpoint.endswith(":*")
         endpoint = self._endpoint if wild else generation_endpoint(self._endpoint, number)
@@ -54,18 +55,18 @@ class KeyedListeners:
             socket.close(linger=0)
             raise
         bound = socket.get_string(zmq.LAST_ENDPOINT)
-        if wild:  # even generations use the port before that of odd ones, whichever opens first
+        if wild:  # odd generations use the port after that of even ones, whichever listener opens first
             base, _, port = bound.rpartition(":")
             self._endpoint = f"{base}:{int(port) - number}"
         self._open[number] = (socket, pair)
         return bound
 
     def close(self, number: int, linger_seconds: float = 0.0) -> None:
-        """Close a listener and its connections."""
+        """Close a listener and its connections once queued frames are sent, or after the linger time."""
         self._open.pop(number)[0].close(linger=int(linger_seconds * 1000))
 
     def poll(self, milliseconds: int, descriptor: int | None) -> None:
-        """Sleep until a frame arrives or `descriptor` is readable, at most `milliseconds`."""
+        """Sleep until a frame arrives or `descriptor` is readable, at most for `milliseconds`."""
         poller = zmq.Poller()
         for _, socket in self:
             poller.register(socket, zmq.POLLIN)
@@ -74,13 +75,14 @@ class KeyedListeners:
         poller.poll(milliseconds)
 
     def send_multipart(self, parts: tuple[bytes, bytes | zmq.Frame], flags: int = 0) -> None:
-        """Send a frame to an identity; `parts` is (identity, frame).
+        """Send a frame to a connection; `parts` is (identity, frame).
 
         Raises:
-            zmq.ZMQError: EAGAIN if its queue is full, EHOSTUNREACH if it or its listener is gone.
+            zmq.ZMQError: EAGAIN if the connection's queue is full, EHOSTUNREACH if the connection or its
+                listener is gone.
         """
         identity, frame = parts
-        there = self._open.get(identity[0])
-        if there is None:
+        listener = self._open.get(identity[0])
+        if listener is None:
             raise zmq.ZMQError(zmq.EHOSTUNREACH)
-        there[0].send_multipart((identity[1:], frame), flags)
+        listener[0].send_multipart((identity[1:], frame), flags)

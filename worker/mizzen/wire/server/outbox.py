@@ -1,7 +1,7 @@
 """Sends step outputs, load, cache events and rejections to all connected gateways.
 
-Nothing blocks: a frame enters the bounded ZMQ queue of its peer, or the peer is dropped and its requests are
-aborted.
+No method blocks: a frame enters the bounded ZMQ queue of its peer (a gateway), or, if the queue is full, the
+peer is dropped and its requests are aborted.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from mizzen.wire.messages import (
     Embedding,
     Finish,
     Logprobs,
-    Message,
     Outputs,
     RefusalCode,
     Refused,
     Stats,
+    WireMessage,
 )
 from mizzen.wire.server.listeners import KeyedListeners
 from mizzen.wire.server.peers import Peer, Peers, WireCounters
@@ -43,7 +43,8 @@ LONG_AGO = -1e9
 
 
 class Outbox:
-    """The sending half of `WireServer`, with its peers and requests. Used from the same thread."""
+    """The sending half of `WireServer`; owns the tables of peers and requests. For use from the server's
+    thread."""
 
     def __init__(self, socket: KeyedListeners, limits: WireLimits) -> None:
         self._socket = socket
@@ -55,36 +56,38 @@ class Outbox:
         self.last_stats: Stats | None = None
         self._stats_at = LONG_AGO
         self._aborts: dict[int, None] = {}
-        self._held: set[int] = set()
+        self._cached_blocks: set[int] = set()
         self._answered: set[int] = set()
-        """Requests that received their embedding in the step that finishes them."""
-        self._behind: deque[bytes] = deque(maxlen=limits.peers)
-        """Connections that were dropped with a full queue and not notified yet."""
+        """Ids of requests whose embedding was sent in the current step; they need no `Finish`."""
+        self._dropped: deque[bytes] = deque(maxlen=limits.peers)
+        """Identities of connections that were dropped because of a full queue, and must still be notified."""
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, output: StepOutput, now: float) -> NDArray[np.float64]:
-        """Send a step's outputs; return the seconds from arrival to first token, [requests with a first
-        token]."""
+        """Send the outputs of a step.
+
+        Returns the seconds from arrival to first token, float64 [requests that got their first token].
+        """
         waits = self._start(output, now) if self.table.unstarted else NO_WAITS
-        parts = list(pack_by_peer(output, self.table))  # before ends free the handles
+        parts = list(pack_by_peer(output, self.table))  # before `_end` frees the handles
         logprobs = self._logprobs(output.side_outputs.logprobs) if output.side_outputs.logprobs else {}
         if output.side_outputs.vectors:
             self._embeddings(output.side_outputs.vectors)
         ends = self._end(output.finished) if output.finished else {}
         for owner, columns in parts:
             self._outputs(owner, output.step, columns, ends.pop(owner, ()), logprobs.pop(owner, ()))
-        for owner in {*ends, *logprobs}:  # prompt log probabilities and finishes without a token
+        for owner in {*ends, *logprobs}:  # results and prompt log probabilities of peers without tokens
             self._outputs(owner, output.step, NO_COLUMNS, ends.get(owner, ()), logprobs.get(owner, ()))
         return waits
 
     def finish(self, ended: Iterable[Finished], step: int) -> None:
-        """Send the results of requests that finished outside a step (e.g. aborted while waiting)."""
+        """Send the results of requests that finished outside a step, e.g. were aborted while waiting."""
         for owner, finishes in self._end(ended).items():
             self._outputs(owner, step, NO_COLUMNS, finishes)
 
     def end_all(self, step: int, message: str) -> None:
-        """Finish every live request with an error, for an engine that goes down with requests running."""
+        """End every live request with an error, because the engine exits; `message` gives the reason."""
         for peer in self.peers:
             ends = tuple(
                 Finish(handle, int(FinishReason.ERROR), 0, 0, 0, None, message) for handle in peer.handles
@@ -94,7 +97,7 @@ class Outbox:
 
     def _start(self, output: StepOutput, now: float) -> NDArray[np.float64]:
         rids = output.rids
-        if output.side_outputs.vectors:  # for an embedding request, the embedding counts as first token
+        if output.side_outputs.vectors:  # the embedding counts as the first token of an embedding request
             rids = np.concatenate((rids, [vector.rid for vector in output.side_outputs.vectors]))
         first = rids[~self.table.started[rids]]
         if not len(first):
@@ -108,7 +111,10 @@ class Outbox:
         return waits
 
     def _end(self, ended: Iterable[Finished]) -> dict[int, list[Finish]]:
-        """Free finished requests; return their results by owner."""
+        """Free the ids and handles of finished requests; return the results to send, by index of the peer.
+
+        Rejections are sent immediately, and requests whose embedding was sent have no further result.
+        """
         table = self.table
         by_owner: dict[int, list[Finish]] = {}
         for end in ended:
@@ -127,11 +133,11 @@ class Outbox:
                     by_owner.setdefault(owner, []).append(_finish(end, handle, float(table.wait[rid])))
             table.release(rid)
             self._answered.discard(rid)
-            self._aborts.pop(rid, None)  # the id may be reused before the abort is drained
+            self._aborts.pop(rid, None)  # the id may be reused before `take_aborts` returns the abort
         return by_owner
 
     def _logprobs(self, reports: Iterable[RequestLogprobs]) -> dict[int, list[Logprobs]]:
-        """Return the log probabilities by owner."""
+        """Return messages with the log probabilities of requests, by index of the peer that owns them."""
         by_owner: dict[int, list[Logprobs]] = {}
         for report in reports:
             part = Logprobs(
@@ -145,7 +151,7 @@ class Outbox:
         return by_owner
 
     def _embeddings(self, vectors: Iterable[RequestVector]) -> None:
-        """Send embeddings; their requests are freed when they finish, in the same step."""
+        """Send embeddings; `_end` frees their requests, which finish in the same step."""
         for vector in vectors:
             peer = self.peers.at(int(self.table.owner[vector.rid]))
             if peer is None:
@@ -180,11 +186,17 @@ class Outbox:
     # ── the engine's state ────────────────────────────────────────────────────────────────────────────────
 
     def stats(self, load: Load, steps: int, now: float, patience: float = 0.0) -> bool:
-        """Send the load to all peers if it has changed or `stats_seconds` have passed.
+        """Send the load to all peers if it has changed or `WireLimits.stats_seconds` have passed.
 
-        `patience` is `Stats.patience_seconds`; a change of it alone does not cause a message.
+        Return False if the load has changed within `WireLimits.stats_change_seconds` of the last message; the
+        caller must call again later.
 
-        Returns False if the load has changed too soon after the last message; then call again.
+        Args:
+            load: current load of the engine.
+            steps: number of steps so far; a change of this number alone causes no message.
+            now: current time.
+            patience: seconds without a completed step after which the engine must be hanging; 0 if unknown. A
+                change of this value alone causes no message.
         """
         age = now - self._stats_at
         stats = Stats(
@@ -209,11 +221,11 @@ class Outbox:
             return False
         self.last_stats, self._stats_at = stats, now
         self._broadcast(stats)
-        self._tell_forgotten()
+        self._notify_dropped()
         return True
 
     def withdraw_silence_limit(self) -> None:
-        """Withdraw `patience_seconds` before an operation that may take long."""
+        """Announce that `Stats.patience_seconds` is unknown, before a step that may take unusually long."""
         if self.last_stats is not None and self.last_stats.patience_seconds:
             self.last_stats = msgspec.structs.replace(self.last_stats, patience_seconds=0.0)
             self._broadcast(self.last_stats)
@@ -222,16 +234,16 @@ class Outbox:
         """Send changes of the prefix cache to all peers."""
         if not events.stored and not events.evicted:
             return
-        self._held.difference_update(events.evicted)
-        self._held.update(events.stored)
+        self._cached_blocks.difference_update(events.evicted)
+        self._cached_blocks.update(events.stored)
         stored = np.array(events.stored, dtype="<u8").tobytes()
         evicted = np.array(events.evicted, dtype="<u8").tobytes()
         for peer in self.peers:
             self.send_to(peer, encode(Blocks(peer.next_sequence(), stored, evicted)))
 
     def all_blocks(self, peer: Peer) -> Blocks:
-        """Return the frame that resets a peer's view of the prefix cache to its complete contents."""
-        stored = np.fromiter(self._held, dtype="<u8", count=len(self._held)).tobytes()
+        """Return the message that gives a peer the complete contents of the prefix cache."""
+        stored = np.fromiter(self._cached_blocks, dtype="<u8", count=len(self._cached_blocks)).tobytes()
         return Blocks(peer.next_sequence(), stored, b"", reset=True)
 
     def drain(self) -> None:
@@ -242,25 +254,32 @@ class Outbox:
     # ── peers ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def send_to(self, peer: Peer, frame: bytes | zmq.Frame) -> bool:
-        """Send a frame; return False if the peer was dropped instead."""
+        """Send a frame to a peer; return False if the peer was dropped because it does not accept frames."""
         try:
             self._socket.send_multipart((peer.identity, frame), zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            self._lose(peer, error)
+            self._drop(peer, error)
             return False
         return True
 
     def refuse(self, identity: bytes, rid: int | None, code: RefusalCode, message: str) -> None:
-        """Refuse a request or a frame, of a peer or of a connection that is none."""
+        """Reject a request, or a frame that belongs to no request.
+
+        Args:
+            identity: identity of the connection, which need not belong to a peer.
+            rid: the gateway's handle of the request; None for a frame that belongs to no request.
+            code: reason of the rejection.
+            message: description of the reason.
+        """
         self.counters.refused[code] += 1
-        passing = code in (RefusalCode.QUEUE_FULL, RefusalCode.BUSY)
-        retry = self._limits.retry_after_seconds if passing else 0.0
+        is_temporary = code in (RefusalCode.QUEUE_FULL, RefusalCode.BUSY)
+        retry = self._limits.retry_after_seconds if is_temporary else 0.0
         frame = encode(Refused(rid, int(code), message, retry))
         peer = self.peers.get(identity)
         if peer:
             self.send_to(peer, frame)
         else:
-            self._try(identity, frame)
+            self._try_send(identity, frame)
 
     def forget(self, peer: Peer) -> None:
         """Drop a peer and abort its requests."""
@@ -270,28 +289,28 @@ class Outbox:
         self.peers.remove(peer)
 
     def disown(self, peer: Peer, rid: int, handle: int) -> None:
-        """Free the handle of an unstarted request now; the engine's end of it will reach nobody."""
+        """Free the handle of a request without a first token, and abort the request without a result."""
         del peer.handles[handle]
         peer.unstarted -= 1
         self.table.disown(rid)
         self.abort(rid)
 
     def abort(self, rid: int) -> None:
-        """Have the engine abort a live request."""
+        """Add a live request to the aborts that `take_aborts` returns."""
         self._aborts[rid] = None
 
     def take_aborts(self) -> list[int]:
-        """Return and clear the live requests to abort."""
+        """Return the ids of live requests that the engine must abort, each id once."""
         aborts, self._aborts = list(self._aborts), {}
         return aborts
 
-    def _broadcast(self, message: Message) -> None:
+    def _broadcast(self, message: WireMessage) -> None:
         frame = encode(message)
         for peer in self.peers:
             self.send_to(peer, frame)
 
-    def _lose(self, peer: Peer, error: zmq.ZMQError) -> None:
-        """Drop a peer that is gone (EHOSTUNREACH) or whose queue is full (EAGAIN)."""
+    def _drop(self, peer: Peer, error: zmq.ZMQError) -> None:
+        """Drop a peer because sending failed: it is gone (EHOSTUNREACH) or its queue is full (EAGAIN)."""
         gone = error.errno == zmq.EHOSTUNREACH
         if not gone and error.errno != zmq.EAGAIN:
             raise error
@@ -305,19 +324,20 @@ class Outbox:
         log.log(level, "gateway lost", extra={"fields": fields})
         self.forget(peer)
         if not gone:
-            self._behind.append(peer.identity)
+            self._dropped.append(peer.identity)
 
-    def _tell_forgotten(self) -> None:
-        for _ in range(len(self._behind)):
-            identity = self._behind.popleft()
+    def _notify_dropped(self) -> None:
+        for _ in range(len(self._dropped)):
+            identity = self._dropped.popleft()
             if self.peers.get(identity):
                 continue
             text = "this connection did not accept its frames and was dropped; send Hello again"
-            if not self._try(identity, encode(Refused(None, int(RefusalCode.UNKNOWN_PEER), text))):
-                self._behind.append(identity)
+            if not self._try_send(identity, encode(Refused(None, int(RefusalCode.UNKNOWN_PEER), text))):
+                self._dropped.append(identity)
 
-    def _try(self, identity: bytes, frame: bytes) -> bool:
-        """Send if the queue has room; return False if the caller should retry."""
+    def _try_send(self, identity: bytes, frame: bytes) -> bool:
+        """Send a frame to a connection; return False if its queue is full. Ignore a connection that is
+        gone."""
         try:
             self._socket.send_multipart((identity, frame), zmq.NOBLOCK)
         except zmq.ZMQError as error:

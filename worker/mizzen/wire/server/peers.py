@@ -1,4 +1,4 @@
-"""The gateways connected to an engine, and counters of the wire."""
+"""The gateways that are connected to an engine (its peers), and counters of the wire."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from mizzen.wire.messages import FetchFile, RefusalCode
 
 @dataclass(slots=True)
 class Peer:
-    """One gateway's connection, from its Hello until it is dropped."""
+    """A gateway's connection, from its `Hello` until it is dropped or sends another `Hello`."""
 
     identity: bytes
     index: int
-    """Owner number in the request table; counts from 1."""
+    """Number by which the request table identifies the peer as owner of requests; at least 1."""
     name: str
     handles: dict[int, int] = field(default_factory=dict)
-    """Request ids of the engine, by the gateway's handle, of live requests."""
+    """Live requests: the engine's request ids by the gateway's handles."""
     unstarted: int = 0
     """Number of live requests without a first token."""
     sequence: int = 0
-    """Number of the next `Blocks` frame."""
+    """`Blocks.sequence` of the next `Blocks` message."""
     file_requests: deque[FetchFile] = field(default_factory=deque)
-    """Requested file parts that have not been sent."""
+    """Pending requests for file parts."""
 
     def next_sequence(self) -> int:
-        """Return the number of the next `Blocks` frame and advance it."""
+        """Return `sequence` and increment it."""
         self.sequence += 1
         return self.sequence - 1
 
 
 class Peers:
-    """Peers by ZMQ identity and by index. Indexes are reused, so owner numbers stay small."""
+    """The connected peers, by ZMQ identity and by index; indices are reused, so that they stay small."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -47,15 +47,15 @@ class Peers:
         return iter(tuple(self._by_identity.values()))
 
     def get(self, identity: bytes) -> Peer | None:
-        """Return the peer of a connection, or None before its Hello."""
+        """Return the peer of a connection, or None if the connection has sent no `Hello` or was dropped."""
         return self._by_identity.get(identity)
 
     def at(self, index: int) -> Peer | None:
-        """Return the peer with an owner number, or None."""
+        """Return the peer with an index, or None if that peer is gone."""
         return self._by_index[index]
 
     def add(self, identity: bytes, name: str) -> Peer | None:
-        """Add and return a peer, or return None if the limit is reached."""
+        """Add and return a peer, or return None if the maximum number of peers is connected."""
         if len(self._by_identity) >= self._limit:
             return None
         try:
@@ -68,20 +68,21 @@ class Peers:
         return peer
 
     def remove(self, peer: Peer) -> None:
-        """Remove a peer."""
+        """Remove a peer and free its index."""
         del self._by_identity[peer.identity]
         self._by_index[peer.index] = None
 
 
 class ProtocolMismatchLog:
-    """Gateways with another protocol that were logged: each retries for ever and is logged once."""
+    """Record of rejected gateways that speak another protocol: they retry for ever, but are logged once."""
 
     def __init__(self, limit: int) -> None:
         self._known: dict[tuple[str, int], None] = {}
         self._limit = limit
 
     def new(self, name: str, protocol: int) -> bool:
-        """Record a gateway, dropping the oldest beyond the limit; return whether it is new."""
+        """Record a gateway and return whether it was not recorded yet; beyond the limit, forget the
+        oldest."""
         if (name, protocol) in self._known:
             return False
         if len(self._known) >= self._limit:
@@ -92,13 +93,13 @@ class ProtocolMismatchLog:
 
 @dataclass(slots=True)
 class WireCounters:
-    """Counters of the wire since the start, for metrics."""
+    """Counters of the wire since the engine started, for metrics."""
 
     accepted: int = 0
     malformed: int = 0
     other_protocol: int = 0
-    """Number of Hellos of gateways with another protocol."""
+    """Number of `Hello` messages from gateways that speak another protocol."""
     lost_peers: int = 0
     """Number of peers dropped because they were gone or did not accept their frames."""
     refused: dict[int, int] = field(default_factory=lambda: dict.fromkeys(map(int, RefusalCode), 0))
-    """Number of rejections by RefusalCode."""
+    """Number of rejections, by `RefusalCode`."""

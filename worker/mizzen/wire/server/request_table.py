@@ -1,6 +1,6 @@
-"""Table of the live requests of an engine, as columns indexed by dense request ids.
+"""Table of an engine's live requests, as columns that are indexed by request id.
 
-The engine's request ids are small and dense, so that owners and handles of all rows of a step are two array
+Request ids are small and dense, so that the owners and handles of all rows of a step are found with two array
 lookups.
 """
 
@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 from mizzen.core.request import Int64
 
 NO_OWNER = 0
-"""Owner of requests whose peer is gone or was answered already; peers count from 1."""
+"""Owner of requests whose peer is gone or has received their result; indices of peers start at 1."""
 
 
 class RequestTable:
-    """Allocates dense request ids, and maps them to owner (peer index) and handle."""
+    """Live requests: allocates their ids, and maps each id to its owner (index of a peer) and handle."""
 
     def __init__(self, capacity: int = 1024) -> None:
         self.owner: NDArray[np.int16] = np.zeros(capacity, dtype=np.int16)
         self.handle: NDArray[np.uint32] = np.zeros(capacity, dtype=np.uint32)
         self.arrival: NDArray[np.float64] = np.zeros(capacity)
         self.wait: NDArray[np.float64] = np.zeros(capacity)
-        """Seconds from arrival to the first token; 0 before that."""
+        """Seconds from a request's arrival to its first token; 0 before the first token."""
         self.started: NDArray[np.bool_] = np.zeros(capacity, dtype=bool)
         self.generation: Int64 = np.zeros(capacity, dtype=np.int64)
         self._free = list(range(capacity - 1, -1, -1))
         self.owners: dict[int, int] = {}
-        """Number of live requests by owner; owners without requests are absent."""
+        """Number of live requests by owner; has no entries for owners without requests."""
         self.unstarted = 0
         """Number of live requests without a first token."""
 
@@ -36,7 +36,7 @@ class RequestTable:
         return len(self.owner) - len(self._free)
 
     def add(self, owner: int, handle: int, now: float) -> int:
-        """Add a request that arrived at `now`; return its id."""
+        """Add a request that arrived at `now`, with the gateway's handle; return its id."""
         if not self._free:
             self._grow()
         rid = self._free.pop()
@@ -60,18 +60,18 @@ class RequestTable:
         self._free.append(rid)
 
     def disown(self, rid: int) -> None:
-        """Detach a request from its owner; its id stays in use until the engine has finished it."""
+        """Set a request's owner to `NO_OWNER`; its id stays in use until the engine has finished it."""
         self._leave(int(self.owner[rid]))
         self.owner[rid] = NO_OWNER
         self.owners[NO_OWNER] = self.owners.get(NO_OWNER, 0) + 1
 
     def start(self, rids: Int64) -> None:
-        """Record the first token of requests (int64 [n], none started before)."""
+        """Record that requests (int64 [n]) got their first token; none of them had a token before."""
         self.started[rids] = True
         self.unstarted -= len(rids)
 
     def oldest_wait(self, now: float) -> float:
-        """Return the seconds that the oldest request without a token has waited; 0 if there is none."""
+        """Return the longest time in seconds that a live request has waited for its first token, or 0."""
         if not self.unstarted:
             return 0.0
         arrivals = self.arrival[(self.owner != NO_OWNER) & ~self.started]

@@ -22,22 +22,23 @@ EMBEDS_ONLY = "model has no language-model head: it can only embed texts"
 
 
 class InvalidRequest(ValueError):
-    """Every engine of this model would reject the request; the text names the field."""
+    """A request is invalid for every engine of this model; the text names the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageValidator:
-    """Validates messages for one model."""
+    """Validates requests for one model, and converts them to scheduler requests."""
 
     vocab_size: int
     context_length: int
     generates: bool = True
 
     def to_request(self, message: Generate | Embed, now: float) -> Request:
-        """Return the scheduler request of a message; its rid is the gateway's handle, `now` its arrival.
+        """Return the scheduler request for a message that arrived at `now`; its `rid` is the gateway's
+        handle.
 
         Raises:
-            InvalidRequest: a field is invalid; the text names it, its value and the rule.
+            InvalidRequest: a field is invalid; the text names the field, its value and the rule.
         """
         self._common(message)
         return self._generate(message, now) if isinstance(message, Generate) else self._embed(message, now)
@@ -127,15 +128,15 @@ class MessageValidator:
         return params
 
 
-def _grammar(given: tuple[str, str] | None) -> Grammar | None:
-    if given is None:
+def _grammar(grammar: tuple[str, str] | None) -> Grammar | None:
+    if grammar is None:
         return None
-    kind, text = given
+    kind, text = grammar
     if kind not in list(GrammarKind):
         raise InvalidRequest(f"grammar must be one of {', '.join(GrammarKind)}, not {kind[:32]!r}")
     return Grammar(GrammarKind(kind), text)
 
 
 def effective_seed(seed: int | None) -> int:
-    """Return the seed of a request (0 <= seed < 2**64); None draws a random one."""
+    """Return `seed` modulo 2**64; None means a random 64-bit seed."""
     return secrets.randbits(64) if seed is None else seed % 2**64

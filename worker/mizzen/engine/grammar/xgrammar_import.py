@@ -1,7 +1,7 @@
-"""Imports xgrammar without PyTorch and Transformers, for the sandbox, which only compiles.
+"""Imports xgrammar without PyTorch and Transformers, for the sandbox process.
 
-The package imports both for its types and for its logits operations. Without them a process starts in a
-fraction of the time and memory, and forks as fast.
+xgrammar imports them for types and for operations on logits, which the sandbox does not need. Without them
+the process needs a fraction of the time to start and to fork, and a fraction of the memory.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import sys
 from types import ModuleType
 
 SKIPPED_PACKAGES = ("torch", "transformers")
+"""Packages that are replaced by stubs during the import."""
 
 
 class StubClass:
-    """Stands for a class of a skipped package."""
+    """Stub for any class of a skipped package."""
 
     def __init__(self, *values: object, **named: object) -> None:
         pass
 
 
 class StubModule(ModuleType):
-    """A module whose every attribute is a stub class."""
+    """Stub for a skipped package: every attribute is a stub class."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
@@ -30,7 +31,10 @@ class StubModule(ModuleType):
 
 
 def import_xgrammar_without_torch() -> None:
-    """Import xgrammar without the packages it does not need here; normally if a version needs more."""
+    """Import xgrammar without SKIPPED_PACKAGES.
+
+    If that fails, because another version of xgrammar needs them, a later import loads everything.
+    """
     if any(name in sys.modules for name in SKIPPED_PACKAGES):
         return
     try:

@@ -1,6 +1,6 @@
-"""The engine's side of the sandbox process: starts it, sends it grammars, and survives its death.
+"""The engine's side of the sandbox process: starts it, sends grammars to it, and restarts it if it dies.
 
-`GrammarCompiler` calls it from its threads; `mizzen.engine.grammar.sandbox_worker` is the other side.
+`GrammarCompiler` calls it from its threads. `mizzen.engine.grammar.compile_sandbox_worker` is the process.
 """
 
 from __future__ import annotations
@@ -21,18 +21,23 @@ from mizzen.engine.grammar.limits import GrammarLimits
 log = logging.getLogger(__name__)
 
 SPARE_SECONDS = 5.0
-"""Time beyond a child's own deadline, for forks and answers."""
+"""Time that the engine waits in addition to a child's own time limit, for the fork and the reply."""
 EXIT_NOTICE_SECONDS = 0.2
-"""Time after a child's death within which the death of its parent becomes visible."""
+"""Time to wait after the end of a child for the exit of the sandbox process, which may have ended with it."""
 SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Environment that keeps libraries from starting threads, because the process forks."""
+"""Environment that keeps libraries from starting threads, because the sandbox process forks."""
 
 
 class GrammarSandbox:
-    """Tries grammars in another process. Safe to use from several threads."""
+    """Compiles grammars on trial in another process, with limits on time and memory; thread-safe."""
 
     def __init__(self, target: dict[str, object], limits: GrammarLimits) -> None:
-        """Store the fields of `xgrammar_backend.GrammarTarget`; nothing is started yet."""
+        """Configure the sandbox; the process starts later.
+
+        Args:
+            target: Fields of `xgrammar_backend.GrammarTarget`.
+            limits: Limits of compilation.
+        """
         self._target = target
         self._limits = limits
         self._lock = threading.Lock()
@@ -41,30 +46,34 @@ class GrammarSandbox:
         self._closed = False
 
     def start(self) -> None:
-        """Start the process unless it runs, and wait until it is ready.
+        """Start the process if it is not running, and wait until it is ready.
 
         Raises:
-            CompilerUnavailable: It does not start.
+            CompilerUnavailable: The process does not start.
             GrammarError: The model has no usable tokenizer.
         """
         with self._lock:
             self._running_control()
 
     def check(self, grammar: Grammar, seconds: float) -> str:
-        """Try a grammar for at most `seconds`; return the `checked_rules` for `GrammarBuilder.compile`.
+        """Compile a grammar on trial, for at most `seconds`.
+
+        Returns:
+            Rules of the grammar in xgrammar's JSON form, for the `checked_rules` argument of
+            `GrammarBuilder.compile`.
 
         Raises:
-            GrammarError: The grammar cannot be used; says why.
-            CompileTimeout: It takes longer, and may be given more time.
-            CompilerUnavailable: There is no process to try it in.
+            GrammarError: The grammar cannot be used; the message gives the reason.
+            CompileTimeout: The grammar takes longer than `seconds`, but may be tried again with more time.
+            CompilerUnavailable: The sandbox process does not start, or died twice.
         """
         try:
             reply = self._run_job(grammar, seconds)
-        except ConnectionError:  # the process was killed; the next one is fresh
+        except ConnectionError:  # the process died; try once more in a new one
             try:
                 reply = self._run_job(grammar, seconds)
             except ConnectionError:
-                raise CompilerUnavailable("the process that tries grammars is gone: try again") from None
+                raise CompilerUnavailable("the grammar sandbox process died: try again") from None
         if not reply:
             if seconds < self._limits.compile_seconds:
                 raise CompileTimeout
@@ -75,14 +84,14 @@ class GrammarSandbox:
         verdict = json.loads(reply)
         if verdict["fault"]:
             raise GrammarError(verdict["fault"])
-        return verdict["tried"]
+        return verdict["rules"]
 
     def close(self) -> None:
         """Kill the process, even while it is starting."""
         self._closed = True
         process = self._process
         if process is not None:
-            process.kill()  # the thread that waits for it holds the lock
+            process.kill()  # without the lock, which the thread that waits for the process holds
         with self._lock:
             self._kill()
 
@@ -100,18 +109,18 @@ class GrammarSandbox:
                     reply = file.read()
             except TimeoutError:
                 return b""
-            except (BrokenPipeError, ConnectionResetError):  # it was killed before it had read everything
+            except (BrokenPipeError, ConnectionResetError):  # the child ended before it had read everything
                 reply = b""
         if not reply and process is not None and has_exited(process):
-            raise ConnectionError  # the whole sandbox died, not just the child
+            raise ConnectionError  # the sandbox process died, not only the child
         return reply
 
     def _running_control(self) -> socket.socket:
-        """Return the control socket of a running process."""
+        """Return the control socket of the process; start the process if it is not running."""
         if self._closed:
             raise CompilerUnavailable("the engine is shutting down")
         if self._process is not None and self._process.poll() is not None:
-            log.warning("the process that tries grammars ended with %d", self._process.returncode)
+            log.warning("the grammar sandbox process exited with code %d", self._process.returncode)
             self._kill()
         if self._control is None:
             self._control = self._spawn()
@@ -124,7 +133,7 @@ class GrammarSandbox:
         words += ["--limits", json.dumps(asdict(self._limits))]
         with sandbox_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mizzen.engine.grammar.sandbox_worker", *words],
+                [sys.executable, "-m", "mizzen.engine.grammar.compile_sandbox_worker", *words],
                 pass_fds=(sandbox_end.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env={
@@ -142,8 +151,8 @@ class GrammarSandbox:
         if answer[:1] != b"r":
             control.close()
             self._kill()
-            if not answer:  # killed, or late on a busy machine: not the grammar's fault
-                raise CompilerUnavailable("the process that tries grammars does not start: try again")
+            if not answer:  # the process was killed, or the machine is busy: not the grammar's fault
+                raise CompilerUnavailable("the grammar sandbox process does not start: try again")
             raise GrammarError(json.loads(answer)["fault"])
         control.settimeout(SPARE_SECONDS)
         return control
@@ -159,7 +168,7 @@ class GrammarSandbox:
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a process has exited, or exits within EXIT_NOTICE_SECONDS."""
+    """Return whether a process has exited or exits within EXIT_NOTICE_SECONDS."""
     try:
         process.wait(EXIT_NOTICE_SECONDS)
     except subprocess.TimeoutExpired:

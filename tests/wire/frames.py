@@ -1,4 +1,4 @@
-"""The engine's socket: handshake, requests, streams, files, and what a gateway may not do."""
+"""Helpers to fill and read wire frames: a load with six different numbers, and decoding of packed columns."""
 
 from __future__ import annotations
 
@@ -10,4 +10,5 @@ LOAD = Load(running=1, waiting=2, waiting_tokens=3, pages_total=4, pages_used=5,
 
 
 def column(packed: bytes, kind: str = "<u4") -> list[int]:
+    """Return the numbers of a packed column, such as `Outputs.rids`; `kind` is their NumPy dtype."""
     return np.frombuffer(packed, dtype=kind).tolist()

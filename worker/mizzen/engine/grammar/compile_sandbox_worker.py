@@ -1,10 +1,11 @@
-"""Tries grammars in separate processes, so that none can take the engine's time, memory or life.
+"""The sandbox process: compiles grammars on trial, so that they cannot harm the engine.
 
-    python -m mizzen.engine.grammar.sandbox_worker --fd N --target JSON --limits JSON
+    python -m mizzen.engine.grammar.compile_sandbox_worker --fd N --target JSON --limits JSON
 
-Started by `mizzen.engine.grammar.sandbox`, which sends one end of a socket for each grammar. The process
-loads the vocabulary once and forks for each grammar: the child has a deadline and a memory limit, compiles,
-walks some tokens, answers with the error (or none) and the rules that it computed, and exits.
+`mizzen.engine.grammar.compile_sandbox` starts this process, and sends it an end of a socket for each grammar.
+The process loads the vocabulary once, and forks a child for each grammar. The child, which has limits on time
+and memory, compiles the grammar and follows it for some tokens. It replies with an error (or none) and the
+rules that it computed, then exits.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from typing import Any
 from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.limits import GrammarLimits
-from mizzen.engine.grammar.quick_checks import import_xgrammar_without_torch
+from mizzen.engine.grammar.xgrammar_import import import_xgrammar_without_torch
 
 READY = b"r"
+"""First message of the process: the vocabulary is loaded."""
 PR_SET_PDEATHSIG = 1
-"""See prctl(2)."""
+"""Option of prctl(2) that sets the signal which this process receives when its parent dies."""
 
 
 def apply_limits(limits: GrammarLimits, parent: int) -> None:
-    """Limit this process's time and memory; kill it when its parent dies, or has died already."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process wherever it is
+    """Limit the time and memory of this process, and let it be killed when process `parent` dies."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, even in native code
     signal.setitimer(signal.ITIMER_REAL, limits.compile_seconds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
@@ -45,7 +47,7 @@ def apply_limits(limits: GrammarLimits, parent: int) -> None:
 
 
 def read_job(stream: socket.socket) -> Grammar:
-    """Read a grammar and set its sender's time limit; the sender closes its half of the socket afterwards."""
+    """Read a grammar and its time limit from a socket until the sender closes it; apply the time limit."""
     with stream.makefile("rb") as file:
         kind, text, seconds = json.loads(file.read())
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -53,7 +55,7 @@ def read_job(stream: socket.socket) -> Grammar:
 
 
 def serve(control: socket.socket, target: dict[str, Any], limits: GrammarLimits) -> None:
-    """Fork for each socket received, until the engine is gone."""
+    """Receive sockets on `control`, and fork a child for each, until the engine closes `control`."""
     import_xgrammar_without_torch()
     from mizzen.engine.grammar.validity import find_fault
     from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
@@ -76,28 +78,27 @@ def serve(control: socket.socket, target: dict[str, Any], limits: GrammarLimits)
                     control.close()
                     apply_limits(limits, process_id)
                     fault, rules = find_fault(builder, read_job(stream), model.vocab_size, limits)
-                    stream.sendall(json.dumps({"fault": fault, "tried": rules}).encode())
+                    stream.sendall(json.dumps({"fault": fault, "rules": rules}).encode())
                     code = 0
                 finally:
                     os._exit(code)
 
 
 def compile_threads() -> int:
-    """Return the number of threads that one compilation may use."""
+    """Return the number of threads that a compilation may use: half of the CPUs, at most 8."""
     return max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
 def main() -> None:
     """Run the sandbox process."""
-    parser = argparse.ArgumentParser(description="tries grammars; started by the engine")
+    parser = argparse.ArgumentParser(description="compiles grammars on trial; started by the engine")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--target", type=json.loads, required=True)
     parser.add_argument("--limits", type=json.loads, required=True)
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # the engine gets them too, and stops this process by closing its end
+        # The engine receives these signals too, and stops this process by closing its end of the socket.
+        signal.signal(number, signal.SIG_IGN)
     os.nice(5)
     with socket.socket(fileno=args.fd) as control:
         try:
