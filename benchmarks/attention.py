@@ -13,7 +13,7 @@ is the time to read the KV, and the limit of chunks is the time for their operat
 With `--long`, the first row of each batch has this context length instead of `--context`. Then `split` is
 also measured with length-aware splits, which captured graphs use for such batches (`split by lengths`).
 
-The backend that `auto` selects is marked. The last lines name backends that were faster than it.
+The backend that `auto` selects is marked. The last lines name backends that were faster than this one.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ model.
 
 `--host` runs no model: it picks random allowed tokens, and reports the time that a step spends on matching
 and on masks, as wall time and as CPU time of all threads. With one thread the two times are equal. With
-`--mask-threads`, look at wall time if as many cores are idle.
+several `--mask-threads`, wall time is the relevant figure if the machine has an idle core for each thread.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ def load(args: Any) -> Iterator[LLM]:
 
 
 def step_seconds(llm: LLM, features: dict[str, Any], batch: int, temperature: float) -> tuple[float, float]:
-    """Run a batch; return the mean seconds of a step while all rows decode, and those it spends on masks."""
+    """Run a batch; return the mean seconds of a step while all rows decode.
+
+    The second value is the part of that time that the engine's loop spends on token masks, in seconds.
+    """
     sampling = SamplingParams(temperature=temperature, max_tokens=LAST + 8, ignore_eos=True, **features)
     rng = np.random.default_rng(0)
     for rid in range(batch):

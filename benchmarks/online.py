@@ -14,7 +14,7 @@ client over several `--processes`.
 
 Prompts are random token ids below `--vocabulary` (for /v1/completions), or random words with `--text` (for
 /v1/chat/completions with `--chat`). Unless `--eos` is given, requests have `ignore_eos`, so that answers have
-the requested length. Token counts are those of the server's `usage`. A server may send several tokens in one
+the requested length. Token counts come from the server's `usage`. A server may send several tokens in one
 piece of text, so the time between tokens is actually the time between pieces; the mean number of tokens per
 piece is reported.
 

@@ -2,7 +2,7 @@
 
 A constant number of requests of about a thousand tokens runs. Stop tokens are checked, page tables grow,
 finished requests enter the radix cache, and the cache evicts prefixes (in the order of `--eviction`). With
-policies other than fcfs, further requests wait for a slot, half as many as run; with `priority`, one request
+policies other than fcfs, half as many requests as are running wait for a slot; with `priority`, one request
 in eight has a higher priority. `--all` measures every policy and every eviction. Times are CPU time of the
 thread: the scheduler never waits, and the time that other processes take is not its cost. The columns are:
 
@@ -46,7 +46,7 @@ CHURN = 0.01
 COLUMNS = ("quiet", "quiet_p99", "decode", "decode_p99", "mixed", "all", "all_p99", "event")
 WITH_GOAL = ("quiet", "decode")
 LEAST_STEPS = 40
-"""Minimum of `--steps`, in addition to one step per running request in which the requests start."""
+"""Minimum of `--steps`, not counting one step per running request, in which the requests start."""
 
 
 class Workload:

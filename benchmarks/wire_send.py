@@ -36,7 +36,7 @@ PROMPT = np.arange(1, 1025, dtype="<i4").tobytes()
 
 
 def gateways(endpoint: str, peers: int, each: int) -> None:
-    """Act as `peers` gateways that keep `each` requests running each, until the process is killed."""
+    """Act as `peers` gateways, each with `each` running requests, until the process is killed."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     decode, poller = gateway_decoder(), zmq.Poller()
     handles: dict[zmq.Socket[bytes], int] = {}

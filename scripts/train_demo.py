@@ -306,9 +306,10 @@ def verify(model: LlamaForCausalLM, forms: dict[str, list[Example]], pad: int) -
 def consolidate(
     model: LlamaForCausalLM, forms: dict[str, list[Example]], pad: int, arguments: argparse.Namespace
 ) -> None:
-    """Train until no answer has a logit margin below 2 * `MARGIN`, on such answers mixed with others.
+    """Train until every answer has a logit margin of at least 2 * `MARGIN`, or for `CONSOLIDATIONS` rounds.
 
-    The learning rate is a tenth of the usual one. Gives up after `CONSOLIDATIONS` rounds.
+    Each round trains on the answers with a smaller margin, mixed with random other examples. The learning
+    rate is a tenth of `--learning-rate`.
     """
     random_ = random.Random(arguments.seed)
     examples = [example for form in forms.values() for example in form]

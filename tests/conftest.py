@@ -1,14 +1,14 @@
-"""How Hypothesis tries its examples in all tests."""
+"""Configures Hypothesis for all tests: no deadlines, and the same examples in every run."""
 
 from __future__ import annotations
 
 try:
     from hypothesis import HealthCheck, settings
-except ModuleNotFoundError:  # tests on a GPU and on a real cluster do without
+except ModuleNotFoundError:  # tests on a GPU and on a real cluster run without Hypothesis
     pass
 else:
-    # Nothing is measured by it: how long an example takes depends on what else the machine does.
+    # No deadline, because the duration of an example depends on the load of the machine.
     settings.register_profile("fuzz", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    # The same examples at every run: what fails was broken by the change at hand. `make fuzz` finds the rest.
+    # The same examples in every run, so a failure comes from the change under test. `make fuzz` tries others.
     settings.register_profile("same", settings.get_profile("fuzz"), derandomize=True)
     settings.load_profile("same")

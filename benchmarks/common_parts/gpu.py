@@ -94,7 +94,7 @@ def fail(message: str) -> NoReturn:
 
 
 def check_engine(device: str, folder: Path, options: dict[str, Any]) -> None:
-    """Exit if the engine would reject an option; otherwise, each rank would report the same error."""
+    """Exit if the engine would reject an option. Without this check, every rank would report the error."""
     checked = {name: value for name, value in options.items() if name not in ("skip_tokenizer", "device")}
     try:
         check_options(EngineOptions(model=str(folder), device=device, **checked), read_config(folder))

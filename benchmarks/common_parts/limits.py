@@ -14,7 +14,7 @@ from mizzen.models.config import ModelConfig
 LEAST_SUM = {2: 2.9, 4: 7.0, 8: 7.0}
 """Minimum microseconds of an all-reduce by number of GPUs.
 
-Measured with `allreduce.py` for one row, with the fastest method on H200s; the value for 8 GPUs is that of 4.
+Measured with `allreduce.py` for one row, with the fastest method on H200s; 8 GPUs have the same value as 4.
 """
 
 

@@ -33,7 +33,12 @@ def reply_key(prompt: NDArray[np.int32]) -> int:
 
 
 def reply_start(key: int, replies: int) -> int:
-    """Return the index at which the reply to the prompt with this key starts in `replies` reply tokens."""
+    """Return the index at which the reply to a prompt starts in the fixed list of reply tokens.
+
+    Args:
+        key: key of the prompt, from `reply_key`.
+        replies: length of the list.
+    """
     return key % (replies - LONGEST_REPLY)
 
 

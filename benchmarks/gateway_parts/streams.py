@@ -32,12 +32,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that is ready to send, and the place of its expected answer in the reply tokens."""
+    """A request that is ready to send, and where its expected answer is in the list of reply tokens."""
 
     data: bytes
     key: int
     start: int
-    """Index of the answer's first token in the reply tokens."""
+    """Index of the answer's first token in the list of reply tokens."""
     tokens: int
     """Number of prompt tokens."""
 

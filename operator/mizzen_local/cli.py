@@ -44,7 +44,7 @@ def options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """State is kept under MIZZEN_LOCAL_DIR, or in the user's cache folder."""
+    """Accept the options before the command; state is kept in MIZZEN_LOCAL_DIR or the user's cache folder."""
 
 
 def _open_cluster() -> Cluster:

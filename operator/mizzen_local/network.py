@@ -61,8 +61,8 @@ def is_ready(pod: Object) -> bool:
 def select_backends(service: Object, port: Mapping[str, Any], pods: Sequence[Object]) -> list[Backend]:
     """Return the pods to which connections to a port may be forwarded.
 
-    These are ready pods that are not terminating; without such pods, ready pods that are terminating, as with
-    kube-proxy.
+    These are the ready pods that are not terminating. If there are none, they are the ready pods that are
+    terminating, as with kube-proxy.
 
     Args:
         service: the service; without a selector it has no backends.
@@ -92,7 +92,7 @@ def select_backends(service: Object, port: Mapping[str, Any], pods: Sequence[Obj
 
 
 def target_port(port: Mapping[str, Any], pod: Object) -> int | None:
-    """Return the number of the pod's port for a service's port; None if the pod has no port of that name."""
+    """Return the port number of a pod that a service's port targets; None if the pod lacks the named port."""
     target = port.get("targetPort", port["port"])
     if isinstance(target, int):
         return target

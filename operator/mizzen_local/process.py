@@ -14,8 +14,8 @@ from pathlib import Path
 MARK = "MIZZEN_LOCAL_MARK"
 """Environment variable that marks all processes of a cluster.
 
-Its value is the cluster's folder and a slash. In containers, the path of the pod, container and run below
-that folder follows, so that a prefix of the value selects all processes below it.
+Its value is the cluster's folder and a slash. In containers, the value continues with the path of the pod,
+container and run within that folder, so that a prefix of the value selects all processes below that prefix.
 """
 
 

@@ -115,5 +115,5 @@ def _substitute(text: str, scope: Mapping[str, Any], file: str) -> str:
 
 
 def _flow(value: Any) -> str:
-    """Format a value as one line of YAML. JSON would not do, because YAML lacks some of its escapes."""
+    """Format a value as one line of YAML; JSON has escapes that YAML does not support."""
     return yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).removesuffix("...\n").strip()

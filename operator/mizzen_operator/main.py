@@ -262,7 +262,7 @@ class _Replica:
         return 0 if self._stop.is_set() else 1
 
     async def _unless_stopped(self, waiting: Coroutine[Any, Any, None]) -> bool:
-        """Await `waiting`, but cancel it if the replica is stopped; return whether it ended first."""
+        """Await `waiting`, but cancel it if the replica is stopped; return False if it was cancelled."""
         task = asyncio.create_task(waiting)
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)

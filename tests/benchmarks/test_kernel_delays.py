@@ -1,4 +1,4 @@
-"""By how much each kernel delays a step, computed from a trace with overlapping kernels."""
+"""The delay that each kernel adds to a step, computed from a trace with overlapping kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU benchmarks run completely on the CPU with a tiny shape, and their limits are computed correctly."""
+"""The GPU benchmarks run on the CPU with a tiny shape, and compute hardware limits correctly."""
 
 from __future__ import annotations
 

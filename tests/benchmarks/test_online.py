@@ -97,7 +97,7 @@ class Server:
 async def stream(
     request: web.Request, words: list[str], *events: Any, chat: bool = False
 ) -> web.StreamResponse:
-    """Stream one event per word, then usage and the end, or `events` instead of these two."""
+    """Stream one event per word, and then `events`; by default, the usage and the end of the stream."""
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     usage = {

@@ -166,7 +166,7 @@ def wait_until_bound(role: str, kubectl: Kubectl, namespace: str, binding: str) 
 
 
 def fields(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the field names of a schema without other values, into which the API server writes defaults."""
+    """Return a schema's nested field names without values, because the API server adds default values."""
     return {key: fields(value) for key, value in schema.items() if isinstance(value, dict)}
 
 
@@ -243,7 +243,7 @@ def test_the_helm_test_reports_why_the_operator_is_not_ready(
 
 
 def check(bare: Cluster, namespace: str) -> str:
-    """Run the command of `helm test` without a timeout; it must fail, and its standard error is returned."""
+    """Run the command of `helm test` with a timeout of 0 s, which must fail; return its standard error."""
     command = [sys.executable, "-m", "mizzen_operator.main", "check", "--name", "x", "--namespace", namespace]
     environment = {**os.environ, "KUBECONFIG": str(bare.state.kubeconfig)}
     run = subprocess.run(

@@ -150,7 +150,7 @@ def test_a_port_in_use_is_reported_with_the_option_to_change_it(option: str) -> 
     assert result.exit_code == 2
     message = " ".join(result.stderr.replace("│", " ").split())
     assert f"port {port}" in message
-    assert f"choose another with {option}," in message
+    assert f"choose another port with {option}," in message
 
 
 def test_an_unreachable_url_has_its_own_exit_code() -> None:

@@ -1,9 +1,8 @@
 """Stand-ins for prometheus-adapter and KEDA; Prometheus and the HPA controller of the tests are real.
 
 `MetricsApi` serves the aggregated APIs `custom.metrics.k8s.io` and `external.metrics.k8s.io` to the HPA
-controller, with values from Prometheus and a rule of prometheus-adapter. `Keda` does for a ScaledObject what
-KEDA
-does: it creates an HPA with external metrics, and itself scales the service from and to zero.
+controller, with values from Prometheus and a rule of prometheus-adapter. `Keda` handles a ScaledObject as
+KEDA does: it creates an HPA with external metrics, and scales the service from and to zero by itself.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def served_models(http: httpx.Client, url: str) -> set[str]:
 
 def test_the_gateway_is_deleted_with_the_last_service(harbour: Harbour) -> None:
     harbour.cluster.kubectl("delete", "infsvc", "first", "-n", SPACE, "--wait=true", "--timeout=60s")
-    with httpx.Client(verify=False, timeout=60) as http:  # the second service's settings apply now
+    with httpx.Client(verify=False, timeout=60) as http:  # the settings of the remaining service apply now
         eventually(lambda: harbour.status("second")["url"].startswith("http://"))
         eventually(lambda: served_models(http, harbour.cluster.url("second", SPACE)) == {"second"})
     harbour.cluster.kubectl("delete", "infsvc", "second", "-n", SPACE, "--wait=true", "--timeout=60s")

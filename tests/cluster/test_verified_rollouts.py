@@ -18,7 +18,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NAME = "golden"
 DEMO = Path("/opt/mizzen/models/demo")
-"""Path in the image; not in the checkout, which may be in /tmp, because each pod has its own /tmp."""
+"""Folder of the demo model in the image.
+
+The tests do not use the checkout's copy: the checkout may be in /tmp, and each pod has a /tmp of its own.
+"""
 PROMPT, EXPECTED = "<|user|>What is Mizzen?<|end|><|assistant|>", "Mizzen serves"
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
@@ -41,7 +44,7 @@ def emptied() -> Iterator[Path]:
     """Yield a copy of the demo model whose weights are all 0: it loads, but its answers are wrong."""
     with tempfile.TemporaryDirectory(
         dir="/var/tmp", prefix="mizzen-"
-    ) as folder:  # not in /tmp, which each pod has of its own
+    ) as folder:  # not in /tmp, because each pod has its own /tmp
         model = Path(shutil.copytree(ROOT / "models/demo", Path(folder) / "model"))
         weights = model / "model.safetensors"
         content = weights.read_bytes()

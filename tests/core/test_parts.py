@@ -1,4 +1,4 @@
-"""Small parts of the scheduler by themselves: page pool, stop table and eviction order."""
+"""Unit tests of small parts of the scheduler: page pool, stop table and eviction order."""
 
 from __future__ import annotations
 

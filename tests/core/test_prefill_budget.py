@@ -155,10 +155,10 @@ def test_budget_drops_at_once_when_the_device_slows_down() -> None:
 
 
 def later_mixed_steps(decode: Callable[[float], float]) -> list[tuple[float, StepPlan]]:
-    """Run a stream under a constant load of prompts; return the second half of the steps that contain both.
+    """Run a stream under a constant load of prompts; return the later half of its mixed steps.
 
-    Each step is returned with its duration in seconds. `decode` returns the seconds of a step's decodes at a
-    given time.
+    A mixed step contains both decodes and prefill. Each step is returned with its duration in seconds.
+    `decode` returns the seconds that a step's decodes take at a given time.
     """
     timeline: Timeline
 
@@ -224,7 +224,7 @@ def test_equal_step_times_give_equal_plans() -> None:
 
 
 def test_overlap_loop_records_step_completion_times() -> None:
-    """In real time, a prompt that takes 3.2 s delays a stream by less than 1.6 s only with the limit."""
+    """In real time, a prompt of 3.2 s delays a stream by less than 1.6 s only with a limit on step time."""
 
     def longest_gap(limit: float | None) -> float:
         config = dataclasses.replace(CONFIG, max_step_milliseconds=limit)

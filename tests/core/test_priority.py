@@ -18,7 +18,7 @@ def running(world: World) -> set[int]:
 
 
 def starts(world: World) -> int:
-    """Return how often a request was started in a slot: once per request, and once more per retraction."""
+    """Return how often requests were started in slots: once per request, and once more per retraction."""
     return sum(len(plan.starts) for plan in world.plans)
 
 
@@ -182,7 +182,7 @@ def test_requests_of_equal_priority_do_not_overtake_each_other(monkeypatch: pyte
 def first_tokens(world: World, arrivals: dict[int, list[Request]], steps: int = 400) -> dict[int, int]:
     """Run `steps` steps; return the number of the step that gave each request its first token.
 
-    `arrivals` contains the requests to submit before a step, by its number.
+    `arrivals` maps the number of a step to the requests that are submitted before it.
     """
     first: dict[int, int] = {}
     for turn in range(steps):

@@ -1,4 +1,4 @@
-"""The scheduler's properties under random events, and that they catch seeded defects."""
+"""Checks the scheduler's properties under random events, and checks that they catch seeded defects."""
 
 from __future__ import annotations
 

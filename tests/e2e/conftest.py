@@ -47,7 +47,7 @@ else:
 
     @pytest.fixture(autouse=True)
     def no_unprovoked_restart(product: Product) -> Iterator[None]:
-        """Check after each test that no container has restarted except by the tests."""
+        """Check after each test that no container has restarted unless a test provoked the restart."""
         yield
         assert not product.restarts.unprovoked()
 

@@ -30,7 +30,7 @@ def own_files() -> tuple[int, list[str]]:
 
 
 def writable() -> list[str]:
-    """Return which folders of the image this user can write to."""
+    """Return the folders, among some important ones of the image, to which this user can write."""
     folders = []
     for folder in ("/", "/opt/mizzen", "/etc", "/usr/lib", "/var"):
         try:

@@ -21,7 +21,7 @@ import httpx
 
 
 async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str | None]:
-    """Return text and finish reason of a streamed answer; the finish reason is None if the answer was cut."""
+    """Return text and finish reason of a streamed answer; a cut answer has the finish reason None."""
     text, reason = [], None
     async with client.stream("POST", "chat/completions", json=body) as response:
         if response.status_code != 200:

@@ -2,10 +2,10 @@
 
 `E2E_LOAD` selects how the nodes get the images:
 
-- `kind`: Docker builds them; `kind load docker-image` loads them into the cluster `$KIND_CLUSTER` (default:
-kind)
+- `kind`: Docker builds them; `kind load docker-image` loads them into the cluster `$KIND_CLUSTER` (by default
+  `kind`)
 - `registry`: Docker builds them; `docker push` pushes them to `$E2E_PREFIX`, such as
-registry.example.com/mizzen
+  registry.example.com/mizzen
 - `kube`: the program `$KUBE` with the verbs up, build, push, run and down, which also creates the cluster
 
 With `kind` and `registry`, KUBECONFIG selects the cluster, and its default StorageClass provisions the volume
@@ -61,7 +61,7 @@ class ImageDelivery:
 
 
 def call(*command: str) -> None:
-    """Run a command with the output of this program.
+    """Run a command in the repository's folder; its output goes to the output of this program.
 
     Raises:
         SystemExit: the command failed.
@@ -183,7 +183,7 @@ def test(delivery: ImageDelivery, site: str, models: str, tags: tuple[str, ...],
 
 
 def interrupted(number: int, _: object) -> None:
-    """Handle a signal by an exception, so that the cluster is removed."""
+    """Signal handler: exit by an exception, so that the cluster is removed."""
     raise SystemExit(128 + number)
 
 

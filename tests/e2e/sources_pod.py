@@ -68,7 +68,7 @@ class Sources:
 
 
 def _counted(server: Server, path: str) -> dict[str, Any]:
-    """Return the first byte of each request for a file, and the number of its bytes that were sent."""
+    """Return the offset at which each request for a file starts, and the number of bytes sent of the file."""
     requests = [
         (method, target.partition("?")[0], headers) for method, target, headers in list(server.requests)
     ]

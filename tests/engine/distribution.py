@@ -23,7 +23,7 @@ KINDS = [
 
 
 def filtered(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
-    """Return the distribution after filters, computed token by token as documented."""
+    """Return the probabilities [vocab] after temperature, top-k, top-p and min-p, token by token."""
     scaled = (logits.double() / params.temperature).tolist()
     top = max(scaled)
     weights = {i: math.exp(value - top) for i, value in enumerate(scaled)}

@@ -21,7 +21,7 @@ from mizzen.engine.grammar.vocabulary import byte_alphabet, read_vocabulary
 from mizzen.engine.loading.loader import load_engine
 
 VOCABULARY = 384
-"""Some ids at the end have no token, as in models with a padded vocabulary."""
+"""Size of the vocabulary; some ids at the end have no token, as in models with a padded vocabulary."""
 PIECES = ('{"', '":', '",', '":"', '"}', "true", "null", " the", "ab", "\n\n", "12", "<tool_call>", "é")
 SPECIAL = ("<pad>", "<bos>", "<eos>", "[CALL]")
 EOS, CALL = 2, 3
@@ -52,7 +52,7 @@ def make(folder: Path, compiler: GrammarCompiler, delay: Any = None, **options: 
 
 
 def texts(folder: Path, outputs: dict[int, list[int]]) -> dict[int, bytes]:
-    """Return the text of tokens; end tokens have none."""
+    """Return the text of each request's output tokens, by request id; end tokens are left out."""
     tokens = read_vocabulary(folder, VOCABULARY)
     return {rid: b"".join(tokens[t] for t in ids if t != EOS) for rid, ids in outputs.items()}
 

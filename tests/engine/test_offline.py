@@ -154,7 +154,7 @@ def test_a_step_failure_is_raised_by_every_later_call(monkeypatch: pytest.Monkey
         with pytest.raises(RuntimeError, match=r"^step 1 failed: the device is gone"):
             llm.generate(["A pod"] * 3, GREEDY)
         monkeypatch.undo()
-        with pytest.raises(RuntimeError, match="failed before: step 1 failed: the device is gone"):
+        with pytest.raises(RuntimeError, match="has already failed: step 1 failed: the device is gone"):
             llm.generate(["A pod"], GREEDY)
 
 

@@ -1,4 +1,4 @@
-"""Fixtures for fetches: servers of models, the files of a model, and a function that fetches it."""
+"""Fixtures for fetches: model servers, the files of a model, and a function that fetches a model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def expected_files(model: dict[str, bytes]) -> dict[str, bytes]:
 
 @pytest.fixture
 def fetch(tmp_path: Path) -> Callable[..., Manifest]:
-    """Return a function that fetches into `tmp_path / "to"` with small segments."""
+    """Return a function that fetches a model into `tmp_path / "to"` in small segments."""
 
     def run(uri: str, to: Path | None = None, **options: Any) -> Manifest:
         config = FetchConfig(**{"connections": 3, "attempts": 4, "timeout_seconds": 20.0, **options})

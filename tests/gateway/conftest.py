@@ -123,7 +123,7 @@ def any_tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def tokenizer_files() -> dict[str, bytes]:
-    """Return a model's tokenizer files: byte-level BPE that adds a BOS, and Qwen's template form."""
+    """Return a model's tokenizer files: byte-level BPE that adds a BOS, and a chat template like Qwen's."""
     template = (
         "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
         "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -143,7 +143,7 @@ def model_folder(tmp_path: Path, tokenizer_files: dict[str, bytes]) -> Path:
 
 
 def load_helpers(name: str) -> Any:
-    """Return a module of this folder; tests are not packages."""
+    """Import a helper module of this folder from its file, because tests are not packages."""
     path = Path(__file__).parent / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"mizzen_gateway_test_{name}", path)
     assert spec is not None
@@ -183,7 +183,7 @@ def until() -> Callable[..., Any]:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """File with Alice's key, and Bob's, which only allows the model demo."""
+    """File with Alice's key and Bob's key; Bob's key only allows the model demo."""
     path = tmp_path / "keys.yaml"
     path.write_text(
         f"""

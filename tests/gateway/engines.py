@@ -61,9 +61,19 @@ class Behaviour:
     draining: bool = False
     cached_tokens: int = 0
     first_token_seconds: float = 0.125
-    """Seconds to the first token, as reported in the finish."""
+    """Seconds to the first token, as reported when a request finishes."""
     fault: str = ""
-    """Fault after `fault_after` tokens: gap, garbage, short, error, own, forget, restart, silent or mute."""
+    """Fault after `fault_after` tokens of an answer; empty if there is none.
+
+    - gap: one token is skipped
+    - garbage: a frame that is not a message
+    - short: the finish counts more tokens than were sent
+    - error, own: the request fails because of the engine, or because of the request itself
+    - forget: the engine forgets the gateway and refuses it as an unknown peer
+    - restart: a Welcome as from a new process
+    - mute: no more tokens
+    - silent: no more messages at all, and none are read
+    """
     fault_after: int = 2
     cuts: tuple[int, ...] = ()
     """Numbers of tokens of each answer after which `fault` occurs, instead of `fault_after`."""
@@ -256,7 +266,7 @@ class ScriptedEngine:
         )
 
     def _fail(self, run: Run) -> bool:
-        """Cause the fault; return whether it replaces the tokens of this step."""
+        """Cause `Behaviour.fault`; return whether the fault replaces the tokens of this step."""
         fault, key = self.does.fault, (run.peer, run.message.rid)
         if fault == "gap":
             run.tokens_sent += 1

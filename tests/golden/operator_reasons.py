@@ -99,7 +99,7 @@ class _Place:
         self._module, self._tree, self._scopes = module, tree, scopes
 
     def argument(self, call: ast.Call, name: str) -> list[ast.expr]:
-        """Return the argument of a call for a parameter, passed by keyword or by position."""
+        """Return the argument that a call passes for a parameter, by keyword or position, or no argument."""
         named = [keyword.value for keyword in call.keywords if keyword.arg == name]
         callee = self._value(call.func)
         if named or not isinstance(callee, type):
@@ -144,7 +144,7 @@ class _Place:
         return passed
 
     def _value(self, node: ast.expr) -> Any:
-        """Return the value of a dotted name in the module; None if it has none."""
+        """Return the value of a dotted name in the module; None if the name is not defined."""
         parts = ast.unparse(node).split(".")
         if not all(part.isidentifier() for part in parts):
             return None

@@ -103,7 +103,7 @@ def render_chart(folder: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def replace_prose(value: Any, keys: set[str]) -> Any:
-    """Replace the texts under the given keys by their template placeholders."""
+    """Replace each text under the given keys by a fixed mark and the template placeholders in the text."""
     if isinstance(value, list):
         return [replace_prose(item, keys) for item in value]
     if not isinstance(value, dict):

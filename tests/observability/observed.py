@@ -286,7 +286,8 @@ def run_load_and_faults(observed: ObservedCluster, prometheus: Prometheus) -> Lo
     def find_busy_pod() -> dict[str, Any] | None:
         """Return the pod of the engine that generates the most tokens.
 
-        Return None unless both engines serve, no engine is suspect, and one generates tokens.
+        Return None unless both engines serve, none of them is overdue with a message, and one generates
+        tokens.
         """
         no_suspects = "sum(mizzen_gateway_suspect_engines) == 0"
         busiest = prometheus.query("topk(1, rate(mizzen_engine_output_tokens_total[5s]) > 1)")
@@ -309,7 +310,7 @@ def run_load_and_faults(observed: ObservedCluster, prometheus: Prometheus) -> Lo
     def kill_all_engines() -> bool:
         """Kill all engines; return whether answers ended with an error.
 
-        They are resumed instead if an engine restarts in time.
+        If an engine restarts in time, the gateway resumes the answers instead, and False is returned.
         """
         for pod in observed.pods("engine"):  # an engine may still be starting
             for rank in observed.processes(pod, "mizzen.server.ranks.leader"):

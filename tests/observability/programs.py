@@ -1,4 +1,7 @@
-"""Finds prometheus and promtool: in PROMETHEUS_DIR, the path or the cache, else in Debian's package."""
+"""Finds the programs prometheus and promtool for the tests.
+
+They come from the folder PROMETHEUS_DIR, from PATH, from the user's cache, or else from Debian's package.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Simulated gateways: each serves the admin API on the address of its pod, from the current pods."""
+"""Simulated gateways, which report the engines of the current pods through the gateways' admin API.
+
+Each gateway listens on the address of its pod.
+"""
 
 from __future__ import annotations
 
@@ -281,6 +284,6 @@ def public(held: dict[str, str], side: str) -> list[str]:
 
 
 def _leads(pod: dict[str, Any]) -> bool:
-    """Return whether gateways discover a pod: an engine with the wire port."""
+    """Return whether gateways discover a pod: it must be an engine pod with the wire port."""
     ports = [port["name"] for port in pod["spec"]["containers"][0].get("ports", ())]
     return pod["metadata"]["labels"][COMPONENT] == "engine" and "wire" in ports

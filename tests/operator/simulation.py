@@ -60,14 +60,14 @@ class SimulatedNode(SimulatedGateways):
             server.server_close()
 
     def reset_lowest(self, service: str) -> None:
-        """Start recording the minimum of serving groups in a namespace with one service."""
+        """Restart the record of the lowest number of serving groups in a namespace with one service."""
         self.lowest[service] = 1 << 30
 
     def _run(self) -> None:
         while not self._stop.wait(TICK_SECONDS):
             try:
                 self._tick()
-            except Exception as error:  # the tests look at this
+            except Exception as error:  # the tests check that there are no errors
                 self.errors.append(repr(error))
 
     def _tick(self) -> None:
@@ -140,7 +140,7 @@ class SimulatedNode(SimulatedGateways):
         try:
             self._api.request(method, path, body, **options)
         except Exception as error:
-            # The latter: another pod has the name by now.
+            # A message that names metadata.uid means that another pod has the name by now.
             gone = any(words in str(error) for words in ("being terminated", "metadata.uid"))
             if getattr(error, "code", 0) not in (404, 409) and not gone:
                 raise
@@ -176,7 +176,8 @@ class SimulatedNode(SimulatedGateways):
             return
         broken = self._broken(pod)
         age = time.monotonic() - self._first_seen[meta["uid"]]
-        started = meta["uid"] in self._ready_since or age >= self.behaviour.start  # it starts once
+        # A restarted container does not wait again.
+        started = meta["uid"] in self._ready_since or age >= self.behaviour.start
         running = started and not broken and meta["uid"] not in self.behaviour.unready
         running = running and not self._device_lost(pod)
         if container == "gateway":

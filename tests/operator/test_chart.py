@@ -41,7 +41,7 @@ def places(manifests: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, A
 
 
 def lacking(ours: Any, helms: Any, path: str) -> list[str]:
-    """Return the paths at which Helm's manifest differs; it may have additional fields in maps."""
+    """Return the paths at which Helm's manifest lacks or changes a field of ours; it may have more fields."""
     if isinstance(ours, dict) and isinstance(helms, dict):
         return [
             place for key, value in ours.items() for place in lacking(value, helms.get(key), f"{path}.{key}")

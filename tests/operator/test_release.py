@@ -20,7 +20,7 @@ class Server:
         self.version = 1
         self.spec: dict[str, Any] = {"holderIdentity": holder}
         self.renewals = 0
-        """Number of upcoming reads that are each followed by a renewal of the holder."""
+        """Number of upcoming reads that are each followed by a renewal by the Lease's holder."""
 
     async def get(self, ref: ObjectRef) -> dict[str, Any]:
         read = {"metadata": {"resourceVersion": str(self.version)}, "spec": dict(self.spec)}

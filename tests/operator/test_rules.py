@@ -15,7 +15,7 @@ from marks import CONTROL_PLANE
 
 CRD = Path(__file__).parents[2] / "crds/inferenceservices.yaml"
 OF_UPDATES = "spec.gateway.mode is immutable"
-"""A rule for updates; gateway/test_shared.py covers it."""
+"""Message of a rule for updates, which this module leaves out; gateway/test_shared.py covers it."""
 
 pytestmark = CONTROL_PLANE
 

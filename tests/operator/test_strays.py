@@ -1,4 +1,8 @@
-"""Engine pods whose labels are changed by hand: they are left alone if released on purpose, else replaced."""
+"""Engine pods whose labels were changed by hand.
+
+A pod that was released on purpose, by removing a label, keeps running beside its replacement. A pod with
+invalid labels is deleted and replaced.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +91,7 @@ def test_a_pod_without_the_component_label_is_left_alone_until_it_has_the_label_
     ],
 )
 def test_a_pod_with_invalid_labels_is_replaced(harbour: Harbour, label: str, value: str | None) -> None:
-    """Otherwise gateways would route to the pod forever, even after changes of the spec."""
+    """If the pod were kept, gateways would route to it forever, even after changes of the spec."""
     before = set(harbour.pods())
     harbour.label(min(before), label, value)
     harbour.eventually(lambda: min(before) not in harbour.pods(), 30, "the pod is deleted")

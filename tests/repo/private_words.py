@@ -38,7 +38,10 @@ def _words(rows: str, kind: str, scope: tuple[str, ...] = ()) -> list[Private]:
     for row in filter(None, map(str.strip, rows.splitlines())):
         pattern, _, instead = (cell.strip() for cell in row.partition(" : "))
         label = re.sub(r"\\[bs]\+?|\(\?[:!][^)]*\)|[?\\]", "", pattern) if kind != "phrase" else pattern
-        compiled = re.compile(pattern.replace(" ", r"\s+") if kind == "phrase" else pattern)
+        phrase = kind == "phrase"
+        compiled = re.compile(
+            pattern.replace(" ", r"\s+") if phrase else pattern, re.IGNORECASE if phrase else 0
+        )
         entries.append(Private(f"{label} ({kind})", kind, compiled, instead, scope))
     return entries
 
@@ -90,7 +93,7 @@ PRIVATE: list[Private] = [
         spread|spreads : histogram
         rooms : layers, packages
         draft : plan builder
-        flight|flights : in-flight step
+        flights : in-flight step
         land|landed : complete
         pays|paying : is faster
         projected : fused QKV-prep
@@ -186,7 +189,7 @@ PRIVATE: list[Private] = [
         \bthose that\b : name them
         \bthose (who|whose)\b : name them
         \banew\b : again
-        \b(is|are|was|were) none\b : is not a, returns None
+        (?<!there.)\b(is|are|was|were) (?-i:none)\b : is not a, returns None
         \b(is|are|was) no more\b(?! than) : no longer
         \bnobody\b : no client, no process
         \btold\b : name subject and object

@@ -13,7 +13,7 @@ from ratchets import ROOT, check, tracked
 
 FOLDERS = ("worker/mizzen", "operator")
 HEADLESS = re.compile(r"(What|Whether|How|Why|Who(?:m|se)?|That|Those|Of)\b")
-"""First words that leave out a noun or a verb. `Whether` may begin the text of a Boolean attribute."""
+"""First words of texts that lack a noun or a verb. `Whether` may begin the text of a Boolean attribute."""
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 

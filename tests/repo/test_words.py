@@ -23,7 +23,13 @@ from private_words import INFORMATION, PRIVATE, Private
 from ratchets import ROOT, check, tracked
 
 TEXTS = (".py", ".md", ".yaml", ".yml", ".tpl", ".txt", ".cu", ".toml", "Makefile", ".worker", ".operator")
-LEFT_OUT = ("tests/repo/private_words.py", "tests/golden/data/", "tests/repo/ratchets", "constraints.txt")
+LEFT_OUT = (
+    "tests/repo/private_words.py",
+    "tests/golden/data/",
+    "tests/chart/mizzen-0.1.0/",
+    "tests/repo/ratchets",
+    "constraints.txt",
+)
 GLOSSARY = re.compile(r"^(#+) (?:Words|Glossary)\b.*?(?=^#{1,2} |\Z)", re.MULTILINE | re.DOTALL)
 TOKEN = re.compile(
     r"""(?P<text>\"\"\"[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*\"\"\"|'(?!'')[^'\\\n]*(?:\\.[^'\\\n]*)*'"""
@@ -67,7 +73,7 @@ class Source:
             self.prose = self._prose()
         else:
             text = GLOSSARY.sub("", self.text) if path.suffix == ".md" else self.text
-            self.prose = text.lower()
+            self.prose = text
 
     def _prose(self) -> str:
         pieces, at = [], 0
@@ -84,7 +90,7 @@ class Source:
             self._pieces.append(at)
             self._starts.append(match.start())
             at += len(piece) + 1
-        return "\0".join(pieces).lower()
+        return "\0".join(pieces)
 
     def line_in_prose(self, at: int) -> int:
         """Return the line number of a position in `prose`."""

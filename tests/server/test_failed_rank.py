@@ -1,4 +1,4 @@
-"""Which of several failed ranks is the root cause, and how all ranks are killed."""
+"""Tests of finding the root cause among several failed ranks, and of killing all ranks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_failed_rank_is_found(case: str) -> None:
 
 
 class StubbornProcess:
-    """A fake process that exits only once its wait is over; records the calls of its methods."""
+    """A fake process that exits only in `wait`; records in `calls` when it is signaled and waited for."""
 
     def __init__(self, calls: list[str]) -> None:
         self.pid, self.calls = 1, calls

@@ -170,7 +170,7 @@ def test_a_duplicate_node_rank_is_rejected_and_the_first_node_stays(local_group:
 
 
 def test_a_restarted_node_takes_its_own_place(local_group: LocalGroup) -> None:
-    """This works even before node 0 notices that the former process is gone."""
+    """Node 0 accepts the new process even before it notices that the former process is gone."""
     leader, first = local_group.leader(nodes=3), local_group.follower(nodes=3)
     local_group.until(lambda: first.group, leader, first)
     first.close(ExitReason(0))
@@ -213,7 +213,7 @@ def test_a_node_with_other_keys_cannot_join(local_group: LocalGroup, tmp_path: P
 
 
 def test_nodes_connect_with_either_generation_of_keys(local_group: LocalGroup, tmp_path: Path) -> None:
-    """Node 0 has the current and the next generation; the other node has only the next one, later both."""
+    """Node 0 has the current and the next keys; the other node first has only the next keys, then both."""
     current, next_only = tmp_path / "both", tmp_path / "late"
     write_keys(current)
     write_keys(next_only)

@@ -148,7 +148,7 @@ elif "engine" in sys.orig_argv:
 
     stall_detector.STARTUP_SECONDS = 5.0
 """
-"""A sitecustomize module for all processes; it stops a follower when that begins to load."""
+"""A sitecustomize module for all processes; it stops a follower (SIGSTOP) as soon as the follower loads."""
 
 
 def test_a_rank_stopped_during_loading_is_reported(

@@ -39,7 +39,7 @@ def loading(*alive: float) -> list[RankHeartbeat]:
 
 
 def test_a_loading_rank_may_block_its_threads_up_to_the_startup_limit() -> None:
-    """The first rank has not written a heartbeat yet."""
+    """Rank 0 has not written a heartbeat yet, rank 1 is alive, and rank 2 is silent from second 1 on."""
     detector = StallDetector(3, 5.0, 5.0)
     faults = [detector.find_fault(loading(0.0, now, 1.0), float(now)) for now in range(1, 80)]
     (first,) = {faults.index(text) for text in faults if text} & set(range(int(STARTUP_SECONDS), 62))

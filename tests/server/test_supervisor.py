@@ -213,7 +213,7 @@ def test_a_failed_startup_reports_its_reason(start_engine: Start) -> None:
 
 
 def test_a_lost_device_has_its_own_exit_code(start_engine: Start) -> None:
-    """The operator replaces the pod: a restart in place would get the same device."""
+    """The exit code makes the operator replace the pod; a restarted container would get the same device."""
     engine = start_engine(fail_start="CUDA error: uncorrectable ECC error encountered")
     assert engine.wait() == 3
     assert engine.message.read_text().startswith("device_lost: rank 0 failed: RuntimeError: CUDA error")

@@ -1,4 +1,4 @@
-"""Specs of services, laid over a minimal one: specs that the CRD rejects, and specs that it accepts."""
+"""Specs that the CRD rejects and specs that it accepts; each case is merged into a minimal spec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HUB: dict[str, Any] = {
 }
 MOUNT = {"name": "data", "mountPath": "/data"}
 
-# name of the case, what is laid over a minimal spec, the field that the refusal names, words of the mend
+# Name of the case, fields to merge into a minimal spec, field that the error names, part of the advice.
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("scheme", {"model": {"source": "gs://models/qwen"}}, "spec.model.source", "must begin with file://"),
     ("no scheme", {"model": {"source": "/models/demo"}}, "spec.model.source", "must begin with file://"),

@@ -1,4 +1,4 @@
-"""An OCI registry with the faults of real ones, next to model_servers."""
+"""A fake OCI registry that injects faults of real registries, for tests of fetches; see model_servers.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_servers import LOOPBACK, TITLE, Address, Handler, Server
 
 
 class Registry:
-    """Fake OCI registry; a second server issues its tokens for a user and a password."""
+    """Fake OCI registry; a second server issues the access tokens to clients with user name and password."""
 
     USER, PASSWORD = "robot", "pass:word"
 

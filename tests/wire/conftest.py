@@ -28,7 +28,7 @@ CONTEXT = 128
 
 
 class Gateway:
-    """A gateway's DEALER socket; messages that were read but not yet taken are in `inbox`."""
+    """A gateway's DEALER socket; `inbox` contains received messages until `take` removes them."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: WireKeys | None = None
@@ -67,7 +67,7 @@ class Gateway:
             pass
 
     def take(self, kind: type[M]) -> M | None:
-        """Remove and return the first message of a type; None if no such message has arrived."""
+        """Remove the first message of a type from the inbox and return it; None if none has arrived."""
         self.drain()
         for index, message in enumerate(self.inbox):
             if isinstance(message, kind):
@@ -138,12 +138,12 @@ class WireBench:
 
         Args:
             number: number of the step.
-            rows: (engine rid, offset of the first token, tokens) of each request.
-            finished: ends of requests.
-            counts: whether rows may have several tokens.
+            rows: (the engine's request id, offset of the first token, tokens) for each request.
+            finished: the requests that end in this step.
+            counts: whether the output states the number of tokens of each row; without it, rows have one.
 
         Returns:
-            Seconds from arrival to the first token, of the requests that got it in this step.
+            Seconds from arrival to the first token, for each request that got its first token in this step.
         """
         sizes = np.array([len(tokens) for _, _, tokens in rows], dtype=np.int32)
         output = StepOutput(

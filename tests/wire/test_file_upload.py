@@ -17,7 +17,7 @@ NAME = "tokenizer.json"
 
 
 class UploadBench:
-    """A bench over an ipc socket, which buffers little; counts the file parts that the engine sends."""
+    """A `WireBench` over an ipc socket, which buffers little; counts the file parts that the engine sends."""
 
     def __init__(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bench = bench
@@ -63,7 +63,7 @@ def messages_of(gateway: Any, kind: type) -> list[Any]:
 
 
 def large_frames() -> int:
-    """Return the number of file parts that ZMQ holds, for all connections."""
+    """Return the number of file parts that ZMQ keeps in memory, over all connections."""
     kept_objects = [reference.obj for reference in tuple(garbage.gc.refs.values())]
     return sum(isinstance(frame, bytes) and len(frame) > FILE_PART_BYTES for frame in kept_objects)
 

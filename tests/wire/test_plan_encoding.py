@@ -76,7 +76,7 @@ def are_equal(first: StepPlan, second: StepPlan) -> bool:
 
 
 def options_sent(options: SlotOptions | None) -> object:
-    """Return the options that other ranks receive; of the known tokens, they receive only the number."""
+    """Return the options that other ranks receive; token ids are not sent and decode as zeros."""
     return options and (
         options.tokens.tolist(),
         options.prompt_tokens,

@@ -1,4 +1,4 @@
-"""The ring in shared memory delivers complete plans in order to readers of any speed, and then its end."""
+"""The ring in shared memory delivers complete plans, in order, to readers of any speed, and ends for all."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def write_invisibly(
 def test_frame_whose_bytes_become_visible_late_is_read_again(
     laps: int, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then, its position holds zeros, or a valid frame of the same size from an earlier lap."""
+    """Until the bytes are visible, their position holds zeros, or a valid frame from an earlier lap."""
     monkeypatch.setattr("mizzen.wire.ranks.plan_ring.REREAD_SECONDS", SECONDS)
     frames = 4
     size = frame_size(len(encode_plan(plan(7, 50))))

@@ -68,7 +68,7 @@ def test_two_processes_receive_every_plan(tmp_path: Path) -> None:
 def close_later() -> Iterator[Callable[[Any], Any]]:
     """Return a function that registers a server or client; all are closed even if the test fails.
 
-    An open one would hang when it is garbage-collected.
+    A server or client that is still open would hang when it is garbage-collected.
     """
     ends: list[Any] = []
 

@@ -81,7 +81,7 @@ def test_rejection_of_another_protocol_names_both_versions(bench: Any) -> None:
 def test_gateway_with_another_protocol_is_logged_once_and_counted_each_time(
     bench: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Such a gateway keeps trying, each time with a new connection."""
+    """A gateway with another protocol keeps trying, each time with a new connection."""
 
     def logged_fields() -> list[dict[str, Any]]:
         return [vars(record)["fields"] for record in caplog.records if "another protocol" in record.message]

@@ -272,7 +272,7 @@ class PodContainer:
         self._pod.event("Unhealthy", f"{kind} probe failed: {message}", "Warning")
 
     async def _back_off(self, *, ran_long: bool) -> None:
-        """Wait before a restart, except before the first; the wait doubles until a run lasts long enough."""
+        """Wait before a restart, except the first; the wait doubles each time, and a long run resets it."""
         self.state = replace(self.state, last=dict(self.state.current))
         if ran_long:
             self._backoff = FIRST_BACKOFF

@@ -113,7 +113,7 @@ def resolve_resource_field(
 ) -> str:
     """Return the value of a `resourceFieldRef`, in units of its divisor, rounded up.
 
-    If a limit is not set, it is the number of CPUs or the memory of this machine.
+    The value of a limit that is not set is the number of CPUs or the memory of this machine.
     """
     container_name = reference.get("containerName")
     if container_name:

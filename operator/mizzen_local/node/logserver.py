@@ -21,7 +21,7 @@ CHUNK = 64 * 1024
 UNSUPPORTED_OPTIONS = {"sinceSeconds": "--since", "sinceTime": "--since-time", "timestamps": "--timestamps"}
 
 ContainerStateLookup = Callable[[str, str, str], str]
-"""Returns a container's state by namespace, pod and container name.
+"""Function that returns a container's state, given the namespace, pod name and container name.
 
 The state is `waiting`, `running` or `terminated`, or empty if the kubelet no longer runs the pod.
 """

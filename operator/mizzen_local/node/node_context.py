@@ -37,10 +37,10 @@ class NodeContext:
     names: PodNames = field(default_factory=PodNames)
 
     def mark(self, *names: str) -> str:
-        """Return the prefix by which the values of `process.MARK` select processes of pods.
+        """Return the prefix that MIZZEN_LOCAL_MARK has in the environment of the given processes of pods.
 
         Args:
-            names: the processes to select: nothing for those of all pods; a pod's uid; or a pod's uid,
-                container name and run.
+            names: none for the processes of all pods; a pod's uid for the processes of that pod; a pod's uid,
+                a container's name and the number of a run for the processes of that run.
         """
         return "/".join([str(self.folder), "pods", *names, ""])

@@ -151,7 +151,7 @@ def _condition(
 
 
 def closed_gates(pod: Mapping[str, Any]) -> list[str]:
-    """Return a message for each readiness gate of a pod that is not True."""
+    """Return one message for each of a pod's readiness gates whose condition is missing or not True."""
     states = {item["type"]: item["status"] for item in pod.get("status", {}).get("conditions", ())}
     messages: list[str] = []
     for gate in pod["spec"].get("readinessGates", ()):

@@ -9,13 +9,13 @@ def gateway_name(service: str) -> str:
 
 
 def service_of_gateway(gateway: str) -> str:
-    """Return the service whose dedicated gateway has this name; empty unless it ends in `-gateway`."""
+    """Return the name of a dedicated gateway's service; empty if `gateway` does not end in `-gateway`."""
     service = gateway.removesuffix("-gateway")
     return service if service != gateway else ""
 
 
 def root_keys_secret(service: str) -> str:
-    """Return the name of the Secret from which both mounted Secrets are derived; no pod mounts it."""
+    """Return the name of the unmounted Secret from which the engine's and gateway's Secrets are derived."""
     return f"{service}-keys"
 
 
@@ -70,4 +70,7 @@ def leader_dns_name(service: str, namespace: str, leader: str) -> str:
 
 
 SHARED_GATEWAY = "mizzen-shared"
-"""Name of every object of a namespace's shared gateway. No name of a service's child ends in `-shared`."""
+"""Name of every object of a namespace's shared gateway.
+
+It cannot collide with a child object of a service, because no name of a child object ends in `-shared`.
+"""

@@ -51,7 +51,10 @@ FIELD_MANAGER = "mizzen-operator"
 KEYS_FOLDER = "/var/run/mizzen/keys"
 API_KEYS_FOLDER = "/var/run/mizzen/api-keys"
 NO_API_KEYS_FOLDER = "/var/run/mizzen/no-api-keys"
-"""Empty folder of API keys, for gateways that find keys by label: without a key they reject all requests."""
+"""Empty folder of API keys for gateways that find API keys by label.
+
+With it, such a gateway rejects every request while no Secret has the label, instead of requiring no key.
+"""
 TLS_FOLDER = "/var/run/mizzen/tls"
 JOB_NAME = "batch.kubernetes.io/job-name"
 """Label that Kubernetes puts on the pods of a Job."""

@@ -142,8 +142,9 @@ BELOW_MINIMUM = "BelowMinimum"
 REQUESTS_WAIT = "RequestsWait"
 IDLE = "Idle"
 ABOVE_TARGET = "AboveTarget"
-"""Suffix of a reason that begins with the metric, such as `SaturationAboveTarget`; like `BELOW_TARGET`."""
+"""Suffix of a reason that begins with the metric, such as `SaturationAboveTarget`."""
 BELOW_TARGET = "BelowTarget"
+"""Suffix of a reason that begins with the metric, such as `SaturationBelowTarget`."""
 
 # --- Reasons of errors that end a reconcile, which is then retried; a label of a metric ---
 UNREACHABLE = "Unreachable"

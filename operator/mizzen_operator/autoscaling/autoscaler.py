@@ -1,8 +1,8 @@
 """Samples the load of autoscaled services every few seconds, and writes `spec.replicas` through `/scale`.
 
-`policy.py` decides on the number. If a HorizontalPodAutoscaler (HPA) targets the service too, nothing is
-written, and the condition ScalingActive reports the HPA. HPAs are looked up once a minute, and before each
-write.
+`policy.py` decides on the number of groups. If a HorizontalPodAutoscaler (HPA) also targets the service,
+nothing is written, and the condition ScalingActive reports the HPA. HPAs are looked up once a minute, and
+before each write.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Autoscaler:
         self._wake = asyncio.Event()
 
     def observe_service(self, key: ServiceKey, settings: Autoscaling | None, uid: str = "") -> None:
-        """Begin to scale a service, or stop if it has no `settings`; a new uid starts from scratch."""
+        """Begin to scale a service, or stop if `settings` is None; a new uid resets the service's state."""
         if settings is None:
             self._services.pop(key, None)
         elif key not in self._services or self._services[key].uid != uid:
@@ -99,7 +99,7 @@ class Autoscaler:
         return tuple(self._services[key].scale_history) if key in self._services else ()
 
     def decide_now(self, key: ServiceKey) -> None:
-        """Decide on a service at once, instead of at the next period, if its gateways hold requests."""
+        """Decide on a service at once, not at the next period, if requests wait because no engine serves."""
         if key in self._services and self._gateway_watch.holds_requests(key):
             self._due[key.namespace].add(key)
             self._wake.set()
@@ -155,7 +155,7 @@ class Autoscaler:
             return
         now = time.monotonic()
         state = scaling.state
-        if not state.recommendations:  # without a history, scale down no sooner than with one
+        if not state.recommendations:  # without a history, do not scale down earlier than with one
             state = replace(state, recommendations=((now, service.replicas),))
         sample = merge_tables(await self._gateway_watch.fetch_tables(key))
         scale, scaling.state = decide(service.autoscaling, service.replicas, sample, state, now)
@@ -204,10 +204,13 @@ def competing_hpa(autoscalers: Iterable[Mapping[str, Any]], service: str) -> str
 
 
 def merge_tables(tables: Iterable[Mapping[str, Any]] | None) -> Sample | None:
-    """Merge the routing tables of a service's gateways into a sample; return None if there are no tables.
+    """Merge the routing tables of a service's gateways into a sample of its load.
 
     Args:
         tables: one table per gateway; None if a gateway did not answer.
+
+    Returns:
+        The sample; None if `tables` is None or empty.
     """
     if not tables:
         return None

@@ -98,8 +98,8 @@ class GatewayReconciler:
     ) -> ReconciledGateway:
         """Apply the service's keys and gateway.
 
-        If the cluster rejects a change of an existing gateway, the result reports it as a failure, and the
-        groups are reconciled all the same: the gateway still serves, and groups may fail meanwhile.
+        If the cluster rejects a change of an existing gateway, the result reports it as a failure. The groups
+        are reconciled all the same, because the gateway still serves and failed groups have to be replaced.
 
         Raises:
             Refused: the service's keys, or a gateway that does not exist yet, cannot be created; for example,
@@ -160,17 +160,17 @@ class GatewayReconciler:
         return progress
 
     def affected_services(self, key: ServiceKey, gateway: ReconciledGateway | None) -> tuple[ServiceKey, ...]:
-        """Return the other services of the gateway if it is shared and this reconcile has changed it."""
+        """Return the other services of a shared gateway that this reconcile has changed; otherwise ()."""
         if gateway is None or gateway.shared is None or not gateway.shared.changed:
             return ()
         return tuple(other for other in self.services_sharing(key.namespace) if other != key)
 
     def add_member(self, key: ServiceKey) -> None:
-        """Record that a service uses the shared gateway, so that changes of the gateway reconcile it."""
+        """Record that a service uses the shared gateway, so that it is reconciled if the gateway changes."""
         self._members.add(key)
 
     def remove_member(self, key: ServiceKey) -> tuple[ServiceKey, ...]:
-        """Record that a service no longer uses the shared gateway; return the services that still do."""
+        """Record that a service no longer uses the shared gateway; return the services that still use it."""
         if key not in self._members:
             return ()
         self._members.discard(key)

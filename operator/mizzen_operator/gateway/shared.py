@@ -270,7 +270,7 @@ class SharedGateways:
     async def _advance_rotation(
         self, live: Mapping[str, Any], state: _SharedState, sharing: GatewaySharing
     ) -> Mapping[str, Any]:
-        """Begin a rotation of the gateway's keys if one is due, or finish it once all engines accept the key.
+        """Begin a key rotation of the gateway if one is due; finish it once all engines accept the new key.
 
         Returns:
             The Secret with the gateway's keys, after the change.

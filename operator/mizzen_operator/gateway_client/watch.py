@@ -35,7 +35,7 @@ POLL_SECONDS = 5.0
 """Poll interval for gateways that do not keep requests open."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 TOKEN_REFUSED_RETRY_SECONDS = 5.0
-"""Delay before a request whose token the gateway rejected is repeated."""
+"""Delay before a request is repeated after the gateway has rejected its token."""
 
 
 class _Endpoint(NamedTuple):

@@ -167,7 +167,10 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 
 class _NullDiffBase(kopf.DiffBaseStorage):
-    """Stores no last-handled state: no handler uses diffs, and copying objects is most of an event's cost."""
+    """Storage for kopf that keeps no last-handled state of objects, because no handler uses diffs.
+
+    Copying the objects would be most of the cost of an event.
+    """
 
     def build(self, *, body: kopf.Body, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -180,7 +183,7 @@ class _NullDiffBase(kopf.DiffBaseStorage):
 
 
 class _NullProgress(kopf.ProgressStorage):
-    """Writes no progress annotations into objects."""
+    """Storage for kopf that keeps no progress of handlers, so that no object gets annotations."""
 
     def fetch(self, *, key: kopf.HandlerId, body: kopf.Body) -> kopf.ProgressRecord | None:
         return None

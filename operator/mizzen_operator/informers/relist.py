@@ -98,8 +98,8 @@ class KopfSessionInterceptor:
     async def close(self) -> None:
         """Cancel the watchers and close all connections.
 
-        After one watcher has failed, kopf stops the others only together with the tasks that they wait on.
-        A watcher that has no connection by then mistakes its cancellation for a pause, and restarts forever.
+        If one watcher fails, kopf cancels the other watchers only together with the tasks they wait for. A
+        watcher without a connection at that moment takes the cancellation for a pause, and restarts forever.
         """
         watchers = {stream.watcher for stream in self._streams.values() if stream.watcher is not None}
         for watcher in watchers:

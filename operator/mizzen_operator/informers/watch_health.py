@@ -8,12 +8,15 @@ from mizzen_operator.api import labels
 from mizzen_operator.metrics import Metrics
 
 SERVER_SECONDS = 240
-"""Duration of a watch. It then restarts, so if the last response is older, the kind is no longer watched."""
+"""Seconds after which the API server ends a watch, and kopf starts it again.
+
+If the last response is older than that, the kind is no longer watched.
+"""
 INACTIVITY_SECONDS = 70
 STALE_SECONDS = SERVER_SECONDS + INACTIVITY_SECONDS + 20
 """Age of the last response above which a watch is stale."""
 FAILING_SECONDS = 60
-"""Time for which a watch may fail until it is stale."""
+"""Seconds for which a watch may keep failing before it counts as stale."""
 KINDS = (labels.PLURAL, "pods", "deployments", "services")
 """Plurals of the watched kinds."""
 

@@ -43,7 +43,7 @@ _API_DEFAULTS: Mapping[str, Any] = {
 """Defaults of the API server. A default missing here comes back after its removal, and is then left alone."""
 
 _QUANTITY_FIELDS = frozenset({"limits", "requests"})
-"""Fields that hold quantities, by resource. The API server stores 1000m as 1, and 1024Mi as 1Gi."""
+"""Fields that map resources to quantities. The API server stores 1000m as 1, and 1024Mi as 1Gi."""
 
 
 def covers(live: Any, wanted: Any) -> bool:
@@ -67,7 +67,7 @@ def covers(live: Any, wanted: Any) -> bool:
 
 
 def _quantities_match(live: Any, wanted: Any) -> bool:
-    """Return whether the live quantities include the wanted ones, in whatever notation."""
+    """Return whether `live` has every quantity of `wanted`, possibly in another notation."""
     if not (isinstance(live, Mapping) and isinstance(wanted, Mapping)):
         return False
     try:

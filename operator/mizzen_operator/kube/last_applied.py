@@ -44,7 +44,11 @@ class _ChildMetadata(msgspec.Struct, rename="camel"):
     labels: _Labels = msgspec.field(default_factory=_Labels)
 
     def read(self) -> tuple[ObjectName, AppliedVersion]:
-        """Return name and version; the version is the generation, if any, to ignore status updates."""
+        """Return the child's name and version.
+
+        The version is the generation, which status updates leave unchanged; the resourceVersion if the child
+        has no generation.
+        """
         version = str(self.generation) if self.generation else self.resource_version
         return ObjectName(self.namespace, self.name), AppliedVersion(self.uid, version, self.labels.service)
 

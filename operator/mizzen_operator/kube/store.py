@@ -75,7 +75,7 @@ class ObjectStore:
         self._namespaces: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._by_label: defaultdict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
         self._deleted: OrderedDict[str, int] = OrderedDict()
-        """Version up to which each deleted uid is ignored.
+        """Version up to which a deleted object is ignored, by uid.
 
         A later version is stored, because an object that lost its watched label may regain it.
         """

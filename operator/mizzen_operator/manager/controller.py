@@ -201,7 +201,7 @@ class Controller:
             self._queue.add(key, random.uniform(0, self._config.resync_seconds), low_priority=True)
 
     async def _list_services(self) -> dict[ServiceKey, bool]:
-        """Return all services, each with whether its status describes its current spec."""
+        """Return the keys of all services; a value is True if the status describes the current spec."""
         bodies = await self._kube.list(ObjectRef(labels.KIND, self._config.namespace))
         return {
             ServiceKey(meta["namespace"], meta["name"]): body.get("status", {}).get("observedGeneration")

@@ -22,7 +22,7 @@ async def serve(
         port: port to listen on.
         metrics: metrics exposed at /metrics.
         alive: check of /healthz, which answers 503 if there is a problem.
-        ready: check of /readyz, likewise.
+        ready: check of /readyz, which answers 503 if there is a problem.
 
     Raises:
         OSError: the address cannot be bound.

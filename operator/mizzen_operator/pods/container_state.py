@@ -25,11 +25,14 @@ FAILING_WAIT_REASONS = frozenset(
         reasons.RUN_CONTAINER_ERROR,
     }
 )
-"""Reasons of waiting containers that will not run without a change."""
+"""Reasons of waiting containers that will not run until the spec, or the cluster, is changed."""
 NODE_LOST_REASONS = frozenset({reasons.DELETION_BY_TAINT_MANAGER, reasons.DELETION_BY_POD_GC})
 """Reasons of a pod's condition DisruptionTarget if its node is unreachable or was removed."""
 CRASH_LOOP_SECONDS = 600.0
-"""Run time in seconds from which an exit is not part of a crash loop: the kubelet resets its back-off."""
+"""Run time in seconds after which the exit of a container is not part of a crash loop.
+
+After the same time, the kubelet resets its back-off.
+"""
 
 
 def read_device_loss(containers: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:

@@ -80,8 +80,8 @@ class Group:
         unschedulable: the scheduler's message if no node fits; empty if one fits or scheduling has not begun.
         restarts: number of restarts of its containers.
         created: creation time of its first pod.
-        reason: reason why a container exited last or is waiting, such as `Error`; `CrashLoopBackOff` from the
-            first restart until it first serves; empty if it runs well.
+        reason: reason of a container's last exit, or why it is waiting, such as `Error`; from the first
+            restart until the group first serves, `CrashLoopBackOff`; empty if all containers run well.
         message: message that belongs to `reason`, such as the container's termination message.
         incomplete: the leading pod is missing, or another pod is missing that existed when the group served.
         size: number of pods that it should have.

@@ -118,7 +118,10 @@ class ReadinessGates:
     async def _verify(
         self, service: InferenceService, group: Group, verification_id: str, *, askable: bool
     ) -> Group:
-        """Write the verdict on one group if it has been reached; return the group with the new values."""
+        """Write the verdict on one group, if there is one yet; return the group with the new values.
+
+        `askable` says whether a gateway can send golden prompts to the group.
+        """
         verification = service.rollout.verification
         if verification is None:  # the user has removed it from the spec
             return await self._open_verified(service, group, reasons.VERIFICATION_REMOVED)

@@ -53,7 +53,7 @@ class ReconcileResult:
 
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
-    """Values of the previous reconcile, for reports that the next one writes before it has its own.
+    """Values of the previous reconcile, for a status written before this reconcile has computed them.
 
     Attributes:
         revision: revision of the spec.
@@ -82,7 +82,7 @@ class ReconcileContext:
         memory_fit: result of the GPU memory check; None if the spec does not declare the sizes.
         download: progress of the model's download; None if the model is not fetched.
         routing: routing state of the gateways.
-        gateway: the service's gateway; None before step 3, or if it cannot be created.
+        gateway: the service's gateway; None before it has been reconciled, or if it cannot be created.
         rotation: progress of a key rotation; None if no rotation is in progress.
         cold_start: `status.coldStart` of a group that has just begun to serve; empty if no group has.
         failure: first error that prevents the operator from applying the spec; None without such an error.
@@ -155,7 +155,7 @@ class ReconcileContext:
 
 @asynccontextmanager
 async def report_meanwhile(report: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Call `report` every `REPORT_SECONDS` while the body runs: a write to the API server may hang."""
+    """Call `report` every `REPORT_SECONDS` while the body runs, because requests in the body may hang."""
     finished = asyncio.Event()
 
     async def run() -> None:

@@ -1,4 +1,7 @@
-"""Reconciles one InferenceService whose spec is valid, in the steps that `reconcile` numbers."""
+"""Reconciles one InferenceService whose spec is valid; `reconciler.py` calls it.
+
+A reconcile consists of ten steps, from observing the objects to writing the status.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ class ServiceReconciler:
                 # 3. Keys and gateway: create or update the Secrets and the gateway.
                 gateway = context.gateway = await collaborators.gateways.reconcile(key, service, observed)
                 context.record_failure(gateway.failure)
-                # 4. Routes: query the gateways which groups they route to.
+                # 4. Routes: ask the gateways which groups they route to.
                 routing = context.routing = await self._query_gateways(key, context, gateway)
                 # 5. Readiness gates: write the gates that change because of the routes or of verdicts.
                 context.groups = await collaborators.readiness_gates.update_routable(

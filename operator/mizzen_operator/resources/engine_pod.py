@@ -27,7 +27,10 @@ CLAIM = "accelerator"
 DEREGISTER_SECONDS = 1
 """Seconds for which a terminating group still accepts requests, while gateways stop routing to it."""
 STARTUP_MARGIN_SECONDS = 30
-"""Seconds that the startup probe waits beyond the engine's own start-up timeout, which reports a reason."""
+"""Seconds that the startup probe waits beyond the engine's own start-up timeout.
+
+So the engine ends before the kubelet kills it, and can report the reason.
+"""
 GRACE_MARGIN_SECONDS = 30
 ZONE = "topology.kubernetes.io/zone"
 KUEUE_QUEUE, KUEUE_GROUP = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name"

@@ -29,7 +29,10 @@ RESOURCES = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory"
 
 
 def cache_folder(service: InferenceService) -> str:
-    """Return the name of the model's folder in its cache; it depends on source (as written) and endpoint."""
+    """Return the name of the model's folder in its cache.
+
+    It contains a hash of the endpoint and of the source as the spec writes it.
+    """
     source = service.model.source
     name = source.partition("://")[2].rstrip("/").rpartition("/")[2].partition("@sha256:")[0]
     readable = re.sub("[^a-z0-9.]+", "-", name.lower()).strip("-.")[:40]

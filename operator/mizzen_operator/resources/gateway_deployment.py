@@ -97,7 +97,7 @@ def _tls(gateway: Gateway) -> list[tuple[str, str]]:
 
 def gateway_manifests(spec: GatewaySpec, config: OperatorConfig) -> list[dict[str, Any]]:
     """Return all manifests of a gateway except its keys, in the order in which to apply them."""
-    subject = {"kind": "ServiceAccount", "name": spec.name, "namespace": spec.namespace}
+    account = {"kind": "ServiceAccount", "name": spec.name, "namespace": spec.namespace}
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
@@ -107,7 +107,7 @@ def gateway_manifests(spec: GatewaySpec, config: OperatorConfig) -> list[dict[st
             "kind": config.gateway_role_kind,
             "name": config.gateway_role,
         },
-        "subjects": [subject],
+        "subjects": [account],
     }
     manifests = [binding, _service(spec), _deployment(spec, config)]
     return [gateway_account(spec), *(with_applied_hash(manifest) for manifest in manifests)]

@@ -63,8 +63,8 @@ def metadata(
 def tolerations(user_tolerations: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """Return a pod's tolerations: the user's, and tolerations that limit its time on a lost node.
 
-    Without them Kubernetes would wait for five minutes. A user's toleration of the same taint takes
-    precedence.
+    Without the latter, Kubernetes would replace the pod only after five minutes. A user's toleration of the
+    same taint takes precedence.
     """
     defaults = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_LOST_SECONDS}

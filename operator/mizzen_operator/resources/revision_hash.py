@@ -13,7 +13,7 @@ from mizzen_operator.resources.fetch_job import cache_location
 
 
 def engine_image(service: InferenceService, config: OperatorConfig) -> str:
-    """Return the engine image of a service: that of its spec, or else the operator's default."""
+    """Return the engine image of a service: the image in its spec, or else the operator's default image."""
     return service.engine.image or config.engine_image
 
 

@@ -122,7 +122,7 @@ def shared_keys_secret(spec: GatewaySpec, handled_request: str = "") -> dict[str
 
 
 def owners_patch(secret: Mapping[str, Any], spec: GatewaySpec) -> dict[str, Any] | None:
-    """Return the patch that sets a Secret's owners to those of the gateway; None if they are the same."""
+    """Return the patch that makes the owners of the gateway own a Secret; None if they own it already."""
     wanted = sorted(spec.metadata()["ownerReferences"], key=lambda owner: owner["uid"])
     live = sorted(secret["metadata"].get("ownerReferences", []), key=lambda owner: owner["uid"])
     if live == wanted:

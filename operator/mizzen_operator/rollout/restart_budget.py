@@ -39,7 +39,7 @@ def count_failures(
     counted = {entry["name"]: entry.get("restarts", 0) for entry in status.get("groups", ())}
     listed = len(counted)
     for name, number in Counter(failure.name for failure in failures).items():
-        # A group with failures may be missing in `status.groups`, if the last reconcile did not observe it.
+        # A group with failures may be missing from `status.groups`, if the last reconcile did not observe it.
         counted[name] = max(number, counted.get(name, 0))
     counted_failures = [failure for failure in failures if now - failure.time < FAILURE_WINDOW]
     for group in sorted(groups, key=lambda group: group.name):

@@ -1,12 +1,12 @@
 """Records each revision of a service as a ControllerRevision, so that groups of old revisions can be created.
 
-A record contains the fields of the spec that reach the engine, and the engine image. Its name is that of the
-revision, so a spec that is applied again has the same record again. Only its number ever changes: the record
-with the highest number is the newest.
+A record contains the fields of the spec that reach the engine, and the engine image. Its name contains the
+name of the revision, so a spec that is applied again uses its old record. Only the number of a record ever
+changes: the record with the highest number is the newest.
 
-The API server rejects a patch that changes the bytes of `data`. When it handles any patch, such as that of
-the garbage collector to remove an owner, it re-encodes `data` as Go does. So `data` is written as Go would
-write it.
+The API server rejects a patch that changes the bytes of `data`. When it handles any patch, for example if the
+garbage collector removes an owner, it re-encodes `data` as Go does. So `data` is written as Go would write
+it.
 """
 
 from __future__ import annotations

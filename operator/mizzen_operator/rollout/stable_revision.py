@@ -22,8 +22,8 @@ def next_stable_revision(
     """Return the stable revision after an observation; empty if no revision has served.
 
     The spec's revision becomes stable once all wanted groups serve and no other revision has live groups. It
-    also becomes stable if no groups exist and none are wanted, but not if it has yet to be verified, or to be
-    tried next to another revision (`partition`).
+    also becomes stable if no groups exist and none are wanted, unless the spec has golden prompts or a
+    `partition`: then the revision must serve first.
 
     If the stable revision has no groups left but another revision has served, that other revision becomes the
     stable one. The same applies if the status does not name a stable revision, because it was lost or written

@@ -1,8 +1,8 @@
 """Rollout state, which is kept in a service's status from one reconcile to the next.
 
 It consists of the stable revision, the progress of the newest revision, the failures of groups within the
-last hour, and the abandoned revision or groups. All other state is derived from observed objects.
-`rollout/progress.py` updates it.
+last hour, and the abandoned revision or groups; `rollout/progress.py` updates it. All other state is derived
+from observed objects.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _gateway_ready(inputs: StatusInputs) -> Condition:
 
 
 def _failed(inputs: StatusInputs, gateway: Condition) -> Condition:
-    """Return Failed: True if the spec cannot come into force without a change."""
+    """Return Failed: True if the spec cannot come into force until it, or the cluster, is changed."""
     if inputs.failure is not None:
         return Condition(reasons.FAILED, True, inputs.failure.reason, inputs.failure.message)
     if inputs.memory_fit is not None and not inputs.memory_fit.fits:

@@ -19,13 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 ENDED_SECONDS, HUNG_SECONDS = 1.0, 3.0
-"""Limits of how long a status may be wrong after a process ended, and after a process hangs."""
+"""Longest time in seconds for which a status may be wrong after a process has ended, or has begun to hang."""
 API_FAULTS_SECONDS = 20.0
-"""The limit while the API server is faulty: writes are retried with back-off, and cut watches restart."""
+"""Longest time in seconds for which a status may be wrong while the API server is faulty.
+
+Writes are then retried with back-off, and watches that were cut restart.
+"""
 CAUSE_SECONDS = 20.0
-"""Age from which a fault no longer counts as the cause of a wrong status."""
+"""Age in seconds from which a fault no longer counts as the cause of a wrong status."""
 EARLY_SECONDS = 0.5
-"""Time before a fault from which a pending probe may fail because of it."""
+"""Seconds before a fault within which a probe may be sent and still fail because of the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,11 @@ def find_cause(begin: float, faults: Sequence[Fault]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MachineSample:
-    """A sample of the machine's load: its delay in seconds, and the share of idle core time before it."""
+    """A sample of the machine's load at the time `at`.
+
+    `late` is the delay in seconds with which the sampling task woke up; `idle` is the share of idle core time
+    since the previous sample.
+    """
 
     at: float
     late: float

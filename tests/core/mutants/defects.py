@@ -23,12 +23,12 @@ MUTANTS: dict[str, Callable[[SchedulerConfig], Scheduler]] = {}
 
 
 def replace(target_of: Callable[[Scheduler], Any], name: str) -> Callable[[Callable[..., Any]], None]:
-    """Register a mutant in which the decorated function replaces a method of the scheduler or of a part.
+    """Register a mutant whose scheduler has a method replaced by the decorated function.
 
-    The function is called with the object, its original method, and the method's arguments.
+    The function is called with the object that has the method, the original method, and its arguments.
 
     Args:
-        target_of: returns the object whose method is replaced, from the scheduler.
+        target_of: returns the object whose method is replaced: the given scheduler, or a part of it.
         name: name of the method.
     """
 

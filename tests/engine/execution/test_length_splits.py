@@ -209,7 +209,7 @@ class SplitBackend:
 
 
 class FakeCollectives:
-    """Collectives of a rank in a group whose ranks all-reduce the given numbers."""
+    """Fake collectives of one rank; each rank of its group contributes one of `numbers` to an all-reduce."""
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self.numbers, self.size, self.calls = numbers, len(numbers), 0

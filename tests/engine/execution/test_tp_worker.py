@@ -1,4 +1,4 @@
-"""A model on several ranks samples the tokens of one rank, for each family, rank count and kind of rank."""
+"""A model on several ranks, as threads or processes, samples the same tokens as on one rank."""
 
 from __future__ import annotations
 

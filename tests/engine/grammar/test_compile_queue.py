@@ -109,7 +109,7 @@ class WatchedCompiler:
 
     @contextmanager
     def flood_queue(self) -> Iterator[list[Grammar]]:
-        """Queue four grammars of tenant 7 and start the first; while the block runs, none completes."""
+        """Queue four grammars of tenant 7 and start the first; none completes until the `with` block ends."""
         with self.compiler._sandbox._lock:
             flood = [regex(f"flood{number}") for number in range(4)]
             assert [self.compiler.find_or_compile(grammar, 7) for grammar in flood] == [None] * 4

@@ -57,7 +57,7 @@ def with_followers(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
 def bodies(later: tuple[str, ...]) -> st.SearchStrategy[str]:
     """Generate bodies of a rule; they may begin with rules in `later`, and use any rule after a letter.
 
-    Rules are never left-recursive, because these crash the compiler.
+    Rules are never left-recursive, because left-recursive rules crash the compiler.
     """
     named = (*later, *(f'"b" {name}' for name in NAMES))
     parts = st.lists(st.sampled_from((*ATOMS, *named)), min_size=1, max_size=3).map(" ".join)

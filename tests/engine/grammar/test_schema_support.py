@@ -128,7 +128,7 @@ REFUSED: list[tuple[Any, str]] = [
 @pytest.fixture(scope="module")
 def builder() -> GrammarBuilder:
     class Bytes(GrammarBuilder):
-        """One token per byte of ASCII and é; validators disagree about other letters."""
+        """A builder with one token per byte of ASCII and é; validators disagree about other letters."""
 
         def __init__(self) -> None:
             self._target = GrammarTarget(folder="", vocab_size=VOCABULARY, end_token_ids=(EOS,))

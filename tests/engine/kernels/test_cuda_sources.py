@@ -101,7 +101,7 @@ def test_loads_are_issued_before_the_pdl_wait(
 
 @pytest.mark.parametrize("swiglu", [False, True])
 def test_gemv_keeps_rows_of_any_supported_length_in_flight(swiglu: bool) -> None:
-    """Each block loads all elements that it sums at once, before it adds the first."""
+    """Each block issues the loads of all its elements before it adds the first one."""
     for columns in range(8, gemv.max_columns(swiglu) + 8, 8):
         defines = dict(gemv_definitions(columns, swiglu=swiglu))
         assert defines["LOADS"] * defines["WARPS_PER_ROW"] * 32 >= defines["VECTORS"] == columns // 8

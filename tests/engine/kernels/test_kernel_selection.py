@@ -1,4 +1,4 @@
-"""For each shape, the kernel and tile config are selected that were fastest in measurements."""
+"""For each shape, the kernel and tile config that were fastest in measurements are selected."""
 
 from __future__ import annotations
 

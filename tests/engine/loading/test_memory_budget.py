@@ -1,4 +1,4 @@
-"""The memory budget: KV pages next to the memory of steps, and advice if a GPU's memory is too small."""
+"""The memory budget: KV pages that leave memory for steps, and advice if a GPU's memory is too small."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mizzen.engine.loading.memory_budget import GIB, MemoryNeed, MemoryShortage,
 
 NEED = MemoryNeed(token_bytes=1 << 20, step_bytes=2 * GIB)
 TOKENS = 8 << 10
-"""Tokens whose KV cache takes 8 GiB."""
+"""Number of tokens whose KV cache takes 8 GiB."""
 
 
 def pages(device: str, free: float) -> int:

@@ -1,4 +1,4 @@
-"""The method of an all-reduce depends on its size: the measured sizes, and the option `--all-reduce`."""
+"""Selection of the all-reduce method by size: the measured sizes, and the option `--all-reduce`."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ExchangeBarrier:
 
 @dataclass(frozen=True)
 class FakeGroup:
-    """A fake process group with the attributes that the code uses."""
+    """A fake process group with the attributes that the tested code uses."""
 
     own: int
     meeting: ExchangeBarrier

@@ -39,7 +39,7 @@ def targets_of(folder: Path, rank: int, ranks: int) -> list[WeightTarget]:
 
 
 def holders(name: str, ranks: int) -> int:
-    """Return how many ranks hold each number of a tensor."""
+    """Return how many ranks hold each element of a tensor."""
     if "norm" in name:
         return ranks
     return max(1, ranks // KV_HEADS) if ".k_proj." in name or ".v_proj." in name else 1

@@ -1,4 +1,4 @@
-"""Requests with more sequences than there is capacity: sequences wait, and other requests are not delayed."""
+"""Requests with more sequences than the capacity: sequences wait, and other requests are not delayed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_many_choices_outlast_the_queue_timeout(live: Any, slow: Any, stre
 
 
 async def test_many_choices_fit_in_a_short_queue(live: Any, slow: Any, until: Any) -> None:
-    """Only one choice of a request occupies the queue at a time, but the autoscaler sees all that wait."""
+    """Only one choice of a request occupies the queue at a time, but all waiting choices are reported."""
     gateway = await live(slow, max_in_flight=2, queue_size=1)
     many = start_request(gateway, n=16)
     await until(lambda: len(gateway.gateway.admission) == 14)

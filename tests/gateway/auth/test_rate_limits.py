@@ -135,7 +135,7 @@ async def test_embeddings_are_charged_for_their_prompts(metered: Any, scripted: 
 async def test_request_with_many_prompts_starts_completely_or_not_at_all(
     metered: Any, scripted: Any, path: str, body: dict[str, Any]
 ) -> None:
-    """Otherwise, each retry of a client would be charged for the prompts that fit within its limit."""
+    """If it started partly, each retry of the client would be charged for the prompts that fit its limit."""
     engine = scripted()
     gateway, tenant = await metered(engine, 100)
     async with httpx.AsyncClient(timeout=60) as http:
@@ -149,14 +149,14 @@ async def test_request_with_many_prompts_starts_completely_or_not_at_all(
 
 
 MANY = {"model": "demo", "input": ["海" * 100] * 300}
-"""More prompts than can run at once. Each character takes three tokens, so a request costs more than the
-reserved estimate, which is a quarter of that."""
+"""Body with more inputs than can run at once. Each character takes three tokens, so the request costs more
+than the reserved estimate of a quarter token per character."""
 
 
 async def test_started_request_is_served_whatever_its_final_cost(
     metered: Any, scripted: Any, until: Any
 ) -> None:
-    """Tokens beyond the reservation become a debt; otherwise the request and its retries fail half-way."""
+    """Tokens beyond the reservation become a debt; otherwise the request and its retries would all fail."""
     gateway, tenant = await metered(scripted(), 8000)
     async with httpx.AsyncClient(timeout=60) as http:
         headers = {"authorization": f"Bearer {ALICE}"}

@@ -66,7 +66,7 @@ def test_only_ready_engine_pods_are_discovered() -> None:
 
 
 class ApiServer:
-    """Lists the objects in `pods`, and sends the events put into `events`."""
+    """A fake Kubernetes API server that lists the objects in `pods` and sends the events in `events`."""
 
     def __init__(self) -> None:
         self.pods: list[dict[str, Any]] = []

@@ -55,7 +55,7 @@ class StubLink:
 
 
 class StubTexts(TextModels):
-    """Fake text models; building one fails if its tokenizer hash is "broken"."""
+    """Fake text models; building the model of the tokenizer hash "broken" fails."""
 
     async def get_or_build(self, name: str, files: Mapping[str, bytes]) -> TextModel:
         if name == "broken":

@@ -321,7 +321,7 @@ async def test_unusable_certificate_is_named(live: Any, scripted: Any, tmp_path:
 def test_removed_certificate_file_does_not_end_the_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet may remove old files of a Secret at any time; `watch` continues only after this error."""
+    """The kubelet may remove old files of a Secret at any time; `watch` survives only InvalidCertificate."""
     cert, key = certificate(tmp_path, "one")
     tls, read = ServerTls(str(cert), str(key)), ServerTls._read
 

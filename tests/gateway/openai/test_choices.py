@@ -48,7 +48,7 @@ async def test_choices_run_in_the_engine_that_has_the_prompt_cached(
 
 
 async def test_other_choices_start_after_the_first_has_tokens(live: Any, engine: Any, until: Any) -> None:
-    """By then the first choice's prompt is in the engine's prefix cache."""
+    """Once the first choice has tokens, the other choices find its prompt in the engine's prefix cache."""
     engine.does.fault, engine.does.fault_after = "mute", 0
     gateway = await live(engine)
     request_task = asyncio.create_task(

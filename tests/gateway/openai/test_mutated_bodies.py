@@ -47,7 +47,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     }),
 ]  # fmt: skip
 DEEP = {f"@{levels}": levels for levels in (50, 120, 151, 400, 901, 5000)}
-"""Strings that stand for lists or objects with this many levels."""
+"""Placeholder strings by the number of nested lists or objects that replace each of them in the JSON."""
 ODD: list[Any] = [
     None, True, 0, -1, 3.0, 1.5, 1e300, 2**31, 2**63, 10**30, float("nan"), float("inf"),
     "", "\0", "\ud800", "a\udc00", "🙂", "null", '{"a":', '{"format": "\\ud800"}', "<tool_call>", "</think>",

@@ -84,7 +84,7 @@ async def completes(gateway: Any, key: str = "none") -> None:
 async def test_client_that_does_not_read_blocks_no_other(
     live: Any, scripted: Any, until: Any, unread: Any, choices: int
 ) -> None:
-    """All places are taken by such clients; each of them gets its complete answer when it reads later."""
+    """As many clients as `max_in_flight` do not read; each gets its complete answer when it reads later."""
     engine = scripted(context_length=100_000)
     engine.does.tokens_a_step = 50
     gateway = await live(engine, max_in_flight=3)

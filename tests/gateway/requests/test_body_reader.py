@@ -116,7 +116,7 @@ class ControlledReader:
 
 
 async def test_tenants_alternate_at_large_bodies() -> None:
-    """A tenant waits for at most one body of each other tenant, however many those have sent."""
+    """A tenant waits for at most one body of each other tenant, however many bodies the others have sent."""
     reading = ControlledReader()
     tasks = await reading.first("a1", "a2", "a3", "a4")
     tasks += [reading.read(name) for name in ("b1", "b2", "c1")]
@@ -130,7 +130,7 @@ async def test_tenants_alternate_at_large_bodies() -> None:
 
 @pytest.mark.parametrize("number", range(4))
 async def test_cancelled_waiter_does_not_block_others(number: int) -> None:
-    """If its body is being parsed, the thread finishes that one before it parses the next."""
+    """If the cancelled waiter's body is being parsed, the thread finishes it before parsing the next one."""
     reading = ControlledReader()
     tasks = await reading.first("a1", "a2", "a3", "a4")
     tasks.append(reading.read("b1"))

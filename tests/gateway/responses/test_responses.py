@@ -168,7 +168,7 @@ async def test_client_builds_the_final_response_from_stream_events(live: Any, mo
 
 
 async def test_stream_with_invisible_last_tokens_ends_complete(live: Any, model: Model) -> None:
-    """Nothing may be left on the connection, because the client reuses it for the next request."""
+    """No unread bytes may remain on the connection, because the client reuses it for the next request."""
     engine = model("<think>\n\n</think>")
     gateway = await live(engine)
     body = {"model": "demo", "input": "Hi", "stream": True}

@@ -112,7 +112,7 @@ TestIndex = IndexMachine.TestCase
 
 
 def test_prefix_index_memory_per_block_and_bound() -> None:
-    """The index is filled far beyond its bound with stored and evicted blocks; its memory stays below it."""
+    """An index that is filled far beyond its bound stays within its bounds of blocks and memory per block."""
     draw, blocks = random.Random(3), 40_000
     gc.collect()
     tracemalloc.start()

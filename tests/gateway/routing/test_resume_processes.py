@@ -59,7 +59,7 @@ class EngineProcess:
         return rank
 
     def ended(self) -> str:
-        """Return the end of the engine's log, which has the reason for its exit."""
+        """Return the end of the engine's log, which states why the engine exited."""
         self.log.seek(0)
         return self.log.read()[-2000:]
 
@@ -192,7 +192,7 @@ async def test_simulated_engine_is_killed_or_stopped_in_mid_stream(
 async def test_hanging_step_is_resumed_after_the_announced_step_time(
     live: Any, until: Any, processes: Any, model_folder: Path
 ) -> None:
-    """Only the announced step time reveals the hang: the connection is alive, other timeouts are an hour."""
+    """Only the announced step time reveals the hang: the connection is alive; other timeouts are one hour."""
     options = {"step_milliseconds": 2, "revision": "r", "watchdog_seconds": 3600, "model": model_folder}
     good = processes(SIMULATED, served_name="demo", **options)
     bad = processes(SIMULATED, served_name="demo", hang_after_tokens=580, **options)

@@ -172,7 +172,7 @@ async def test_retry_is_tokenized_again_for_another_tokenizer(
 async def test_request_at_fault_does_not_count_against_an_engine(
     live: Any, scripted: Any, stream: bool, after: int
 ) -> None:
-    """The request fails with 400, or an error event, after one try; the engines keep serving others."""
+    """The request fails with 400 or an error event after one try; engines keep serving other requests."""
     engines = [scripted(), scripted()]
     for scripted_engine in engines:
         scripted_engine.does.fault, scripted_engine.does.fault_after = "own", after

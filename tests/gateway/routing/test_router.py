@@ -75,7 +75,7 @@ def test_small_load_difference_does_not_outweigh_a_prefix() -> None:
 
 
 def test_ties_go_to_the_less_loaded_of_two() -> None:
-    """With two random choices, all equal engines get requests, and the most loaded one the fewest."""
+    """The less loaded of two randomly drawn engines is chosen, so the most loaded of all is never chosen."""
     engines = [FakeEngine(name, load=load) for name, load in (("a", 0.0), ("b", 20.0), ("c", 40.0))]
     router = default_router(125, random.Random(1))
     choices = Counter(chosen(router, request(30, block_hashes=()), engines)[0] for _ in range(600))
@@ -179,7 +179,7 @@ def test_sessions_keep_their_engine_and_few_move_on_changes() -> None:
 
 @pytest.mark.parametrize("field", ["user", "prompt_cache_key"])
 def test_long_session_is_replaced_by_a_digest(field: str) -> None:
-    """A session may be as long as a body, and is hashed on the event loop for each engine and sequence."""
+    """A session may be as long as a body; hashing it per engine and sequence would block the event loop."""
 
     def session(name: str) -> str:
         fields = {"model": "m", "messages": [{"role": "user", "content": "a"}], field: name}

@@ -1,4 +1,4 @@
-"""Prompts longer than the context are rejected early, and few huge texts are tokenized at once."""
+"""Prompts longer than the context are rejected early, and at most two huge texts are tokenized at once."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def sentence_piece(prepend: str, strip: bool) -> tokenizers.Tokenizer:
 
 
 def unigram(byte_fallback: bool) -> tokenizers.Tokenizer:
-    """T5 and XLM-R (decoder Metaspace); with bytes, as SentencePiece exports Unigram models."""
+    """T5 and XLM-R (decoder Metaspace); with `byte_fallback`, Unigram models exported by SentencePiece."""
     trained = tokenizers.Tokenizer(models.Unigram())
     trained.normalizer = normalizers.NFKC()
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -190,7 +190,7 @@ def test_streamed_text_is_always_a_prefix_of_the_full_text(kind: Tokenizer, text
 def test_stop_strings_cut_as_in_the_full_text_of_every_kind(
     kind: Tokenizer, text: str, data: st.DataObject
 ) -> None:
-    """Stop strings that span tokens, lie within one, overlap, or do not occur."""
+    """The stop strings span tokens, lie within one token, overlap, or do not occur."""
     ids = kind.encode(text)
     full_text = kind.decode(ids)
     piece = st.text(min_size=1, max_size=3)
@@ -230,6 +230,6 @@ def test_only_possible_stop_prefixes_are_held_back(text: str, stops: tuple[str, 
 
 
 def test_tokenizers_are_of_the_intended_kinds(kind: Tokenizer) -> None:
-    """Each encodes characters outside its training text or marks them as unknown, and keeps all letters."""
+    """Each tokenizer keeps all letters, and encodes unseen characters or marks them as unknown."""
     text = "The ship has three masts"
     assert kind.decode(kind.encode(text)) == text

@@ -32,7 +32,7 @@ def small_tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def model(scripted: Any, tokenizer_files: dict[str, bytes]) -> Callable[..., Any]:
-    """Return a function that starts an engine of a model with one of the templates and a fixed answer."""
+    """Return a function that starts an engine with one of the chat templates and a fixed answer."""
 
     def start(template: str | None, answer: str, **template_config: Any) -> Any:
         inner = tokenizers.Tokenizer.from_buffer(tokenizer_files["tokenizer.json"])

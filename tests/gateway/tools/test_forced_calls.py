@@ -111,7 +111,7 @@ TAGGED: dict[str, Any] = {
 
 
 async def test_unenforceable_constraints_are_dropped_without_strict(client: Any) -> None:
-    """Other constraints of the schemas of tools and formats are still enforced."""
+    """All other constraints in the schemas of tools and response formats are still enforced."""
     wider = {**TAGGED, "properties": {"the tags": {**TAGS, "uniqueItems": False}, "mail": {"maxLength": 6}}}
     tool = {"type": "function", "function": {"name": "tag", "parameters": TAGGED}}
     answer = await client.chat.completions.create(

@@ -22,7 +22,7 @@ from mizzen.attention.reference import ReferenceAttention
 from mizzen.core.request import Int32, Int64
 
 Plan = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], PlannedAttention]
-"""(slots, lengths, page table), all on the device -> planned decode attention."""
+"""Function that plans decode attention from slots, lengths and the page table, all on the device."""
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS = 8
@@ -51,7 +51,7 @@ def make_kv(
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 6e-3) -> None:
-    """Compare two tensors by the norm of their difference (relative to `tolerance`) and by element."""
+    """Check the relative error by norm (below `tolerance`) and by element (within 5 * `tolerance`)."""
     error = (actual.float() - expected.float()).norm() / expected.float().norm()
     assert error < tolerance
     torch.testing.assert_close(actual, expected, atol=5 * tolerance, rtol=5 * tolerance)

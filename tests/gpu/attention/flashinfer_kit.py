@@ -1,4 +1,7 @@
-"""FlashInfer kernels for tests: tests are skipped if a kernel is not compiled, or all are compiled first."""
+"""FlashInfer kernels for tests: `need` skips a test whose kernel is not compiled.
+
+With MIZZEN_COMPILE=1, it compiles all kernels first instead.
+"""
 
 from __future__ import annotations
 

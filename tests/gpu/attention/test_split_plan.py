@@ -31,7 +31,7 @@ ON_HOPPER = pytest.mark.skipif(
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Compare as a whole and row by row, because the outputs of long contexts are smaller than others."""
+    """Compare as a whole and row by row, because outputs of long contexts are smaller than of short ones."""
     actual, expected = actual.float().flatten(1), expected.float().flatten(1)
     error = (actual - expected).norm(dim=1) / expected.norm(dim=1)
     assert float((actual - expected).norm() / expected.norm()) < 6e-3
@@ -75,7 +75,7 @@ def test_the_device_plan_equals_the_host_plan(mix: str, kv_heads: int, window: i
 
 
 class Batch:
-    """Random KV in scattered pages; for the kernel, cache entries that belong to no row are NaN."""
+    """A decode batch over random KV in scattered pages; the kernel's cache is NaN outside the rows."""
 
     def __init__(self, lengths: list[int], geometry: Geometry, page: int, stored: torch.dtype) -> None:
         self.lengths = np.array(lengths, np.int32)
@@ -110,7 +110,7 @@ class Batch:
         )
 
     def check(self, norm: bool) -> FlashDecodeAttention:
-        """Compare all layers with plain attention, with and without fused QKV preparation."""
+        """Compare all layers with the reference, with and without fused QKV prep; return the backend."""
         geometry, rows = self.geometry, len(self.lengths)
         heads, kv_heads, size = geometry.heads, geometry.kv_heads, geometry.head_dim
         qkv = torch.randn(rows, (heads + 2 * kv_heads) * size, device=DEVICE, dtype=torch.bfloat16)

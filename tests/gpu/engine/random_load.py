@@ -20,7 +20,7 @@ KINDS = (
 )
 REPORTED = {"temperature": 0.8, "prompt_logprobs": 2, "logprobs": 1}
 CONSTRAINED = {"temperature": 1.0, "grammar": Grammar(GrammarKind.REGEX, r"([a-f]{2,4}\d{3}-)+")}
-"""A request whose grammar allows an end after any `-`, so some outputs end early and others never."""
+"""Sampling fields whose grammar allows an end after any `-`, so some outputs stop before `max_tokens`."""
 ALL = (*KINDS, REPORTED, CONSTRAINED)
 LONGEST = 1500
 """Maximum length of a prompt, in tokens."""
@@ -50,7 +50,7 @@ class RandomLoad:
 
     def __init__(self, engine: Engine, seconds: float) -> None:
         self.submitted = self.ended = self.aborted = self.errors = 0
-        """Requests so far; aborted requests count as ended too."""
+        """Numbers of requests so far; `ended` includes aborted requests and those with errors."""
         self._engine = engine
         self._seconds = seconds
         self._draw = np.random.default_rng(1)

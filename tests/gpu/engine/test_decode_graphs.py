@@ -1,4 +1,4 @@
-"""Captured decode steps sample the tokens of eager steps, whatever the batch, its changes and the overlap."""
+"""Captured decode steps sample the same tokens as eager steps, for any batches and steps in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine on a CUDA device samples the tokens of Transformers and of the CPU, whatever the batch."""
+"""The engine on a CUDA device samples the same tokens as Transformers and the CPU, whatever the batch."""
 
 from __future__ import annotations
 

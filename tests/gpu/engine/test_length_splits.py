@@ -1,4 +1,4 @@
-"""Captured steps with very different contexts sample the tokens of eager steps, with length-aware splits."""
+"""With length-aware splits, captured steps of very uneven contexts sample the same tokens as eager steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory under load: a full KV cache never runs out, and minutes of arrivals and aborts leak nothing.
+"""Memory under load: a full KV cache never exhausts the GPU, and minutes of arrivals and aborts leak nothing.
 
 MIZZEN_LOAD_SECONDS sets the total duration of the random load: 20 by default, 240 by `make test-gpu`.
 """
@@ -34,7 +34,7 @@ KV_DTYPES = ("auto", "fp8")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The shape of Qwen3-0.6B with dummy weights; its first tokens are bytes, for grammars."""
+    """A model with the shape of Qwen3-0.6B, for dummy weights; its first tokens are bytes, for grammars."""
     (tmp_path / "config.json").write_text(json.dumps({**SHAPES["qwen3-0.6b"], "eos_token_id": gk.EOS}))
     gk.save_tokenizer(tmp_path)
     return tmp_path

@@ -1,4 +1,4 @@
-"""Log probabilities of decode steps equal the eager reference, with captured and with single kernels.
+"""Log probabilities of decode steps equal the eager reference, with captured and with uncaptured kernels.
 
 All but the tests of whole engines run in Triton's interpreter too (TRITON_INTERPRET=1).
 """
@@ -41,8 +41,8 @@ def rows_of(tops: list[int], named: list[int], vocab: int, processed: list[int],
     """Return the rows of a batch that need log probabilities: all except the first.
 
     Args:
-        tops: number of most probable tokens to report, cycling through the rows.
-        named: number of tokens to report by id, cycling through the rows.
+        tops: numbers of most probable tokens to report, assigned to the rows in turn.
+        named: numbers of tokens to report by id, assigned to the rows in turn.
         processed: rows whose log probabilities are computed from processed logits.
     """
     rows = np.arange(1, batch)

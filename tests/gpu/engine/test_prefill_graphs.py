@@ -1,4 +1,4 @@
-"""Captured steps with prefill give the logits and KV of eager steps, whatever the mix."""
+"""Captured steps with prefill give the same logits and KV as eager steps, for any mix of requests."""
 
 from __future__ import annotations
 

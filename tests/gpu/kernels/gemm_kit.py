@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 Gemm = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(weight [n, k], x [m, k]) -> x times the transpose of weight, [m, n]."""
+"""Function of a weight [n, k] and x [m, k] that returns x times the transpose of the weight, [m, n]."""
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The fused gate-up SwiGLU GEMM equals the library's GEMM followed by SwiGLU, also in a chain of kernels."""
+"""The fused gate-up SwiGLU GEMM equals PyTorch's GEMM followed by SwiGLU, also in a chain of kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPES = ((16, 320), (6144, 1024), (1040, 384), (5632, 2048), (24576, 4096), (25
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gate_up_swiglu_equals_the_library_and_the_exact_result(shape: tuple[int, int]) -> None:
-    """The shapes have fewer work items than clusters, partial tiles, partial blocks, and several waves."""
+    """The shapes cover fewer work items than clusters, partial tiles, partial blocks, and several waves."""
     rows, columns = shape
     weight = normal(rows, columns) / columns**0.5
     for count in (1, 255, 256, 300, 1023, 4097):

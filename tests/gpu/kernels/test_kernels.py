@@ -1,4 +1,4 @@
-"""Each fused kernel equals the plain operations: on a GPU, or in Triton's interpreter
+"""Each fused kernel equals the operations that it fuses: on a GPU, or in Triton's interpreter
 (TRITON_INTERPRET=1)."""
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RankResult:
     placed: bool = False
     """Whether the rank writes its logits directly to rank 0's buffer."""
     correct: dict[str, bool] = field(default_factory=dict)
-    """Whether the logits were correct, by the way they were computed."""
+    """Whether the logits of each case were correct: by number of rows, eagerly or captured."""
 
 
 class ShardedHead:
@@ -148,7 +148,7 @@ def logits_are_correct_in_graphs(case: ShardedHead, rows: int) -> bool:
 
 
 def logits(group: RankGroup, vocab: int, rows: list[int]) -> RankResult:
-    """Compute logits for each number of rows, eagerly and in a graph; return whether they are correct."""
+    """Check logits for each number of rows, eagerly and (unless NCCL gathers them) in a graph."""
     case, results = ShardedHead(group, vocab), RankResult()
     results.placed = case.ranks.map_logits_shard(case.buffer, case.vocabulary.tokens) is not None
     for count in rows:

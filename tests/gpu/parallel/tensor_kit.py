@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grammar_kit as gk
 import numpy as np
 import pytest
 import torch
@@ -37,7 +38,7 @@ if ONE_GPU:
     paths = [str(Path(__file__).parent / "one_gpu"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 APART_SECONDS = 240.0
-"""Seconds after which a call counts as hanging."""
+"""Seconds after which a call in another process counts as hanging."""
 SMALL: dict[str, Any] = {"skip_tokenizer": True, "kv_cache_tokens": 8192, "max_running_requests": 32}
 Result = TypeVar("Result")
 
@@ -85,14 +86,15 @@ def generated_twice(model: Path, options: dict[str, Any]) -> list[list[list[int]
 
 
 def wide_model(folder: Path) -> Path:
-    """Write a config.json as wide as Qwen3-8B with four layers, for dummy weights."""
+    """Write a config.json with the layer shapes of Qwen3-8B but only four layers, for dummy weights."""
     (folder / "config.json").write_text(json.dumps({**SHAPES["qwen3-8b"], "num_hidden_layers": 4}))
     return folder
 
 
 def small_model(folder: Path) -> Path:
-    """Write the config.json of Qwen3-0.6B, for dummy weights."""
-    (folder / "config.json").write_text(json.dumps(SHAPES["qwen3-0.6b"]))
+    """Write the config.json of Qwen3-0.6B, for dummy weights, and a tokenizer of bytes, for grammars."""
+    (folder / "config.json").write_text(json.dumps({**SHAPES["qwen3-0.6b"], "eos_token_id": gk.EOS}))
+    gk.save_tokenizer(folder)
     return folder
 
 

@@ -24,7 +24,7 @@ from wire_gateway import Gateway
 
 SECONDS = float(os.environ.get("MIZZEN_LOAD_SECONDS", "20"))
 RATE = 5.0 if tensor_kit.GPUS > 1 else 0.2
-"""Minimum of requests per second; lower if the ranks share a GPU, because they take turns on it."""
+"""Minimum requests per second under load; lower if the ranks share a GPU, because they take turns on it."""
 ENDS_WITHIN = 10.0
 """Seconds from the loss of a rank within which all processes of the group must have exited."""
 GONE = pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

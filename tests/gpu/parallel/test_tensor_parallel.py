@@ -1,4 +1,4 @@
-"""A model on several GPUs gives the tokens and logprobs of one GPU, with every all-reduce method."""
+"""A model on several GPUs gives the same tokens and logprobs as on one GPU, with every all-reduce method."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SingleRank:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> SingleRank:
-    """Tokens of one GPU, for comparison."""
+    """Output tokens of a single GPU, to which those of several GPUs are compared."""
     return SingleRank(tmp_path_factory.mktemp("models"))
 
 
@@ -74,7 +74,7 @@ def test_fused_all_reduce_equals_plain_operations(size: int, tmp_path: Path) -> 
 def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarray]]:
     """A model with real shapes, and its log probabilities on one GPU.
 
-    They are computed in a separate process, because memory that this process kept on a GPU disturbs groups.
+    They are computed in a separate process, because GPU memory that this process kept would disturb groups.
     """
     folder = tensor_kit.wide_model(tmp_path_factory.mktemp("wide"))
     return folder, run_in_process(log_probabilities, folder, {})

@@ -161,7 +161,7 @@ def test_the_crd_is_small_and_kubectl_prints_its_columns(api: Any, control_plane
     assert not columns or columns.split()[0] == "NAMESPACE"
     kubectl(
         "apply", "--dry-run=server", "-f", str(CRD)
-    )  # the annotation of client-side apply is not too large
+    )  # the last-applied annotation of client-side apply must not exceed the size limit
 
 
 def _undescribed(path: str, schema: dict[str, Any]) -> list[str]:
@@ -182,7 +182,7 @@ def _nulls(path: str, value: Any) -> list[str]:
 
 
 def test_the_crd_has_no_null_values() -> None:
-    """In unquoted braces, YAML reads the part of a description after a comma as a key without a value."""
+    """In a `{...}` mapping, text after a comma in an unquoted description is a YAML key with value null."""
     assert _nulls("crd", yaml.safe_load(CRD.read_text())) == []
 
 

@@ -24,7 +24,7 @@ GATES = {"GatewaysRoute", "NoGatewayRoutes", "EngineNotReady", "Passed", "Refuse
 SUFFIXES = {"AboveTarget", "BelowTarget"}
 """Suffixes of reasons that begin with the name of an autoscaling metric."""
 ERRORS = {"Unreachable", "Vanished", "NotSeenYet", "NamePassed", "Timeout", "Unexpected"}
-"""Label values of the metric of failed reconciles, which are not reasons in a status."""
+"""Label values of the failed-reconcile metric; they do not appear as reasons in a status."""
 COMPARED = {
     "Completed",
     "ContainerCreating",
@@ -33,16 +33,19 @@ COMPARED = {
     "DeletionByPodGC",
     "Disrupted",
 }
-"""Reasons of Kubernetes that the operator only compares, or replaces by its own."""
+"""Kubernetes reasons that the operator recognises but does not copy; it may write its own reason instead."""
 COMPOSED = {"PersistentVolumeClaimRejected", "JobRejected", "SaturationAboveTarget", "SaturationBelowTarget"}
 PASSED_ON = {"Evicted", "UnexpectedAdmissionError", "EvictionByEvictionAPI"}
-"""Reasons of Kubernetes that the page names as examples of passed-on reasons."""
+"""Kubernetes reasons that docs/conditions.md gives as examples of reasons the operator copies unchanged."""
 SINGLE_WORDS = {"Unschedulable", "Settled"}
 """Reasons of one word that have no other meaning in the operator's code."""
 
 
 def first_column(heading: str = "") -> set[str]:
-    """Return the reasons in the first column of the page's tables, below one heading or all."""
+    """Return the reasons in the first column of the tables of docs/conditions.md.
+
+    Only sections whose heading begins with `heading` count; by default, all sections count.
+    """
     parts = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
     rows = [
         line.split("|")[1]

@@ -107,9 +107,9 @@ def test_an_hpa_that_is_created_later_is_noticed_before_the_next_write(
     demo.eventually(
         lambda: demo.body()["spec"]["replicas"] == 2,
         120,
-        "the operator has looked for other autoscalers and scaled",
+        "the operator has checked for other autoscalers and scaled",
     )
-    other_autoscaler(api, namespace)  # the operator's next regular look would come a minute later
+    other_autoscaler(api, namespace)  # the operator's next regular check would come a minute later
     demo.eventually(lambda: demo.condition("ScalingActive") == ("False", "AnotherAutoscaler"), 120)
     assert demo.body()["spec"]["replicas"] == 2
 
@@ -132,6 +132,6 @@ def test_a_steady_load_causes_no_api_requests(
         return requests() == before
 
     demo.eventually(lambda: no_namespace_terminates(api), 120, "the namespaces of earlier tests are gone")
-    # A regular reconcile, or a look for other autoscalers, may fall into one of the intervals.
+    # A regular reconcile, or a check for other autoscalers, may fall into one of the intervals.
     demo.eventually(quiet, 24 * PERIOD_SECONDS, "neither a write nor a read")
     assert demo.body()["spec"]["replicas"] == 1

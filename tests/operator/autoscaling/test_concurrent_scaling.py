@@ -1,4 +1,4 @@
-"""Decisions that hang for the services of one namespace do not delay those of other namespaces."""
+"""Scaling decisions that hang in one namespace do not delay scaling decisions in other namespaces."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from mizzen_operator.autoscaling.autoscaler import MAX_CONCURRENT_PER_NAMESPACE,
 from mizzen_operator.metrics import Metrics
 
 HUNG = [ServiceKey("hung", str(number)) for number in range(2 * MAX_CONCURRENT_PER_NAMESPACE)]
-"""More services than are decided on concurrently; each decision hangs, as with a silent webhook."""
+"""Twice as many services as the autoscaler handles concurrently per namespace.
+
+Every scaling decision for them hangs, as if an admission webhook did not answer.
+"""
 OTHERS = [ServiceKey("well", "one"), ServiceKey("well", "two")]
 
 
 class Decisions:
-    """Fake decisions; those on services of the namespace `hung` never end."""
+    """Fake scaling decisions; a decision for a service in the namespace `hung` never ends."""
 
     def __init__(self) -> None:
         self.completed: list[ServiceKey] = []

@@ -201,7 +201,7 @@ def test_without_from_label_no_labelled_secret_is_mounted(port: Port) -> None:
 
 
 def gateway_spec(namespace: str, *, from_label: bool = True) -> GatewaySpec:
-    """Return a dedicated gateway in a namespace; `from_label` selects API keys by label."""
+    """Return the spec of a dedicated gateway in a namespace; `from_label` selects API keys by label."""
     admission = Admission(1, 0, 1, 1)
     return GatewaySpec(
         name="demo-gateway",
@@ -249,7 +249,10 @@ async def test_changed_gateways_differ_from_the_last_list_and_no_secret_value_is
 
 
 async def wait_for_changes(secrets: ApiKeySecrets, wanted: list[GatewayKey]) -> list[GatewayKey]:
-    """Return the changed gateways once they are `wanted`, because lists may lag; after 30 s as they are."""
+    """Poll until the changed gateways equal `wanted`, because lists may lag, and return them.
+
+    After 30 s, return the changed gateways of the last poll.
+    """
     changed = await secrets.changed_gateways()
     deadline = time.monotonic() + 30
     while changed != wanted and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Existing objects with the name of a service's child are not taken over, nor read before a creation."""
+"""The operator creates children without reading first, and takes over no existing object of the same name."""
 
 from __future__ import annotations
 

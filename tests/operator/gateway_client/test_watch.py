@@ -1,4 +1,4 @@
-"""The watch of gateways reports changes of the routing state at once, and nothing false if gateways fail."""
+"""The watch of gateways reports routing changes at once, and reports no wrong state if gateways fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADDRESSES = ("127.141.3.1", "127.141.3.2")
 
 
 class Gateway:
-    """Admin API of one gateway; `set_state` changes its report, and counts of requests are in `requests`."""
+    """Fake admin API of one gateway; `set_state` changes its report, `requests` counts the requests."""
 
     def __init__(self, address: str) -> None:
         self.pod = GatewayPod("gateway", address, ready=True)

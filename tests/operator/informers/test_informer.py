@@ -49,7 +49,7 @@ class Replica:
         return cache
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition; fail if kopf ends before."""
+        """Wait until a condition holds; fail if kopf ends first."""
         assert self.ended is not None
         async with asyncio.timeout(SECONDS):
             while not condition():
@@ -57,11 +57,11 @@ class Replica:
                 await asyncio.sleep(0.02)
 
     async def catch_up(self) -> None:
-        """Catch up with the API server, as a replica does that has just become the leader."""
+        """Bring the stores up to date with the API server, as a new leader does."""
         await self.caches.catch_up(self.kube)
 
     async def settled(self) -> None:
-        """Wait until all stores equal the API server."""
+        """Wait until all stores hold the objects and versions that the API server has."""
         for kind, selector in LABEL_SELECTORS.items():
             cache = self.caches.get(kind)
             assert cache is not None

@@ -1,4 +1,4 @@
-"""Intervals after which the unwatched children of a service are compared with the spec again."""
+"""Intervals at which the operator reads unwatched children again to compare them with the spec."""
 
 from __future__ import annotations
 
@@ -34,7 +34,13 @@ class Bench:
     clock: list[float]
 
     async def reads(self, seconds: float, gateways: int, ready: bool = False) -> int:
-        """Return the number of reads of a reconcile `seconds` later, with `gateways` ready gateways."""
+        """Reconcile `seconds` after the last reconcile, and return the number of objects that it read.
+
+        Args:
+            seconds: time since the previous reconcile.
+            gateways: number of ready gateways, of two.
+            ready: whether the gateways route to the group.
+        """
         self.clock[0] += seconds
         self.server.requests.clear()
         observed_group = replace(group(), routable=ready)

@@ -154,9 +154,9 @@ def test_the_keys_of_a_shared_gateway_are_rotated_with_those_of_the_oldest_servi
 class Store:
     """Fake API server for Secrets, with faults.
 
-    `outcomes` determines whether each write is lost, done without a response, or done. `reads_until_loss` is
-    the number of reads until the Secret `demo-keys`, from which the others are derived, is deleted; 0 for
-    never.
+    `outcomes` lists the outcomes of the next writes: `done`, `lost`, or `unanswered` (done, but the response
+    is lost). The Secret `demo-keys`, from which the other Secrets are derived, is deleted at the read number
+    `reads_until_loss` from now; 0 means never.
     """
 
     def __init__(self) -> None:

@@ -92,7 +92,7 @@ def binding(role: str, **meta: Any) -> dict[str, Any]:
 
 
 async def bind_new_role(server: OneObject) -> list[str]:
-    """Apply a binding to the role `new` over one to `old`, and return the requests."""
+    """Apply a RoleBinding to the role `new`, and return the requests to the server that this causes."""
     applier = Applier(server, Metrics(), UnwatchedChildren())  # pyright: ignore[reportArgumentType]
     await applier.apply([binding("new")], {}, {}, lambda live: None)
     return server.requests
@@ -221,7 +221,7 @@ def test_additional_fields_of_a_pod_template_are_drift_unless_they_are_defaults(
 
 
 class Stubborn(OneObject):
-    """An API server that ignores patches, as if admission restored its changes at once."""
+    """Fake API server that ignores patches, as if an admission webhook undid each patch at once."""
 
     async def patch(self, ref: ObjectRef, patch: dict[str, Any]) -> None:
         self.requests.append("patch")

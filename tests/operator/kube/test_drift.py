@@ -16,7 +16,7 @@ pytestmark = CONTROL_PLANE
 
 META = ("name", "namespace", "labels", "annotations", "ownerReferences")
 SECONDS = 20.0
-"""Timeout; the operator of these tests polls unwatched children once a second."""
+"""Timeout of each wait; the operator of these tests polls unwatched children once a second."""
 
 
 class ChildObjects:
@@ -128,7 +128,7 @@ def test_a_deleted_unwatched_child_is_recreated(child: ChildObjects, kind: str, 
 
 
 def test_gateway_pods_are_replaced_if_their_service_account_is_recreated(child: ChildObjects) -> None:
-    """The API server rejects their tokens, which are bound to the deleted account."""
+    """The API server rejects the tokens of the old pods, because they are bound to the deleted account."""
 
     def accounts() -> tuple[str, list[str]]:
         account = child.api.find("ServiceAccount", child.namespace, "demo-gateway") or {"metadata": {}}
@@ -185,7 +185,7 @@ STORED = {
     "requests": {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1G"},
     "limits": {"cpu": "2001m", "memory": "1536Mi", "ephemeral-storage": "2e9"},
 }
-"""The quantities of AMOUNTS in the canonical form of the API server."""
+"""The same quantities as in AMOUNTS, in the canonical form in which the API server stores them."""
 
 
 def test_a_quantity_in_canonical_form_is_not_drift(

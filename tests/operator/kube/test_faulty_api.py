@@ -197,7 +197,7 @@ def test_a_write_that_met_a_conflict_is_repeated(
 def test_a_revision_is_adopted_if_the_response_to_its_creation_was_lost(
     demo: Callable[..., None], faults: Faults, api: Any, namespace: str
 ) -> None:
-    """The request is repeated, and meets the object that it has created."""
+    """The operator repeats the request, and finds the object that its first request has created."""
     faults.refuse("POST", "/controllerrevisions", "500_after")
     demo({"engine": {"maxRunningRequests": 9}})
     assert faults.refused()

@@ -53,7 +53,10 @@ def test_older_events_are_ignored_and_deleted_objects_do_not_return() -> None:
 
 
 def test_a_foreign_change_before_an_own_write_is_reported_when_its_event_comes() -> None:
-    """The response to the own write contains the foreign change, so its event is older than the object."""
+    """The response to the operator's write already contains the foreign change.
+
+    Therefore the event of the foreign change arrives with an older version than the stored object.
+    """
     changes = RecordedChanges()
     cache, one = ObjectStore("Pod", changes), ObjectName("a", "one")
     cache.put_event(body("one", 1))
@@ -77,7 +80,7 @@ def test_an_object_that_regains_its_label_is_stored_again() -> None:
     cache.put_event(body("one", 5))
     cache.remove_deleted(body("one", 6))
     assert cache.get(one) is None
-    cache.put_write_response(body("one", 7))  # an own apply may restore the label
+    cache.put_write_response(body("one", 7))  # an apply by the operator may restore the label
     assert cache.get(one)["spec"] == {"version": 7}  # type: ignore[index]
     cache.apply_list({}, 9)
     cache.put_event(body("one", 8))
@@ -90,7 +93,7 @@ def test_an_object_that_regains_its_label_is_stored_again() -> None:
 
 
 def test_a_list_reports_foreign_changes_before_an_own_write() -> None:
-    """The watch was cut before their event came; the list shows only the version of the own write."""
+    """The watch was cut before the event of the foreign change; the list has only the write's version."""
     changes = RecordedChanges()
     cache, one = ObjectStore("Pod", changes), ObjectName("a", "one")
     cache.put_event(body("one", 1))
@@ -173,9 +176,9 @@ def test_an_object_missing_in_a_list_is_removed_whatever_events_are_pending() ->
 
 
 class ListsAndEvents(RuleBasedStateMachine):
-    """A server whose watch is cut at times, and a queue of received events for each object.
+    """A server whose watch is sometimes cut, and a queue of received events for each object.
 
-    Whatever events are lost or late, the store finally equals the server.
+    Whatever events are lost or late, the store finally contains the same objects as the server.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,10 @@ SERVICES = 20
 
 
 class FakeCluster:
-    """Fake API server with services, of whose specs only 7 has changed, and a recording reconciler."""
+    """Fake API server with services, and a reconciler that records their names.
+
+    Only the spec of service 7 has changed since its last reconcile.
+    """
 
     def __init__(self) -> None:
         self.reconciled: list[str] = []
@@ -46,7 +49,7 @@ class FakeCluster:
 
 
 async def test_a_new_leader_begins_with_recently_changed_services(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While no replica led, a pod of 11 ended and 13 changed; the change of 3 is not recent."""
+    """While no replica led, a pod of service 11 and service 13 itself changed; service 3 changed long ago."""
     fake, now = FakeCluster(), 1000.0
     monkeypatch.setattr("mizzen_operator.manager.controller.time.monotonic", lambda: now)
     untyped = cast(Any, fake)
@@ -77,7 +80,7 @@ async def test_the_controller_ends_if_its_workers_fail(monkeypatch: pytest.Monke
 
 
 async def test_no_reconcile_begins_once_the_controller_is_stopping() -> None:
-    """Reconciles that enqueue further services without end do not delay the next leader."""
+    """Reconciles that keep enqueueing further services must not delay the handover to the next leader."""
     stop, begun, reconciled = asyncio.Event(), asyncio.Event(), list[str]()
 
     class Restless(FakeCluster):

@@ -213,7 +213,7 @@ def test_a_model_whose_claim_was_deleted_at_zero_replicas_is_fetched_again(
     demo.patch(replicas=0)
     demo.eventually(lambda: not demo.pods(), 60, "nothing runs")
     before = api.get("PersistentVolumeClaim", demo.namespace, "weights")["metadata"]["uid"]
-    for job in demo.jobs():  # its pod would keep the claim, although it has ended
+    for job in demo.jobs():  # the Job's ended pod would keep the claim from being deleted
         api.delete("Job", demo.namespace, job["metadata"]["name"], propagationPolicy="Background")
     api.delete("PersistentVolumeClaim", demo.namespace, "weights")
     demo.eventually(lambda: api.find("PersistentVolumeClaim", demo.namespace, "weights") is None, 60)

@@ -32,7 +32,7 @@ def test_a_fetch_whose_pod_is_rejected_reports_why(
 ) -> None:
     limits = f"/api/v1/namespaces/{namespace}/limitranges"
     body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small", "namespace": namespace}}
-    limit = {"type": "Container", "max": {"memory": "1Gi"}}  # a fetch may take 2
+    limit = {"type": "Container", "max": {"memory": "1Gi"}}  # the fetch container has a limit of 2 Gi
     api.request("POST", limits, {**body, "spec": {"limits": [limit]}})
     node.behaviour.fetches[namespace] = RESULT
     demo = live_service(model=MODEL)

@@ -60,7 +60,7 @@ def demo(api: Any, node: Any, operators: Any, namespace: str, minimal: Any, even
 def test_a_group_on_a_lost_node_is_replaced_while_its_pod_cannot_terminate(demo: Demo, api: Any) -> None:
     lost, kept = demo.engines()
     meta = lost["metadata"]
-    for key in ("not-ready", "unreachable"):  # what makes Kubernetes do what follows here, half a minute on
+    for key in ("not-ready", "unreachable"):  # with these tolerations, Kubernetes itself acts after 30 s
         [stay] = [t for t in lost["spec"]["tolerations"] if t.get("key") == f"node.kubernetes.io/{key}"]
         assert (stay["effect"], stay["tolerationSeconds"]) == ("NoExecute", 30)
     demo.node.behaviour.dead.add(meta["uid"])

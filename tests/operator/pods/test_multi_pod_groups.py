@@ -170,7 +170,7 @@ def test_a_group_that_never_starts_counts_one_failure_per_attempt(service: Calla
 
 
 def pod(rank: int, **given: Any) -> dict[str, Any]:
-    """One of the two pods of group 0."""
+    """Return one of the two pods of group 0, ready; `given` overrides its status and metadata."""
     labels = {"group": "0", "rank": str(rank), "revision": "r", "incarnation": "4", "pods": "2"}
     name = f"demo-r-0-4{f'-{rank}' if rank else ''}"
     conditions = [{"type": "ContainersReady", "status": "True"}]

@@ -30,7 +30,7 @@ GOLDEN = {"prompts": [{"prompt": "2 + 2 =", "expected": "4"}]}
         (400, {"error": {"message": "the prompt is too long"}}, "('2 + 2 ='): the prompt is too long"),
         (504, {"error": {"message": "no answer in 30 s"}}, "no answer in 30 s"),
         (504, {}, "HTTP 504"),
-        (400, {"error": "Bad Request"}, "Bad Request"),  # not of the gateway itself
+        (400, {"error": "Bad Request"}, "Bad Request"),  # this response does not come from the gateway itself
     ],
 )
 def test_an_answer_is_judged_by_the_expected_text(status: int, answer: dict[str, Any], failure: str) -> None:
@@ -68,7 +68,7 @@ class Scripted:
 
 
 async def verdict(client: Scripted, verification: Verification) -> Verdict:
-    """Return the verdict of a verifier, read again at each of its notifications."""
+    """Let a verifier send the golden prompts through a client, and return its verdict."""
     changed = asyncio.Event()
     verifier = Verifier(client, Metrics(), lambda key: changed.set())
     try:

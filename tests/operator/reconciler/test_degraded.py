@@ -28,7 +28,7 @@ def ours() -> dict[str, Any]:
 def other_release(
     api: Any, ours: dict[str, Any], minimal: Callable[..., Any], eventually: Any
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that replaces the CRD by that of another release, with any text as maxSurge."""
+    """Yield a function that installs the CRD of another release, which accepts any text as maxSurge."""
     probe = minimal("probe", rollout={"partition": 1})
     probe["metadata"]["namespace"] = "default"
 
@@ -38,7 +38,7 @@ def other_release(
         def served() -> bool:
             try:
                 found = api.create(probe, dryRun="All")
-            except Exception as error:  # for a moment after a change no objects are taken
+            except Exception as error:  # for a moment after a change, the API server rejects all objects
                 if getattr(error, "code", 0) not in (404, 429):
                     raise
                 return False
@@ -96,7 +96,7 @@ def spoil(demo: Any, other_release: Callable[[], None]) -> None:
     other_release()
 
     def met() -> bool:
-        meta = {"annotations": {"time": str(time.monotonic())}}  # a watch may be one of the CRD before, still
+        meta = {"annotations": {"time": str(time.monotonic())}}  # the watch may still be of the old CRD
         demo.api.patch("InferenceService", demo.namespace, "demo", {"metadata": meta})
         time.sleep(0.2)
         return demo.condition("Failed")["reason"] == "InvalidSpec"
@@ -181,7 +181,7 @@ def test_an_error_of_the_operator_on_a_value_is_reported(
     demo.patch(model={"parameters": "many"}, accelerator={"memory": "80Gi"})
     demo.api.apply_any(ours, CRDS)
 
-    def reported() -> bool:  # a reconcile of the object as the watch of the other CRD has it may come between
+    def reported() -> bool:  # at first, a reconcile may still see the object in the form of the other CRD
         words = demo.condition("Failed")["message"]
         return has_condition(demo, "Failed", "True", "OperatorError") and "ValueError" in words
 
@@ -207,7 +207,7 @@ def test_a_group_that_no_gateway_reaches_is_reported(
 def test_a_shared_gateway_keeps_serving_a_service_with_an_invalid_spec(
     make: Callable[..., Any], other_release: Callable[[], None], api: Any, node: Any, ours: Any
 ) -> None:
-    """The spec of one of two services is invalid; the gateway keeps serving it with the previous settings."""
+    """While the spec of one service is invalid, the gateway keeps its settings and serves both services."""
     shared = {"mode": "Shared", "replicas": 1}
     demo = make(gateway=shared)
     demo.settle(1)

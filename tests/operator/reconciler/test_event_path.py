@@ -1,4 +1,4 @@
-"""The path of a watch event, from the informer to `POST pods`: short, and as docs/operator.md draws it."""
+"""The calls from a watch event to `POST pods` are few, and docs/operator.md lists exactly these calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGE = (ROOT / "docs/operator.md").read_text()
 MAX_CALLS = 15
 DEADLINE_SECONDS = 20.0
 STEP = re.compile(r"^\d+\. `([\w/]+\.py)` `([\w.]+)`", re.MULTILINE)
-"""A step of the page's list: file and function."""
+"""Matches a step in the list of calls in docs/operator.md; its groups are file and function."""
 KIND = "InferenceService"
 SCHEMA = yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())["spec"]["versions"][0]["schema"]
 
@@ -92,7 +92,7 @@ class Recorder:
 
 
 async def recorded_path(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Send the event of a new service to a replica that leads; return the calls until its pod is created."""
+    """Send the event of a new service to a leading replica; return the calls up to its pod's creation."""
     recorder = Recorder()
 
     async def request(

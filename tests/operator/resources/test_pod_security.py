@@ -72,7 +72,7 @@ def of_workload(manifests: list[dict[str, Any]]) -> Pod:
 
 
 def pods(make: Make) -> Iterator[tuple[str, Pod]]:
-    """Yield name and pod for each kind of pod of the product that mounts no folder of its node."""
+    """Yield name and pod for each kind of pod of the product; no pod mounts a folder of its node."""
     for number, pod in enumerate(engines(make(rollout=GOLDEN, podTemplate={"sharedMemorySizeLimit": "1Gi"}))):
         yield f"engine {number}", pod
     several = make(parallelism={"tensor": 4}, accelerator={"perPod": 2}, networkPolicy="Enabled")
@@ -103,7 +103,10 @@ def refusal(api: Any, pod: Pod, namespace: str = "default") -> str:
 
 
 def without(pod: Pod, place: str, name: str, value: Any) -> Pod:
-    """Return a pod with one changed field of a security context: the container's, or else the pod's."""
+    """Return a copy of a pod with one field of a security context set to `value`, or removed if None.
+
+    The security context is that of the first container if `place` is `container`, else that of the pod.
+    """
     changed = copy.deepcopy(pod)
     spec = changed["spec"]
     holder = spec["containers"][0] if place == "container" else spec
@@ -121,7 +124,7 @@ def test_every_pod_is_restricted(service: Make, api: Any) -> None:
 
 @pytest.mark.parametrize(("place", "name", "value"), BROKEN)
 def test_an_unrestricted_pod_is_rejected(service: Make, api: Any, place: str, name: str, value: Any) -> None:
-    """Admission is enabled, and each field of the security contexts is required."""
+    """This shows that Pod Security admission is enabled, and that the pods need each of these fields."""
     for kind, pod in pods(service):
         assert "restricted" in refusal(api, without(pod, place, name, value)), kind
 

@@ -49,7 +49,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "spec.podTemplate.volumes[0].hostPath.path: Invalid value",
     ),
 ]
-"""A podTemplate, and a part of the condition's message."""
+"""Invalid podTemplates, each with a part of the message that the service's condition must contain."""
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,15 @@ FAILING = [group("a2", restarts=3), group("a3", restarts=3)]
 def after(
     before: InferenceService, groups: list[Group], seconds: float = 0, serves: str = "ab", newest: str = "a"
 ) -> InferenceService:
-    """Return the service with the status that a reconcile with these groups writes."""
+    """Return the service with the status that a reconcile with these groups writes.
+
+    Args:
+        before: the service before the reconcile.
+        groups: the observed groups.
+        seconds: time of the reconcile after `NOW`.
+        serves: revisions, a letter each, whose groups serve.
+        newest: revision of the spec.
+    """
     serving = frozenset(group.uid for group in groups if group.revision in serves)
     memory = update_state(before, newest, groups, serving, NOW + timedelta(seconds=seconds))
     entries = [{"name": group.name, "restarts": group.restarts} for group in groups]

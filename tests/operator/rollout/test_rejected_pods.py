@@ -55,7 +55,7 @@ def test_policies_are_applied_before_the_first_engine_starts(
 def test_a_rejected_revision_does_not_block_groups_of_another_one(
     live_service: Callable[..., Service], api: Any, namespace: str
 ) -> None:
-    """The old revision's pods are rejected while its priority class is deleted; later it is restored."""
+    """While a priority class is missing, the API server rejects the pods of the revision that names it."""
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
     kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": namespace}}
     api.request("POST", classes, {**kind, "value": 7})

@@ -84,7 +84,10 @@ def orphans(
 
 
 def test_a_service_can_be_deleted_without_its_children(orphans: Orphans) -> None:
-    """That holds for revisions of an earlier release too, once the operator has rewritten them."""
+    """When a deletion orphans the children, the garbage collector patches every ControllerRevision.
+
+    Revisions that an earlier release wrote accept the patch once the operator has rewritten them.
+    """
     [first] = orphans.eventually(orphans.revisions, 60, "the revision is recorded")
     assert orphans.rejected_patches() == []
     orphans.write_unsorted(first)

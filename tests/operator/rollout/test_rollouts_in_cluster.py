@@ -77,7 +77,7 @@ def test_engines_with_another_protocol_than_the_gateways_are_replaced(
     node.behaviour.protocol_mismatches = old
     demo.patch(engine={"pageSize": 32})
     demo.eventually(lambda: demo.condition("Available")["reason"] == "NoGroupServes")
-    time.sleep(1)  # while it is paused, nothing repairs it
+    time.sleep(1)  # while the rollout is paused, the operator replaces no group
     assert {pod["metadata"]["uid"] for pod in demo.pods()} == old
     demo.patch(rollout={"paused": False})
     demo.settle(2)
@@ -85,7 +85,7 @@ def test_engines_with_another_protocol_than_the_gateways_are_replaced(
 
 
 def test_old_engines_that_no_gateway_reaches_are_replaced(service: Callable[..., Service], node: Any) -> None:
-    """They are ready and may become reachable again, but a rollout that waits for that might never end."""
+    """The old engines may become reachable again, but a rollout that waits for that might never end."""
     demo = service(replicas=2)
     demo.settle(2)
     old = {pod["metadata"]["uid"] for pod in demo.pods()}

@@ -94,7 +94,7 @@ class Series:
 def test_a_cold_start_is_measured_once_from_creation_to_the_first_route() -> None:
     series = Series()
     series.reconcile(NEW, progressing=True)
-    assert (series.value("oldest_start_seconds") or 0) > 60  # by the real clock, and the pod is from January
+    assert (series.value("oldest_start_seconds") or 0) > 60  # by the real clock; the pod is months old
     series.reconcile(SERVING)
     series.reconcile(replace(SERVING, containers_ready=False, routable=False))
     series.reconcile(SERVING)

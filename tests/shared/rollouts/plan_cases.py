@@ -1,4 +1,4 @@
-"""Cases for the planner in a few words: a target, the groups that exist, and the actions that follow."""
+"""Notation for cases of the rollout planner: a target, the existing groups, and the expected actions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OF_THREE_PODS = {
     "partly_created": "starting",
     "backing_off_incomplete": "backing_off",
 }
-"""States of groups of three pods, with the state of the leading pod."""
+"""States of groups of three pods; the values are the states of their leading pods."""
 
 
 TARGETS: Mapping[str, Mapping[str, Any]] = {
@@ -58,20 +58,23 @@ TARGETS: Mapping[str, Mapping[str, Any]] = {
     "verification_failed": {"verification_id": "prompts", "verification_failed": True},
     "pause_on_failure": {"pause_on_failure": True},
 }
-"""Words of a target, with the fields that each sets; `field=value` sets one field."""
+"""Words that a case's target may contain, with the `RolloutTarget` fields that each word sets.
+
+A target may also set a single field by `field=value`.
+"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case.
+    """A case of the planner: its input and the expected actions.
 
     Attributes:
-        name: what must hold.
+        name: the property that the case checks.
         target: number of groups, revision and `TARGETS`, such as `2 B stable max_surge=0`.
         groups: the groups and their `STATES`: in `A0 serving, B1-3 crashing` the second group is attempt 3 of
             index 1 of revision B.
-        actions: the actions that follow, in their order: `-A0` deletes a group, `+B1-4` creates one. Where a
-            case says reasons, each action is followed by its own, as in `-A0 Ended`.
+        actions: the expected actions, in order: `-A0` deletes a group, `+B1-4` creates one. If the case also
+            checks reasons, a reason follows each action, as in `-A0 Ended`.
     """
 
     name: str
@@ -81,14 +84,14 @@ class Case:
 
     @property
     def says_reasons(self) -> bool:
-        """Whether the actions are written with their reasons."""
+        """Whether the expected actions contain their reasons."""
         return " " in self.actions.split(", ")[0]
 
 
 def read_cases(text: str) -> list[Case]:
-    """Read a table: a line with the name of a case, and a line `TARGET: GROUPS -> ACTIONS`, and so on.
+    """Parse a table of cases, which have two lines each: the name, and `TARGET: GROUPS -> ACTIONS`.
 
-    Lines that begin with `#` are comments. `none` stands for no group and no action.
+    Lines that begin with `#` are comments. `none` stands for an empty list of groups or actions.
     """
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     cases: list[Case] = []
@@ -101,7 +104,7 @@ def read_cases(text: str) -> list[Case]:
 
 
 def parse_group(text: str) -> Group:
-    """Read a group and its state, such as `A0-1 serving`: revision A, index 0, attempt 1."""
+    """Parse a group and its state, such as `A0-1 serving`: revision A, index 0, attempt 1."""
     name, state = text.split()
     assert state in STATES
     if state in OF_THREE_PODS:
@@ -148,7 +151,7 @@ def _group_of_three_pods(name: str, state: str) -> Group:
 
 
 def read_target(text: str) -> tuple[RolloutTarget, frozenset[str]]:
-    """Read a target, and the names that no new pod may have."""
+    """Parse a target; return it with the names that new pods must not have (`taken=NAME,NAME`)."""
     groups, revision, *words = text.split()
     fields: dict[str, Any] = {}
     taken = ""
@@ -169,7 +172,7 @@ def read_target(text: str) -> tuple[RolloutTarget, frozenset[str]]:
 
 @cache
 def read_arguments(case: Case) -> tuple[RolloutTarget, list[Group], frozenset[str], frozenset[str]]:
-    """Return the arguments of the planner in a case."""
+    """Return the planner's arguments for a case: target, groups, UIDs of serving groups, taken names."""
     target, taken = read_target(case.target)
     texts = [text for text in case.groups.split(", ") if text]
     serving = frozenset(text.split()[0] for text in texts if text.split()[1] in ROUTED_BY_ALL)
@@ -177,7 +180,7 @@ def read_arguments(case: Case) -> tuple[RolloutTarget, list[Group], frozenset[st
 
 
 def run(plan: Callable[..., list[Action]], case: Case, *, reverse: bool = False) -> str:
-    """Run a planner on a case, and return its actions as the case writes them."""
+    """Run a planner on a case, and return the planned actions in the notation of `Case.actions`."""
     target, groups, serving, taken = read_arguments(case)
     actions = plan(target, groups[::-1] if reverse else groups, serving, taken)
     return ", ".join(
@@ -193,5 +196,5 @@ def _shown(action: Action) -> str:
 
 
 def holds(plan: Callable[..., list[Action]], case: Case) -> bool:
-    """Return whether a planner does what a case says, whatever the order of groups."""
+    """Return whether a planner plans the case's actions for the groups in either order."""
     return case.actions == run(plan, case) == run(plan, case, reverse=True)

@@ -1,7 +1,7 @@
-"""The table of the planner's rules: which actions follow from a target and the groups that exist.
+"""The table of the planner's rules: the actions that it must plan for a target and the existing groups.
 
-Each case has a line that says what must hold, and a line `TARGET: GROUPS -> ACTIONS` in the notation of
-`plan_cases.py`.
+Each case has a line with the property that it checks, and a line `TARGET: GROUPS -> ACTIONS` in the notation
+of `plan_cases.py`.
 """
 
 from __future__ import annotations

@@ -48,8 +48,9 @@ class SimulatedGroup:
     """One group of the simulated cluster.
 
     Attributes:
-        group: the group as its leading pod makes it.
-        pods: the pods that exist, by rank.
+        group: the group's fields that follow from its leading pod; `observe` adds the fields that follow from
+            all pods.
+        pods: the existing pods, by rank.
         acknowledged: every gateway routes to the group.
     """
 
@@ -75,7 +76,7 @@ class SimulatedGroup:
 
 @dataclass
 class Cluster:
-    """A service, its groups, and what goes wrong with them.
+    """A simulated cluster: a service, its groups, and the faults that are injected into them.
 
     Attributes:
         service: the service, with the status that was written last.
@@ -84,10 +85,10 @@ class Cluster:
         recorded: revisions that have a ControllerRevision, so that groups of them can be restored.
         sizes: number of pods in a group of each revision.
         created: number of pods created so far.
-        now: the time.
+        now: simulated time; each reconcile advances it.
         failing_prompts: revisions that answer golden prompts wrong.
         misrouted: UIDs that gateways claim to route to although the groups await verification.
-        broken: revisions whose groups no longer serve and never will, as when their model is gone.
+        broken: revisions whose groups fail forever, as if their model had been deleted.
         mismatched: revisions whose engines speak another protocol than every gateway.
     """
 
@@ -114,7 +115,7 @@ class Cluster:
 
     @property
     def live(self) -> list[Group]:
-        """Groups that are not ending."""
+        """Groups that are neither terminating, ended nor incomplete."""
         return [group for group in self.groups if group.live]
 
     @property
@@ -132,7 +133,7 @@ class Cluster:
         )
 
     def count_may_serve(self) -> int:
-        """Count groups that serve, or have served and may again without a change."""
+        """Count groups that serve, and ready groups that have served and lack only some gateways' routes."""
         serving = self.serving()
 
         def may_serve_again(group: Group) -> bool:
@@ -176,7 +177,7 @@ class Cluster:
         self.simulated[name].group = replace(self.simulated[name].group, **changes)
 
     def create(self, action: CreateGroup, max_pods: int) -> bool:
-        """Create at most `max_pods` pods of an action; return False if one of them exists already."""
+        """Create at most `max_pods` of an action's pods; return False if one of them exists already."""
         size = self.sizes[action.revision]
         for rank in (action.ranks or range(size))[:max_pods]:
             self.created += 1
@@ -200,7 +201,7 @@ class Cluster:
         return True
 
     def delete(self, action: DeleteGroup) -> None:
-        """Begin to delete the pods of an action that still exist."""
+        """Begin to delete the pods of an action, if they still exist."""
         simulated = self.simulated.get(action.name)
         for rank, pod in list(simulated.pods.items()) if simulated else []:
             if (pod.name, pod.uid) in action.pods:
@@ -218,7 +219,7 @@ class Cluster:
             del self.simulated[name]
 
     def acknowledge(self, name: str) -> None:
-        """Let every gateway route to a group, if gateways may."""
+        """Let every gateway route to a group if it is ready, verified, and speaks the gateways' protocol."""
         group = self.simulated[name].observe()
         if (
             group.containers_ready

@@ -1,10 +1,10 @@
-"""Rollouts under everything that can happen: a state machine of a service, its groups and the operator.
+"""Random rollouts and faults: a Hypothesis state machine of a service, its groups and the operator.
 
 Groups have one pod or several. Specs change; pods start, serve, fail, are evicted and vanish. The operator
 is killed between two actions, may create no pod, loses a write of the status, or acts on a stale observation.
-Two things must always hold: no reconcile removes a group that must serve, and no pod is created twice.
-Whatever has happened, once nothing goes wrong any more the service reaches the state of its spec, with
-complete groups, and stays there.
+Two invariants hold at every step: no reconcile removes a group that must serve, and no pod is created twice.
+Whatever has happened, once the faults stop, the service reaches the state of its spec, with complete groups,
+and stays there.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rollout_cluster import Cluster
 Plan = Callable[..., list[Action]]
 UNLIMITED = 1 << 30
 MAX_RECONCILES = 80
-"""Number of reconciles within which a service must settle."""
+"""Number of reconciles after which a service must have settled."""
 
 
 def machine(plan: Plan) -> type[RuleBasedStateMachine]:
-    """Return the state machine of an operator with this planner."""
+    """Return a Hypothesis state machine whose operator uses this planner."""
 
     class Rollouts(RuleBasedStateMachine):
         def __init__(self) -> None:
@@ -51,10 +51,10 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             """Reconcile once, and return whether the planner returned any actions.
 
             Args:
-                max_actions: actions after which the operator is killed.
-                max_pods: pods that it creates of each group at most.
-                stale: act on the snapshot instead of the groups as they are.
-                write_status: write the status at the end.
+                max_actions: number of actions after which the operator is killed.
+                max_pods: the largest number of pods that the operator creates per action.
+                stale: plan for the groups in `snapshot` instead of the current groups.
+                write_status: write the status at the end, unless the operator was killed.
                 reject_pods: the API server rejects every new pod; deletions succeed.
             """
             cluster = self.cluster
@@ -115,7 +115,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
 
         @rule(reconciles=st.integers(1, 4))
         def let_time_pass(self, reconciles: int) -> None:
-            """Reconcile, and let every pod do what it should."""
+            """Reconcile several times; after each reconcile, pods start, serve or end as they should."""
             for _ in range(reconciles):
                 self._reconcile()
                 self._advance()
@@ -179,7 +179,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             self.cluster.failing_prompts = {revision}
             self.change_spec(revision, edit)
 
-        # The operator works, and is disturbed.
+        # The operator reconciles, with and without faults.
 
         @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data(), unlucky=st.booleans())
@@ -188,7 +188,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
 
         @rule()
         def take_a_snapshot(self) -> None:
-            """Keep an observation on which a later reconcile may act."""
+            """Store the current groups; a later reconcile may act on them as a stale observation."""
             self.snapshot = self.cluster.groups
 
         @rule()
@@ -201,7 +201,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
 
         @rule()
         def reject_every_pod(self) -> None:
-            """Reconcile while a quota is used up, or a webhook fails."""
+            """Reconcile while the API server rejects all new pods because of a quota or a failing webhook."""
             self._reconcile(reject_pods=True)
 
         @rule()
@@ -222,7 +222,11 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data())
         def acknowledge_a_group(self, data: st.DataObject) -> None:
-            """Route to a group; gateways without golden prompts claim to do so before it is verified."""
+            """Let every gateway route to a group.
+
+            If the group is not verified yet, gateways that do not support golden prompts say that they route
+            to it all the same.
+            """
             name = self._draw_group(data)
             self.cluster.acknowledge(name)
             self.cluster.misrouted = {self.cluster.simulated[name].group.uid}
@@ -230,7 +234,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data(), every=st.booleans())
         def start_a_gateway(self, data: st.DataObject, every: bool) -> None:
-            """Add a gateway that does not know a group yet, or any group."""
+            """Add a gateway that does not route to a group yet; with `every`, it routes to no group yet."""
             for name in self._draw_groups(data, every):
                 self.cluster.simulated[name].acknowledged = False
 
@@ -245,7 +249,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
 
         @rule(revision=st.sampled_from("abc"), edit=st.integers(0, 3))
         def break_the_revision_and_repair_it(self, revision: str, edit: int) -> None:
-            """Break all groups of the revision for good, until a change of the spec repairs it."""
+            """Break all groups of the current revision for good, then change the spec as a repair would."""
             cluster = self.cluster
             cluster.broken = {cluster.revision}
             for name, simulated in cluster.simulated.items():
@@ -255,7 +259,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
 
         @rule(revision=st.sampled_from("abc"), edit=st.integers(0, 3))
         def upgrade_the_gateways(self, revision: str, edit: int) -> None:
-            """Replace the gateways by ones with another protocol than all existing engines."""
+            """Upgrade the gateways to a protocol that only engines of the new `revision` speak."""
             cluster = self.cluster
             cluster.mismatched = {simulated.group.revision for simulated in cluster.simulated.values()} - {
                 revision
@@ -273,7 +277,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data(), every=st.booleans())
         def stop_routing(self, data: st.DataObject, every: bool) -> None:
-            """Let all gateways report that they route to no pod of a group, or of any group."""
+            """Let all gateways stop routing to a group; with `every`, to all groups."""
             for name in self._draw_groups(data, every):
                 self.cluster.simulated[name].acknowledged = False
                 self.cluster.change(name, routable=False)
@@ -303,7 +307,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self._lost_devices())
         @rule(data=st.data())
         def find_a_lost_device_again(self, data: st.DataObject) -> None:
-            """Restart an engine with a working device before its pod is deleted."""
+            """Restart an engine that has lost its device with a working device, before its pod is deleted."""
             name = data.draw(st.sampled_from(self._lost_devices()))
             if self.cluster.simulated[name].group.size == 1:
                 self.cluster.change(name, ended=False, backing_off=False, containers_ready=True, reason="")
@@ -321,13 +325,13 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data())
         def remove_a_pod(self, data: st.DataObject) -> None:
-            """Remove a pod that was terminating, or a pod of several whose node was removed."""
+            """Remove a terminating pod, or any pod of a multi-pod group, as if its node had been removed."""
             name, rank = self._draw_pod(data)
             simulated = self.cluster.simulated[name]
             if simulated.pods[rank].terminating or simulated.group.size > 1:
                 self.cluster.remove(name, rank)
 
-        # In the end all goes well.
+        # At the end, all faults stop.
 
         def _settle(self) -> None:
             for _ in range(MAX_RECONCILES):
@@ -338,7 +342,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             raise AssertionError("the service never comes to rest")
 
         def _check_failed_verification(self) -> None:
-            """Check the state of rest after a revision failed verification."""
+            """Check the settled service if its current revision was abandoned after a failed verification."""
             cluster, service = self.cluster, self.cluster.service
             state, verification = load_state(service.status), service.rollout.verification
             if state.abandoned is None or state.abandoned.reason != reasons.VERIFICATION_FAILED:
@@ -368,7 +372,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
                 cluster.service = replace(cluster.service, rollout=rollout)
             else:
                 self._check_failed_verification()
-            # Whatever was abandoned, failed or paused: the user lets it continue.
+            # The user changes the spec, so that an abandoned, failed or paused rollout continues.
             cluster.failing_prompts = set()
             cluster.service = replace(
                 cluster.service,

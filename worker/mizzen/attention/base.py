@@ -170,7 +170,7 @@ class QueryChunk:
 
 
 def unsupported_error(name: str, reason: str) -> ValueError:
-    """Return the error for an unsupported backend, which `name` names with its option ("attention fa3")."""
+    """Return the error for an unsupported backend; `name` is its name after its option: "attention fa3"."""
     return ValueError(f"{name} does not run here: {reason}; choose reference or auto")
 
 
@@ -301,7 +301,10 @@ class LengthSplitDecode(Protocol):
     def plan_length_splits_on_device(
         self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor
     ) -> PlannedAttention:
-        """Plan a batch like `plan_decode_on_device`, with length-aware splits."""
+        """Plan decodes with length-aware splits; the arguments are the same as in `plan_decode_on_device`.
+
+        `slots` and `lengths` are int32 [rows]; `table` is the page table, int32 [slots, columns].
+        """
         ...
 
 

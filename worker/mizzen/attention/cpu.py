@@ -1,6 +1,7 @@
 """Attention backend for the CPU.
 
-Memory traffic dominates there, so KV is read in place, and a shared prefix is read once for all its rows.
+Attention on a CPU is bound by memory traffic. So KV is read in place where possible, and a prefix that
+several rows share is read only once.
 """
 
 from __future__ import annotations

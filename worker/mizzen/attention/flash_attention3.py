@@ -160,10 +160,13 @@ class FlashAttention3(AttentionBackend):
     ) -> PlannedAttention:
         """Plan sequences of any lengths from device tensors only; may be captured in a graph.
 
-        `starts` (int32 [sequences + 1]) holds the index of each sequence's first query, and the end of the
-        last sequence. `slots` and `lengths` (int32 [sequences]) hold its row of the page table and the number
-        of tokens whose KV its last query reads. `table` is the page table, int32 [slots, columns], and
-        `longest` the maximum number of queries in a sequence.
+        Args:
+            starts: Index of the first query of each sequence, and the end of the last sequence, int32
+                [sequences + 1].
+            slots: Row of the page table for each sequence, int32 [sequences].
+            lengths: Number of tokens whose KV the last query of each sequence reads, int32 [sequences].
+            table: Page table, int32 [slots, columns].
+            longest: Maximum number of queries in a sequence.
         """
         geometry, page = self.geometry, self.kv.page_size
         schedules = {

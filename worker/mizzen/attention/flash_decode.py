@@ -42,8 +42,8 @@ MAX_GQA_GROUP_SIZE = 16
 PROGRAMS = 256
 """Number of programs (one per row, KV head and split) that fill the GPU."""
 SPLITS = ((8, 32), (MAX_GQA_GROUP_SIZE, 16))
-"""(GQA group size at most, splits at most): limits of the Triton kernel, whose last program per row and KV
-head merges the sums of all splits."""
+"""Pairs of a maximum GQA group size and, for such groups, the maximum number of splits in the Triton kernel,
+whose last program per row and KV head merges the sums of all splits."""
 MIN_WORKSPACE_PROGRAMS = 1024
 """Minimum number of programs for which the workspace has room; enough for all batches with equal splits."""
 

@@ -52,23 +52,25 @@ class PrefillAdmission:
         """Number of pages per running request that admission leaves available."""
         self._blocked_at: tuple[tuple[int, int], int, int] | None = None
         """State at the last attempt that ran out of pages: versions of queue and prefix cache, number of
-        available pages, number of running requests. No new attempt is made until one of them improves."""
+        available pages, number of running requests. The next attempt is made when a version has changed, more
+        pages are available, or fewer requests run; None if the last attempt did not run out of pages."""
         self._shares = config.prefix_cache != "none"
         self._shared_pages = memory.pages_for(_SHARED_TOKENS)
 
     def admit(self, builder: PlanBuilder, running: int, above_rank: int | None = None) -> list[SequenceState]:
-        """Admit waiting requests into a plan: add their slot starts and first chunks; return them.
+        """Admit waiting requests: add their slot starts and first chunks to a plan, and return the requests.
 
         A request that shares its next pages with another prompt in this step is skipped, because a later
-        step finds these pages in the prefix cache. Admission stops at the first request for which pages are
-        short, so that smaller requests cannot overtake it forever. If no request was skipped before that,
-        the queue is not ordered again until pages or requests change: ordering may look up every prefix.
+        step finds these pages in the prefix cache. Admission stops at the first request that needs more pages
+        than are available, so that smaller requests cannot overtake it forever. Unless a request was skipped
+        before that, the queue is not ordered again until queue, prefix cache or free pages have changed,
+        because ordering may look up the prefix of every request.
 
         Args:
             builder: the plan under construction.
             running: number of running requests.
-            above_rank: admit only requests with a higher priority, or that were overtaken too often; None
-                admits any request.
+            above_rank: admit only requests whose priority is higher than this, or that were overtaken too
+                often; None admits any request.
         """
         admitted: list[SequenceState] = []
         if not builder.budget or not self._kv.free_slots or self._still_blocked(running):
@@ -110,7 +112,7 @@ class PrefillAdmission:
         self._blocked_at = (self._version, self._kv.available_pages, running)
 
     def _still_blocked(self, running: int) -> bool:
-        """Return whether admission would run out of pages again, because nothing has improved since."""
+        """Return whether admission would run out of pages again, judged by the state in `_blocked_at`."""
         if self._blocked_at is None:
             return False
         changes, available, running_then = self._blocked_at

@@ -47,9 +47,11 @@ class DecodeFrame:
         self.columns: SampleColumns | None = None
         """`SampleColumns` of `rows`; None until the first step with this frame is complete."""
         self.positions: Int64 | None = None
-        """Page-table column and flat page-table index of the page that each slot starts, int64 [2, rows].
+        """Page-table entry of the page that a step starts in each slot, int64 [2, rows].
 
-        Both are stored minus the step number. Computed only if the page size is 1."""
+        The first row is the entry's column, the second its index in the flattened page table. Both are stored
+        minus the step number. Computed only if the page size is 1, when each step starts a page in each slot.
+        """
 
 
 PageGrowth = tuple[Int32, Int64, Int64]

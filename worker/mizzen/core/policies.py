@@ -102,4 +102,4 @@ POLICIES: dict[str, Policy] = {
     "priority": first_come_first_served,
 }
 RANKED = frozenset({"priority"})
-"""Policies under which a request precedes those of lower priority, and may preempt them if they run."""
+"""Policies under which a request precedes waiting requests of lower priority and may preempt running ones."""

@@ -16,7 +16,10 @@ from mizzen.core.sequence import SequencePhase, SequenceState
 
 
 class _SpaceAfterRetraction:
-    """Slots and pages that will be free once the steps in flight are complete and the victims have left."""
+    """Slots and pages that will be free after the steps in flight and the retraction of chosen requests.
+
+    The requests to retract are called victims.
+    """
 
     def __init__(
         self, memory: KvManager, decode: DecodeBatch, inflight: InflightSteps, prefix: CachedPrefix
@@ -111,7 +114,8 @@ class Preemption:
         self._steps_in_flight = config.steps_in_flight
         self._kv, self._decode_batch, self._inflight, self._admission = kv, decode_batch, inflight, admission
         self._no_victims_version = -1
-        """Version of the queue for which no running request has a lower priority than the queue's head."""
+        """Version of the queue when `victims` last found no running request with a lower priority than the
+        queue's head; -1 before that."""
 
     def victims(self, prefilling: Collection[SequenceState], prefill_budget: int) -> list[SequenceState]:
         """Return the requests to retract now, which may be none (see `choose_victims`).

@@ -13,10 +13,11 @@ _MIN_TOKENS = 16
 _MIN_SHARE = 0.25
 """Minimum time for prefill in a step, as a share of the duration of a decode-only step."""
 _TRUSTED_TOKENS = 256
-"""Largest budget in tokens that estimates may choose at once. A larger budget may be at most 1.5 times the
+"""Budget in tokens up to which the estimates are trusted. A larger budget must not exceed 1.5 times the
 number of prompt tokens of the newest mixed step."""
 _SMALL_BUDGET_TOKENS = 64
-"""Budget in tokens up to which decode-only steps are inserted if their estimate is stale."""
+"""Budget in tokens up to which prefill may starve. If the decode-only estimate is stale at such a budget,
+decode-only steps are inserted to measure their duration."""
 _REFRESH_STEPS = 4
 """Number of consecutive decode-only steps that refresh the estimate of their duration."""
 _STALE_STEPS = 32
@@ -53,10 +54,11 @@ class Estimate:
 class PrefillBudget:
     """Limits the prompt tokens of mixed steps so that their duration stays near `max_step_milliseconds`.
 
-    A mixed step contains both prefill and decodes. The budget assumes that it takes as long as a decode-only
-    step plus a constant time per prompt token. While every step contains prefill, the duration of decode-only
-    steps cannot be measured. If the stale estimate could starve prefill or decodes, a few decode-only steps
-    are inserted. The budget reads no clock: it depends only on calls of `record_step`.
+    A mixed step contains both prefill and decodes. It is assumed to take as long as a decode-only step plus a
+    constant time per prompt token. While every step contains prefill, the duration of decode-only steps
+    cannot be measured, and its estimate becomes stale. If the stale estimate could starve prefill or decodes,
+    a few decode-only steps are inserted. The budget reads no clock: it depends only on calls of
+    `record_step`.
     """
 
     __slots__ = (

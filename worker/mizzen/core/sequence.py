@@ -75,8 +75,8 @@ class SequenceState:
         """Number of prompt tokens whose log probabilities were reported."""
         self.phase = SequencePhase.WAITING
         self.admissions_before = 0
-        """Number of admissions that do not count as overtaking this request: those before it joined the
-        queue, those of requests that were ahead of it then, and those made while it decoded."""
+        """Number of admissions by which this request was not overtaken: admissions before it joined the
+        queue, admissions of requests that were ahead of it at that time, and admissions while it decoded."""
         self.decodes_from = 0
         """Total number of admissions when this request began to decode."""
         self.admitted = False

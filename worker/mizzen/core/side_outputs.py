@@ -84,7 +84,10 @@ def _owner_of(slot_owners: list[SequenceState | None], slot: int) -> SequenceSta
 
 
 def _unreported(sequence: SequenceState, part: SlotLogprobs) -> SlotLogprobs:
-    """Return the part that was not reported before a retraction, and count it as reported."""
+    """Return the entries of `part` that were not reported before a retraction; count them as reported.
+
+    `part` holds log probabilities of consecutive prompt tokens.
+    """
     assert part.start is not None
     known = min(1 + sequence.reported_logprobs - part.start, len(part.ids))
     sequence.reported_logprobs += len(part.ids) - known

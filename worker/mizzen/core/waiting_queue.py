@@ -61,7 +61,7 @@ class WaitingQueue:
         return self._new >= self._limit
 
     def count_ahead(self, sequence: SequenceState) -> int:
-        """Return the number of waiting requests whose priority is that of a new request or higher."""
+        """Return the number of waiting requests with at least the priority of `sequence`, a new request."""
         return sum(len(rank) for number, rank in self._ranks.items() if number >= sequence.rank)
 
     def add(self, sequence: SequenceState) -> None:
@@ -94,8 +94,8 @@ class WaitingQueue:
     def admission_order(self, admissions: int, prefixes: Prefixes) -> list[SequenceState]:
         """Return the first waiting requests in the order in which admission should try them.
 
-        The result covers only as many priorities as are needed for `REORDER_WINDOW` requests, and starved
-        requests of lower priorities.
+        Priorities are added, from the highest on, until the result has `REORDER_WINDOW` requests. Requests of
+        lower priorities that were overtaken too often come first.
 
         Args:
             admissions: number of admissions so far.

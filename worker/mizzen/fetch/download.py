@@ -50,7 +50,7 @@ class Downloader:
         segment: int = SEGMENT,
         checkpoint: int = CHECKPOINT,
     ) -> None:
-        """Prepare without downloading.
+        """Store the settings; `download` downloads.
 
         Args:
             client: client for the requests.

@@ -294,7 +294,7 @@ def load_key_folder(config: GatewayConfig) -> KeyFolder | None:
 def read_admin_tokens(path: str | None) -> tuple[bytes, ...]:
     """Return the admin API's bearer tokens; an empty tuple if `path` is None.
 
-    They are in the file at `path` and, during a rotation, in a file of the same name with the prefix `next.`.
+    The tokens are in the file at `path` and, during a rotation, also in the file with the prefix `next.`.
 
     Raises:
         ValueError: the file at `path` does not exist, or one of the files cannot be read or is empty.

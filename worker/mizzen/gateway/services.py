@@ -83,7 +83,7 @@ class Service:
         """Create a service.
 
         Args:
-            entry: its entry in the list of services.
+            entry: the service's entry in the list of services.
             config: options of the gateway.
             keys: the gateway's current CURVE keys.
             name: name by which the gateway introduces itself to engines.
@@ -218,7 +218,7 @@ class Services:
         return self._models.get(model)
 
     def list_models(self, tenant: Tenant | None = None) -> list[tuple[str, Service]]:
-        """Return all model names that a tenant may use, each with its service; all names without a tenant."""
+        """Return the model names that a tenant may use (None: all names), each with its service."""
         return [
             (name, service)
             for name, service in self._models.items()

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
 
 ROW_MULTIPLE = 8
-"""With several ranks, each rank's number of vocabulary rows is padded to a multiple of this number, because
-kernels need alignment."""
+"""Divisor of the padded number of vocabulary rows of each rank, if there are several ranks; kernels need this
+alignment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from mizzen.layers.norm import RMSNorm
 from mizzen.layers.weight_target import WeightTarget
 
 MAX_BATCH_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 48))
-"""(weight elements at most, rows of x at most): limits up to which a projection before attention uses the
-small-batch kernels. Beyond them cuBLAS is faster, measured in whole steps."""
+"""Pairs of a maximum number of weight elements and, for such weights, the maximum number of rows of x up to
+which a projection before attention uses the small-batch kernels. For more rows or larger weights, cuBLAS is
+faster, as measured in whole steps."""
 MIN_FUSED_ADD_ROWS = 1024
 """Minimum number of rows of x for which the cuBLAS GEMM adds its output to the residual stream itself. For
 fewer rows, that is slower than a separate addition, as measured on an H200."""

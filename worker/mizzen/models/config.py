@@ -140,7 +140,7 @@ def read_rope(fields: Fields) -> RopeConfig:
 
 
 def read_yarn(fields: Fields, rope: Fields, theta: float, factor: float) -> RopeConfig:
-    """Read the parameters of yarn; the default of `attention_factor` is that of the paper's section 3.4.
+    """Read the parameters of yarn; `attention_factor` defaults to the value in section 3.4 of the paper.
 
     Raises:
         ConfigError: a field is missing or invalid.

@@ -163,7 +163,7 @@ class LLM:
     ) -> NDArray[np.float32]:
         """Return one embedding for each prompt, float32 [prompts, hidden size].
 
-        The result is [0, 0] if `prompts` is empty.
+        If `prompts` is empty, the shape of the result is [0, 0].
 
         Args:
             prompts: Any number of prompts, as texts or as lists of token ids.

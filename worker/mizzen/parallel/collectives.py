@@ -152,7 +152,7 @@ class GlooCollectives(NoPeerMemory):
     """Collectives on the CPU, implemented with gloo."""
 
     def __init__(self, group: Any) -> None:
-        """Use a `torch.distributed.ProcessGroupGloo`."""
+        """Run the operations in `group`, a `torch.distributed.ProcessGroupGloo`."""
         self.group: Any = group
         self.rank: int = group.rank()
         self.size: int = group.size()

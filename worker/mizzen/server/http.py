@@ -117,7 +117,7 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error while answering a client at debug level."""
+        """Log, at debug level, an error that occurred while a client was answered."""
         log.debug("http client failed", exc_info=True)
 
     def server_bind(self) -> None:

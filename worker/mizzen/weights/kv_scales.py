@@ -1,9 +1,10 @@
 """Folds a checkpoint's scales for an 8-bit KV cache into the weights around the cache.
 
 A scale is a divisor of the keys or values in the cache. It is folded into weights so that kernels need no
-scales: the weights of keys are divided and those of queries multiplied, and the weights of values are divided
-and the output projection multiplied. Scales are rounded up to powers of two, so that this is exact: a power
-of two only shifts the range of e4m3, which is a floating-point format.
+scales. For a key scale, the weights that produce keys are divided by it, and the weights that produce queries
+are multiplied by it. For a value scale, the weights that produce values are divided by it, and the output
+projection is multiplied by it. Scales are rounded up to powers of two, so that this is exact: a power of two
+only shifts the range of e4m3, which is a floating-point format.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from mizzen.wire.server.request_table import NO_OWNER, RequestTable
 
 @dataclass(frozen=True, slots=True)
 class PackedColumns:
-    """Output rows for one gateway as little-endian bytes, one column per field of `Outputs` of that name."""
+    """Output rows for one gateway, as the columns of an `Outputs` message (little-endian bytes)."""
 
     rids: bytes = b""
     offsets: bytes = b""

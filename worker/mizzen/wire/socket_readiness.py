@@ -19,7 +19,7 @@ class SocketReadiness:
     """Calls `read` on the event loop while a socket has frames. For use in the event loop's thread."""
 
     def __init__(self, socket: zmq.Socket[bytes], read: Callable[[], bool]) -> None:
-        """Create without reading.
+        """Store the arguments; `run` starts to read.
 
         `read` must read a bounded number of frames and return whether more may be available.
         """

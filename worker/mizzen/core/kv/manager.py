@@ -175,7 +175,7 @@ class KvManager:
         return pages
 
     def free(self, release: DeferredFree) -> None:
-        """Free a slot and its pages, of which full pages with known tokens go to the prefix cache.
+        """Free a slot and its pages; its full pages with known tokens go to the prefix cache.
 
         No step in flight may use the slot or the pages.
         """

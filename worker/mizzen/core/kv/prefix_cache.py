@@ -55,7 +55,7 @@ class PrefixCache(Protocol):
     def insert_and_unlock(self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]:
         """Insert pages below a locked node, and release the lock.
 
-        Returns the inserted pages that the caller must free: the cache already held pages for their tokens.
+        Returns the pages that the caller must free, because the cache already held pages for their tokens.
         """
         ...
 

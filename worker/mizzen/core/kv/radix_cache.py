@@ -28,7 +28,7 @@ class CachedPrefix(NamedTuple):
     last_node: RadixNode | None
     """Last node whose tokens all match; None if the tree has no root for the salt."""
     partial_node: RadixNode | None
-    """Child of `last_node` of which only the first tokens match; None if no child matches."""
+    """Child of `last_node` that matches only with its first tokens; None if no child matches."""
     pages: int
     """Number of cached pages."""
 
@@ -169,8 +169,8 @@ class RadixTree:
     def insert_and_unlock(self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]:
         """Insert at least one page below a locked node, and release the lock.
 
-        Returns those of `pages` for whose tokens the tree already holds pages; the caller must free them.
-        Takes the same arguments as `insert_locked`.
+        If the tree already holds pages for some of the tokens, it does not take the caller's pages for them.
+        These pages are returned, and the caller must free them. Takes the same arguments as `insert_locked`.
         """
         if data[: self._page_bytes] in node.children:
             end, duplicates = self.insert_locked(node, data, pages, priority)
@@ -220,8 +220,9 @@ class RadixTree:
         """Find the longest cached prefix of `data`.
 
         Returns the last node whose tokens all match, its child that matches in part (or None), and the byte
-        offset of that child in `data`. The walk starts at `known` if that node is still in the tree. Its
-        prefix still matches then: a split keeps the end of a node, and eviction only shortens the node.
+        offset of that child in `data`. The walk starts at `known` if that node is still in the tree. The
+        tokens up to its end still match `data`: splitting a node does not change the tokens from the root to
+        its end, and eviction only removes pages from its end.
         """
         node = self._roots.get(salt) if known is None or known.removed else known
         if node is None:

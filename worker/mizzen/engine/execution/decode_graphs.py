@@ -5,7 +5,7 @@ replay advances it by a token. The host sends one packed buffer if the batch cha
 otherwise nothing. Batches are padded to the next captured size with rows of the scratch slot. Batches with
 very different context lengths use other graphs (`mizzen.engine.execution.length_splits`).
 
-`CudaRunner` replays them for plans without prefill.
+`CudaRunner` replays the graphs for plans without prefill.
 """
 
 from __future__ import annotations
@@ -121,9 +121,8 @@ class DecodeGraphs:
         )
         self.resampler = Resampler(replayed, state, self.penalties, upload)
         self.logits_params: BatchLogitsParams | None = None
-        """Logits params of the batch that are applied after a replay; None if there are none.
-
-        They do not include the penalties that the graph or a filter kernel applies."""
+        """Logits params of the batch (biases, bans, penalties, grammars, log probabilities) that are applied
+        after a replay, without penalties that the graph or a filter kernel applies; None if none are left."""
         self.logits_params_steps = 0
         """Number of further steps for which `logits_params` stays valid."""
 
@@ -261,7 +260,7 @@ class DecodeGraphs:
             self.decode_version = plan.decode_version
 
     def gather_logits_params(self, slots: Int64, positions: Int64) -> None:
-        """Gather the logits params of the batch that must be applied after a replay.
+        """Gather the batch's biases, bans, penalties and grammars that must be applied after a replay.
 
         `slots` and `positions` (of the tokens to sample) are [rows].
         """
@@ -275,7 +274,7 @@ class DecodeGraphs:
     def resample_and_report(
         self, params: BatchLogitsParams, tokens: torch.Tensor, positions: Int64
     ) -> DeviceSideOutputs | None:
-        """Resample the rows that have logits params, and compute log probabilities.
+        """Resample the rows whose logits are changed by `params`, and compute log probabilities.
 
         This work follows the replay in the stream; the host enqueues it while the replay runs.
 

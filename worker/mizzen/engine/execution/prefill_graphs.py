@@ -1,7 +1,8 @@
 """CUDA graphs of steps with prefill, in which decodes and chunks form one batch of sequences.
 
 If kernels are launched one by one, each layer costs the host a fixed time, for any number of tokens. A graph
-helps if this takes longer than the GPU's work: for short chunks of large models, and most of small models.
+helps if these launches take longer than the GPU's work, which is the case for short chunks of large models
+and for most chunks of small models.
 
 A batch is padded to the next captured number of tokens with an additional sequence in the scratch slot:
 
@@ -64,8 +65,9 @@ def token_sizes(largest: int) -> list[int]:
 def max_profitable_tokens(config: ModelConfig, most: int) -> int:
     """Return the largest token count, at most `most`, for which a graph is faster than eager launches.
 
-    This is twice the number of tokens for which the GPU's work takes as long as the host's launches: if the
-    previous step was short, the GPU still waits for launches although its own work takes longer.
+    This is twice the number of tokens for which the GPU's work takes as long as the host's launches. Beyond
+    that number, graphs still help after a short step, because the GPU then waits for the first launches. The
+    result is rounded up to a multiple of 128 tokens, and never exceeds `MAX_GRAPH_TOKENS`.
     """
     attention = config.hidden_size * config.head_dim * (2 * config.heads + 2 * config.kv_heads)
     layer = attention + 3 * config.hidden_size * config.intermediate_size

@@ -1,8 +1,7 @@
 """Fair queue of grammars to compile: the tenant that has used the least compile time is next.
 
-When a tenant that had no waiting grammar adds one, its used time is raised to the used time of the tenant
-served last, unless it is higher. So a tenant cannot save up time while it is idle. Each `CompileLane` has one
-queue.
+When a tenant that had no waiting grammar adds one, its used time is raised to at least the used time of the
+tenant served last. So a tenant cannot save up time while it is idle. Each `CompileLane` has one queue.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class _TenantQueue(Generic[T]):
     """Waiting items of one tenant."""
 
     used: float
-    """Compile time charged to the tenant in seconds, raised after idle time so that it saves up none."""
+    """Compile time charged to the tenant, in seconds; raised after idle time, so that no credit builds up."""
     items: deque[T] = field(default_factory=deque)
 
 
@@ -75,7 +74,7 @@ class CompileQueue(Generic[T]):
         return self._tenants[largest].items[-1]
 
     def _forget_idle(self) -> None:
-        """Drop tenants without items whose used time does not exceed the current level."""
+        """Drop tenants without items whose used time does not exceed that of the tenant served last."""
         idle = [
             name for name, queue in self._tenants.items() if not queue.items and queue.used <= self._level
         ]

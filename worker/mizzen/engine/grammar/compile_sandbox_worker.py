@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def apply_limits(limits: GrammarLimits, parent: int) -> None:
-    """Limit the time and memory of this process, and let it be killed when process `parent` dies."""
+    """Limit the time and memory of this process, and make the kernel kill it when process `parent` dies."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, even in native code
     signal.setitimer(signal.ITIMER_REAL, limits.compile_seconds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,6 +1,6 @@
-"""Converts a JSON schema to EBNF rules in which the token bitmask stays the same within a string.
+"""Converts a JSON schema to EBNF rules that keep the token bitmask unchanged while a string is generated.
 
-A bitmask that stays the same need not be computed again (see `matchers`). `xgrammar_backend` calls it.
+A bitmask that does not change need not be computed again (see `matchers`). `xgrammar_backend` calls this.
 """
 
 from __future__ import annotations

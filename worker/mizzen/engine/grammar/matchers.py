@@ -40,7 +40,7 @@ WaitForTokens = Callable[[], NDArray[Any]]
 
 
 class OnDevice(Protocol):
-    """An object whose `device` is that of the logits, such as `mizzen.engine.uploader.Uploader`."""
+    """An object that knows the device of the logits, such as `mizzen.engine.uploader.Uploader`."""
 
     device: torch.device
 
@@ -57,10 +57,11 @@ class RequestMatcher:
     accepted tokens."""
 
     def mask_key(self) -> str | None:
-        """Return a key that is equal for equal masks of this request; None if the state does not give one.
+        """Return a key of the matcher's state: if it has not changed, the mask has not changed either.
 
-        The key consists of the parser's active states, each with the position at which its rule began. Text
-        before such a position does not change while a request runs.
+        The key consists of the parser's active states, each with the position in the output at which its rule
+        began. The text before such a position does not change while a request runs. Returns None if these
+        states do not determine the mask.
         """
         state = self.matcher._debug_print_internal_state()
         self.position, line, states = state.partition("\n")

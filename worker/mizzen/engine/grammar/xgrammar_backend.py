@@ -85,9 +85,9 @@ class GrammarBuilder:
 
         Args:
             grammar: The grammar.
-            checked_rules: Rules that `check_and_compile` returned for this grammar. With them, checks and
-                FOLLOW sets are skipped, which may take long and, unlike the compiler, hold the interpreter
-                lock.
+            checked_rules: Rules that `check_and_compile` returned for this grammar. If given, checks and the
+                computation of FOLLOW sets are skipped: they may take long and, unlike the compiler, hold the
+                interpreter lock.
 
         Raises:
             GrammarError: The grammar is invalid, or contains something that is not enforced. The message

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 ReportPhase = Callable[[str], None]
 """Function that is called with the name of each start-up phase when the phase begins."""
 MAX_MASK_THREADS = 12
-"""Maximum of the default number of threads that fill token bitmasks."""
+"""Maximum number of threads that fill token bitmasks, unless `EngineOptions.mask_threads` is set."""
 TokenMaskFactory = Callable[[ModelConfig, tuple[int, ...], Uploader], TokenMasks | None]
 """Creates the token bitmasks from the model's config, end tokens and an uploader; None without grammars."""
 
@@ -101,7 +101,7 @@ def load_model(
     Args:
         options: Engine options.
         phases: Measures and reports the start-up phases.
-        progress: Called with (done, total): first bytes of weights, then numbers of captured graphs.
+        progress: Called with (done, total), which count bytes of loaded weights, and later captured graphs.
         delay: Seconds to delay each step; for tests, on CPU only.
         join: Waits for all ranks and returns their process group; None for a single rank.
         make_masks: Creates the token bitmasks.
@@ -260,7 +260,7 @@ def load_engine(
     Args:
         options: Engine options.
         report: Called with the name of each phase as it begins: config, weights, kv, graphs (cuda), warmup.
-        progress: Called with (done, total): first bytes of weights, then numbers of captured graphs.
+        progress: Called with (done, total), which count bytes of loaded weights, and later captured graphs.
         delay: Seconds to delay each step; for tests, on CPU only.
         compiler: Grammar compiler that several engines of the same model share; the caller closes it. By
             default the engine creates its own.
@@ -310,7 +310,7 @@ def load_follower(
         options: Engine options.
         join: Waits for all ranks and returns their process group.
         report: Called with the name of each phase as it begins, as in `load_engine`.
-        progress: Called with (done, total): first bytes of weights, then numbers of captured graphs.
+        progress: Called with (done, total), which count bytes of loaded weights, and later captured graphs.
 
     Raises:
         ValueError: An option, config.json or the checkpoint is wrong, or memory is short.

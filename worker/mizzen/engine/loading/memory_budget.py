@@ -88,8 +88,8 @@ def fit_kv_pages(options: EngineOptions, context_length: int, need: MemoryNeed, 
     """Return the number of KV pages to allocate, after the weights were loaded.
 
     If `kv_cache_tokens` is set, it determines the number. Otherwise KV gets all memory that `memory_fraction`
-    leaves; on CPU no more than all running requests at full length could fill, because other processes use
-    the same memory.
+    leaves. On CPU, it gets at most the memory that the maximum number of running requests can fill at full
+    length, because other processes use the same memory.
 
     Raises:
         MemoryShortage: `kv_cache_tokens` do not fit, or there is no memory for at least two tokens.

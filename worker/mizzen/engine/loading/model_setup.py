@@ -152,7 +152,7 @@ def measure_need(
     group: RankGroup | None,
     make_step: Callable[[int], StepExecutor],
 ) -> MemoryNeed:
-    """Return the memory need with the largest step measured, and graphs added.
+    """Return the memory need with the measured bytes of the largest step, and with the bytes of graphs added.
 
     The step is only measured on a single GPU, over a temporary KV cache. On CPU or with several ranks the
     estimate of `need` is kept. The memory of graphs is always an estimate.

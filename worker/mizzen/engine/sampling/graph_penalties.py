@@ -41,7 +41,7 @@ class GraphPenalties:
         return self._values.device
 
     def rows_in_graph(self, slots: Int64, excluded: Int64) -> Int64:
-        """Return the batch rows whose only processing is penalties, so that the sampling kernel applies them.
+        """Return the batch rows with penalties and no other processing; a sampling kernel can apply these.
 
         Args:
             slots: Slot of each batch row, int64 [rows].
@@ -54,7 +54,7 @@ class GraphPenalties:
         return np.flatnonzero(only_penalties)
 
     def set_batch(self, slots: Int64, graph_rows: Int64) -> None:
-        """Set the slots that captured steps penalize from now on.
+        """Set the rows to which captured steps apply penalties, for a new batch.
 
         Args:
             slots: Slot of each batch row, int64 [rows].

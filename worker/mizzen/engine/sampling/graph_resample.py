@@ -32,7 +32,7 @@ class ReplayBuffers:
     slots: torch.Tensor
     """Slots of the rows, int32 [largest]."""
     positions: torch.Tensor
-    """Sequence positions, int32 [largest]; after a replay, those of the tokens that it sampled."""
+    """Sequence position of each row's input token, int32 [largest]; after a replay, of its sampled token."""
 
 
 class Resampler:
@@ -52,7 +52,7 @@ class Resampler:
         )
         """Whether a kernel samples rows with filters.
 
-        Otherwise eager PyTorch operations do, which apply neither penalties nor masks."""
+        Otherwise eager PyTorch operations sample these rows, and apply neither penalties nor masks."""
         self.rows_with_filters: Int64 = NO_ROWS
         """Batch rows with top-k, top-p or min-p."""
         self.rows_with_graph_penalties: Int64 = NO_ROWS

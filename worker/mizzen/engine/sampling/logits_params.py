@@ -30,7 +30,7 @@ BANNED_LOGIT = -1e30
 
 It is finite, so that it can be divided by a temperature."""
 UNLIMITED_STEPS = 1 << 62
-"""Value of `BatchLogitsParams.valid_steps` if no end ban expires."""
+"""Value of `BatchLogitsParams.valid_steps` if no ban of end tokens will expire."""
 
 
 class LogitsFeature(enum.IntFlag):
@@ -189,7 +189,7 @@ class BatchLogitsParams:
     logprobs: LogprobRows | None
     """Batch rows that report log probabilities; None if no row does."""
     valid_steps: int
-    """Number of steps for which these params are valid, because no end ban expires."""
+    """Number of steps for which these params are valid: until a ban of end tokens expires."""
 
     @property
     def only_masks(self) -> bool:

@@ -138,7 +138,8 @@ def process_logits(
 ) -> torch.Tensor:
     """Return the logits from which the rows of `batch.rows` sample, float32 [len(batch.rows), vocab].
 
-    `positions` are those of the tokens to sample, int64 [len(batch.rows)]. This function defines the order:
+    `positions` holds the sequence positions of the tokens to sample, int64 [len(batch.rows)]. This function
+    defines the order of processing:
 
         bias         is added; -100 bans the token
         penalties    repetition, then frequency, then presence
@@ -222,7 +223,11 @@ def sample_tokens(
     *,
     fused: bool = False,
 ) -> torch.Tensor:
-    """Sample one token per row from processed logits [rows, vocab]; return int64 [rows]."""
+    """Sample one token per row from processed logits [rows, vocab]; return int64 [rows].
+
+    `slots` holds the slots of the rows, and `positions` the sequence positions of the tokens to sample, both
+    int64 [rows]. With `fused`, the kernels of `mizzen.kernels` are used.
+    """
     if fused:
         return sample_fused(logits, state, slots, positions, upload)
     random = np.flatnonzero(state.temperature.host[slots] > 0)
@@ -241,8 +246,8 @@ def sample_fused(
 ) -> torch.Tensor:
     """Sample one token per row with kernels; return int64 [rows].
 
-    Each row is first sampled as if it had no filters; then rows with filters are sampled again. Takes the
-    same arguments as `sample_tokens`, except `fused`.
+    Each row is first sampled as if it had no filters; then rows with filters are sampled again. `logits` are
+    [rows, vocab]; `slots` and `positions` (of the tokens to sample) are int64 [rows].
     """
     from mizzen.kernels.sampling import top_k_top_p
     from mizzen.kernels.sampling.sample import sample_tokens as draw_unfiltered
@@ -277,7 +282,7 @@ def sample_random(
 ) -> torch.Tensor:
     """Sample one token per row, all at temperatures above 0, by eager operations; return int64 [rows].
 
-    Takes the same arguments as `sample_tokens`, except `fused`.
+    `logits` are [rows, vocab]; `slots` and `positions` (of the tokens to sample) are int64 [rows].
     """
     index, filters = upload(slots), active_filters(state, slots)
     logits = logits.float() / state.temperature.device[index, None]

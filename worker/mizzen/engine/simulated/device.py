@@ -170,14 +170,17 @@ class InflightUseGuard:
     """
 
     def __init__(self, *, slots: int, page_size: int, context_length: int) -> None:
-        """Allocate state; the arguments are those of `SimulatedDevice`."""
+        """Allocate state for `slots` slots, whose requests have at most `context_length` tokens.
+
+        `page_size` is the number of tokens per KV page.
+        """
         self._page_size = page_size
         self._table: Int32 = np.full((slots, -(-context_length // page_size)), -1, np.int32)
         self._lengths: Int32 = np.zeros(slots, np.int32)
         self._request_numbers: Int32 = np.zeros(slots, np.int32)
         """Number of requests that each slot has had."""
         self._inflight: deque[tuple[set[int], dict[int, SlotRequest]]] = deque()
-        """Slots of each step in flight, and the user of each page (`_SHARED` if several requests use it)."""
+        """Slots and pages of each step in flight; pages with their user (`_SHARED` if they have several)."""
 
     def check_launch(self, plan: StepPlan) -> None:
         """Check a step, and add it to the steps in flight.

@@ -167,7 +167,7 @@ class Admission:
         self.admit_waiting()
 
     def settle(self, entry: QueueEntry) -> None:
-        """Charge the tokens that an entry used instead of the reserved tokens; do nothing if already done."""
+        """Charge the tokens that an entry used, and end its reservation; a second call has no effect."""
         if entry.reserved:
             entry.reserved = False
             entry.tenant.settle(entry.expected_tokens, entry.used_tokens)
@@ -243,7 +243,7 @@ class Admission:
         if self._queue.remove(entry):
             return
         if granted.done() and not granted.cancelled() and granted.exception() is None:
-            self._count_out(entry)  # it was admitted in the moment that the wait was cancelled
+            self._count_out(entry)  # admitted at the moment when the wait was cancelled
 
 
 def queue_full(size: int) -> ApiError:

@@ -31,14 +31,14 @@ class FairMutex:
         try:
             await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():  # it was granted in the moment that the wait was cancelled
+            if not waiter.cancelled():  # granted at the moment when the wait was cancelled
                 self.release(group)
             raise
 
     def release(self, group: Hashable) -> None:
         """Release the mutex that `group` holds, and grant it to the next waiter."""
         if group in self._waiting:
-            self._waiting[group] = self._waiting.pop(group)  # after all other groups
+            self._waiting[group] = self._waiting.pop(group)  # move to the end: other groups come first
         for name, waiters in tuple(self._waiting.items()):
             waiter = pop_waiting(waiters)
             if not waiters:

@@ -33,7 +33,7 @@ class QueueEntry:
     """True if an engine completed a request without output tokens, such as an embedding."""
     waited_seconds: float = 0.0
     siblings: SiblingSequences | None = field(default=None, repr=False)
-    """State shared with the request's other sequences; None without any, or once this sequence has begun."""
+    """State shared with the request's other sequences; None if it has no others or this one has begun."""
     granted: asyncio.Future[None] | None = field(default=None, repr=False)
     """Future that completes when the entry is admitted, and fails when it is rejected."""
     deadline_timer: asyncio.TimerHandle | None = field(default=None, repr=False)
@@ -67,9 +67,9 @@ class QueueEntry:
 def reserve_tokens(entries: Sequence[QueueEntry]) -> None:
     """Reserve the tokens that all sequences of one request are expected to use, before any of them begins.
 
-    They come from the tenant's budget. `Admission.leave` settles sequences that were admitted; the others
-    need `Admission.settle`. A sequence that uses more tokens than expected goes on, and the tenant's next
-    request pays for them.
+    The tokens come from the tenant's budget. `Admission.leave` settles the sequences that were admitted; for
+    all others, the caller must call `Admission.settle`. A sequence that uses more tokens than expected
+    continues, and the tenant's next requests have fewer tokens left.
 
     Raises:
         ApiError: 429 if the budget does not suffice; then nothing is reserved.

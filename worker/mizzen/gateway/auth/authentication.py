@@ -165,7 +165,7 @@ class ParallelSlot:
 
 
 def release_parallel_slot(scope: Scope) -> None:
-    """Release a request's parallel slot, if it has one, even if the client has not read everything yet."""
+    """Release a request's parallel slot, if any, even if the client has not read the whole response."""
     if SLOT_KEY in scope:
         scope[SLOT_KEY].release()
 

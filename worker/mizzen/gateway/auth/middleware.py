@@ -1,4 +1,4 @@
-"""Adds middleware to the OpenAI API: authentication and, if configured, CORS around it."""
+"""Adds middleware to the OpenAI API: authentication, wrapped in CORS if that is configured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREFLIGHT_SECONDS = 600
 
 
 def add_auth_middleware(app: FastAPI, gateway: Gateway) -> None:
-    """Require authentication, and allow requests from web pages of the origins in `--cors-origin`."""
+    """Require authentication, and allow web pages of the origins in `--cors-origin` to send requests."""
     app.add_middleware(AuthMiddleware, tenants=gateway.tenants)
     origins = gateway.config.cors_origin
     if origins:

@@ -19,7 +19,7 @@ class Tenant:
     ) -> None:
         self._clock = clock
         self._max_priority = max_priority
-        """Highest priority of the default tenant, if there are no keys."""
+        """Highest priority that requests may have if the gateway has no keys."""
         self.running = 0
         self.tag = tenant_tag(grant.name)
         """Number that identifies the tenant to engines."""
@@ -28,7 +28,7 @@ class Tenant:
         self.set_grant(grant)
 
     def set_grant(self, grant: Grant) -> None:
-        """Apply a changed grant of the same key; tokens and requests that were used stay used."""
+        """Apply a changed grant of the same key; tokens and requests used before still count."""
         self.grant = grant
         self.requests = self._bucket(self.requests, grant.requests_per_minute)
         self.tokens = self._bucket(self.tokens, grant.tokens_per_minute)

@@ -1,7 +1,7 @@
 """Connections to one engine: the current connection, and further ones during a key rotation.
 
 Newer keys are tried on a second connection. Once the engine accepts them, new requests use that connection,
-and the old connection closes after its last request, so a rotation fails no request.
+and the old connection closes after its last request, so no request fails because of a rotation.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class EngineConnections:
         """Connect to the engine.
 
         Args:
-            make_link: creates a link from a source of key offers and a function. The link calls the function
-                with itself when its state changes.
+            make_link: creates a link, given a function that returns key offers and a callback. The link
+                passes itself to the callback when its state changes.
             offers: returns the current key offers (endpoints and keys to try), best first; at least one.
             on_change: called with a link whose state has changed, and with a link that becomes current.
         """
@@ -43,7 +43,7 @@ class EngineConnections:
         return sorted({link.offer.name for link in self._tasks if link.welcome is not None} - {""})
 
     def refresh(self) -> None:
-        """Try key offers that are better than the current link's, and close former links without requests."""
+        """Try key offers that are better than the current link's, and close former links when idle."""
         for link in tuple(self._tasks):
             if link not in (self.current, self._next) and not link.open_streams:
                 self._end(link)

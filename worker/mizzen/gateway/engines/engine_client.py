@@ -49,7 +49,7 @@ class EngineClient:
         health: HealthLimits | None = None,
         new_warmup: Callable[[EngineClient], Coroutine[Any, Any, None] | None] = lambda engine: None,
     ) -> None:
-        """Create an unconnected client; `new_warmup` returns the coroutine that fills the cache, or None."""
+        """Create an unconnected client; `new_warmup` may return a coroutine that fills the engine's cache."""
         self.discovered = discovered
         self.prefixes = EnginePrefixes()
         self.text_model: TextModel | None = None
@@ -89,6 +89,8 @@ class EngineClient:
         lost: float,
     ) -> None:
         """Connect, and stay connected until `stop`; `offers` returns the key offers, best first.
+
+        The engine is silent after `timeout` seconds without a message, and lost after `lost` seconds.
 
         Raises:
             ValueError: the endpoint is malformed, or needs keys.
@@ -135,7 +137,7 @@ class EngineClient:
 
     @property
     def draining(self) -> bool:
-        """True if the engine gets no new requests, and will not get any again."""
+        """True if the engine gets no new requests from now on."""
         return self.removed or self.discovered.terminating or self.link.draining
 
     @property
@@ -284,7 +286,7 @@ class EngineClient:
             self.link.give_up(StreamLost("stuck", f"{self.name} makes no progress"))
 
     def _silent_beyond_step(self) -> bool:
-        """Return whether the engine is silent for longer than a step can take, or while it has no work."""
+        """Return whether the engine's silence exceeds the longest expected step, or it has no work."""
         stats = self.link.stats
         if stats is None or self.requests:
             return stats is not None and 0 < stats.patience_seconds < self.link.quiet_seconds
@@ -351,7 +353,7 @@ class EngineClient:
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _reject_files(self, welcome: Welcome, reason: str) -> None:
-        if self.link.welcome is not welcome:  # the files belong to a former process
+        if self.link.welcome is not welcome:  # the files belong to a previous process
             return
         self._problem = reason
         log.error("cannot use engine", extra={"fields": {"engine": self.name, "reason": reason}})

@@ -38,7 +38,7 @@ class ReadinessGate(msgspec.Struct, rename="camel"):
 
 
 class PodSpec(msgspec.Struct, rename="camel"):
-    """Spec of a pod; the pod in a bookmark event has null as containers."""
+    """Spec of a pod; `containers` is null in a bookmark event."""
 
     containers: list[PodContainer] | None = None
     readiness_gates: list[ReadinessGate] | None = None

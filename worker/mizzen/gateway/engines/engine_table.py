@@ -94,7 +94,7 @@ class EngineTable:
         return offer_names(self._keys)
 
     def use_keys(self, keys: KeyRing | None) -> None:
-        """Use these keys for new connections; connections with other keys close after their last request."""
+        """Use `keys` for new connections; connections with other keys close after their last request."""
         if keys == self._keys:
             return
         self._keys = keys
@@ -117,7 +117,8 @@ class EngineTable:
     def capacity(self) -> int:
         """Return how many requests may be in flight on all engines together.
 
-        An engine that takes requests counts with its maximum, any other with the requests that it has.
+        An engine that takes requests contributes its maximum; any other engine contributes the number of its
+        requests in flight.
         """
         return sum(e.max_requests if e.serving and not e.full else e.requests for e in self._engines.values())
 
@@ -203,7 +204,7 @@ class EngineTable:
         while True:
             await asyncio.sleep(pause)
             late, last = time.monotonic() - last > 2 * pause, time.monotonic()
-            if late:  # this event loop was held up itself: first read the messages that have arrived
+            if late:  # this event loop itself was blocked: first read the messages that arrived
                 continue
             self._stop_unneeded_warmups()
             for engine in self:

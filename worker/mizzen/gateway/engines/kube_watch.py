@@ -235,7 +235,7 @@ async def connect() -> client.ApiClient:
 
 
 def watched_namespace(configured: str) -> str:
-    """Return the namespace to watch: the configured namespace, or that of the gateway's own pod.
+    """Return the namespace to watch: `configured` or, if it is empty, the namespace of the gateway's pod.
 
     Raises:
         ValueError: the namespace is neither configured nor known from the pod.

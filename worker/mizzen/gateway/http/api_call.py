@@ -80,7 +80,7 @@ class ApiCall(Response):
                 for task in (serve_task, disconnect_task):
                     task.cancel()
                 await asyncio.gather(serve_task, disconnect_task, return_exceptions=True)
-                # a task's error refers to this frame: these references would form a garbage cycle with it
+                # a task's exception refers to this frame, so these references would form a garbage cycle
                 del serve_task, disconnect_task
 
     async def _send_json(self, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:

@@ -124,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request, unless it requests an upgrade: `_parse` then parses its head again."""
+        """Start the request, but skip an upgrade request: `_parse` parses it again without the upgrade."""
         if self.parser.should_upgrade():
             return
         self._in_head, self._head_bytes = False, 0
@@ -135,7 +135,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.send = unchunked_send(self.cycle)  # pyright: ignore[reportAttributeAccessIssue]
         if self._shutting_down:
             self.cycle.keep_alive = False
-        if len(self.pipeline) == 1:  # a disconnect is only seen while reading
+        if len(self.pipeline) == 1:  # a disconnect is only noticed while the connection is read
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
@@ -182,7 +182,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
         Closing an idle connection at once, or a connection whose response did not announce the close, loses
         a request that its client has just sent (RFC 9112, 9.6). Most clients send another request within
-        moments, and the response to that announces the close. Other idle connections are closed after
+        moments, and its response announces the close. Other idle connections are closed after
         `linger_seconds`.
         """
         self._shutting_down = True
@@ -268,7 +268,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_stall_timer()
 
     def _start_stall_timer(self) -> None:
-        """Check after `WRITE_STALL_SECONDS` if the client has read anything; nothing is written meanwhile."""
+        """Abort the connection if its client reads nothing for `WRITE_STALL_SECONDS`.
+
+        Nothing is written while the timer runs, so the buffered output shrinks only if the client reads.
+        """
         self._cancel_stall_timer()
         self._buffered_bytes = self.transport.get_write_buffer_size()
         self._stall_timer = self.loop.call_later(WRITE_STALL_SECONDS, self._check_write_progress)
@@ -292,7 +295,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._in_head:  # in the middle of a body
             waiting = self.cycle is self._active_cycle and not self.cycle.response_started
             unanswered = waiting and error is not HEAD_TOO_LARGE
-        if unanswered:  # no request gets two responses, and none is mixed with another
+        if unanswered:  # never send a second response, or an error in the middle of a response
             self.transport.write(raw_response(error))
         self.transport.close()
         self._watch_final_flush()

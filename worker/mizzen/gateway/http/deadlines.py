@@ -62,7 +62,7 @@ class RequestDeadline:
             raise ApiError(504, text, code="timeout") from None
 
     def shorten(self, seconds: float | None) -> None:
-        """Apply a timeout that the client has set, in seconds from the request's arrival, or None.
+        """Apply a timeout that the client has set, in seconds from the request's arrival; None has no effect.
 
         If the client sets two timeouts, the shorter one applies.
         """

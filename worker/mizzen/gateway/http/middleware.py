@@ -34,9 +34,9 @@ class ReadinessCheck(Protocol):
 
 
 class RequestMiddleware:
-    """Middleware that gives each request an id and a record, and at its end reports the record.
+    """Middleware that gives each request an id and a record.
 
-    The record goes to metrics, access log and traces.
+    When the request ends, its record is reported to metrics, access log and traces.
     """
 
     def __init__(

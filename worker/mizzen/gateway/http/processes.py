@@ -24,7 +24,7 @@ from mizzen.gateway.http.request_bodies import BodyBudget
 log = logging.getLogger(__name__)
 
 KILL_SECONDS = 15.0
-"""Time after the end of the drain timeout at which processes that still run are killed."""
+"""Grace period after the drain timeout; processes that still run at its end are killed."""
 
 
 def child_command(config: GatewayConfig, api: socket.socket, admin: socket.socket) -> list[str]:
@@ -137,7 +137,7 @@ async def serve_processes(config: GatewayConfig) -> int:
 
 
 def exit_with_parent() -> None:
-    """Shut this process down as on SIGTERM when its parent exits, which closes standard input.
+    """Shut this process down, as on SIGTERM, when standard input closes because the parent has exited.
 
     Must be called on the event loop.
     """

@@ -89,7 +89,7 @@ class ChatWriter(_BaseWriter):
     prefix = "chatcmpl-"
 
     def start_choice(self, index: int, echo: EchoedPrompt | None) -> bytes:
-        """Return the event that starts a choice: a message of the assistant without content."""
+        """Return the event that starts a choice: an assistant message without content."""
         return self._encode_chunk(ChunkChoice(Delta(role="assistant", content=""), index=index), None)
 
     def write_piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
@@ -179,7 +179,7 @@ class CompletionWriter(_BaseWriter):
         return sse_event(_encode(self._new_response([], usage_body(usage))))
 
     def full_response(self, choices: list[FinishedChoice], usage: TokenUsage) -> bytes:
-        """Return the body of a completion response that is not streamed; each text begins with its echo."""
+        """Return the body of a completion response that is not streamed; its texts include echoed prompts."""
         text_choices = [
             TextChoice(
                 (choice.echo.text if choice.echo else "") + choice.piece.delta.content,
@@ -247,7 +247,7 @@ def chat_message(delta: OutputDelta) -> AnswerMessage:
 
 
 def answered_calls(pieces: Iterable[ToolCallDelta]) -> list[AnsweredCall]:
-    """Join the parts of tool calls to complete calls, in the shape of a chat response."""
+    """Join the parts of tool calls into complete calls, in the shape of a chat response."""
     return [
         AnsweredCall(call.id or "", AnsweredFunction(call.name or "", call.arguments))
         for call in join_tool_calls(pieces)

@@ -53,8 +53,8 @@ class AnswerBuilder:
     def add(self, tokens: list[int], finish: Finish | None, logprobs: list[TokenLogprobs]) -> AnswerPiece:
         """Add the next tokens, with their log probabilities if requested; return the piece that they add.
 
-        `finish` comes with the last tokens. The token that ended the answer (`Finish.stop_token`) is in the
-        piece's token ids, but not in its text.
+        `finish` is only set with the last tokens. The token that ended the answer (`Finish.stop_token`) is in
+        the piece's token ids, but not in its text.
         """
         if self._prompt_only:
             return AnswerPiece(OutputDelta(), [], "length")
@@ -114,7 +114,7 @@ class AnswerBuilder:
 
 
 def join_deltas(first: OutputDelta, second: OutputDelta) -> OutputDelta:
-    """Join two consecutive deltas to one."""
+    """Join two consecutive deltas into one."""
     if not second:
         return first
     if not first:
@@ -127,7 +127,7 @@ def join_deltas(first: OutputDelta, second: OutputDelta) -> OutputDelta:
 
 
 def join_pieces(pieces: list[AnswerPiece]) -> AnswerPiece:
-    """Join consecutive pieces of an answer to one; the parts of a tool call stay separate deltas."""
+    """Join consecutive pieces of an answer into one; the parts of a tool call stay separate deltas."""
     calls = [call for piece in pieces for call in piece.delta.tool_calls]
     return AnswerPiece(
         OutputDelta(

@@ -1,4 +1,4 @@
-"""An attempt to serve a request on an engine; if this engine is lost, it continues on another engine.
+"""An attempt to serve a request on an engine; if the engine is lost, another engine continues the answer.
 
 The dispatcher creates attempts; sequences read tokens from them.
 """

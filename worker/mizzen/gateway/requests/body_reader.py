@@ -92,7 +92,7 @@ def check_containers(body: bytes, limit: int = MAX_CONTAINERS, piece_bytes: int 
     The text is processed in pieces of `piece_bytes`.
 
     Raises:
-        ApiError: 400 if the text has more lists and objects.
+        ApiError: 400 if the text has more than `limit` lists and objects.
     """
     if body.count(b"[") + body.count(b"{") <= limit:
         return
@@ -102,7 +102,7 @@ def check_containers(body: bytes, limit: int = MAX_CONTAINERS, piece_bytes: int 
         quotes, backslashes_before = find_quotes(part, backslashes_before)
         inside = (
             np.cumsum(quotes, dtype=np.uint8) + np.uint8(in_string)
-        ) & 1  # uint8 wraps at an even number
+        ) & 1  # uint8 wraps at 256, which keeps the parity
         in_string = int(inside[-1])
         count += int(np.count_nonzero(((part == BRACKET) | (part == BRACE)) & (inside == 0)))
         if count > limit:

@@ -21,7 +21,7 @@ from mizzen.wire.messages import MAX_GRAMMAR_BYTES, Sampling
 _KEYWORD = re.compile(r'"([^"]+)" at (/.{0,2000})', re.DOTALL)
 """Pattern of an engine's message about a schema keyword that it does not enforce.
 
-The groups are the keyword, and the path of the schema that contains it, followed by the problem.
+Group 1 is the keyword. Group 2 is the path of the schema that contains it, followed by the problem.
 """
 
 

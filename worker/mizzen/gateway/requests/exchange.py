@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 OFF_LOOP_TOKENS = 2048
-"""Number of tokens above which their log probabilities are encoded in a thread, not on the event loop."""
+"""Number of tokens above which echoes and log probabilities are encoded off the event loop, in a thread."""
 NO_CACHE = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 

@@ -49,7 +49,7 @@ class OutputDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutputParser(Protocol):
-    """Incremental parser of the text of one choice; the returned deltas join to the whole answer."""
+    """Incremental parser of the text of one choice; joined, the returned deltas form the whole answer."""
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ class OutputParser(Protocol):
 
     @property
     def finish_reason(self) -> str | None:
-        """finish_reason that replaces `stop`: `tool_calls` if there are calls, all complete; else None."""
+        """`tool_calls`, to replace `stop`, if the output has calls and all are complete; else None."""
         ...
 
     @property
@@ -79,7 +79,7 @@ class OutputParser(Protocol):
     def feed(self, text: str) -> OutputDelta:
         """Parse more text; return the new output.
 
-        The text must be that of a single token if there are stop strings, or while `counts_tokens` is true.
+        If there are stop strings, or while `counts_tokens` is true, pass the text of one token per call.
         """
         ...
 

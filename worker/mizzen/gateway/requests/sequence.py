@@ -31,7 +31,7 @@ FINISH_WAIT_SECONDS = 2.0
 
 
 MAX_RESPONSE_TOKENS = 1 << 21
-"""Maximum number of output tokens of a response without streaming, over all its choices."""
+"""Maximum number of output tokens in all choices of a response that is not streamed."""
 MAX_RESPONSE_LOGPROBS = 1 << 21
 """Maximum number of log probabilities, about 120 bytes each, that a response holds before it is sent."""
 
@@ -286,7 +286,7 @@ class GeneratedSequence:
         self.cached_tokens = attempt.cached_tokens
 
     def close(self) -> None:
-        """Abort the sequence if it is still running, and end its admission."""
+        """Abort the sequence if it is still running, take it out of flight, and charge its tokens."""
         if self._attempt is not None:
             self._attempt.close()
             self.cached_tokens = self._attempt.cached_tokens

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ResponsesContext:
-    """Parsed request and response writer of one exchange; None until the exchange creates them."""
+    """Parsed request and response writer of one exchange; both are None until the exchange creates them."""
 
     def __init__(self, parser: ResponsesParser) -> None:
         self._parser = parser

@@ -30,9 +30,9 @@ from mizzen.wire.client.stream import EngineOverloaded, EngineRefused, StreamLos
 from mizzen.wire.messages import RefusalCode
 
 MIN_ENGINE_SECONDS = 30.0
-"""Shortest time that an engine is given to start a request, even if the request's deadline is nearer."""
+"""Minimum time that a request may wait in an engine, even if the request's deadline is nearer."""
 REFUSAL_MARGIN_SECONDS = 15.0
-"""Additional time for an engine to report that a request waited in it for too long."""
+"""Time beyond the engine's own limit on waiting, in which it can report that a request exceeded the limit."""
 BACKOFF_SECONDS = 0.5
 """Back-off for an engine that was too busy for a request, unless the engine requests another back-off."""
 BLAMELESS_CAUSES = frozenset({"suspect"})

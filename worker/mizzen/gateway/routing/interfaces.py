@@ -73,7 +73,7 @@ class RoutingQuery:
     tokenizer_hash: str
     prompt_tokens: int
     context_tokens: int
-    """Number of tokens that the context must hold: the prompt and the requested output, at least 1."""
+    """Number of tokens that the context must hold: the prompt and the requested output (at least 1 token)."""
     output_tokens: int = EXPECTED_OUTPUT_TOKENS
     """Number of output tokens that the request is expected to add to an engine's load."""
     block_hashes: Sequence[int] = ()

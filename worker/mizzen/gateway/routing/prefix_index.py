@@ -1,14 +1,14 @@
 """Index of the engines' prefix caches: hashes of 64-token blocks, fed by cache events and bounded in memory.
 
-An `EnginePrefixes` mirrors the cache of one engine, with two kinds of blocks. The engine has reported that it
-stores the confirmed blocks; they stay until it reports their eviction. Guesses are the blocks of a prompt
-that was just routed to the engine; they stay until the engine confirms them or `GUESS_SECONDS` have passed. A
-second request therefore finds the prefix of the first at once, and wrong guesses do not last.
+An `EnginePrefixes` mirrors the cache of one engine, with two kinds of blocks. Confirmed blocks were reported
+as stored by the engine; they stay until the engine reports their eviction. Guesses are the blocks of a
+prompt that was just routed to the engine; they stay until the engine confirms them or `GUESS_SECONDS` have
+passed. A second request therefore finds the first request's prefix at once, and wrong guesses do not last.
 
 Memory: a block takes at most `BLOCK_BYTES` (measured by a test), and the engines of a service share one
 limit, `PrefixBudget`. If an engine exceeds its share, the least recently used eighth of its blocks is
-dropped; events and routed requests count as use. A dropped block only costs hits: the engine still has it,
-and the next request or event adds it again.
+dropped; events and routed requests count as use. Dropping a block only makes routing less precise,
+because the engine still has the block, and the next request or event adds it again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 GUESS_SECONDS = 30.0
 """Lifetime of a guess: longer than an engine takes from a request to the event that confirms its blocks."""
 BLOCK_BYTES = 112
-"""Largest memory of a block: its entry in a dictionary that has just grown, and its 64-bit key."""
+"""Maximum memory per block in bytes: its entry in a dictionary that has just grown, and its 64-bit key."""
 DEFAULT_BLOCKS = 1 << 19
 """Default number of blocks: 33 million tokens of prefixes, in 56 MiB."""
 MIN_ENGINE_BLOCKS = 64

@@ -37,9 +37,9 @@ class Route(Generic[E]):
 
     engine: E
     reason: str
-    """Name of the scorer by which the engine exceeds the mean most.
+    """Name of the scorer whose weighted score for this engine exceeds the mean of all engines most.
 
-    It is "only" if there was no other engine, and "random" if no score exceeds the mean.
+    It is "only" if there was no other engine, and "random" if no score exceeds its mean.
     """
     matched_tokens: int
     """Number of prompt tokens that the engine's cache probably holds."""
@@ -95,7 +95,7 @@ class Router:
         return Route(kept[index], reason, query.matched_tokens(kept[index]))
 
     def explain(self, query: RoutingQuery, engines: Iterable[E]) -> list[Verdict[E]]:
-        """Return for each engine the verdict by which `route` would choose."""
+        """Return the verdict on each engine: why `route` would exclude it, or how it would score it."""
         verdicts = [Verdict(e, query.matched_tokens(e)) for e in engines]
         for verdict in verdicts:
             verdict.excluded_by = next(

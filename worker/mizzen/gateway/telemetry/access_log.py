@@ -82,7 +82,7 @@ class AccessLog:
             self._dropped += 1
 
     def close(self, seconds: float = 2.0) -> None:
-        """Stop the thread when it has written all queued lines; wait for about `seconds` at most."""
+        """Stop the thread after it has written all queued lines; wait for about `seconds` at most."""
         if self._thread is None:
             return
         try:

@@ -46,7 +46,7 @@ class FastHistogram:
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return upper bound and cumulative count of each bucket."""
+        """Return the upper bound and the cumulative count of each bucket."""
         total, cumulative = 0.0, []
         for bound, count in zip([*map(str, self._bounds), "+Inf"], self.counts, strict=True):
             total += count

@@ -85,7 +85,7 @@ class RequestRecord:
     phases: list[RequestPhase] = field(default_factory=list)
 
     def keep_prompt(self, prompt: Any) -> None:
-        """Keep a prompt for the access log; of token ids, keep only the first `MAX_PROMPT_CHARACTERS`."""
+        """Keep a prompt for the access log; keep at most `MAX_PROMPT_CHARACTERS` token ids."""
         self.prompt = prompt[:MAX_PROMPT_CHARACTERS].tolist() if isinstance(prompt, array) else prompt
 
     def end_phase(self, name: str, began: float) -> None:
@@ -119,7 +119,10 @@ class RequestRecord:
 
     @property
     def added_seconds(self) -> float | None:
-        """Seconds that the gateway added to the first token, without queue and engine; None if unknown."""
+        """Part of `first_token_seconds` spent in the gateway itself, not in its queue or the engine.
+
+        None if there is no first token, after several attempts, or if the engine did not report its time.
+        """
         if self.first_token is None or self.attempt_count != 1 or not self.attempts[0].engine_seconds:
             return None
         queued = sum(phase.ended - phase.began for phase in self.phases if phase.name == "queue")

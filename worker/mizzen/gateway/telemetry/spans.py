@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry's SDK. This module is only imported if tracing is on."""
+"""Traces requests with OpenTelemetry's SDK. This module is only imported if tracing is on."""
 
 from __future__ import annotations
 

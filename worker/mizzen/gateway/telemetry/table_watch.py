@@ -47,7 +47,7 @@ class TableWatch:
         The wait ends early after `seconds`, if the client disconnects, or if the gateway closes.
 
         Args:
-            seconds: longest time to wait; at most `LONGEST_WAIT_SECONDS` count.
+            seconds: longest time to wait; capped at `LONGEST_WAIT_SECONDS`.
             changed: returns whether the table differs from the one that the client knows.
             disconnected: returns whether the client has disconnected.
         """

@@ -1,4 +1,4 @@
-"""Incremental detokenization: text is returned as tokens arrive, and joins to the decoded text of all tokens.
+"""Incremental detokenization: returns text as tokens arrive; in total, the decoded text of all tokens.
 
 Tokens may end in the middle of a UTF-8 character, and most decoders treat the first token of a text
 differently, so tokens cannot be decoded one by one. Decoding all tokens again for each new one would take
@@ -32,7 +32,7 @@ WINDOW_LIMIT = 64
 class Detokenizer(Protocol):
     """Incremental converter of one stream of token ids to text.
 
-    The results of all calls of `add`, and of `flush` at the end, join to the full text.
+    The concatenated results of all calls of `add`, and of `flush` at the end, are the full text.
     """
 
     def add(self, ids: Iterable[int]) -> str:
@@ -217,7 +217,7 @@ class ByteFallbackDetokenizer:
         return self._strip_start("".join(parts))
 
     def flush(self) -> str:
-        """Return the text of the run of byte tokens at the end of the stream; empty without such a run."""
+        """Return the text of the byte tokens at the end of the stream; empty if there are none."""
         return self._strip_start(self._end_run())
 
     def _end_run(self) -> str:

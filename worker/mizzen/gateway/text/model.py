@@ -178,7 +178,7 @@ class TextModels:
         return model
 
     def add(self, model: TextModel) -> None:
-        """Add a text model, and drop the least recently used ones; engines keep references to their own."""
+        """Add a text model, and drop the least recently used ones; engines keep their own references."""
         self._models[model.name] = model
         while len(self._models) > MAX_LOADED:
             self._models.popitem(last=False)

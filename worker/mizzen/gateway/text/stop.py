@@ -61,7 +61,7 @@ class _StopMatcher:
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched_length = 0
-        """Length of the prefix of the stop string that the text so far ends with."""
+        """Length of the longest prefix of the stop string with which the text so far ends."""
         self._failure = [0] * len(text)
         """KMP failure function: for each prefix (by length - 1), the length of its longest proper border."""
         length = 0

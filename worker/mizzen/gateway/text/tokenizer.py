@@ -21,11 +21,11 @@ FILES = (
 )
 """Files from which a text model is built; only the first is required."""
 TEMPLATES_FOLDER = "additional_chat_templates"
-"""Folder of additional chat templates; each has the name of its file."""
+"""Folder of additional chat templates; each template is named after its file."""
 GIL_FREE_TOKENS = 4096
 """Number of tokens above which decoding uses the library's batch call, which releases the GIL."""
 MAX_NFC_CHARACTERS = 4
-"""Maximum number of characters that NFC composes to a single one (Unicode Standard Annex 15, table 4)."""
+"""Maximum number of characters that NFC composes into a single one (Unicode Standard Annex 15, table 4)."""
 
 
 class TokenizerError(ValueError):
@@ -140,7 +140,7 @@ class Tokenizer:
         return self._special.get(token)
 
     def detokenizer(self, skip_special_tokens: bool = True, shown: tuple[str, ...] = ()) -> Detokenizer:
-        """Return a detokenizer for one stream of tokens; its results join to the text that `decode` returns.
+        """Return a detokenizer for one stream of tokens; its joined results equal the result of `decode`.
 
         `shown` holds special tokens that stay in the text even if special tokens are skipped.
         """

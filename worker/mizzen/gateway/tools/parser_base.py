@@ -152,7 +152,7 @@ def new_call_id() -> str:
 
 
 class MarkerParser(ABC):
-    """Base of the families' tool parsers: a reader reads the calls, and the subclass the text around them."""
+    """Base of the families' tool parsers: a reader reads each call, the subclass the text around calls."""
 
     markers: tuple[str, ...] = ()
     """Strings that never become content."""

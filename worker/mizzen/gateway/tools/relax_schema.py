@@ -58,7 +58,8 @@ class _SchemaRelaxer:
     def _relax_choice(self, kept: Schema) -> bool:
         """Keep a choice keyword (`$ref`, `anyOf`, …) if the engine enforces it; return whether one was kept.
 
-        It must be the only choice keyword, and no keyword that constrains a single type may be next to it.
+        A choice is enforced only if it is the schema's only choice keyword, and if no keyword next to it
+        constrains a single type.
         """
         choices = [name for name in CHOICES if name in kept]
         if not choices:
@@ -185,7 +186,7 @@ def relax_string(kept: Schema) -> None:
 def relax_number(kept: Schema, types: set[str]) -> None:
     """Keep bounds that are numbers, not booleans, and `multipleOf` for integers.
 
-    `multipleOf` is dropped if the schema has bounds other than both `minimum` and `maximum`.
+    A schema with bounds keeps `multipleOf` only if its bounds are exactly `minimum` and `maximum`.
     """
     drop_keys(kept, [name for name in BOUNDS if isinstance(kept.get(name), bool)])
     step, bounds = kept.get("multipleOf"), {name for name in BOUNDS if name in kept}
@@ -195,7 +196,10 @@ def relax_number(kept: Schema, types: set[str]) -> None:
 
 
 def relax_object(kept: Schema) -> None:
-    """Describe all required properties, and drop constraints that an engine does not enforce together."""
+    """Give required properties a schema, and drop constraints that an engine cannot enforce in combination.
+
+    Examples are `propertyNames` with `properties`, and `minProperties` above 1 with additional properties.
+    """
     if not all(isinstance(kept.get(name, {}), dict) for name in ("properties", "patternProperties")):
         return
     required = kept.get("required")

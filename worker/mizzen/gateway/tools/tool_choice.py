@@ -47,7 +47,7 @@ class OfferedTools:
 
     @property
     def restricted(self) -> bool:
-        """True if the request forbids parallel calls, or calls of some of the tools."""
+        """True if the request forbids parallel calls, or forbids calling some of its tools."""
         return not self.allow_parallel or len(self.allowed) < len(self.functions)
 
     def template_tools(self) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def arguments_schema(function: Function, forced: bool) -> dict[str, Any]:
     """Return the schema that a grammar enforces for the arguments of a call.
 
     It is the tool's own schema if `strict` is true, its enforceable part if the call is forced and `strict`
-    is not set, and otherwise the schema of any object.
+    is not set, and otherwise a schema that accepts any object.
     """
     conforms = function.strict or (forced and function.strict is None)
     parameters = function.parameters
@@ -192,7 +192,7 @@ def check_parameters(schema: dict[str, Any], field: str) -> None:
     """Check the schema of a tool's arguments, which is in field `field`.
 
     Raises:
-        ApiError: 400 if the schema is malformed, nested too deeply, or not that of an object.
+        ApiError: 400 if the schema is malformed, nested too deeply, or does not describe an object.
     """
     check_depth(schema, field)
     fault = find_schema_fault(schema)

@@ -166,12 +166,20 @@ def attend(
     workspace: SplitWorkspace,
     items: torch.Tensor | None = None,
 ) -> None:
-    """Attend with one query token per row: raw projections if `qkv_prep` is given, else ready queries.
+    """Attend with one query token per row.
 
-    Arguments and shapes are those of `mizzen.kernels.attention.flash_decode_triton.attend`, but queries,
-    norms and outputs are bfloat16, and the cache's scales must be 1. Of the tiling, only `splits` and `warps`
-    are used. If `items` (int32 [items, 4]) holds a plan of `mizzen.kernels.attention.split_plan`, its splits
-    replace those of the tiling.
+    Args:
+        q: With `qkv_prep`, raw projections [rows, (heads + 2 * kv_heads) * d], whose keys and values the
+            kernel stores; otherwise ready queries [rows, heads, d], whose keys and values are all cached.
+            bfloat16.
+        qkv_prep: Norms (bfloat16) and angles for making queries, keys and values from `q`.
+        cache: KV of the layer; its scales must be 1.
+        out: Tensor for the output [rows, heads, d], bfloat16, contiguous.
+        window: Number of tokens that a token attends to, including itself; None for all.
+        tiling: Tiling of the batch; only its `splits` and `warps` are used.
+        workspace: Workspace large enough for `tiling` or `items`, which no concurrent kernel uses.
+        items: Plan of `mizzen.kernels.attention.split_plan`, int32 [items, 4], whose splits replace
+            `tiling.splits`; None for equal splits.
     """
     rows, heads, size = out.shape
     kv_heads = cache.keys.shape[1]

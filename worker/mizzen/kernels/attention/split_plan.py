@@ -41,18 +41,21 @@ BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class SplitSchedule:
-    """Sizes from which the length-aware splits of a batch of `rows` rows are planned, whatever its lengths.
+    """Parameters for planning length-aware splits; they depend on the number of rows, not on their lengths.
 
     A row is long if it has more than `2 * splits * t` tokens, where t is `tokens_per_split`. It gets
-    ceil(tokens / t) splits, at most `MAX_SPLITS`. Because t is at least the batch's number of tokens divided
-    by `concurrent_blocks`, all long rows together have fewer than `concurrent_blocks` splits plus one per
-    long row for rounding up. `items` counts `splits` for every row, including long rows, which covers that
-    one. So a plan of `items` items is large enough for any lengths.
+    ceil(tokens / t) splits, at most `MAX_SPLITS`.
+
+    A plan of `items` items is large enough for any lengths: t is at least the batch's number of tokens
+    divided by `concurrent_blocks`. So without rounding up, all long rows together would have at most
+    `concurrent_blocks` splits; rounding up adds at most one split per long row. `items` is the sum of
+    `concurrent_blocks` and `splits` for every row. As it includes `splits` for long rows too, it covers the
+    splits added by rounding up.
 
     If all rows have equal lengths, no row is long, because `2 * splits * rows` is at least
-    `concurrent_blocks`: `select_splits` divides the concurrent blocks by the pairs of a row and a KV head,
-    and rounds a quotient of at least 1 down; with more pairs than blocks, it uses one split. (If it uses
-    `MAX_SPLITS`, no row can have more splits.)
+    `concurrent_blocks`. The reason is how `select_splits` chooses `splits`: it divides the number of
+    concurrent blocks by the number of pairs of a row and a KV head, and rounds down; with more pairs than
+    blocks, it uses one split. (If it chooses `MAX_SPLITS`, no row can have more splits.)
     """
 
     rows: int
@@ -82,7 +85,7 @@ def max_partial_results(kv_heads: int, sm_count: int, blocks_per_sm: int) -> int
 
     If equal splits give each row several splits, all their blocks run at once, and long rows add at most
     `concurrent_blocks` per KV head. Otherwise only long rows have partial results; each long row has more
-    than twice `tokens_per_split` tokens, so rounding its number of splits up adds at most half.
+    than twice `tokens_per_split` tokens, so rounding up increases its number of splits by at most half.
     """
     return 2 * max(sm_count * blocks_per_sm, kv_heads)
 

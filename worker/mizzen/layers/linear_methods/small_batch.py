@@ -74,8 +74,15 @@ class SmallBatchLinear(UnquantizedLinear):
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Add x to the residual stream, normalise the sum and multiply by the weights, all in one kernel.
 
-        Arguments and result are those of `MergedColumnParallelLinear.apply_after_norm`: outputs and residual
-        stream. Do nothing and return None unless a fused kernel is faster than separate ones.
+        Args:
+            norm: Norm between the residual stream and the multiplication.
+            x: Tensor [tokens, columns] to add to the residual stream; None to add nothing.
+            residual: Residual stream [tokens, columns].
+            swiglu: Whether the outputs are gate and up; then silu(gate) * up is returned.
+
+        Returns:
+            The outputs [tokens, rows], or [tokens, rows / 2] with `swiglu`, and the residual stream with x
+            added. None, with nothing done, unless a fused kernel is faster than separate ones.
         """
         if len(residual) != 1 or not self.max_batch or self.weight.shape[1] > MAX_NORM_COLUMNS:
             return None

@@ -16,7 +16,7 @@ class GroupMonitor:
     """Finds stalled ranks, and describes the progress of this node's ranks for node 0."""
 
     def __init__(self, config: EngineConfig, links: RankLinks) -> None:
-        """Use the configured deadlines.
+        """Create a monitor with the deadlines that `config` sets.
 
         A step may take `watchdog_seconds`, but on CUDA at most `rank_deadline_seconds`.
         """

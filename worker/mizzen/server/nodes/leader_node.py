@@ -33,7 +33,7 @@ from mizzen.wire.ranks.node_messages import (
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 1.0
-"""Time without a message from a node after which its last report says nothing about its ranks."""
+"""Time without a message from a node after which the node's last report counts as outdated."""
 KEY_REFRESH_SECONDS = 2.0
 
 

@@ -16,8 +16,13 @@ class FileDownloads:
     """File parts that were requested from one engine and have not arrived yet."""
 
     def __init__(self, endpoint: str, send: Callable[[FetchFile], None], timeout_seconds: float) -> None:
-        """Create without downloading; `send` sends requests, and each part has `timeout_seconds` to
-        arrive."""
+        """Store the settings; no file is requested until `fetch` is called.
+
+        Args:
+            endpoint: endpoint of the engine, for error messages.
+            send: sends a request for a part to the engine.
+            timeout_seconds: maximum time for a requested part to arrive.
+        """
         self._endpoint = endpoint
         self._send = send
         self._timeout = timeout_seconds

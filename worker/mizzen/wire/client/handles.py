@@ -19,7 +19,7 @@ class RequestHandles:
     """Unfinished requests by handle; a handle stays in use until the engine has ended the request."""
 
     def __init__(self, send: Callable[[Abort], None]) -> None:
-        """Create without requests; `send` sends aborts to the engine."""
+        """Create an empty set of requests; `send` sends aborts to the engine."""
         self._send = send
         self._used: dict[int, Handle] = {}
         self._rid = random.randrange(2**20)

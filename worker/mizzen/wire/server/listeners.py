@@ -20,7 +20,7 @@ class KeyedListeners:
     """Up to two listening ROUTER sockets, by number. For use from one thread."""
 
     def __init__(self, endpoint: str, make: Callable[[], Socket]) -> None:
-        """Create without listening.
+        """Store the settings; `open` opens the listeners.
 
         Args:
             endpoint: endpoint of even key generations. If its port is `*`, the first listener chooses a port.

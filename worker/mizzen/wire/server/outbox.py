@@ -289,7 +289,7 @@ class Outbox:
         self.peers.remove(peer)
 
     def disown(self, peer: Peer, rid: int, handle: int) -> None:
-        """Free the handle of a request without a first token, and abort the request without a result."""
+        """Free the handle of a request without a first token, and abort the request; send no result."""
         del peer.handles[handle]
         peer.unstarted -= 1
         self.table.disown(rid)
