@@ -227,7 +227,7 @@ def test_a_second_signal_exits_immediately(serve: Callable[..., Served]) -> None
     served.process.terminate()
     assert served.process.stderr
     for line in served.process.stderr:  # wait for the first signal, because pending signals are merged
-        if "another signal ends at once" in line:
+        if "another signal stops at once" in line:
             break
     served.process.terminate()
     served.end()  # without the second signal, the stream would last longer than this wait

@@ -30,7 +30,7 @@ def name_taken_error(live: Mapping[str, Any], service: str = "") -> Refused:
     label = f"{live.get('kind', 'object')} {live['metadata']['name']}"
     other = _owner_service(live)
     if other and other == service:
-        message = f"{label} is left over from a deleted service {other}, and is deleted together with it"
+        message = f"{label} is left over from a deleted service {other}, and will be garbage collected"
         return Refused(reasons.NAME_TAKEN, message)
     if other:  # that service would create the object again, so the two cannot coexist
         return Refused(

@@ -171,7 +171,7 @@ class ServiceMetrics:
         )
         start = GaugeMetricFamily(
             f"{PREFIX}oldest_start_seconds",
-            "Age of the oldest group that has never served; 0 if all groups have served",
+            "Age of the oldest starting group that has never served; 0 without such a group",
             labels=SERVICE_LABELS,
         )
         for key, service in services:

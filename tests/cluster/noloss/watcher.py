@@ -38,7 +38,7 @@ class Watcher:
         Args:
             kube: client of the API server that bypasses the fault proxy.
             namespace: namespace of all services.
-            urls: base URL of each service, ending in /v1, by the name of the service and of its model.
+            urls: base URL of each service, ending in /v1, by its name, which is also the name of its model.
             every: seconds between two probes of a service.
             deadline: seconds after which a probe has failed.
         """

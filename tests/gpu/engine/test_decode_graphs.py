@@ -193,7 +193,7 @@ def test_the_host_sends_nothing_while_the_batch_is_unchanged(
     ids=str,
 )
 def test_no_step_waits_for_the_device(folder: Path, sampling_params: dict[str, Any], graphs: str) -> None:
-    """The host waits only for the event before reading tokens; PyTorch raises on other synchronizations."""
+    """Before it reads tokens, the host waits for an event; on any other synchronization, PyTorch raises."""
     draw = np.random.default_rng(6)
     options: dict[str, Any] = {"kv_cache_tokens": 4096, "max_running_requests": 8, "prefill_chunk_tokens": 64}
     sampling = SamplingParams(**sampling_params, max_tokens=12, ignore_eos=True)

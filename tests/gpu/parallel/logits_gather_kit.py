@@ -64,7 +64,7 @@ class RankResult:
     placed: bool = False
     """Whether the rank writes its logits directly to rank 0's buffer."""
     correct: dict[str, bool] = field(default_factory=dict)
-    """Whether the logits of each case were correct: by number of rows, eagerly or captured."""
+    """Whether the logits were correct, by case: "N rows" (run eagerly) or "N rows, captured" (in a graph)."""
 
 
 class ShardedHead:

@@ -20,7 +20,7 @@ class SchedulerConfig:
     max_waiting_requests: int = option(2048, "Maximum number of new requests that wait for a slot", low=1)
     prefill_chunk_tokens: int = option(8192, "Maximum number of prompt tokens in one step", low=1)
     max_step_milliseconds: float | None = option(
-        None, "Duration to which the prefill in a step is limited while requests decode", low=1
+        None, "Duration within which a step with prefill must stay while requests decode", low=1
     )
     end_token_ids: tuple[int, ...] = ()
     """Token ids that end a request unless it sets `ignore_eos`."""

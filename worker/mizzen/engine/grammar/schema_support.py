@@ -165,7 +165,7 @@ class SchemaChecker:
         return schema
 
     def check_string(self, path: str, schema: Schema) -> None:
-        """Check the keywords for strings."""
+        """Check the keywords that apply to strings."""
         lengths = [name for name in LENGTHS if name in schema]
         for other in ("pattern", "format"):
             if other in schema and lengths:
@@ -181,7 +181,7 @@ class SchemaChecker:
                 raise keyword_error(path, "pattern", str(error)) from None
 
     def check_number(self, path: str, schema: Schema, types: set[str] | None) -> None:
-        """Check the keywords for numbers."""
+        """Check the keywords that apply to numbers."""
         for name in ("exclusiveMinimum", "exclusiveMaximum"):
             if isinstance(schema.get(name), bool):
                 raise keyword_error(path, name, "must be a number (draft 2020-12)")
@@ -196,7 +196,7 @@ class SchemaChecker:
             raise keyword_error(path, "multipleOf", text)
 
     def check_object(self, path: str, schema: Schema) -> None:
-        """Check the keywords for objects."""
+        """Check the keywords that apply to objects."""
         properties = schema.get("properties") or {}
         patterns = schema.get("patternProperties") or {}
         more = [name for name in EXTRA_MEMBERS if schema.get(name, False) is not False]

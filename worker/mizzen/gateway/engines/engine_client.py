@@ -88,12 +88,12 @@ class EngineClient:
         timeout: float,
         lost: float,
     ) -> None:
-        """Connect, and stay connected until `stop`; `offers` returns the key offers, best first.
+        """Connect with one of the `offers` (endpoint and keys), best first; stay connected until `stop`.
 
-        The engine is silent after `timeout` seconds without a message, and lost after `lost` seconds.
+        An engine without messages counts as silent after `timeout` seconds, and as lost after `lost` seconds.
 
         Raises:
-            ValueError: the endpoint is malformed, or needs keys.
+            ValueError: the endpoint is malformed, or requires keys and the first offer has none.
         """
         require_safe(self.discovered.endpoint, offers()[0].keys)
 

@@ -139,7 +139,7 @@ class OutputQueue:
             StreamLost: more than `MAX_UNREAD_TOKENS` tokens would wait.
         """
         if self._tokens + len(piece.token_ids) > MAX_UNREAD_TOKENS:
-            raise StreamLost("slow", f"more than {MAX_UNREAD_TOKENS} tokens wait for a slow client")
+            raise StreamLost("slow", f"more than {MAX_UNREAD_TOKENS} tokens are waiting for a slow client")
         if self._parts and self._last_part_tokens < PART_TOKENS:
             pieces = self._parts.pop()[0]
         else:

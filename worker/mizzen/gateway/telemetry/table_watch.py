@@ -19,7 +19,7 @@ LONGEST_WAIT_SECONDS = 600.0
 DISCONNECT_CHECK_SECONDS = 15.0
 """Interval at which a waiting request checks that its client is still connected."""
 COMPARE_PAUSE_SECONDS = 0.1
-"""Shortest time between two comparisons of the table by one waiting request."""
+"""Minimum time between two comparisons of the table with the one that a waiting request's client knows."""
 
 
 class TableWatch:
