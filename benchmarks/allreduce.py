@@ -3,9 +3,10 @@
     python benchmarks/allreduce.py --ranks 2 [--json]
 
 Starts one process per GPU. For each size, one captured graph contains many all-reduces. The time of one
-all-reduce is the graph's time divided by their number: the median of the rounds, for the slowest rank. The
-limit is the time to receive the minimum number of bytes at the given bandwidth of a GPU's links in one
-direction. That minimum is 2 * (ranks - 1) / ranks times the size of the message.
+all-reduce is the graph's time divided by the number of all-reduces in it. Each rank computes the median of
+its rounds, and the result is the median of the slowest rank. The limit is the time in which a GPU can receive
+the minimum number of bytes, at the given bandwidth of its links in one direction. The minimum number of bytes
+is 2 * (ranks - 1) / ranks times the size of the message.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def graph_of(work: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:
 
 
 def microseconds(group: RankGroup, work: Callable[[], object], rounds: int) -> float:
-    """Return the microseconds of one call of `work`: the median of the rounds, for the slowest rank."""
+    """Return the microseconds per call of `work`: each rank's median of the rounds, for the slowest rank."""
     graph = graph_of(work, REPEATS)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times = []
@@ -72,7 +73,7 @@ def microseconds(group: RankGroup, work: Callable[[], object], rounds: int) -> f
 
 
 def collectives_of(group: RankGroup, method: str) -> CudaCollectives:
-    """Return collectives for the ranks of the group that use only the given all-reduce method."""
+    """Return new collectives for the group, in which every all-reduce uses the given method."""
     existing = group.collectives
     if not isinstance(existing, CudaCollectives):
         raise TypeError("the ranks have no GPUs")
@@ -80,13 +81,13 @@ def collectives_of(group: RankGroup, method: str) -> CudaCollectives:
 
 
 def log_progress(group: RankGroup, work: str) -> None:
-    """Log what is measured next, so that the last line on standard error names a collective that hangs."""
+    """Log what is measured next: if a collective hangs, the last line on standard error names it."""
     if not group.rank:
         print(f"{time.perf_counter():.1f} s: measuring {work}", file=sys.stderr, flush=True)
 
 
 def sweep(group: RankGroup, rounds: int) -> Times:
-    """Measure the all-reduce by every method at every size; return microseconds."""
+    """Measure the all-reduce by every method at every size; return the times in microseconds."""
     results: Times = {}
     device = group.config.device
     for method in ("nccl", "one-shot", "two-shot"):
@@ -102,7 +103,7 @@ def sweep(group: RankGroup, rounds: int) -> Times:
 
 
 def fused(group: RankGroup, rounds: int) -> Times:
-    """Measure all-reduce with residual addition and norm, as one kernel and as two; return microseconds."""
+    """Measure all-reduce with residual addition and norm, in one kernel and in two; return microseconds."""
     from mizzen.kernels.norm import add_rms_norm
 
     results: Times = {}

@@ -10,10 +10,10 @@ graph over several layers, which together have more KV than the GPU's caches hol
 (`--chunk`, after `--prefix` cached tokens) only attention is measured, kernel by kernel. The limit of decodes
 is the time to read the KV, and the limit of chunks is the time for their operations.
 
-With `--long`, the first row of each batch has this context length instead of `--context`. Then `split` is
+With `--long N`, the first row of each batch has a context of N tokens instead of `--context`. Then `split` is
 also measured with length-aware splits, which captured graphs use for such batches (`split by lengths`).
 
-The backend that `auto` selects is marked. The last lines name backends that were faster than this one.
+The backend that `auto` selects is marked. The last lines name backends that were faster than the marked one.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL
 DECODES = {"cuda": ("split", "fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "reference")}
 PROMPTS = {"cuda": ("fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "reference")}
 BY_LENGTHS = " by lengths"
-"""Suffix of a backend's name for length-aware splits."""
+"""Suffix that is added to a backend's name if the backend uses length-aware splits."""
 BETTER = 1.02
-"""Minimum ratio of the time of `auto` to the time of another backend that is reported as faster."""
+"""Another backend is reported as faster if the time of `auto` exceeds this multiple of the other's time."""
 
 
 def compare_backends(
@@ -97,7 +97,10 @@ def decode_names(args: argparse.Namespace) -> tuple[str, ...]:
 def graph_variant(auto: str, bench: Bench, lengths: Int32) -> str:
     """Return the name of the backend `auto`, with the suffix for length-aware splits if graphs use them.
 
-    This depends on the context lengths of the batch in tokens, int32 [batch].
+    Args:
+        auto: the backend that `auto` selects.
+        bench: the KV that is measured.
+        lengths: the context length of each row in tokens, int32 [batch]; it determines what graphs use.
     """
     backend = FACTORIES[auto](bench.geometry, bench.kv)
     supported = isinstance(backend, LengthSplitDecode) and backend.concurrent_splits
@@ -114,7 +117,7 @@ def decode_limit(args: argparse.Namespace, geometry: Geometry, lengths: Int32) -
 
 
 def chunk_limit(args: argparse.Namespace, geometry: Geometry, count: int) -> float:
-    """Return the minimum seconds of a chunk of `count` tokens after the prefix, given by its operations."""
+    """Return the minimum seconds for `count` tokens after the prefix: the time for their operations."""
     seen = geometry.windows[0] or math.inf
     pairs = sum(min(position + 1, seen) for position in range(args.prefix, args.prefix + count))
     return 4 * geometry.heads * geometry.head_dim * pairs / roofline_of(args)[1]
@@ -123,7 +126,7 @@ def chunk_limit(args: argparse.Namespace, geometry: Geometry, count: int) -> flo
 def measure(
     args: argparse.Namespace, geometry: Geometry, norm: bool, table: Table
 ) -> dict[str, dict[str, Any]]:
-    """Measure decodes by batch and context, then prefill chunks."""
+    """Measure decodes for each batch size and context length, then prefill chunks."""
     results: dict[str, dict[str, Any]] = {}
     for batch in args.batch:
         for context in args.context:
@@ -158,7 +161,7 @@ def measure(
 
 
 def geometry_of(args: argparse.Namespace) -> tuple[Geometry, bool]:
-    """Return the attention geometry of the command line, and whether the model has query and key norms."""
+    """Return the command line's attention geometry, and whether the model has query and key norms."""
     config = config_of(args.shape)
     geometry = Geometry(
         heads=args.heads or config.heads,

@@ -63,7 +63,7 @@ def start(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> None
 
 
 def step(llm: LLM, rows: int) -> tuple[int, int] | None:
-    """Run a step; return the lowest and the highest output position of its rows; None if rows are missing."""
+    """Run a step; return the lowest and highest output position, or None if it had fewer than `rows` rows."""
     output = llm.engine.step(0.0)
     llm.engine.drain_cache_events()
     if output is None or len(output.rids) < rows:

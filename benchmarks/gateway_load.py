@@ -17,7 +17,7 @@ else on the other cores. The phases are:
                request, the time from the client's send to the engine's receipt of the request is added.
                `added_ms` covers all tokens, `added_first_token_ms` only first tokens. If several tokens form
                one character, only the last of them counts, because clients get complete characters
-    long       prompts of 100,000 tokens per CPU-second
+    long       number of prompts per CPU-second, if each prompt has 100,000 tokens
     idle       CPU use of a gateway with 100 engines and no requests
     held       CPU and memory use of 2,000 streams at once for a minute, with one token per second each
     churn      growth of resident memory while streams come and go (`--churn-seconds 3600` for an hour)
@@ -202,7 +202,7 @@ def idle(setup: Setup) -> dict[str, float]:
 
 
 def held(setup: Setup) -> dict[str, float]:
-    """Measure the CPU and memory use of a gateway with 2,000 open streams, for a minute."""
+    """Measure for a minute the CPU and memory use of a gateway with 2,000 open streams."""
     with setup.engines(10, 10, 1.0) as engines, setup.gateway(engines) as gateway:
         result, cpu = setup.run(
             gateway,
@@ -224,7 +224,7 @@ def held(setup: Setup) -> dict[str, float]:
 
 
 def churn(setup: Setup, gateway: GatewayProcess) -> dict[str, float]:
-    """Measure how much memory grows in the second half of a run in which streams come and go."""
+    """Measure how much the gateway's memory grows in the second half of a run of short-lived streams."""
     seconds, rate = setup.arguments.churn_seconds, setup.arguments.churn_rate
     pace: dict[str, Any] = {"rate": rate} if rate else {"concurrency": 64}
     before = gateway.memory()

@@ -3,9 +3,9 @@
     python benchmarks/gpu_all.py [--json]
     python benchmarks/gpu_all.py --device cpu --shape tiny
 
-Each benchmark runs in its own process, and its output is passed on. A Markdown table of all rows comes last,
-with `--json` followed by one JSON object. If a benchmark fails, the next ones still run; failures are listed
-at the end. The second command checks in less than a minute that all benchmarks work.
+Each benchmark runs in its own process, and its output is passed on. At the end comes a Markdown table of all
+rows, and with `--json` one JSON object after it. If a benchmark fails, the next ones still run; failures are
+listed at the end. The second command checks in less than a minute that all benchmarks work.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def commands(device: str, shape: str | None) -> list[str]:
 
 
 def run_benchmark(command: str, rounds: int | None) -> dict[str, Any] | None:
-    """Run a benchmark and pass on its output; return its JSON object; None if the benchmark failed."""
+    """Run a benchmark and pass on its output; return its JSON object, or None if the benchmark failed."""
     program, *options = command.split()
     options += ["--json", *([] if rounds is None else ["--rounds", str(rounds)])]
     print(f"$ {program} {' '.join(options)}", flush=True)

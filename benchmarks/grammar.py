@@ -191,7 +191,7 @@ def compile_seconds(llm: LLM, names: Iterable[str]) -> dict[str, float]:
 
 
 def host_step(vocab_size: int, grammar: Grammar, batch: int, steps: int, threads: int) -> dict[str, float]:
-    """Return the host time of a step in microseconds, if every row of a batch uses the grammar."""
+    """Return the host times, in microseconds, of a step in which every row of a batch uses the grammar."""
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(Path(folder), vocab_size)
         target = GrammarTarget(folder=folder, vocab_size=vocab_size, end_token_ids=(vocab_size - 1,))

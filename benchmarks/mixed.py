@@ -54,7 +54,10 @@ def step(llm: LLM, streams: int) -> StepOutput | None:
 def run_streams(
     llm: LLM, streams: int, prompts: list[np.ndarray], rng: np.random.Generator
 ) -> tuple[list[float], float]:
-    """Run streams and prompts; return all seconds between tokens of a stream, and the prompts' total time."""
+    """Run streams and prompts; return times between tokens, and the time for all prompts, in seconds.
+
+    Times between tokens are the times between any two successive tokens of one stream, for all streams.
+    """
     highest = min(llm.engine.info.vocab_size, 10000)
     for rid in range(streams):
         submit(llm, rid, rng.integers(0, highest, START).astype(np.int32), OUTPUTS)

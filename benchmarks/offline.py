@@ -34,7 +34,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 142_827, 133_966
 
 
 def lengths(args: argparse.Namespace) -> tuple[list[int], list[int]]:
-    """Return the lengths of prompts and of outputs in tokens, in the order that defines the workload."""
+    """Return the length in tokens of each request's prompt, and the length of each request's output."""
     random.seed(0)
     prompts = []
     for _ in range(args.batch):
@@ -76,7 +76,7 @@ def check_room(llm: LLM, prompts: list[int], outputs: list[int]) -> None:
 
 
 def answer(llm: LLM, prompts: list[int], outputs: list[int], seed: int) -> float:
-    """Generate outputs for random prompts, both of the given lengths; return the seconds."""
+    """Generate outputs for random prompts, both of the given lengths; return the seconds that this takes."""
     rng = np.random.default_rng(seed)
     highest = min(llm.engine.info.vocab_size, VOCABULARY)
     ids = [rng.integers(0, highest, count).tolist() for count in prompts]

@@ -45,7 +45,7 @@ COLUMNS = ("first_token_ms", "per_token_ms", "between_tokens_ms")
 REQUESTS = 200
 """Default number of requests in a run without a trace."""
 MAX_REPLAY_SECONDS = 6 * 3600.0
-"""Maximum seconds of a replay without --trace-unit; times of a longer one are probably not in seconds."""
+"""Maximum seconds of a replay without --trace-unit; beyond it, the trace's unit is probably not seconds."""
 WITHOUT_TRACE = ("rate", "burstiness", "input", "output", "shared", "groups", "turns", "think")
 """Options that describe random requests, which a trace replaces."""
 WITH_TRACE = ("speed", "trace_unit", "hash_block")
@@ -149,7 +149,7 @@ async def first_model(url: str, key: str | None) -> str:
 
 
 def entries_of(args: argparse.Namespace) -> list[Entry]:
-    """Return the requests of the trace to replay in order of time, and print how many are left out.
+    """Return the requests to replay from the trace, in order of time; print how many others are left out.
 
     Raises:
         ValueError: the trace cannot be replayed; the message names the line and the reason.
@@ -233,7 +233,7 @@ def cell(figures: dict[str, float] | None) -> str:
 
 
 def hint(kind: str, detail: str) -> str:
-    """Return a hint at the option that may have caused an error of the server, or an empty string."""
+    """Return a hint that names the option that may have caused a server error, or an empty string."""
     message = detail.lower()
     if "vocab" in message or ("prompt" in message and "token id" in message):
         return " (--vocabulary must not exceed the model's vocabulary)"

@@ -2,9 +2,9 @@
 
     python benchmarks/operator_scale.py --services 1000 --json
 
-etcd, kube-apiserver and the operator are real; the operator has the permissions of the chart, and a core of
-its own. The node, the Deployment controller and the gateways' admin API are simulated: pods run as soon as
-they exist (benchmarks/operator_parts/node.py). The phases are:
+etcd, kube-apiserver and the operator are real. The operator has the permissions that the chart grants, and a
+CPU core of its own. The node, the Deployment controller and the gateways' admin API are simulated: pods run
+as soon as they exist (benchmarks/operator_parts/node.py). The phases are:
 
     burst      all services are created at once. Measures the time from the first request until a client of
                the API server sees the last service become Ready, and the operator's CPU time in between
@@ -12,8 +12,8 @@ they exist (benchmarks/operator_parts/node.py). The phases are:
                pod exists
     idle       nothing changes for some time. Measures the operator's writes (from the API server's audit log,
                except for its Lease), its CPU time and its resident memory
-    failover   a second operator stands by. Measures the time from SIGTERM, and from SIGKILL, to the leader
-               until the second operator has created a pod that was requested after the signal
+    failover   a second operator stands by while the leader is stopped, first by SIGTERM, then by SIGKILL.
+               Measures the time from the signal until a pod exists that was requested after the signal
     kills      the operator is killed and restarted at random moments, while groups are scaled, killed and
                replaced. Checks that each service has each of its pods exactly once in the end
 """
@@ -165,7 +165,7 @@ class Run:
         await self.cluster.api.request("PATCH", path, {"spec": spec}, "application/merge-patch+json")
 
     async def burst(self) -> None:
-        """Create all services at once, and measure until all of them are ready."""
+        """Create all services at once, and measure the time until all of them are ready."""
         names = [f"s{number}" for number in range(self.arguments.services)]
         limiter = asyncio.Semaphore(AT_ONCE)
 
@@ -195,7 +195,7 @@ class Run:
         self.results["burst_writes_by_kind"] = dict(writes.most_common())
 
     async def apply(self) -> None:
-        """Create services one at a time, and measure until their engine pods exist."""
+        """Create services one at a time, and measure the time until the engine pod of each exists."""
         took: list[float] = []
         for number in range(self.arguments.applies):
             name = f"one-{number}"
@@ -227,7 +227,7 @@ class Run:
         self.results["rss_mb"] = round(self.operator.rss_mb(), 1)
 
     async def failover(self) -> None:
-        """Stop the leader by SIGTERM, then by SIGKILL, and measure until a standby operator takes over."""
+        """Stop the leader by SIGTERM, then by SIGKILL; each time, measure how long the fail-over takes."""
         await self.apply_one("failover", replicas=0)
         for number, name in ((signal.SIGTERM, "graceful"), (signal.SIGKILL, "killed")):
             other = self.start()

@@ -3,10 +3,10 @@
     python benchmarks/prefix.py --shape qwen3-8b [--shared 8192] [--own 64] [--json]
 
 First, a prompt with a long prefix and a short rest runs while no part of it is in the prefix cache (a miss).
-Then a prompt with the same prefix and another rest runs, whose whole prefix is cached (a hit). The time runs
-from the submission to the first token. The limit is the time for the operations of the computed tokens or the
-time to read all weights and the KV of the prefix, whichever is longer. With `--batch N`, N prompts that share
-the prefix run at once as hits, and the time runs to the last prompt's token.
+Then a prompt runs with the same prefix and another rest, so that its whole prefix is cached (a hit). The time
+runs from the submission to the first token. The limit is the time for the operations of the computed tokens
+or the time to read all weights and the KV of the prefix, whichever is longer. With `--batch N`, N prompts
+that share the prefix run at once as hits, and the time runs to the last prompt's token.
 
     python benchmarks/prefix.py --shape qwen3-8b --groups 50 --each 10
 
@@ -57,8 +57,8 @@ def first_token(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, int]:
 def reusable(context: int, own: int, page_size: int) -> int:
     """Return the number of prefix tokens that a hit reuses.
 
-    These are whole pages of the `context` prefix tokens. The last token of a prompt is never reused, which
-    matters if no `own` tokens follow the prefix.
+    Only whole pages of the prefix, which has `context` tokens, are reused. The last token of a prompt is
+    never reused, which matters if no `own` tokens follow the prefix.
     """
     return min(context, context + own - 1) // page_size * page_size
 

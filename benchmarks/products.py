@@ -5,8 +5,8 @@
 Each GEMM runs in a captured graph over several weights of its shape, which together are larger than the GPU's
 caches. It is measured with the library that PyTorch calls, and with each kernel of `mizzen.kernels.gemm` that
 supports it: `gemv`, `small_m` (small-M GEMM) and `swap_ab` (swap-AB GEMM). The kernel that a layer uses is
-marked. gate-up includes SwiGLU. The limit is the time to read the weights or the time for the operations,
-whichever is longer.
+marked. The times of gate-up include SwiGLU. The limit is the time to read the weights or the time for the
+operations, whichever is longer.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None
 def measure_one(
     args: argparse.Namespace, table: Table, name: str, weights: list[torch.Tensor], rows: int
 ) -> dict[str, Any]:
-    """Measure the GEMM `name` with `rows` rows of x by each kernel; return the figures in microseconds."""
+    """Measure the GEMM `name` for `rows` rows of x with each kernel; return the figures in microseconds."""
     gate, (height, columns), device = name == "gate-up", weights[0].shape, weights[0].device
     x = torch.randn(rows, columns, dtype=weights[0].dtype, device=device)
     out = torch.empty(rows, height // (1 + gate), dtype=x.dtype, device=device)

@@ -1,10 +1,11 @@
 """Host time of a step in the real scheduler: the sum of `Scheduler.schedule` and `Scheduler.complete`.
 
-A constant number of requests of about a thousand tokens runs. Stop tokens are checked, page tables grow,
-finished requests enter the radix cache, and the cache evicts prefixes (in the order of `--eviction`). With
-policies other than fcfs, half as many requests as are running wait for a slot; with `priority`, one request
-in eight has a higher priority. `--all` measures every policy and every eviction. Times are CPU time of the
-thread: the scheduler never waits, and the time that other processes take is not its cost. The columns are:
+A constant number of requests is running, each with about a thousand tokens. Stop tokens are checked, page
+tables grow, finished requests enter the radix cache, and the cache evicts prefixes (in the order of
+`--eviction`). With policies other than fcfs, half as many requests as are running wait for a slot; with
+`priority`, one request in eight has a higher priority. `--all` measures every policy and every eviction.
+Times are CPU time of the thread: the scheduler never waits, and the time that other processes take is not its
+cost. The columns are:
 
     quiet         decode steps while no request arrives or finishes
     decode        steps without prefill, while in each step 1 % of the requests finish and as many arrive (two
@@ -46,14 +47,14 @@ CHURN = 0.01
 COLUMNS = ("quiet", "quiet_p99", "decode", "decode_p99", "mixed", "all", "all_p99", "event")
 WITH_GOAL = ("quiet", "decode")
 LEAST_STEPS = 40
-"""Minimum of `--steps`, not counting one step per running request, in which the requests start."""
+"""Minimum of `--steps`, after one step per running request is subtracted for starting the requests."""
 
 
 class Workload:
     """Generator of requests that share system prompts, and of their sampled tokens.
 
-    In each step, a share `churn` of the requests ends by a stop token. Random numbers are generated in
-    advance, so that this does not disturb the measurement.
+    In each step, a share `churn` of the requests ends with a stop token. Random numbers are generated in
+    advance, so that generating them does not disturb the measurement.
     """
 
     def __init__(self, running: int, churn: float, steps: int) -> None:
@@ -93,7 +94,7 @@ def seconds(plan: StepPlan) -> float:
 def run(
     running: int, page_size: int, steps: int, policy: str, eviction: str, churn: float = CHURN
 ) -> Iterator[tuple[float, bool, int]]:
-    """Yield for each measured step its microseconds, whether it had prefill, and its finished requests."""
+    """Yield each measured step's microseconds, whether it had prefill, and how many requests it finished."""
     workload = Workload(running, churn, steps)
     scheduler = Scheduler(
         SchedulerConfig(

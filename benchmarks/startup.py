@@ -81,7 +81,7 @@ def write_checkpoint(folder: Path, shape: str, device: str) -> int:
 
 
 def start(folder: Path, options: dict[str, Any]) -> Start:
-    """Start a process that loads the engine and generates one token."""
+    """Start a process that loads the engine and generates one token; return its times."""
     bytecode = {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
     begin = time.perf_counter()
     command = [sys.executable, "-c", LOAD, str(folder), json.dumps(options)]

@@ -118,7 +118,7 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
 
 
 def main() -> int:
-    """Run the command line and print the summary; return 1 unless there were streams and all were good."""
+    """Run streams and print the summary; return 0 if there were streams and all of them were good, else 1."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -57,7 +57,7 @@ def gateways(endpoint: str, peers: int, each: int) -> None:
 
 
 def measure(peers: int, steps: int) -> dict[str, list[float]]:
-    """Return the microseconds of each step by column, without the first tenth of the steps."""
+    """Return the microseconds of each step, by column; the first tenth of the steps is left out."""
     welcome = Welcome(PROTOCOL, "e", "i", "r", "m", "h", {}, 8192, 100_000, (2,), 16, RUNNING, False)
     limits = WireLimits(send_frames=100_000)
     server = WireServer("tcp://127.0.0.1:*", None, welcome, {}, max_waiting=10_000, limits=limits)

@@ -106,7 +106,7 @@ def kind(schema: dict[str, Any], path: str) -> str:
 
 
 def resolved(schema: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """Return the definition that the `$ref` of a part of the schema names, or the part if it has none."""
+    """Return the definition to which the `$ref` of a schema part refers; without `$ref`, the part itself."""
     reference = part.get("$ref")
     return schema["$defs"][reference.rpartition("/")[2]] if reference else part
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BOARDS = ROOT / "charts/mizzen/dashboards"
 WINDOW = "15s"
 COLOURS = 48
-"""Palette size of the images: enough for line plots, and a third of the size of RGB images."""
+"""Number of colours in an image: enough for line plots, and the file is a third as large as in RGB."""
 PANELS = {
     "service": (
         "Requests by status code",
@@ -114,7 +114,7 @@ def draw(axes: Any, panel: dict[str, Any], plotted: dict[str, list[tuple[float, 
 
 
 def plot(url: str, board: str, start: float, end: float, folder: Path) -> Path:
-    """Plot the panels of a dashboard that `PANELS` lists into one image, and return its path.
+    """Plot into one image the panels that `PANELS` lists for a dashboard; return the image's path.
 
     Raises:
         KeyError: `PANELS` lists a title that no panel of the dashboard has.

@@ -131,7 +131,7 @@ class Formatter:
 
 
 def sloppy(question: str, random_: random.Random) -> str:
-    """Return a question with random typing habits: all lower case, without final punctuation, or both."""
+    """Return a question as a user may type it: perhaps in lower case, perhaps without final punctuation."""
     if random_.random() < 0.1:
         question = question.lower()
     if random_.random() < 0.1:
@@ -142,7 +142,7 @@ def sloppy(question: str, random_: random.Random) -> str:
 def conversations(
     pairs: list[tuple[str, str]], formatter: Formatter, random_: random.Random
 ) -> Iterator[Example]:
-    """Yield examples that contain every pair once: as plain text, alone, or as a turn of a conversation."""
+    """Yield examples in which each pair occurs once: as plain text, or as one of 1 to 3 turns of a chat."""
     rest = random_.sample(pairs, len(pairs))
     while rest:
         if random_.random() < 0.25:
@@ -171,7 +171,7 @@ def tensors(examples: list[Example], pad: int) -> tuple[torch.Tensor, torch.Tens
 def batches(
     examples: list[Example], pad: int, tokens: int, random_: random.Random
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return (ids, labels) batches of about `tokens` tokens, each of similarly long examples, shuffled."""
+    """Return (ids, labels) batches in random order: similarly long examples, about `tokens` tokens each."""
     groups: list[list[Example]] = [[]]
     for example in sorted(examples, key=lambda e: (len(e.ids), e.ids)):
         if groups[-1] and (len(groups[-1]) + 1) * len(example.ids) > tokens:

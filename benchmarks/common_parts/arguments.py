@@ -19,7 +19,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 def given_options(parser: argparse.ArgumentParser) -> set[str]:
-    """Return the names of the options that the command line sets, even if to their default values."""
+    """Return the names of all options on the command line, including options set to their default values."""
     defaults = {name: parser.get_default(name) for name in vars(parser.parse_args())}
     parser.set_defaults(**dict.fromkeys(defaults))
     given = {name for name, value in vars(parser.parse_args()).items() if value is not None}

@@ -29,7 +29,7 @@ KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a st
 
 
 def kind_of(name: str) -> type:
-    """Return the type of an engine option, without None."""
+    """Return the type of an engine option; for an option of type `T | None`, return T."""
     kind = typing.get_type_hints(EngineOptions)[name]
     if isinstance(kind, types.UnionType):
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
@@ -37,7 +37,7 @@ def kind_of(name: str) -> type:
 
 
 def describe_values(kind: type, rules: Mapping[str, Any]) -> str:
-    """Return a description of the values that an engine option of a type accepts under its `rules`."""
+    """Return a description of the values that an engine option of type `kind` accepts, given its `rules`."""
     if rules["choices"]:
         return f"one of {', '.join(rules['choices'])}"
     bounds = [
@@ -87,11 +87,11 @@ def engine_option(text: str) -> tuple[str, Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlagOption:
-    """An engine option that flags of the benchmark set."""
+    """An engine option whose value comes from flags of the benchmark."""
 
     flags: tuple[str, ...]
     value: Callable[[argparse.Namespace], Any]
-    """Function that computes the value from the flags; None leaves the option at the engine's default."""
+    """Function that computes the value from the flags; if it returns None, the engine's default applies."""
 
 
 def flag(name: str) -> FlagOption:
@@ -125,7 +125,7 @@ def is_smoke_run(args: argparse.Namespace) -> bool:
 
 
 def options_from_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine options that flags set, with their values."""
+    """Return the values, by name, of the engine options that are set by flags of their own."""
     values = {name: option.value(args) for name, option in FLAGGED.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -147,7 +147,7 @@ def with_variant(args: argparse.Namespace, variant: str) -> argparse.Namespace:
 
 
 def variants_already_off(args: argparse.Namespace) -> list[str]:
-    """Return the variants whose engine options the command line already sets without `--ablate`."""
+    """Return the variants whose engine options are already in effect without `--ablate`."""
     options = engine_options(args)
     return [name for name, change in VARIANTS.items() if change and change.items() <= options.items()]
 
@@ -162,12 +162,12 @@ def parse_args(parser: argparse.ArgumentParser, **small: Any) -> argparse.Namesp
 
 
 def find_contradiction(args: argparse.Namespace, given: set[str], own: Mapping[str, str]) -> str | None:
-    """Return an error message if the command line sets an engine option to different values, else None.
+    """Return an error message if the command line gives one engine option two different values, else None.
 
     Args:
         args: the command line.
         given: names of the options on the command line; all others have defaults, which `--engine` overrides.
-        own: engine option that each of the benchmark's own options sets.
+        own: for each of the benchmark's own options, the engine option that it sets.
     """
     if args.no_overlap and "depth" in given and args.depth != 1:
         return f"--no-overlap is --depth 1, not {args.depth}: leave one of them out"
@@ -188,7 +188,7 @@ def parse_checked_args(
 ) -> argparse.Namespace:
     """Parse the command line like `parse_args`, and exit if options contradict each other.
 
-    `own` names the engine option that each of the benchmark's own options sets.
+    `own` contains, for each of the benchmark's own options, the engine option that it sets.
     """
     args = parse_args(parser, **small)
     if message := find_contradiction(args, given_options(parser), own or {}):

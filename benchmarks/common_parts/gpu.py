@@ -117,7 +117,7 @@ def loaded(device: str, folder: Path, options: dict[str, Any]) -> Iterator[LLM]:
 
 @contextmanager
 def load(args: argparse.Namespace, **more: Any) -> Iterator[tuple[LLM, Limits]]:
-    """Provide an engine with the shape and options of the command line and random weights, and its limits.
+    """Provide an engine with random weights, and its limits; the command line gives its shape and options.
 
     `more` are engine options that the benchmark itself sets.
     """
@@ -139,13 +139,13 @@ Measure = Callable[[argparse.Namespace, Table], dict[str, Any]]
 
 
 def left_out(args: argparse.Namespace, without: Mapping[str, str]) -> dict[str, str]:
-    """Return the variants that `--ablate` skips, with reasons; `without` adds some for this benchmark."""
+    """Return the variants that `--ablate` skips, with reasons, including the variants in `without`."""
     absent = dict.fromkeys(GPU_ONLY_VARIANTS if args.device == "cpu" else (), "not on a CPU")
     return {**absent, **dict.fromkeys(variants_already_off(args), "off throughout"), **without}
 
 
 def variants(args: argparse.Namespace, without: Mapping[str, str]) -> list[str]:
-    """Return the variants to measure: "all on", and with `--ablate` all that `left_out` does not name."""
+    """Return the variants to measure: only "all on", or with `--ablate` every variant not in `left_out`."""
     out = left_out(args, without)
     return [name for name in VARIANTS if name not in out] if args.ablate else ["all on"]
 
@@ -161,7 +161,7 @@ def title(args: argparse.Namespace, variant: str) -> str:
 
 
 def run(args: argparse.Namespace, measure: Measure, *, without: Mapping[str, str] | None = None) -> None:
-    """Measure, with `--ablate` all variants; print tables, and with `--json` one JSON object.
+    """Measure "all on", or with `--ablate` each variant; print tables, and with `--json` one JSON object.
 
     Args:
         args: the command line.
@@ -191,7 +191,7 @@ def run(args: argparse.Namespace, measure: Measure, *, without: Mapping[str, str
 
 
 def print_drift(drift: Mapping[str, float], out: Mapping[str, str]) -> None:
-    """Print the changes between the first and the last run of "all on", and the skipped variants."""
+    """Print how figures changed from the first to the last run of "all on"; then print skipped variants."""
     print("drift of all on, from the first run to the last:")
     for work, change in drift.items():
         print(f"  {work:<26} {change:+.1%}")
@@ -226,7 +226,7 @@ def advice(llm: LLM, message: str) -> str:
 
 
 def check_ended(llm: LLM, work: str) -> None:
-    """Exit with the reason if a request of `work` was rejected, because the time would mean nothing."""
+    """Exit with the reason if a request of `work` was rejected; the measured time would then mean nothing."""
     for ended in llm.engine.drain_finished():
         if ended.reason is FinishReason.ERROR:
             fail(f"{work}: prompt rejected: {ended.message}: {advice(llm, ended.message)}")

@@ -1,8 +1,9 @@
 """Computes by how much each kernel delays a step, from a trace of PyTorch's profiler.
 
-With programmatic dependent launch (PDL), a kernel starts before the previous kernel ends and waits for it, so
-durations add up to more than the step. The delay of a kernel is the time from the latest end of an earlier
-kernel to its own end. Delays add up to the duration of the whole step, including gaps.
+With programmatic dependent launch (PDL), a kernel can start before the previous kernel has ended, and then
+waits for that kernel. Durations therefore add up to more than the duration of the step. The delay of a kernel
+is the time from the latest end of an earlier kernel to its own end. Delays add up to the duration of the
+whole step, including gaps.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class KernelTimes:
 
 
 def times_by_kernel(events: Iterable[dict[str, Any]], steps: int) -> dict[str, KernelTimes]:
-    """Return the times of each kernel and grid size by name, the largest delay first.
+    """Return the times of each combination of kernel and grid size, by name, the largest delay first.
 
     Args:
         events: the events of a trace in Chrome's format (`ts` and `dur` in microseconds).

@@ -27,7 +27,7 @@ from mizzen.attention.base import (
 from mizzen.core.request import Int32
 
 COLD_BYTES = 256 << 20
-"""Minimum bytes of KV of all layers together, several times the L2 cache of a GPU, so that reads miss it."""
+"""Minimum size in bytes of the KV of all layers: several times a GPU's L2 cache, so that reads miss it."""
 LAYERS = 32
 REPLAYS = 20
 
@@ -87,7 +87,10 @@ def dtype_of(device: torch.device) -> torch.dtype:
 
 
 def seconds_of(step: Callable[[], None], device: torch.device, rounds: int) -> float:
-    """Return the seconds of a call of `step`: the median of the rounds, with several calls each on a GPU."""
+    """Return the seconds per call of `step`: the median of the rounds.
+
+    On a GPU, a round consists of several calls.
+    """
     cuda, repeats = device.type == "cuda", REPLAYS if device.type == "cuda" else 1
     for _ in range(2):
         step()
@@ -109,7 +112,10 @@ def seconds_of(step: Callable[[], None], device: torch.device, rounds: int) -> f
 
 
 class Decodes:
-    """A batch of decodes to measure, from the raw QKV projection on; `by_length` uses length-aware splits."""
+    """A batch of decodes to measure, from the raw QKV projection on.
+
+    With `by_length`, the backend uses length-aware splits.
+    """
 
     def __init__(
         self, bench: Bench, backend: AttentionBackend, lengths: Int32, norm: bool, *, by_length: bool = False

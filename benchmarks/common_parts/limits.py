@@ -28,9 +28,9 @@ class Limits:
 
     config: ModelConfig
     bandwidth: float
-    """Memory bandwidth in bytes per second."""
+    """Memory bandwidth of one GPU in bytes per second."""
     flops: float
-    """Operations per second."""
+    """Floating-point operations per second of one GPU."""
     element: int = 2
     """Bytes per weight and per value in the residual stream."""
     kv_element: int = 2
@@ -70,7 +70,7 @@ class Limits:
         return (gemms + batch * context * self.token_bytes / self.bandwidth) / self.gpus
 
     def operations(self, tokens: int, start: int = 0) -> float:
-        """Return the floating-point operations of prefilling `tokens` tokens after `start` cached tokens."""
+        """Return the number of operations to prefill `tokens` tokens that follow `start` cached tokens."""
         c = self.config
         pairs = tokens * start + tokens * tokens / 2
         return 2 * self.body * tokens + 4 * c.layers * c.heads * c.head_dim * pairs
@@ -81,8 +81,8 @@ class Limits:
         `prompts` are the numbers of tokens to compute. The limit is the time for their operations or the time
         to read all weights and the KV of the `start` tokens once, whichever is longer. The two do not add up:
         while GEMMs limit a step, the next layer's KV can be prefetched, because the 33 MB for 8,192 tokens of
-        an 8B model fit in the GPU's L2 cache. If reads limit a step, as for the short rest of a prompt, the
-        times to read weights and KV add up.
+        an 8B model fit in the GPU's L2 cache. If reads limit a step, as when only a short rest of a prompt is
+        computed, the times to read weights and KV add up.
         """
         operations = sum(self.operations(tokens, start) for tokens in prompts)
         bytes_read = self.element * (self.body + self.head) + start * self.token_bytes
@@ -142,7 +142,7 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
 
 
 def limits_of(args: argparse.Namespace, config: ModelConfig, options: Mapping[str, Any]) -> Limits:
-    """Return the limits of a model for the command line; `options` are the engine options."""
+    """Return the limits of a model on the hardware that `args` describe; `options` are the engine options."""
     bandwidth, flops = roofline_of(args)
     gpus, element = options["tensor"], 4 if options.get("dtype") == "float32" else 2
     least_sum = LEAST_SUM.get(gpus, 0.0) if args.least_sum is None else args.least_sum

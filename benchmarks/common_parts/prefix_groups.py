@@ -31,7 +31,7 @@ def draw_prompts(args: argparse.Namespace, highest: int, seed: int) -> list[np.n
 
 
 def least_seconds(args: argparse.Namespace, limits: Limits, *, cached: bool) -> float:
-    """Return the minimum seconds of all prompts.
+    """Return the minimum seconds for all prompts together.
 
     With the cache, the first prompt of each group is computed completely; after that, all other prompts
     compute only the tokens that follow the prefix.

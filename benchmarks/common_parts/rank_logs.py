@@ -20,7 +20,7 @@ QUIET = ("debug", "info")
 def filter_line(line: str) -> str | None:
     """Return a log line as it should be shown; None for debug and info records, which are hidden.
 
-    The traceback of a ValueError is removed, because it means an invalid option, for which the message is
+    The traceback of a ValueError is removed: this error means that an option is invalid, and its message is
     enough.
     """
     try:

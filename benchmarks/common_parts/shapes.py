@@ -71,7 +71,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     ),
     "tiny": shape(QWEN3, 64, 96, 2, 8, tie_word_embeddings=True, head_dim=16, vocab_size=512, eos_token_id=1),
 }
-"""config.json of each shape; "tiny" is not a real model, but only checks that everything works."""
+"""config.json of each shape; "tiny" is not a real model, but serves to check that everything works."""
 
 
 @contextmanager

@@ -57,8 +57,8 @@ class Checker:
     def check(self, stream: Stream) -> tuple[list[float], Arrivals | None]:
         """Check an answer; return the arrival times of its events with text, and of its tokens.
 
-        The result has None in place of the tokens' times unless `Plan.timings` requests them, and also if the
-        text contains replacement characters, because its bytes then cannot be assigned to tokens.
+        The tokens' times are None unless `Plan.timings` requests them. They are also None if the text
+        contains replacement characters, because the text's bytes then cannot be assigned to tokens.
 
         Raises:
             ValueError: the answer is incorrect; the message says what is wrong.
@@ -137,7 +137,7 @@ def body(rest: bytes) -> bytes:
 
 
 def events_end(rest: bytes) -> list[int]:
-    """Return the number of bytes of a chunked body after which each server-sent event is complete."""
+    """Return, for each server-sent event in a chunked body, the number of bytes up to the event's end."""
     ends: list[int] = []
     for start, stop in chunks(rest):
         at = rest.find(b"\n\n", start, stop)

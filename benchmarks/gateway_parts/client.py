@@ -167,7 +167,7 @@ class Client:
 
 
 def prepare_requests(vocabulary: Vocabulary, plan: Plan, replies: int) -> list[PreparedRequest]:
-    """Return `plan.prompts` requests with different prompts; `replies` is the number of reply tokens."""
+    """Return `plan.prompts` requests with different prompts; `replies` is the length of the reply list."""
     rng = random.Random(1000 + plan.seed)
     stride = 7 if plan.prompts > 100 else plan.prompt_tokens // 7
     wanted = plan.prompt_tokens + stride * plan.prompts
@@ -200,7 +200,10 @@ async def _drive(client: Client) -> tuple[float, float]:
 
 
 def drive(plan: Plan, cores: set[int], pipe: Any) -> None:
-    """Run a plan on `cores` in this process, once the pipe receives a message; send the result through it."""
+    """Run a plan in this process on the CPU cores `cores`.
+
+    The run starts when a message arrives through the pipe, and the result is sent through the same pipe.
+    """
     import uvloop
 
     os.sched_setaffinity(0, cores)

@@ -60,7 +60,7 @@ class Timing:
     key: int
     received: float
     sent: NDArray[np.float64]
-    """Time when the engine sent each token, [tokens]."""
+    """Time at which the engine sent each token, [tokens]."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Run:
 
 
 class FakeEngine:
-    """A simulated engine, which serves in the thread that calls `run` until `stop` is set."""
+    """A simulated engine; the thread that calls `run` serves requests until `stop` is set."""
 
     def __init__(self, name: str, script: Script, stop: threading.Event) -> None:
         self._script = script
@@ -180,8 +180,8 @@ class FakeEngine:
 def host(names: list[str], script: Script, pipe: Connection, cores: set[int]) -> None:
     """Run engines in threads of this process, and send their endpoints through the pipe.
 
-    A message "take" from the pipe is answered with the timings of the requests that ended since the previous
-    one; any other message ends the process.
+    The reply to each message "take" from the pipe contains the timings of the requests that ended since the
+    previous "take". Any other message ends the process.
     """
     import os
 

@@ -97,7 +97,7 @@ class GatewayProcess:
 
 
 class CpuMeter:
-    """Samples a gateway's CPU time during a run, from which it computes the CPU time of any span."""
+    """Samples a gateway's CPU time during a run; computes the CPU time of any span from the samples."""
 
     def __init__(self, gateway: GatewayProcess, interval: float = 0.1) -> None:
         self._gateway = gateway

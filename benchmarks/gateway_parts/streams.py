@@ -17,13 +17,13 @@ class Plan:
     output_tokens: int
     seconds: float
     warm_seconds: float = 0.0
-    """Time at the start of the run that is not measured."""
+    """Length of the warm-up at the start of the run, during which nothing is measured."""
     concurrency: int = 0
     """Number of streams at once; each stream that ends is replaced by a new one. 0 if `rate` is set."""
     rate: float = 0.0
     """Number of streams started per second, at random times (Poisson); 0 if `concurrency` is set."""
     once: bool = False
-    """Whether `concurrency` streams are started only once, without replacement."""
+    """Whether `concurrency` streams are started only once, so that no new stream replaces one that ends."""
     prompts: int = 4000
     seed: int = 1
     timings: bool = False

@@ -56,7 +56,7 @@ class Language:
         self.words = list(unique)
 
     def text(self, rng: random.Random, words: int) -> str:
-        """Return `words` random words, drawn by a power law of their rank, with punctuation and line ends."""
+        """Return `words` random words with punctuation and line ends; their rank follows a power law."""
         last = len(self.words) - 1
         parts = [self.words[min(last, int(rng.paretovariate(0.6) * 4) - 4)] for _ in range(words)]
         for at in range(17, words, 17):

@@ -16,7 +16,7 @@ NEEDS = "needs at, max_tokens, and prompt or input_length"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A request in a trace, which is one line of the file."""
+    """A request in a trace: one line of the file."""
 
     at: float
     """Time in the unit of the trace."""
@@ -31,7 +31,7 @@ class Entry:
 
 
 def first_of(values: dict[str, Any], *names: str) -> Any:
-    """Return the value of the first field in `names` that is present; None if none of them is."""
+    """Return the value of the first field in `names` that is present and not null; else None."""
     return next((values[name] for name in names if values.get(name) is not None), None)
 
 
@@ -59,7 +59,7 @@ def parse_integer(name: str, value: Any, least: int) -> int:
 
 
 def prompt_of(value: Any) -> Prompt:
-    """Check that a value is a prompt, that is text or a list of token ids, and return it.
+    """Check that a value is a prompt (text or a list of token ids), and return it.
 
     Raises:
         ValueError: the value is neither text nor a list of token ids, or it is empty.
@@ -166,7 +166,7 @@ def trace_requests(
 
 
 def trace_sessions(requests: Iterable[TimedRequest], speed: float) -> list[Session]:
-    """Return one session per request in order of time, starting at 0 and replayed `speed` times as fast."""
+    """Return one session per request, in order of time; times start at 0 and are divided by `speed`."""
     ordered = sorted(requests, key=lambda request: request.after)
     begin = ordered[0].after
     return [

@@ -16,7 +16,7 @@ import aiohttp
 from online_parts.trace import Prompt, Session, TimedRequest
 
 MOST_REASON = 300
-"""Maximum number of characters of a server's error message that are kept."""
+"""Maximum number of characters that are kept of a server's error message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[float,
 
 
 class Replay:
-    """The part of a run that one client process sends."""
+    """The sessions of a run that one client process runs."""
 
     def __init__(self, target: Target, session: aiohttp.ClientSession, start: float) -> None:
         self.target = target
@@ -205,7 +205,7 @@ class Replay:
 
 
 async def replay(target: Target, sessions: list[Session], start: float) -> list[Record]:
-    """Run sessions from the time `start` of the monotonic clock on; return the records of all requests."""
+    """Run sessions, starting at `start` on the monotonic clock; return the records of all requests."""
     headers = {"content-type": "application/json"}
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"
@@ -230,7 +230,7 @@ def work(target: Target, sessions: list[Session], ready: Any, start: Any, result
 
 
 def run(target: Target, sessions: list[Session], processes: int = 1) -> list[Record]:
-    """Run sessions from `processes` client processes; return the records in order of due time.
+    """Run sessions in `processes` client processes; return the records in order of due time.
 
     Raises:
         RuntimeError: a client process ended before all its requests.

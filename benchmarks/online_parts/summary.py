@@ -14,7 +14,7 @@ QUANTILES = (50, 90, 99)
 
 
 def quantiles(seconds: Iterable[float]) -> dict[str, float] | None:
-    """Return the mean, quantiles and maximum of times in milliseconds; None if there are no times."""
+    """Return the mean, quantiles and maximum of `seconds`, in milliseconds; None if there are no values."""
     values = np.fromiter(seconds, float) * 1e3
     if not len(values):
         return None
@@ -23,12 +23,12 @@ def quantiles(seconds: Iterable[float]) -> dict[str, float] | None:
 
 
 def first_token(record: Record) -> float:
-    """Return the seconds from the time at which a request was due to its first piece of text."""
+    """Return the seconds between a request's due time and the arrival of its first piece of text."""
     return record.tokens_at[0] - record.due
 
 
 def per_token(record: Record) -> float:
-    """Return the mean seconds per token of an answer after its first token."""
+    """Return the mean seconds per token of an answer, not counting the first token."""
     return (record.tokens_at[-1] - record.tokens_at[0]) / (record.output_tokens - 1)
 
 
@@ -60,7 +60,7 @@ def summarize(
 
     Args:
         records: the records of all requests.
-        warm: the seconds at the start of the run; latencies of requests that are due in them do not count.
+        warm: length of the start of the run in seconds; latencies of requests due during it do not count.
         most_first: the maximum seconds to the first token of a good request; None for no limit.
         most_token: the maximum mean seconds per further token of a good request; None for no limit.
     """

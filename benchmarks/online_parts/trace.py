@@ -1,4 +1,4 @@
-"""Generates sessions of requests with their times from distributions."""
+"""Generates random sessions of requests, and the times at which they are due, from distributions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class TimedRequest:
     """A request with the time at which it is due."""
 
     after: float
-    """Due time in seconds after the start of the run; for later turns, after the previous answer's end."""
+    """Time at which the request is due, in seconds.
+
+    It counts from the start of the run; for later turns, it counts from the end of the previous answer.
+    """
     prompt: Prompt
     """Text or token ids that this turn adds to the session."""
     output: int

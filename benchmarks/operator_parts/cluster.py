@@ -145,7 +145,7 @@ class Cluster:
             raise RuntimeError("the simulated node did not start")
 
     def start_operator(self, *options: str, identity: str = "") -> OperatorProcess:
-        """Start an operator on the operators' core; `options` are added to its command line."""
+        """Start an operator on the CPU core for operators; `options` are added to its command line."""
         self._count += 1
         identity = identity or f"operator-{self._count}"
         host = self.plane.addresses.host
@@ -186,7 +186,7 @@ class Cluster:
             return ""
 
     def audited(self, since: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the operators' writes, except for Leases, from the audit log, starting at byte `since`."""
+        """Yield the operators' writes from the audit log, starting at byte `since`; skip writes of Leases."""
         with self._audit.open("rb") as log:
             log.seek(since)
             for line in log:

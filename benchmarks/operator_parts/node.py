@@ -260,7 +260,7 @@ class Node:
 
 
 async def main(server: str, folder: str) -> None:
-    """Simulate until SIGTERM arrives, or standard input closes because the parent process has ended."""
+    """Simulate until SIGTERM arrives, or until standard input closes because the parent process has ended."""
     api = Api(server, Path(folder), "benchmark-node")
     work = asyncio.create_task(Node(api).run())
     loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
 """Loopback addresses for the node, pods and services of a cluster.
 
 On Linux all of 127.0.0.0/8 is loopback, and a process can listen there without root. Each cluster on the
-machine claims an index: it selects a /22 of 127.97.0.0/16 for the node and 1020 pods, and a /16 from
+machine claims an index, which selects a /22 of 127.97.0.0/16 for the node and 1020 pods, and a /16 from
 127.128.0.0 up for ClusterIPs. The claim is an abstract Unix socket that the cluster's processes keep open, so
 that the kernel releases it when the last of them ends, however it ends.
 """

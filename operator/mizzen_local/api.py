@@ -39,7 +39,10 @@ class ApiError(Exception):
 
 
 class ApiClient:
-    """Client of the API server that a kubeconfig from `pki.py` names; an asynchronous context manager."""
+    """Client of the API server that a kubeconfig names; use it with `async with`.
+
+    The kubeconfig has to be written by `pki.py`.
+    """
 
     def __init__(self, kubeconfig: Path) -> None:
         config = json.loads(kubeconfig.read_text())
@@ -63,7 +66,7 @@ class ApiClient:
         """The open session.
 
         Raises:
-            RuntimeError: used outside of `async with`.
+            RuntimeError: the client is used outside of `async with`.
         """
         if self._session is None:
             raise RuntimeError("ApiClient is used outside of `async with`")
@@ -114,8 +117,9 @@ class ApiClient:
         """Yield the objects of a collection and their changes, without end.
 
         Existing objects come first, as ADDED, followed by SYNCED with an empty object; then come the changes.
-        When the watch fails, the collection is listed again: new and changed objects come as ADDED, and
-        objects deleted meanwhile as DELETED with their last known content, followed by another SYNCED.
+        When the watch fails, the collection is listed again. New and changed objects then come as ADDED.
+        Objects that were deleted in the meantime come as DELETED, with their last known content. Another
+        SYNCED follows.
         """
         known: dict[str, Object] = {}
         pause = 0.05

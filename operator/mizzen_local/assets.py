@@ -87,7 +87,7 @@ def _fill_cache(cache: Path, provide: Callable[..., None], report: Report) -> No
 
 @contextlib.contextmanager
 def _lock_cache(cache: Path, report: Report) -> Iterator[None]:
-    """Hold the lock that lets only one process of this user at a time fill the cache; wait for it."""
+    """Wait for the lock that lets only one process of this user fill the cache at a time, and hold it."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     with (cache.parent / "lock").open("w") as file:
         try:

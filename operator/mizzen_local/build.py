@@ -53,8 +53,8 @@ def _build_etcd(go: str, work: Path, folder: Path, version: str, report: Report)
 def _build_kubernetes(go: str, work: Path, folder: Path, version: str, report: Report) -> None:
     """Build one program that contains all Kubernetes programs, and link their names to it.
 
-    The go.mod of Kubernetes replaces its staged modules with folders of its repository, which are not part of
-    the published module. Here the published versions of these modules replace them.
+    The go.mod of Kubernetes replaces the staged modules with folders of the Kubernetes repository, which the
+    published module does not contain. This build uses the published versions of the staged modules instead.
     """
     shutil.copytree(SOURCES / "kubernetes", work)
     (work / "go.mod").write_text("module mizzen.dev/kubernetes\n")
@@ -102,7 +102,7 @@ def _run_go(go: str, work: Path, *arguments: str) -> str:
 
 
 def _compile(go: str, work: Path, program: Path, name: str, *, flags: list[str], report: Report) -> None:
-    """Download the dependencies of one program and build it."""
+    """Build one program, after downloading its dependencies."""
     report(f"downloading the dependencies of {name}")
     _run_go(go, work, "mod", "tidy")
     command = [go, "build", "-v", "-trimpath", "-ldflags", " ".join(["-s", "-w", *flags]), "-o", str(program)]

@@ -44,7 +44,10 @@ def options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Accept the options before the command; state is kept in MIZZEN_LOCAL_DIR or the user's cache folder."""
+    """Accept the options that precede the command.
+
+    The cluster's state is kept in the folder MIZZEN_LOCAL_DIR, or else in the user's cache folder.
+    """
 
 
 def _open_cluster() -> Cluster:

@@ -67,7 +67,7 @@ class Cluster:
         """Start the cluster; return when the node is ready and the operator holds its Lease.
 
         Args:
-            gpus: number of nvidia.com/gpu that the node offers; no device has to exist.
+            gpus: number of `nvidia.com/gpu` devices that the node offers; they do not have to exist.
             operator: whether to install the CRD and the operator.
             report: called with each line of progress.
             start_proxy: starts a proxy between pods and the API server, and returns the proxy's URL.

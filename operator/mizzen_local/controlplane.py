@@ -47,7 +47,10 @@ CONTROLLERS = (
 )
 NODE = "mizzen-local"
 GOGC = "300"
-"""GOGC of the Go programs. With 300 instead of the default 100 they use a sixth less CPU time."""
+"""Environment variable GOGC of the Go programs.
+
+With 300 instead of the default 100, the programs use a sixth less CPU time.
+"""
 
 
 class StartError(LocalError):

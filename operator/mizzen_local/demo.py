@@ -35,7 +35,7 @@ def run_demo(cluster: Cluster, *, gpus: int, report: Report) -> None:
 
     Args:
         cluster: the cluster to use.
-        gpus: number of GPUs of the node, if the cluster is started.
+        gpus: number of GPUs that the node offers; ignored if the cluster is up already.
         report: called with each line of progress.
 
     Raises:

@@ -1,9 +1,9 @@
 """Downloads the programs of the control plane from the official releases, and verifies their checksums.
 
 Kubernetes publishes each program at dl.k8s.io/release/v<version>/bin/linux/<arch>/, next to its SHA-256. etcd
-publishes an archive and a SHA256SUMS file at its GitHub release. Each download must match the checksum that
-the release publishes, fetched over HTTPS: this detects a broken download, but relies on the release site. A
-download with a checksum in PINNED must match that too, and therefore does not rely on the release site.
+publishes an archive and a SHA256SUMS file at its GitHub release. Each download must match the published
+checksum, which is fetched over HTTPS. This detects a broken download, but trusts the release site. If PINNED
+contains a checksum for the download, the download must match that one too; then the site is not trusted.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ Report = Callable[[str], None]
 def find_helm(*, report: Report = lambda line: None) -> Path:
     """Return the path of Helm 4, from KUBE_ASSETS_DIR, the PATH or the cache.
 
-    If none of them has it, it is downloaded into the cache, or built if the download fails.
+    If Helm is not found there, it is downloaded into the cache, or built if the download fails.
 
     Args:
         report: called with each line of progress.
 
     Raises:
-        AssetError: Helm was not found, and download and build failed; the message lists the attempts.
+        AssetError: Helm was not found, and both download and build failed; the message lists the attempts.
     """
     configured = os.environ.get("KUBE_ASSETS_DIR")
     candidates = [Path(configured) / "helm"] if configured else []

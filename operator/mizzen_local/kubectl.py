@@ -16,7 +16,7 @@ class KubectlError(LocalError):
     """kubectl failed.
 
     Attributes:
-        message: standard error of kubectl.
+        message: text that kubectl wrote to standard error.
     """
 
     def __init__(self, arguments: Sequence[str], message: str) -> None:

@@ -31,11 +31,12 @@ def find_logs(folder: Path, target: str, namespace: str, container: str, *, prev
 
     Args:
         folder: folder of all logs.
-        target: name of a process, such as `kube-apiserver` or `node`; or a pod's name; or one or more whole
-            words, joined by hyphens, from pods' names, such as the name of an InferenceService.
+        target: name of a process, such as `kube-apiserver` or `node`; or name of a pod; or a part of pods'
+            names that consists of whole words joined by hyphens, such as the name of an InferenceService.
         namespace: namespace of the pods; all if empty.
         container: container of the pods; all if empty.
-        previous: return the log of the run before the last; containers that have run only once are left out.
+        previous: return the log of each container's second-to-last run instead of its last one; containers
+            that have run only once are left out.
     """
     part = folder / f"{target}.log"
     if target in PARTS and part.exists():
@@ -72,7 +73,7 @@ def _sort_by_run(folder: Path) -> list[Path]:
 
 
 def tail_offset(path: Path, lines: int | None) -> int:
-    """Return the offset in bytes at which the last `lines` lines of a file begin; 0 for None."""
+    """Return the offset in bytes at which the last `lines` lines of a file begin; 0 if `lines` is None."""
     if lines is None:
         return 0
     with path.open("rb") as file:

@@ -61,8 +61,8 @@ def is_ready(pod: Object) -> bool:
 def select_backends(service: Object, port: Mapping[str, Any], pods: Sequence[Object]) -> list[Backend]:
     """Return the pods to which connections to a port may be forwarded.
 
-    These are the ready pods that are not terminating. If there are none, they are the ready pods that are
-    terminating, as with kube-proxy.
+    These are the ready pods that are not terminating. If no such pod exists, the ready pods that are
+    terminating are returned; kube-proxy does the same.
 
     Args:
         service: the service; without a selector it has no backends.
@@ -92,7 +92,10 @@ def select_backends(service: Object, port: Mapping[str, Any], pods: Sequence[Obj
 
 
 def target_port(port: Mapping[str, Any], pod: Object) -> int | None:
-    """Return the port number of a pod that a service's port targets; None if the pod lacks the named port."""
+    """Return the number of the pod's port that a service's port targets.
+
+    The result is None if the service's port targets a name, and no port of the pod has this name.
+    """
     target = port.get("targetPort", port["port"])
     if isinstance(target, int):
         return target
@@ -118,7 +121,7 @@ class Forwarder:
         """Replace the backends for new connections; open connections are not affected.
 
         Raises:
-            OSError: the port cannot be listened on.
+            OSError: the proxy cannot listen on the port.
         """
         self.backends = backends
         if backends and self._server is None:
@@ -174,7 +177,7 @@ class Forwarder:
 
 
 async def _relay(client: Stream, backend: Stream) -> None:
-    """Copy in both directions until both ends have sent EOF; on an error, reset both connections."""
+    """Copy data in both directions until both ends have sent EOF; on an error, reset both connections."""
     copies = [
         asyncio.create_task(_copy_stream(client[0], backend[1])),
         asyncio.create_task(_copy_stream(backend[0], client[1])),
@@ -201,7 +204,7 @@ async def _copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with RST, so that the peer does not mistake a truncated stream for a complete one."""
+    """Reset a TCP connection, so that the peer does not mistake a truncated stream for a complete one."""
     sock = writer.get_extra_info("socket")
     if sock is not None:
         try:
@@ -220,7 +223,8 @@ class ServiceProxy:
         Args:
             api: client of the API server.
             recorder: recorder of Events about ports that cannot be forwarded.
-            pod_selector: query parameters of the pod list; they must select only pods that `api` may read.
+            pod_selector: query parameters with which pods are listed; they must select only pods that `api`
+                may read.
         """
         self._api = api
         self._recorder = recorder

@@ -109,7 +109,7 @@ class CertificateAuthority:
         return self._write(name, builder.sign(self.key, hashes.SHA256()), key)
 
     def signing_pair(self, name: str) -> KeyPair:
-        """Create a key pair that signs service account tokens; its public half is not a certificate."""
+        """Create a key pair for signing service account tokens; its public half is not a certificate."""
         key = ec.generate_private_key(ec.SECP256R1())
         pair = KeyPair(self.folder / f"{name}.pub", self.folder / f"{name}.key")
         pair.certificate.write_bytes(

@@ -14,8 +14,9 @@ from pathlib import Path
 MARK = "MIZZEN_LOCAL_MARK"
 """Environment variable that marks all processes of a cluster.
 
-Its value is the cluster's folder and a slash. In containers, the value continues with the path of the pod,
-container and run within that folder, so that a prefix of the value selects all processes below that prefix.
+Its value is the cluster's folder and a slash. For a process of a container, this is followed by the path of
+the pod, container and run within that folder. So a prefix of the value selects all processes of the cluster,
+a pod, a container or a run.
 """
 
 
@@ -150,7 +151,7 @@ def find_marked(prefix: str) -> list[Process]:
 
 
 def kill_marked(prefix: str, seconds: float = 5.0) -> int:
-    """Send SIGKILL to all processes whose `MARK` begins with `prefix`, until none is left.
+    """Send SIGKILL to all processes whose `MARK` begins with `prefix`, and repeat this until all have ended.
 
     Args:
         prefix: prefix of the value of `MARK`.

@@ -100,7 +100,7 @@ class ClusterState:
         self._settings_file.write_text(json.dumps(asdict(settings), indent=1))
 
     def create_folder(self) -> None:
-        """Create the folder, readable only for its owner, unless it exists."""
+        """Create the folder, which only its owner can read, unless it exists already."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @contextlib.contextmanager

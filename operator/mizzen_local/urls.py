@@ -9,11 +9,11 @@ from mizzen_local.kubectl import Kubectl, KubectlError
 
 
 class NoUrlError(LocalError):
-    """A service does not exist or has no URL (yet); the message says which."""
+    """A service does not exist, or has no URL (yet); the message says which of the two is the case."""
 
 
 def service_url(kubectl: Kubectl, name: str, namespace: str) -> str:
-    """Return the base URL of an InferenceService (ending in /v1), or else the URL of a Service.
+    """Return the base URL of an InferenceService (ending in /v1); if there is none, the URL of a Service.
 
     Args:
         kubectl: the cluster's kubectl.

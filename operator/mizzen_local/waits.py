@@ -24,7 +24,7 @@ async def _get_or_empty(api: ApiClient, path: str) -> dict[str, Any]:
 
 
 def find_condition(item: dict[str, Any], condition_type: str) -> dict[str, Any]:
-    """Return an object's condition of a type; empty if it has no such condition."""
+    """Return an object's condition of the given type; empty if it has no such condition."""
     conditions = item.get("status", {}).get("conditions", ())
     return next((entry for entry in conditions if entry["type"] == condition_type), {})
 

@@ -53,7 +53,10 @@ def operator_manifests(
 
 
 def _scope(values: Mapping[str, Any], namespace: str, release: str, version: str) -> dict[str, Any]:
-    """Return the objects in which template paths are looked up, as the chart's `mizzen.scope` does."""
+    """Return the objects in which template paths are looked up.
+
+    They are the same as in the chart's template `mizzen.scope`.
+    """
     if values["rbac"]["scope"] != "cluster":
         raise ChartError(".Values.rbac.scope: only Helm can render a scope other than cluster")
     return {
@@ -115,5 +118,5 @@ def _substitute(text: str, scope: Mapping[str, Any], file: str) -> str:
 
 
 def _flow(value: Any) -> str:
-    """Format a value as one line of YAML; JSON has escapes that YAML does not support."""
+    """Format a value as one line of YAML; JSON cannot be used, because YAML lacks some of its escapes."""
     return yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).removesuffix("...\n").strip()

@@ -33,7 +33,8 @@ def _option(default: Any, text: str, choices: tuple[str, ...] = (), low: float |
 class OperatorConfig:
     """Options of `mizzen-operator`.
 
-    Each can also be set by an environment variable: `--engine-image` by MIZZEN_OPERATOR_ENGINE_IMAGE.
+    Each can also be set by an environment variable: for example, `--engine-image` by
+    MIZZEN_OPERATOR_ENGINE_IMAGE.
     """
 
     engine_image: str = _option(f"mizzen/engine:{VERSION}", "Image of engines whose spec does not name one")

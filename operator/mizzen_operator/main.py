@@ -42,15 +42,15 @@ from mizzen_operator.status.service_metrics import ServiceMetrics
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0
-"""Time that the controller has to finish its running reconciles after a stop."""
+"""Time that a stopped controller has to finish the reconciles in progress."""
 CATCH_UP_RETRY_SECONDS = 0.5
 
 
 def main() -> None:
-    """Run the operator until SIGTERM, or the subcommand `check`.
+    """Run the subcommand `check` if it is given; else run the operator until SIGTERM.
 
-    The operator's exit code is 0 after SIGTERM, 1 if it lost its leadership, failed, or an option has an
-    invalid value, and 2 for an unknown option.
+    The operator's exit code is 0 after SIGTERM; 2 if an option is unknown; and 1 if an option has an invalid
+    value, or if the operator lost its leadership or failed.
     """
     if sys.argv[1:2] == ["check"]:
         sys.exit(check.main(sys.argv[2:]))

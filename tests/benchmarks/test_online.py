@@ -83,7 +83,7 @@ def test_generated_sessions_share_prefixes_and_have_turns() -> None:
 
 
 class Server:
-    """An OpenAI server whose answers come from a handler; `bodies` are the received requests."""
+    """An OpenAI server whose answers come from a handler; `bodies` lists the request bodies it received."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -97,7 +97,7 @@ class Server:
 async def stream(
     request: web.Request, words: list[str], *events: Any, chat: bool = False
 ) -> web.StreamResponse:
-    """Stream one event per word, and then `events`; by default, the usage and the end of the stream."""
+    """Stream one event per word, then `events`; if there are no `events`, the usage and `[DONE]`."""
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     usage = {

@@ -82,7 +82,7 @@ def test_every_metric_of_an_autoscaler_exists() -> None:
 
 
 def test_the_keda_example_has_the_fields_of_the_prometheus_scaler() -> None:
-    """KEDA's Prometheus scaler requires three fields; all fields are strings, thresholds contain numbers."""
+    """KEDA's Prometheus scaler requires three fields, all of them strings; thresholds contain numbers."""
     [document] = [d for d in documents(ROOT / "examples/keda.yaml") if d["kind"] == "ScaledObject"]
     for trigger in document["spec"]["triggers"]:
         metadata = trigger["metadata"]

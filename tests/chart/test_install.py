@@ -156,7 +156,7 @@ def gateway_may_list_pods(kubectl: Kubectl) -> bool:
 
 
 def wait_until_bound(role: str, kubectl: Kubectl, namespace: str, binding: str) -> None:
-    """Wait until the operator has replaced a RoleBinding by one to another role."""
+    """Wait until the operator has replaced a RoleBinding by one that refers to `role` ("kind/name")."""
     reference = "-o=jsonpath={.roleRef.kind}/{.roleRef.name}"
     command = ("get", "rolebinding", binding, "--namespace", namespace, "--ignore-not-found", reference)
     deadline = time.monotonic() + 90
@@ -179,7 +179,7 @@ def wait_until_left(kept: set[str], kubectl: Kubectl, namespace: str) -> None:
 
 
 def remaining_objects(kubectl: Kubectl, namespace: str) -> set[str]:
-    """Return the objects of a namespace, except events, and the chart's ClusterRoles and their bindings."""
+    """Return the chart's ClusterRoles and their bindings, and all objects in a namespace except Events."""
     listed = kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
     kinds = ",".join(kind for kind in listed if not kind.startswith("events"))
     items = json.loads(kubectl("get", kinds, "--namespace", namespace, "-o", "json"))["items"]

@@ -3,9 +3,9 @@
     python tests/cluster/soak.py --requests 100000 --rollouts 20 --cycles 20 --stream-seconds 60
 
 The cluster consists of processes on this machine. Its API server is behind a proxy that injects faults in
-every other round. Under load are a service of simulated engines (4 groups, 2 gateways) and a service of real
-engines with the demo model (2 groups); a third service with a single group gets only probes. The last line of
-the output is a JSON object. The exit code is 1 if a request failed, and 2 if all requests were answered but a
+every other round. Two services are under load: one of simulated engines (4 groups, 2 gateways), and one of
+real engines with the demo model (2 groups). A third service, with a single group, gets only probes. The last
+line of the output is a JSON object. The exit code is 1 if a request failed, and 2 if no request failed but a
 status was wrong for longer than allowed: 1 s after a process ended, 3 s after a process hung, and longer on a
 machine without a free core.
 """
@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
 
 
 def describe(name: str, wrong: WrongStatus) -> dict[str, Any]:
-    """Return an interval in which a status was wrong as an entry of the report."""
+    """Return the report's entry for an interval in which a status was wrong."""
     began = time.localtime(time.time() - time.monotonic() + wrong.begin)
     return {
         "service": name,

@@ -44,7 +44,7 @@ def run(environment: dict[str, str], *command: str) -> str:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Run `mizzen-local demo`, and yield the environment of a shell for its cluster."""
+    """Run `mizzen-local demo`, and yield the environment variables of a shell that uses its cluster."""
     environment = {
         **os.environ,
         "MIZZEN_LOCAL_DIR": str(tmp_path_factory.mktemp("demo") / "cluster"),

@@ -82,7 +82,7 @@ def ask(cluster: Any, question: str = QUESTION) -> str | None:
 
 @contextmanager
 def streams(cluster: Any, concurrency: int = 3) -> Iterator[dict[str, Any]]:
-    """Send streams during the block; after it, the yielded dictionary contains their counts."""
+    """Request streams during the block; after it, the yielded dictionary contains their counts by outcome."""
     counts: dict[str, Any] = {}
     command = [sys.executable, str(ROOT / "benchmarks/stream_load.py"), cluster.url(NAME), "--json"]
     options = ["--concurrency", str(concurrency), "--seconds", "200", "--prompt", STORY]

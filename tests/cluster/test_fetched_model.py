@@ -16,7 +16,7 @@ from model_servers import Hub
 ROOT = Path(__file__).parents[2]
 NAME = "fetched"
 SPACE = "fetched"
-"""Namespace; not restricted, because Pod Security `restricted` forbids HostPath volumes."""
+"""Namespace of the test. It is not restricted, because Pod Security `restricted` forbids HostPath volumes."""
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 

@@ -24,9 +24,12 @@ from noloss.watcher import Watcher
 NAME, NAMESPACE = "two", "default"
 GOOD_PROBES = 50
 LATE_SECONDS = 0.5
-"""Longest delay with which the test itself observes a change."""
+"""Longest delay, in seconds, between a change and its observation by this test."""
 RESTARTED_SECONDS = 120.0
-"""Time limit of the restart; shorter than the grace period, which a hung gateway must not get."""
+"""Time limit of the restart, in seconds.
+
+It is shorter than the termination grace period, because a hung gateway must not get that period.
+"""
 
 pytestmark = [pytest.mark.cluster]
 
@@ -124,7 +127,7 @@ async def test_a_hung_gateway_gets_no_more_requests_while_the_other_serves(site:
 
 
 def _unavailable(observed: Sequence[ObservedStatus]) -> list[tuple[float, float]]:
-    """Return begin and end of the intervals in which Available was not True; the last status must be True."""
+    """Return the intervals (begin, end) in which Available was not True; the last status must be True."""
     return [(status.at, following.at) for status, following in pairwise(observed) if not status.available]
 
 

@@ -1,4 +1,4 @@
-"""Secrets with API keys are added and removed by their label, with real processes: no request is lost."""
+"""Labelled Secrets with API keys come and go without a lost request; the processes are real."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def eventually(check: Callable[[], Any], seconds: float = 150) -> Any:
 
 
 def keys(name: str) -> dict[str, Any]:
-    """Return a labelled Secret with one API key; each of these Secrets has a file `keys.yaml`."""
+    """Return a labelled Secret with one API key, in the file `keys.yaml`, as in all these Secrets."""
     content = yaml.safe_dump({"keys": [{"name": name, "key": f"sk-of-{name}"}]})
     meta = {"name": name, "namespace": SPACE, "labels": {LABEL: "demo-gateway"}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": {"keys.yaml": content}}
 
 
 class Quay:
-    """The namespace of the service, with requests to it and queries about it."""
+    """A service in a namespace of its own, with requests to the service and queries about it."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster

@@ -42,7 +42,10 @@ STREAMS: dict[str, list[bytes]] = {
 
 
 class Server:
-    """Answers completions with the chunks or the fault that the path names; sets `enough` at 50 requests."""
+    """Answers a completion request with the chunks or the fault that its path names.
+
+    The event `enough` is set after 50 requests.
+    """
 
     def __init__(self) -> None:
         self.answers = 0

@@ -1,4 +1,4 @@
-"""The command line of mizzen-local: clusters are started, run side by side, and are stopped."""
+"""The command line of mizzen-local: clusters start, run side by side, and stop."""
 
 from __future__ import annotations
 

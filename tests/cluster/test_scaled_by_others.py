@@ -1,4 +1,4 @@
-"""The HPA controller and KEDA scale services by Mizzen's metrics: the examples, under a real load.
+"""The HPA controller and KEDA scale the services of the examples by Mizzen's metrics, under a real load.
 
 The HPA controller, Prometheus (with the labels of the chart's monitors), operator, gateway and engines are
 real; `metrics_apis` stands in for prometheus-adapter and KEDA.
@@ -61,7 +61,7 @@ def adapter_rule() -> dict[str, Any]:
 
 
 class Streams:
-    """Clients that each read one long answer after another until `stop`."""
+    """Clients that each read one long answer after another until `stop` is called."""
 
     def __init__(self, url: str, model: str) -> None:
         self._client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=SECONDS)

@@ -131,7 +131,7 @@ def test_a_summary_counts_violations_of_the_limit() -> None:
 def test_every_delay_of_a_status_is_found_to_a_tenth_of_a_second(
     ends: list[float], late: list[float]
 ) -> None:
-    """The service alternates between working and failing, and the status follows with these delays."""
+    """The service alternates between working and failing, and its status follows with the delays `late`."""
     turns = [0.0]
     for seconds in ends:
         turns.append(turns[-1] + seconds + 3.5)

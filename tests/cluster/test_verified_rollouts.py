@@ -1,4 +1,4 @@
-"""Golden prompts with real processes: a revision that answers golden prompts wrong never gets a request."""
+"""Golden prompts with real processes: a revision that answers them incorrectly gets no client's request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 def spec(model: Path, pods: int) -> dict[str, Any]:
-    """Return the spec of a service with golden prompts whose groups have `pods` pods of one rank each."""
+    """Return the spec of a service with golden prompts; each group has `pods` pods of one rank each."""
     golden = {"prompts": [{"prompt": PROMPT, "expected": EXPECTED}]}
     return {
         "model": {"source": f"file://{model}", "servedName": NAME},
@@ -54,7 +54,7 @@ def emptied() -> Iterator[Path]:
 
 
 class Client(threading.Thread):
-    """Sends one request after another until `stop`, and records the answers."""
+    """Sends one request after another until `stop` is called, and records the answers."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)

@@ -35,7 +35,7 @@ configs = st.builds(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random events on the scheduler that `make` creates; `World` checks its properties after each event."""
+    """Sends random events to the scheduler that `make` creates; `World` checks it after each event."""
 
     make: MakeScheduler = Scheduler
     """Constructor of the scheduler under test; subclasses set it to a mutant."""

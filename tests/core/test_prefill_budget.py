@@ -45,7 +45,7 @@ def simulate(seconds: Seconds, config: SchedulerConfig = CONFIG, tokens: int = 4
     """Run one stream of `tokens` tokens, during which three long prompts arrive.
 
     Args:
-        seconds: virtual seconds that the device takes for a plan.
+        seconds: function that returns how many virtual seconds the device takes for a plan.
         config: options of the scheduler.
         tokens: tokens that the stream generates.
     """
@@ -224,7 +224,10 @@ def test_equal_step_times_give_equal_plans() -> None:
 
 
 def test_overlap_loop_records_step_completion_times() -> None:
-    """In real time, a prompt of 3.2 s delays a stream by less than 1.6 s only with a limit on step time."""
+    """A prompt takes 3.2 s of real time; it delays a stream by less than 1.6 s if step time is limited.
+
+    Without a limit, it delays the stream by more than 3.2 s.
+    """
 
     def longest_gap(limit: float | None) -> float:
         config = dataclasses.replace(CONFIG, max_step_milliseconds=limit)

@@ -22,7 +22,7 @@ from mizzen.core.kv.radix_cache import RadixTree
 from mizzen.core.kv.radix_node import RadixNode
 
 UNIT = 8
-"""Number of tokens that each drawn number becomes in a prompt, so that prompts fill blocks of 64 tokens."""
+"""Number of prompt tokens that each drawn number stands for, so that prompts fill blocks of 64 tokens."""
 Key = tuple[bytes, tuple[int, ...]]
 
 

@@ -53,7 +53,7 @@ def schema_bounds(name: str, request: type[msgspec.Struct]) -> tuple[float, floa
 def request_values(parameter: Parameter) -> list[tuple[Any, Any]]:
     """Return pairs of a field's value in a request and the engine's value for it.
 
-    The values of a number are the API's bounds and one value between them.
+    For a numeric parameter, the values are the API's bounds and one value between them.
     """
     if parameter.bounds is None:
         return [OTHERS[parameter.name]]

@@ -1,4 +1,4 @@
-"""The waiting queue: order of admission by policy, its cost, and the search for requests to preempt."""
+"""The waiting queue: order of admission under each policy, cost, and search for requests to preempt."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ async def _change(product: Product, requests: int) -> tuple[dict[str, Any], dict
 
 
 async def _hang(do: Changes, product: Product) -> None:
-    """Stop and resume an engine, if this machine is its node; on other nodes, signals cannot be sent."""
+    """Stop and resume an engine if this machine is its node; engines on other nodes cannot be signalled."""
     pod = product.pods("engine")[0]
     if signal_all(pod, 0):
         await do.hang(NAME, "all", "resume")

@@ -49,7 +49,7 @@ def apply(*objects: dict[str, Any]) -> None:
 
 
 class Reader:
-    """Reads objects through `kubectl proxy`; polling with one kubectl process per read would use a core."""
+    """Reads objects through `kubectl proxy`; polling with a kubectl process per read would occupy a core."""
 
     def __init__(self) -> None:
         """Start `kubectl proxy` on a free port."""
@@ -131,7 +131,7 @@ class Restarts:
 
 @dataclass
 class Timeline:
-    """Durations in seconds in which the cluster converged after each change."""
+    """How many seconds the cluster took to converge after each change."""
 
     entries: list[tuple[str, float]] = field(default_factory=list)
 
@@ -152,7 +152,7 @@ class Timeline:
 
 
 def evict(namespace: str, pod: str) -> int:
-    """Evict a pod as `kubectl drain` does; return the HTTP status: 201, or 429 if its budget refuses.
+    """Evict a pod as `kubectl drain` does; return HTTP status 201, or 429 if a disruption budget forbids it.
 
     Raises:
         CommandError: the API server refused the eviction for another reason.

@@ -14,7 +14,7 @@ INSTALLERS = ("apt", "apt-get", "pip", "pip3", "uv", "conda")
 
 
 def own_files() -> tuple[int, list[str]]:
-    """Return the size of all files of the image in bytes, and the setuid and setgid files."""
+    """Return the total size, in bytes, of the image's files, and the setuid and setgid files among them."""
     size, raised = 0, []
     root = os.stat("/").st_dev
     for folder, folders, names in os.walk("/"):
@@ -42,7 +42,7 @@ def writable() -> list[str]:
 
 
 def main() -> None:
-    """Print the properties; the arguments are programs to run with --help."""
+    """Print the properties; the command's arguments name programs, which are run with --help."""
     size, raised = own_files()
     boms = [json.loads(path.read_text()) for path in Path("/opt/mizzen/share/sbom").glob("*.cdx.json")]
     helps = [subprocess.run([*program.split(), "--help"], capture_output=True) for program in sys.argv[1:]]

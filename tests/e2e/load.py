@@ -74,7 +74,7 @@ async def run(options: argparse.Namespace) -> Counter[str]:
 
 
 def main() -> None:
-    """Run the load of the command line and print its counts."""
+    """Run the load that the command line specifies, and print its counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--model", default="demo")

@@ -1,4 +1,4 @@
-"""Signals to processes of a container from its node, which can also kill the first process."""
+"""Sends signals from a node to all processes of a container, including the container's first process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster import kubectl
 
 
 def _processes(container: str) -> list[int]:
-    """Return the pids of a container, its first process first; empty if it runs on another machine."""
+    """Return the sorted pids of a container's processes; empty if it runs on another machine."""
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

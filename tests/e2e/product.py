@@ -28,8 +28,8 @@ class Product:
         tag: tag of the images that are installed first.
         next_tag: tag of the images that `helm upgrade` installs.
         pull_policy: image pull policy of all pods.
-        engine_site: folder on the nodes with Python packages that the engine's image lacks; empty if it has
-            all.
+        engine_site: folder on the nodes with the Python packages that the engine's image lacks; empty if the
+            image has all packages.
         model_folder: folder on the nodes for models; empty if the cluster provisions volumes.
         reader: reader of the cluster's objects.
         restarts: restarts of containers in both namespaces.
@@ -109,7 +109,7 @@ class Product:
         }
 
     def volume(self) -> list[dict[str, Any]]:
-        """Return the volume with the engine's packages and its claim; restricted pods mount only claims."""
+        """Return a volume with the engine's packages, and its claim; restricted pods mount only claims."""
         if not self.engine_site:
             return []
         volume = {
@@ -239,7 +239,7 @@ def namespace(name: str) -> dict[str, Any]:
 
 
 def everything() -> set[str]:
-    """Return the names of all objects of the cluster, except kinds that Kubernetes creates by itself."""
+    """Return the names of the cluster's objects, except kinds whose objects Kubernetes creates by itself."""
     transient = {"events", "events.events.k8s.io", "endpoints", "endpointslices.discovery.k8s.io"}
     transient.add("apiservices.apiregistration.k8s.io")  # created by the API server for each CRD
     kinds = set(kubectl("api-resources", "--verbs=list", "-o", "name").split()) - transient

@@ -6,12 +6,14 @@
   `kind`)
 - `registry`: Docker builds them; `docker push` pushes them to `$E2E_PREFIX`, such as
   registry.example.com/mizzen
-- `kube`: the program `$KUBE` with the verbs up, build, push, run and down, which also creates the cluster
+- `kube`: the program `$KUBE`, with the verbs up, build, push, run and down, builds and delivers them; it also
+  creates the cluster
 
 With `kind` and `registry`, KUBECONFIG selects the cluster, and its default StorageClass provisions the volume
-for models. `E2E_ENGINE_SITE` is a folder on the nodes with torch, which the engine's image then lacks (with
-`kube`, the default is this environment's site-packages). `E2E_MODEL_FOLDER` is an empty folder on the nodes
-for models, for clusters without a StorageClass (with `kube`, the default is a temporary folder).
+for models. If `E2E_ENGINE_SITE` names a folder on the nodes that contains torch, the engine's image is built
+without torch (with `kube`, the default is this environment's site-packages). On clusters without a
+StorageClass, `E2E_MODEL_FOLDER` names an empty folder on the nodes for models (with `kube`, the default is a
+temporary folder).
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ def image_delivery(load: str) -> ImageDelivery:
 
 
 def engine_site(load: str) -> str:
-    """Return the folder on the nodes with the engine's packages; empty if the image contains all packages."""
+    """Return the nodes' folder that has the engine's packages; empty if the image contains all packages."""
     own = sysconfig.get_path("purelib") if load == "kube" else ""
     return os.environ.get("E2E_ENGINE_SITE", own)
 

@@ -4,8 +4,8 @@
 
 HOST is the DNS name of this pod. The script needs Python, the demo model, `model_servers.py` and
 `oci_registry.py`. The servers withhold the second half of each file until `GET /open` on the control port.
-`GET /counts` returns the number of all requests and, for the large file on each server, the first byte of
-each request and the number of sent bytes.
+`GET /counts` returns the number of all requests and, for the large file on each server, the offset at which
+each request starts and the number of bytes sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Sources:
     """All servers of the pod, and their control port."""
 
     def __init__(self, host: str) -> None:
-        """Start all servers; one gate withholds the rest of their files."""
+        """Start all servers; until one common gate opens, they withhold the second half of each file."""
         files = {path.name: path.read_bytes() for path in MODEL.iterdir() if path.is_file()}
         files[LARGE] = random.Random(0).randbytes(LARGE_BYTES)
 
@@ -68,7 +68,7 @@ class Sources:
 
 
 def _counted(server: Server, path: str) -> dict[str, Any]:
-    """Return the offset at which each request for a file starts, and the number of bytes sent of the file."""
+    """Return the offset at which each request for a file starts, and how many of its bytes were sent."""
     requests = [
         (method, target.partition("?")[0], headers) for method, target, headers in list(server.requests)
     ]

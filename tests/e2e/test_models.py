@@ -17,7 +17,7 @@ from cluster import Timeline, apply, condition, kubectl, wait_until
 
 FETCH_PORT, HTTP_PORT, ADMIN_PORT, WIRE_PORT = 8082, 8000, 8001, 5557
 CHECKPOINT_BYTES = 8 * 1024 * 1024
-"""Bytes of each file that a killed fetch may lose."""
+"""Maximum number of bytes of a file that are lost, and fetched again, when a fetch is killed."""
 
 
 @pytest.fixture(scope="module")

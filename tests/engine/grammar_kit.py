@@ -109,7 +109,7 @@ def outcome(compiler: GrammarCompiler, grammar: Grammar) -> CompileResult:
 
 
 def watch_retractions(engine: Engine) -> list[int]:
-    """Return a list to which the scheduler's preemptions append request ids."""
+    """Return a list to which the id of each request is appended when the scheduler preempts it."""
     scheduler, retracted = engine._loop._scheduler, []
     retract = scheduler._retract
 

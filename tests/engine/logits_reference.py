@@ -17,7 +17,7 @@ def process(
     ends: tuple[int, ...] = (),
     allowed: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return the logits [vocab] that a row samples from, as the parameters' documentation says; float32."""
+    """Return the float32 logits [vocab] from which a row is sampled, as the parameters' docs define them."""
     row = logits.astype(np.float32).copy()
     for token, bias in dict(params.logit_bias).items():
         row[token] = BANNED if bias <= -100 else row[token] + np.float32(bias)

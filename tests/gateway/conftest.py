@@ -82,7 +82,7 @@ def byte_fallback_bpe(strip: bool = True) -> tokenizers.Tokenizer:
 
 
 def metaspace() -> tokenizers.Tokenizer:
-    """Return a tokenizer with a decoder that only the windowed detokenizer covers."""
+    """Return a tokenizer with a decoder that only the windowed detokenizer supports."""
     built = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     built.pre_tokenizer = pre_tokenizers.Metaspace()
     built.decoder = decoders.Metaspace()
@@ -170,7 +170,7 @@ def scripted(tokenizer_files: dict[str, bytes]) -> Iterator[Callable[..., Any]]:
 
 
 async def wait_until(check: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait until `check()` returns a true value; raises TimeoutError after `seconds`."""
+    """Wait until `check()` returns a true value; raise TimeoutError after `seconds`."""
     async with asyncio.timeout(seconds):
         while not check():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -183,7 +183,7 @@ def until() -> Callable[..., Any]:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """File with Alice's key and Bob's key; Bob's key only allows the model demo."""
+    """File with Alice's key and Bob's key; Bob's key allows only the model demo."""
     path = tmp_path / "keys.yaml"
     path.write_text(
         f"""
@@ -309,13 +309,13 @@ def real_engine() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def demo_engine() -> Iterator[str]:
-    """The endpoint of an engine with the demo model that all tests share."""
+    """The endpoint of an engine with the demo model; all tests share this engine."""
     with real_engine() as endpoint:
         yield endpoint
 
 
 @pytest.fixture
 def second_engine() -> Iterator[str]:
-    """The endpoint of an engine with the demo model that only one test uses."""
+    """The endpoint of an engine with the demo model; each test gets a new engine."""
     with real_engine() as endpoint:
         yield endpoint

@@ -104,7 +104,7 @@ def test_sigterm_lets_streams_end(scripted: Any, start: Any) -> None:
 
 
 def send_until_close(port: int, answered: threading.Event) -> str:
-    """Send requests over one connection until a response announces the close; return how it ended."""
+    """Send requests over one connection until the gateway closes it; return how the connection ended."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.connect()
     connection.auto_open = 0  # type: ignore[assignment]
@@ -208,7 +208,10 @@ def test_engine_connections_use_the_configured_keys(start: Any, tmp_path: Path, 
 def test_gateway_is_ready_while_all_engines_have_another_protocol(
     scripted: Any, start: Any, tmp_path: Path
 ) -> None:
-    """During an upgrade that changes the protocol, requests wait for compatible engines, then get 503."""
+    """During an upgrade that changes the protocol, requests wait for compatible engines.
+
+    A request that waits too long gets 503.
+    """
     (tmp_path / "token").write_text("s3cret")
     engines = [scripted(protocol=PROTOCOL + 1).endpoint, f"tcp://127.0.0.1:{free_ports()}"]
     gateway = start(

@@ -39,7 +39,10 @@ def entry(name: str, *engines: Any, models: tuple[str, ...] = (), **fields: Any)
 
 @pytest.fixture
 def shared(live: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Return a function that starts a gateway with a file of services, and returns both."""
+    """Return a function that starts a gateway with a services file.
+
+    It returns the gateway and the path of the file.
+    """
 
     async def start(*services: dict[str, Any], serving: int, **options: Any) -> tuple[Any, Path]:
         path = tmp_path / "services.json"
@@ -223,7 +226,7 @@ def test_incompatible_options_are_rejected(options: dict[str, Any], message: str
 
 
 class Keys:
-    """Key pairs of a gateway, and of the engines of two services."""
+    """A folder with a gateway's key pair; `server` creates wire servers that accept this gateway."""
 
     def __init__(self, folder: Path) -> None:
         self.gateway_public, gateway_secret = zmq.curve_keypair()
@@ -233,7 +236,7 @@ class Keys:
         self.folder = folder
 
     def server(self, name: str) -> tuple[WireServer, str]:
-        """Return an engine's wire server with its own keys, and its public key."""
+        """Return a wire server that has a new key pair, and the public key of this pair."""
         public, secret = zmq.curve_keypair()
         welcome = Welcome(PROTOCOL, name, "i", "r", name, "h", {}, 128, 512, (), 16, 4, False)
         keys = WireKeys(public, secret, self.gateway_public)

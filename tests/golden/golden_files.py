@@ -19,7 +19,7 @@ from typing import Any
 DATA = Path(__file__).parent / "data"
 UPDATE = "UPDATE_GOLDENS"
 MAX_DIFFERENCE = 60
-"""Maximum number of lines of a difference that a failed check shows."""
+"""Maximum number of lines that a failed check shows of the difference."""
 
 
 def render(value: Any) -> str:
@@ -33,7 +33,7 @@ def load(name: str) -> Any:
 
 
 def check(name: str, collected: Any) -> None:
-    """Compare a JSON value with the golden file `data/<name>.json`, or with UPDATE_GOLDENS, write the file.
+    """Compare a JSON value with the golden file `data/<name>.json`; if UPDATE_GOLDENS is set, write the file.
 
     Raises:
         AssertionError: The file does not exist, or the value differs; the message shows the difference.

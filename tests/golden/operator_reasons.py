@@ -1,7 +1,7 @@
-"""Collects the words that the operator writes into statuses, Events and metrics, from its source code.
+"""Collects, from the operator's source code, the words that it writes into statuses, Events and metrics.
 
 Nothing here depends on module or class names: every argument named `reason` is a reason. Names are resolved
-in the module that uses them, so a literal may become a constant.
+in the module that uses them, so the result stays the same if a literal becomes a constant.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def collect_reasons() -> dict[str, Any]:
 
 
 def collect_literals() -> list[str]:
-    """Return every string literal in the code, or part of an f-string, that is one CamelCase word.
+    """Return all string literals, and all literal parts of f-strings, that are one CamelCase word.
 
     These include all reasons, condition types, kinds, enumeration values of the CRD and metric label values.
     """
@@ -72,7 +72,10 @@ def collect_literals() -> list[str]:
 
 
 def _types(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function's or assignment's annotations, and of arguments that name a type."""
+    """Yield the parts of a node that name types.
+
+    These are its annotations and, if the node is a call of a function in TYPED, its first argument.
+    """
     annotations = [getattr(node, name, None) for name in ("annotation", "returns")]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TYPED:
         annotations.append(node.args[0])
@@ -99,7 +102,7 @@ class _Place:
         self._module, self._tree, self._scopes = module, tree, scopes
 
     def argument(self, call: ast.Call, name: str) -> list[ast.expr]:
-        """Return the argument that a call passes for a parameter, by keyword or position, or no argument."""
+        """Return the argument that a call passes for a parameter by keyword or position; empty if absent."""
         named = [keyword.value for keyword in call.keywords if keyword.arg == name]
         callee = self._value(call.func)
         if named or not isinstance(callee, type):

@@ -1,4 +1,4 @@
-"""The objects that the chart renders for its default values and for others; no cluster is needed."""
+"""The objects that the chart renders for its default values and for other values; no cluster is needed."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def render_chart(folder: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def replace_prose(value: Any, keys: set[str]) -> Any:
-    """Replace each text under the given keys by a fixed mark and the template placeholders in the text."""
+    """Replace each text under the given keys by a fixed mark, followed by the placeholders in the text."""
     if isinstance(value, list):
         return [replace_prose(item, keys) for item in value]
     if not isinstance(value, dict):
@@ -117,7 +117,7 @@ def replace_prose(value: Any, keys: set[str]) -> Any:
 
 
 def normalise(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return an object without prose; large dashboards are replaced by a digest."""
+    """Return an object without prose; dashboards are replaced by digests, because they are large."""
     if manifest["kind"] == "CustomResourceDefinition":
         return replace_prose(manifest, {"description", "message"})
     if manifest["kind"] == "PrometheusRule":

@@ -69,7 +69,7 @@ def apply_defaults(schema: dict[str, Any], value: Any) -> Any:
 
 
 def stored_service(spec: dict[str, Any], **meta: Any) -> dict[str, Any]:
-    """Return an InferenceService as the API server stores it; `spec` contains the changes to `MINIMAL`."""
+    """Return an InferenceService as the API server stores it; `spec` is merged into `MINIMAL`."""
     return {
         "metadata": {**META, **meta},
         "spec": apply_defaults(SCHEMA["properties"]["spec"], overlay(MINIMAL, spec)),
@@ -77,7 +77,7 @@ def stored_service(spec: dict[str, Any], **meta: Any) -> dict[str, Any]:
 
 
 def leaf_paths(schema: dict[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the paths of all fields of a schema that have no fields of their own."""
+    """Yield the paths of the leaves of a schema: all fields without fields of their own."""
     inner = schema.get("items", schema)
     if not inner.get("properties"):
         yield path

@@ -48,7 +48,10 @@ TOKEN = {"Authorization": "Bearer s3cret"}
 
 
 def without_prose(value: Any, names: bool = False) -> Any:
-    """Return a part of an OpenAPI document without prose; with `names`, its keys are names and all stay."""
+    """Return a part of an OpenAPI document without prose.
+
+    If `names` is true, the keys of this part are names, and none of them is removed.
+    """
     if isinstance(value, list):
         return [without_prose(part) for part in value]
     if not isinstance(value, dict):
@@ -250,7 +253,7 @@ def test_finish_reasons_and_states_of_answers_are_unchanged() -> None:
 
 
 INTERNAL = {AnswerPiece, OutputDelta, ToolsOnly, SamplingFields}
-"""Structs that are not complete JSON bodies: internal ones, a base class, and one that reads one member."""
+"""Structs that are not complete JSON bodies: internal ones, a base class, and one for a single member."""
 
 
 def gateway_structs() -> Iterator[type[msgspec.Struct]]:

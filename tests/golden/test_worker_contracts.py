@@ -36,7 +36,7 @@ from mizzen.wire.client.stream import StreamLost
 
 
 def families(collected: Any) -> dict[str, Any]:
-    """Return the type of each metric family, and its samples with the values of each label but `version`."""
+    """Return the type and samples of each metric family, with the values of each label except `version`."""
     result = {}
     for family in collected:
         samples: dict[str, dict[str, set[str]]] = {}

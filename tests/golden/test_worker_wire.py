@@ -37,7 +37,7 @@ LOCAL = {stream.TokenLogprobs}
 
 
 def value_of(hint: Any, place: int) -> Any:
-    """Return a value of a type that differs from all defaults and from the values at other positions."""
+    """Return a value of a type; the value differs from all defaults and from values at other positions."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return value_of(next(arg for arg in args if arg is not type(None)), place)
@@ -218,7 +218,10 @@ def ring_memory() -> str:
 
 
 def tcp_frames() -> dict[str, Any]:
-    """Return the first frame of a rank on another pod, and the frames that it gets: a plan and the end."""
+    """Return the name of a rank on another pod, the first frame that it sends, and those it receives.
+
+    It receives two frames: a plan and the end.
+    """
     server = plan_tcp.PlanServer("tcp://127.0.0.1:*", None, [1])
     context = zmq.Context()
     rank = context.socket(zmq.DEALER)

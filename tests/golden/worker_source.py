@@ -45,7 +45,7 @@ def constants(tree: ast.Module) -> dict[str, Any]:
 
 
 def calls(*names: str) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
-    """Yield the name and arguments of all calls of the named functions; None replaces non-literals."""
+    """Yield the name and arguments of all calls of the named functions; see `value_of` for the arguments."""
     for tree in trees():
         values = constants(tree)
         for node in ast.walk(tree):

@@ -20,7 +20,7 @@ PACKAGES = ("cuda.bindings", "flashinfer", "sgl_kernel", "transformers", "triton
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """With MIZZEN_GPU=required, as in `make test-gpu`, exit if most tests would be skipped."""
+    """With MIZZEN_GPU=required, as in `make test-gpu`, exit if a GPU or one of PACKAGES is missing."""
     if os.environ.get("MIZZEN_GPU") != "required":
         return
     if not torch.cuda.is_available():

@@ -49,7 +49,7 @@ def prometheus_programs() -> Path:
 def recorded_run(
     prometheus_programs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RecordedRun]:
-    """Run load and faults, and yield the recorded run; cluster and Prometheus still run then."""
+    """Run load and faults, and yield the recorded run while the cluster and Prometheus are still running."""
     observed = ObservedCluster(tmp_path_factory.mktemp("cluster"))
     try:
         rules = sorted((ROOT / "charts/mizzen/alerts").glob("*.yaml"))

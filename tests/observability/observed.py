@@ -49,7 +49,7 @@ class ObservedCluster:
         self.kubectl("apply", "-f", "-", stdin="\n---\n".join(map(json.dumps, objects)))
 
     def deploy(self) -> None:
-        """Create both services; an existing Service has the name that the broken service's gateway needs."""
+        """Create both services, but first a Service that takes the name of the broken service's gateway."""
         name = f"{BROKEN}-gateway"
         foreign = {"ports": [{"port": 1}], "selector": {"nothing": "here"}}
         self.apply(
@@ -83,7 +83,7 @@ class ObservedCluster:
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def processes(self, pod: dict[str, Any], word: str = "") -> list[psutil.Process]:
-        """Return the processes of a pod whose command line contains a text."""
+        """Return all processes of a pod that have `word` in their command line."""
         mark = f"{self.folder}/pods/{pod['metadata']['uid']}/"
         processes = []
         for process in psutil.process_iter():
@@ -102,7 +102,7 @@ class ObservedCluster:
         return self.kubectl.json("get", "infsvc", NAME).get("status", {}).get("availableReplicas", 0)
 
     def suspend(self, wanted: bool) -> None:
-        """Suspend the service, so that its gateway answers 503, or resume it."""
+        """If `wanted`, suspend the service, so that its gateway answers 503; otherwise, resume it."""
         spec = json.dumps({"spec": {"suspend": wanted}})
         self.kubectl("patch", "infsvc", NAME, "--type", "merge", "-p", spec)
 
@@ -184,9 +184,9 @@ def send_common_prefix(url: str) -> None:
 
 
 class Load:
-    """Clients that send requests during a block; some requests fail intentionally.
+    """Clients that send requests while a `with` block runs; some requests fail intentionally.
 
-    `codes` counts responses by HTTP status, `connection_errors` the requests without a response.
+    `codes` counts responses by HTTP status, and `connection_errors` counts requests without a response.
     """
 
     def __init__(self, url: str, streams: int) -> None:
@@ -254,7 +254,7 @@ class Load:
         await asyncio.sleep(0.5)
 
     async def _send_burst(self, http: httpx.AsyncClient, _: int, turn: int) -> None:
-        """Send more concurrent requests than the gateway admits and queues, every 80th turn."""
+        """In every 80th turn, send more concurrent requests than the gateway admits and queues."""
         if turn % 80 == 0:
             requests = [self._post(http, "completions", prompt="Ahoy", max_tokens=8) for _ in range(24)]
             await asyncio.gather(*requests, return_exceptions=True)
@@ -286,7 +286,7 @@ def run_load_and_faults(observed: ObservedCluster, prometheus: Prometheus) -> Lo
     def find_busy_pod() -> dict[str, Any] | None:
         """Return the pod of the engine that generates the most tokens.
 
-        Return None unless both engines serve, none of them is overdue with a message, and one generates
+        Return None unless both engines serve, the gateway suspects neither of them, and one generates
         tokens.
         """
         no_suspects = "sum(mizzen_gateway_suspect_engines) == 0"

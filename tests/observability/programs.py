@@ -42,7 +42,10 @@ def complete(folder: Path) -> Path:
 
 
 def unpack(target: Path) -> None:
-    """Download the package with separate package lists and cache, and unpack its programs into `target`."""
+    """Download Debian's package, and unpack its programs into `target`.
+
+    APT uses package lists and a cache in a temporary folder, so the system's own remain unchanged.
+    """
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         options = []
@@ -66,7 +69,7 @@ def unpack(target: Path) -> None:
 
 
 def run(command: list[str], folder: Path) -> None:
-    """Run a command.
+    """Run a command in a folder.
 
     Raises:
         RuntimeError: the command failed, does not exist, or took longer than SECONDS.

@@ -19,7 +19,7 @@ from waiting import eventually
 
 
 class Prometheus:
-    """A Prometheus process with some rule files that scrapes the product's pods every second."""
+    """A Prometheus process that evaluates rule files and scrapes the product's pods every second."""
 
     def __init__(self, programs: Path, folder: Path, kubeconfig: Path, rules: Sequence[Path]) -> None:
         folder.mkdir()
@@ -64,15 +64,15 @@ class Prometheus:
         self.process.wait(30)
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """Return the series of an instant query."""
+        """Run an instant query, and return its series."""
         return self._get("/query", query=expr)
 
     def over(self, expr: str, start: float, end: float, step: float = 1.0) -> list[dict[str, Any]]:
-        """Return the series of a range query; `step` is seconds."""
+        """Run a range query, and return its series; `start` and `end` are Unix times, `step` is seconds."""
         return self._get("/query_range", query=expr, start=start, end=end, step=step)
 
     def values(self, label: str, metric: str) -> list[str]:
-        """Return the values of a label of a metric."""
+        """Return the values that a label has in the series of a metric."""
         answer = self._http.get(f"/label/{label}/values", params={"match[]": metric})
         return answer.json()["data"]
 
@@ -89,7 +89,7 @@ class Prometheus:
 
 
 def configuration(targets: Path, rules: Sequence[Path]) -> dict[str, Any]:
-    """Return the configuration; targets come from a file, because Debian's build cannot discover pods."""
+    """Return Prometheus' configuration; a file has the targets, because Debian's build discovers no pods."""
     return {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "2s"},
         "rule_files": [str(path) for path in rules],
@@ -130,7 +130,7 @@ class Targets:
 
 
 def scrape_targets(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the scrape target of a pod with the labels of its series; empty for pods of other products."""
+    """Return a pod's scrape target and labels; empty unless the pod runs and is part of the product."""
     meta, labels = pod["metadata"], pod["metadata"].get("labels", {})
     component = labels.get("mizzen.dev/component") or labels.get("app.kubernetes.io/component")
     port = {"engine": "http", "gateway": "admin", "operator": "http"}.get(component)

@@ -133,7 +133,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 
 def crd_accepts_objects(client: Api) -> bool:
-    """Return whether the API server accepts objects of the CRD; it does so shortly after `Established`."""
+    """Return whether the API server accepts objects of the CRD, as it does shortly after `Established`."""
     example = yaml.safe_load((ROOT / "examples/inferenceservice.yaml").read_text())
     example["metadata"]["namespace"] = "default"
     try:
@@ -241,7 +241,7 @@ def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _helper(name: str) -> Any:
-    """Load a helper module of this folder once; other helpers import it by name."""
+    """Return a helper module of this folder; it is loaded only once, so that other helpers can import it."""
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
         assert spec is not None and spec.loader is not None

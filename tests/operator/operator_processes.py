@@ -30,10 +30,10 @@ class Operators:
         self._running: list[tuple[subprocess.Popen[bytes], str, int]] = []
         self._count = 0
         self.expected_errors: set[str] = set()
-        """Namespaces of services with which tests provoke errors of the operator."""
+        """Namespaces in which tests provoke errors of the operator."""
 
     def install(self) -> None:
-        """Apply the chart's manifests, without the Deployment, and get a token."""
+        """Apply the chart's manifests except the Deployment; get a token of the operator's account."""
         paths = {
             "ServiceAccount": f"/api/v1/namespaces/{SYSTEM}/serviceaccounts",
             "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
@@ -66,7 +66,7 @@ class Operators:
         )
 
     def start(self, *options: str, server: str = "") -> str:
-        """Start another process, perhaps with another address of the API server; return its identity."""
+        """Start another operator and return its identity; `server` replaces the address of the API server."""
         self._count += 1
         identity, port = f"operator-{self._count}", find_free_port(self._plane.addresses.host)
         command = [sys.executable, "-m", "mizzen_operator.main"]
@@ -90,7 +90,7 @@ class Operators:
         return identity
 
     def leader(self) -> str:
-        """Return the identity in the Lease; empty if no replica holds it."""
+        """Return the identity of the replica that holds the Lease; empty if no replica holds it."""
         lease = self._api.find("Lease", SYSTEM, "mizzen-operator")
         return lease["spec"].get("holderIdentity", "") if lease else ""
 
@@ -107,7 +107,7 @@ class Operators:
         return code
 
     def answers(self, identity: str) -> bool:
-        """Return whether a process has started: it leads, or waits for the Lease."""
+        """Return whether a process is up, that is, it leads or waits for the Lease."""
         try:
             return self.http(identity, "/healthz") == "ok\n"
         except OSError:

@@ -27,7 +27,7 @@ VERIFIED = "mizzen.dev/verified"
 
 @dataclass
 class Behaviour:
-    """Durations of simulated steps in seconds, and faults to inject."""
+    """Durations (in seconds) of simulated steps, and faults to inject."""
 
     start: float = 0.2
     connect: float = 0.15
@@ -54,19 +54,19 @@ class Behaviour:
     broken_devices: set[str] = field(default_factory=set)
     """Namespaces whose engines find no working device at their start."""
     mounts: dict[str, float] = field(default_factory=dict)
-    """Seconds after which running pods see a changed Secret, by namespace; in other namespaces, never."""
+    """Seconds until running pods see a changed Secret, by namespace; other pods never see the change."""
     answers: dict[str, str] = field(default_factory=dict)
     """Answers to golden prompts, by namespace or model source; "4" by default."""
     no_golden_prompts: set[str] = field(default_factory=set)
     """Namespaces whose gateways answer 503 to golden prompts."""
     fetches: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """State of the fetch of a namespace's model: `progress`, an `error`, or the `result`."""
+    """State of the model fetch in each namespace: `progress`, an `error`, or the `result`."""
     mounting: set[str] = field(default_factory=set)
     """Namespaces whose pods start only once the Secrets that they mount exist, as with a kubelet."""
     api_keys: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The gateways' report on API keys, by namespace; no report by default."""
     loads: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The gateways' load, by namespace, with `pagesUsed` of each engine's 100 pages."""
+    """Load that gateways report, by namespace; `pagesUsed` is the number of used pages per engine, of 100."""
 
 
 class SimulatedGateways:
@@ -118,7 +118,7 @@ class SimulatedGateways:
         return "serving" if not self._gated(pod) or self._verified(pod) else "verifying"
 
     def _problem(self, pod: dict[str, Any]) -> str:
-        """Return a gateway's routing error for an engine; empty if it can reach it."""
+        """Return a gateway's routing error for an engine; empty if the engine is reachable."""
         lost = pod["metadata"]["uid"] in self.behaviour.unreachable | self.behaviour.protocol_mismatches
         return self.behaviour.why_unreachable if lost else ""
 
@@ -216,7 +216,7 @@ class SimulatedGateways:
         self.serves.add(meta["uid"])
 
     def shares(self, meta: dict[str, Any], service: str) -> bool:
-        """Return whether the ConfigMap of a shared gateway lists a service with its engines' key."""
+        """Return whether a shared gateway's ConfigMap lists a service with its engines' public key."""
         config_map = self._api.find("ConfigMap", meta["namespace"], "mizzen-shared")
         listed = json.loads(config_map["data"]["services.json"])["services"] if config_map else []
         return any(entry["name"] == service and "enginePublicKey" in entry for entry in listed)
@@ -238,7 +238,7 @@ class SimulatedGateways:
         return [connection_key_name(key, own) for key in engine for own in public(held, "gateway")]
 
     def _used_keys(self, known: list[str], pod: dict[str, Any]) -> list[str]:
-        """Return the newest key that both a gateway and an engine have, as a list of at most one name."""
+        """Return a list with the name of the newest key that a gateway and an engine share, if any."""
         held = self.held(pod["metadata"]["uid"])
         theirs = {
             connection_key_name(own, gateway)
@@ -274,12 +274,12 @@ class SimulatedGateways:
 
 
 def decoded(secret: dict[str, Any]) -> dict[str, str]:
-    """Return the decoded values of a Secret by key."""
+    """Return the decoded values of a Secret, by key."""
     return {name: base64.b64decode(value).decode() for name, value in secret["data"].items()}
 
 
 def public(held: dict[str, str], side: str) -> list[str]:
-    """Return the public keys of `engine` or `gateway` in a mounted Secret, the newest first."""
+    """Return the public keys of a `side` (`engine` or `gateway`) in a mounted Secret, the newest first."""
     return [held[name] for name in (f"next.{side}.public", f"{side}.public") if name in held]
 
 

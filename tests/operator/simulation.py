@@ -20,7 +20,7 @@ SERVICE, COMPONENT, ROUTABLE = "mizzen.dev/service", "mizzen.dev/component", "mi
 
 
 class SimulatedNode(SimulatedGateways):
-    """A kubelet that only writes the status of pods, and the gateways of all services."""
+    """The gateways of all services, and a simulated kubelet, which only writes the status of pods."""
 
     def __init__(self, api: Any, plane: ControlPlane) -> None:
         self._api, self._plane = api, plane
@@ -29,7 +29,7 @@ class SimulatedNode(SimulatedGateways):
         self.lowest: dict[str, int] = {}
         self.names: list[str] = []
         self.created: dict[str, str] = {}
-        """Creation time of each pod, by namespace and name, in whole seconds."""
+        """Creation timestamp of each pod, precise to the second, by `NAMESPACE/NAME`."""
         self._first_seen: dict[str, float] = {}
         self._ready_since: dict[str, float] = {}
         self._ending_since: dict[str, float] = {}
@@ -60,7 +60,7 @@ class SimulatedNode(SimulatedGateways):
             server.server_close()
 
     def reset_lowest(self, service: str) -> None:
-        """Restart the record of the lowest number of serving groups in a namespace with one service."""
+        """Begin a new record of the lowest number of serving groups in a namespace (`service`)."""
         self.lowest[service] = 1 << 30
 
     def _run(self) -> None:
@@ -100,7 +100,7 @@ class SimulatedNode(SimulatedGateways):
             del self._addresses[uid]
 
     def _mount(self, pod: dict[str, Any]) -> None:
-        """Update a running pod's mounted Secret, with the delay of a kubelet."""
+        """Update a running pod's mounted Secret after a delay, as a kubelet does."""
         meta = pod["metadata"]
         late = self.behaviour.mounts.get(meta["namespace"])
         last = self._mounted_at.get(meta["uid"])

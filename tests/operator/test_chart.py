@@ -1,4 +1,4 @@
-"""The operator's renderer of the chart agrees with Helm, and the rendered roles and pod are minimal."""
+"""The operator renders the chart as Helm does, and the rendered roles and pod are minimal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def places(manifests: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, A
 
 
 def lacking(ours: Any, helms: Any, path: str) -> list[str]:
-    """Return the paths at which Helm's manifest lacks or changes a field of ours; it may have more fields."""
+    """Return the paths of our fields that Helm's manifest lacks or changes; it may have further fields."""
     if isinstance(ours, dict) and isinstance(helms, dict):
         return [
             place for key, value in ours.items() for place in lacking(value, helms.get(key), f"{path}.{key}")

@@ -30,7 +30,7 @@ SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 async def test_a_concurrently_deleted_pod_is_gone_for_all_clients(
     control_plane: ControlPlane, api: Any, namespace: str
 ) -> None:
-    """The API server may answer such a deletion with the pod as it had read it, without a resourceVersion."""
+    """The response to such a deletion may be the pod as it was before, without a resourceVersion."""
     configuration = Configuration()
     await load_kube_config(str(control_plane.kubeconfig), client_configuration=configuration)
     cache = ObjectStore("Pod", lambda kind, name, labels: None)

@@ -18,7 +18,7 @@ from mizzen_operator.metrics import Metrics
 from webhooks import LIMIT_SECONDS, hanging, is_called
 
 SERVICES = 10
-"""Number of services, more than the operator has workers."""
+"""Number of services; it exceeds the number of the operator's workers."""
 ENGINES = "mizzen.dev/component=engine"
 NO_WEBHOOK = b'{"reason": "InternalError", "message": "failed calling webhook \\"a.b.c\\": no endpoints"}'
 

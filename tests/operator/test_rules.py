@@ -15,13 +15,13 @@ from marks import CONTROL_PLANE
 
 CRD = Path(__file__).parents[2] / "crds/inferenceservices.yaml"
 OF_UPDATES = "spec.gateway.mode is immutable"
-"""Message of a rule for updates, which this module leaves out; gateway/test_shared.py covers it."""
+"""Message of a rule that applies only to updates; gateway/test_shared.py tests it, this module does not."""
 
 pytestmark = CONTROL_PLANE
 
 
 def rules(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield path and message of each rule of a schema; `*` stands for any item."""
+    """Yield the path and the message of each rule in a schema; `*` in a path stands for any list item."""
     for rule in schema.get("x-kubernetes-validations", []):
         yield path, rule["message"]
     for name, below in schema.get("properties", {}).items():

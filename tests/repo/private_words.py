@@ -1,8 +1,8 @@
 """Words that the repository must not use, because the field has established terms for them.
 
-The kind of an entry says where it is searched: in parts of identifiers in any case (`word`), in whole
-identifiers (`name`), in names of modules (`module`), or in prose (`phrase`), which is comments, strings,
-names of tests and files that are not code.
+The kind of an entry says where it is searched: in parts of identifiers, ignoring case (`word`), in whole
+identifiers (`name`), in names of modules (`module`), or in prose (`phrase`): comments, strings, names of
+tests, and files that are not code.
 """
 
 from __future__ import annotations
@@ -237,4 +237,4 @@ INFORMATION: tuple[str, ...] = (
     "part",
     "room",
 )
-"""Parts of identifiers that are not violations, because they are too common; only their number is shown."""
+"""Words that are too common in identifiers to be violations; only the number of their uses is shown."""

@@ -5,7 +5,7 @@ A test counts violations and calls `check("call_arity", {"callee": 3}, ...)`. Th
 
     UPDATE_RATCHETS=1 pytest -n 0 tests/repo
 
-which fails if the total of a test's violations would grow, unless `RAISE=1` is set, too.
+This command fails if the total of a test's violations would grow, unless `RAISE=1` is set as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All public definitions have docstrings, and no docstring begins with a clause without a head."""
+"""All public definitions have docstrings, and no docstring begins with a word such as "What" or "How"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratchets import ROOT, check, tracked
 
 FOLDERS = ("worker/mizzen", "operator")
 HEADLESS = re.compile(r"(What|Whether|How|Why|Who(?:m|se)?|That|Those|Of)\b")
-"""First words of texts that lack a noun or a verb. `Whether` may begin the text of a Boolean attribute."""
+"""First words of clauses that lack a noun or a verb. Docstrings of Booleans may begin with `Whether`."""
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -25,7 +25,7 @@ def sources() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def documented(tree: ast.Module) -> Iterator[tuple[Documented, str]]:
-    """Yield the module, its classes and functions, with their names, without definitions in functions."""
+    """Yield a module, its classes and functions, each with its name, but no definitions in functions."""
     work: list[tuple[Documented, str]] = [(tree, "")]
     while work:
         node, name = work.pop()

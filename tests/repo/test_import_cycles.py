@@ -1,4 +1,4 @@
-"""There are no import cycles, even by imports for type checking or inside of functions."""
+"""There are no import cycles, even if imports for type checking and inside functions are counted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = ("worker", "operator")
 
 
 def module_name(path: Path) -> str:
-    """Return the dotted name of a module in a package, or the path without suffix of any other module."""
+    """Return the dotted name of a module in a package; for any other module, its path without suffix."""
     parts = path.with_suffix("").parts
     if parts[0] in PACKAGES:
         return ".".join(part for part in parts[1:] if part != "__init__")

@@ -52,7 +52,7 @@ OPERATOR_ORDER = (
 OPERATOR_BASE = {"config", "metrics"}
 """Modules of the operator that every package may import; they import only each other and `api`."""
 OPERATOR_PROGRAMS = {"check": {"api", "kube"}, "chart": {"api", "kube"}}
-"""Modules that only `main` and other programs import, with the packages that they may import."""
+"""Modules that only `main` and other programs import, each with the packages that the module may import."""
 NO_TORCH = ("common", "core", "wire", "gateway", "fetch", "commands")
 
 

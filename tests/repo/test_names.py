@@ -16,7 +16,7 @@ TAKEN = {*typing.__all__, *collections.abc.__all__, *vars(builtins)}
 
 
 def classes(folder: str) -> dict[str, list[str]]:
-    """Return the places of all classes below a folder by class name, including nested and private ones."""
+    """Return the places of all classes below a folder, including nested and private ones, by class name."""
     places: dict[str, list[str]] = {}
     for path in tracked(".py"):
         if not path.is_relative_to(Path(folder)):

@@ -1,4 +1,4 @@
-"""The reference pages match the code, and the operator's arguments match the processes' options."""
+"""The reference pages match the code, and processes accept the arguments that the operator gives them."""
 
 from __future__ import annotations
 

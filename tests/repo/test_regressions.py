@@ -1,4 +1,4 @@
-"""docs/regressions.md: each row names tests that exist, or says why the defect does not need one."""
+"""docs/regressions.md: each row names tests that exist, or says why the defect needs no test."""
 
 from __future__ import annotations
 

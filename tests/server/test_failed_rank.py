@@ -1,4 +1,4 @@
-"""Tests of finding the root cause among several failed ranks, and of killing all ranks."""
+"""Finding the rank that is the root cause among several failed ranks, and killing all ranks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_failed_rank_is_found(case: str) -> None:
 
 
 class StubbornProcess:
-    """A fake process that exits only in `wait`; records in `calls` when it is signaled and waited for."""
+    """A fake process that exits only in `wait`; `calls` records signals and waits in order."""
 
     def __init__(self, calls: list[str]) -> None:
         self.pid, self.calls = 1, calls

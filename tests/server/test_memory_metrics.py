@@ -1,4 +1,4 @@
-"""Memory usage by purpose is measured by a rank and exported as metrics."""
+"""A rank measures its memory usage by purpose, and the usage is exported as metrics."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_a_duplicate_node_rank_is_rejected_and_the_first_node_stays(local_group:
 
 
 def test_a_restarted_node_takes_its_own_place(local_group: LocalGroup) -> None:
-    """Node 0 accepts the new process even before it notices that the former process is gone."""
+    """Node 0 accepts the new process even before noticing that the former process is gone."""
     leader, first = local_group.leader(nodes=3), local_group.follower(nodes=3)
     local_group.until(lambda: first.group, leader, first)
     first.close(ExitReason(0))
@@ -320,7 +320,7 @@ def test_steps_too_large_for_shared_memory_are_rejected() -> None:
 
 
 def test_the_shared_memory_holds_the_largest_plan() -> None:
-    """Every slot of the plan starts with the longest possible cached prefix and lists its pages."""
+    """Every slot of the plan starts with, and lists the pages of, the longest possible cached prefix."""
     config = EngineConfig(model=str(DEMO), tensor=2, context_length=1 << 17)
     assert plan_memory_bytes(config) > 2 * 12 * config.max_running_requests * (1 << 17) // config.page_size
     assert plan_memory_bytes(EngineConfig(model=str(DEMO), tensor=2)) == CAPACITY

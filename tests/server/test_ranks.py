@@ -119,7 +119,7 @@ def test_a_failed_or_hung_follower_is_reported_as_the_root_cause(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 0 fails or waits as well, because its connections close or the follower is absent."""
+    """Rank 0 is also affected: it fails because its connections close, or it waits for the follower."""
     code, reason = FAULTS[fault]
     site = tmp_path / "site"
     site.mkdir()

@@ -46,7 +46,7 @@ def test_an_arriving_request_drops_the_limit() -> None:
 
 
 def test_the_limit_is_withdrawn_before_a_prefill_runs(connect: Any, model: Any) -> None:
-    """The frame that withdraws the limit precedes the first token of the request that caused it."""
+    """When a request causes the withdrawal, the frame with the withdrawal precedes the first token."""
     options = {"model": str(model), "wire_bind": "tcp://127.0.0.1:*", "step_milliseconds": 2.0}
     with SimulatedEngine(SimulateConfig(**options, drain_timeout_seconds=0.2)) as engine:
         gateway = connect(engine.endpoint)

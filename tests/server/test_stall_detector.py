@@ -90,7 +90,7 @@ def test_a_stopped_rank_is_found_even_if_checks_are_rare() -> None:
 
 
 def test_the_monitoring_rank_is_never_at_fault_itself() -> None:
-    """The monitoring rank runs in the user's program, which may block it for any time."""
+    """The monitoring rank runs in the user's program, which may block it for any length of time."""
     detector = StallDetector(2, 5.0, 5.0, own_rank=0)
     for now in range(2, 60):
         assert detector.find_fault(heartbeats((1.0, 3, 3), (now, 4, 4)), float(now)) is None

@@ -1,4 +1,4 @@
-"""The status block in shared memory: readers see only complete snapshots at any time."""
+"""The status block in shared memory: readers always see complete snapshots."""
 
 from __future__ import annotations
 

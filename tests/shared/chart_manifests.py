@@ -15,7 +15,7 @@ Manifests = list[dict[str, Any]]
 
 
 def of(manifests: Manifests, kind: str, name: str = "") -> dict[str, Any]:
-    """Return the only manifest of a kind, or of a kind and name."""
+    """Return the only manifest of a kind; with `name`, the only one of that kind and name."""
     [manifest] = [m for m in manifests if m["kind"] == kind and name in ("", m["metadata"]["name"])]
     return manifest
 

@@ -64,7 +64,7 @@ class EngineProcess:
             return {}
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """Wait until a condition holds while the process runs; return its value."""
+        """Wait until a condition is true, and return its value; fail if the engine exits before that."""
         deadline = time.monotonic() + SECONDS
         while not (value := condition()):
             assert self.process.poll() is None, self.log.read_text()

@@ -22,7 +22,7 @@ from xml.sax.saxutils import escape
 BLOCK = 8192
 TITLE = "org.opencontainers.image.title"
 HELD_SECONDS = 300
-"""Seconds after which a body that waits for `gate` continues by itself."""
+"""Seconds after which a body that waits for `gate` is sent even if `gate` is not set."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ LOOPBACK = Address()
 
 @dataclass
 class Faults:
-    """Faults to inject; counts are decremented to zero."""
+    """Faults to inject; each injection decrements the count of that fault."""
 
     cut_after: int = 0
     """Number of bytes of a body after which the connection is closed; 0 closes no connection."""
@@ -47,7 +47,7 @@ class Faults:
     short: int = 0
     """Number of bodies that are shorter than the file, although the response ends properly."""
     codes: list[int] = field(default_factory=list)
-    """Status codes to answer first."""
+    """Status codes of the next responses, in order; later requests get normal responses."""
     retry_after: str = ""
     wrong_bytes: int = 0
     """Number of bodies with a corrupted byte."""
@@ -152,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP server that records its requests and sent bytes, with faults to inject."""
+    """HTTP server that injects faults, and records its requests and the bytes that it has sent."""
 
     daemon_threads = True
     block_on_close = False
@@ -181,7 +181,7 @@ class Server(ThreadingHTTPServer):
                 self.counting.notify_all()
 
     def settle(self) -> None:
-        """Wait until no file is being sent, including to clients that have disconnected."""
+        """Wait until no file is being sent, not even to a client that has disconnected."""
         with self.counting:
             assert self.counting.wait_for(lambda: not self._sending, 60)
 
@@ -202,9 +202,9 @@ class Hub:
         self.branches: dict[str, str] = {}
         self.token = ""
         self.names: dict[str, str] = {}
-        """File names that the API reports instead of the real ones."""
+        """File names that the API reports instead of the real ones, by real name."""
         self.advertised: dict[str, str] = {}
-        """Checksums that the API reports instead of the real ones."""
+        """Checksums that the API reports instead of the real ones, by file name."""
         self.api = Server(self._api, api)
         self.cdn = Server(self._cdn, cdn)
 

@@ -43,7 +43,7 @@ class Registry:
         ]
 
     def push(self, tag: str, layers: list[dict[str, Any]]) -> str:
-        """Push a manifest of layers; return its digest."""
+        """Push a manifest that lists layers; return the manifest's digest."""
         kind = "application/vnd.oci.image.manifest.v1+json"
         config = {"mediaType": "application/vnd.oci.empty.v1+json", **self.blob(b"{}")}
         return self.tag(tag, {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": layers})

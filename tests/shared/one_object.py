@@ -14,7 +14,7 @@ class OneObject:
     """Fake API server with at most one object, `stored`; `requests` records the requests."""
 
     version_error_code = 0
-    """Status code for an apply of a new object with a resourceVersion; 0 accepts it."""
+    """Status code that rejects an apply with `new`, as it sets a resourceVersion; 0 to accept it."""
 
     dry_run_error = ""
     """Message with which dry runs are rejected; empty to accept them."""

@@ -7,7 +7,11 @@ import os
 import socket
 
 FIRST_PORT, PORTS, PORTS_EACH = 20_000, 12_000, 600
-"""A range below the kernel's ephemeral ports, which the kernel may give to another process at any time."""
+"""First port and size of the range of ports, and number of ports for each pytest worker.
+
+The range is below the kernel's ephemeral ports, because the kernel may give an ephemeral port to another
+process at any time.
+"""
 
 _next = itertools.count()
 
@@ -15,7 +19,7 @@ _next = itertools.count()
 def free_ports(address: str = "127.0.0.1", count: int = 1) -> int:
     """Return the first of `count` consecutive ports at which no process listens.
 
-    Each pytest worker has its own ports, and returns all of them before it returns a port again. So a
+    Each pytest worker has its own ports, and returns a port again only after all of its other ports. So a
     returned port stays free until the process that the test starts listens at it.
 
     Raises:

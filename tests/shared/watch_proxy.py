@@ -16,7 +16,8 @@ from mizzen_local.controlplane import ControlPlane
 class Proxy:
     """Forwards requests to the API server.
 
-    `fault` is called for each request; it may return a response instead, or raise to close the connection.
+    `fault` is called for each request; it may return a response, which is sent instead, or raise
+    an error, which closes the connection.
     """
 
     def __init__(self, plane: ControlPlane) -> None:

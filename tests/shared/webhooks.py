@@ -16,7 +16,7 @@ from mizzen_operator.resources.metadata import CONTAINER_SECURITY, POD_SECURITY
 
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 SILENT_SECONDS = 25
-"""Timeout of the webhooks in the API server; shorter than the operator's timeout for API requests."""
+"""Seconds that the API server waits for a webhook; the operator's timeout for API requests is longer."""
 LIMIT_SECONDS = 18.0
 """Time limit for operations that must not wait for a webhook; generous, but below SILENT_SECONDS."""
 
@@ -56,7 +56,7 @@ class Webhook:
 
 @contextlib.contextmanager
 def registered(api: Any, namespace: str, client: dict[str, str]) -> Iterator[None]:
-    """Register a webhook for the creation of all pods of a namespace during the block."""
+    """During the block, let the API server call a webhook for each pod that is created in a namespace."""
     name = f"pods.{namespace}.example"
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     webhook = {
@@ -109,11 +109,11 @@ def try_pod(api: Any, namespace: str) -> str:
 
 
 def rejects_pods(api: Any, namespace: str) -> bool:
-    """Return whether the API server already uses the failing webhook, which takes a moment."""
+    """Return whether the API server uses the failing webhook; it begins soon after the registration."""
     return "failed calling webhook" in try_pod(api, namespace)
 
 
 def is_called(api: Any, namespace: str, webhook: Webhook) -> bool:
-    """Return whether the API server already calls the hanging webhook, which takes a moment."""
+    """Return whether the API server calls the hanging webhook; it begins soon after the registration."""
     try_pod(api, namespace)
     return bool(webhook.calls)

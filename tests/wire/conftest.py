@@ -140,7 +140,7 @@ class WireBench:
             number: number of the step.
             rows: (the engine's request id, offset of the first token, tokens) for each request.
             finished: the requests that end in this step.
-            counts: whether the output states the number of tokens of each row; without it, rows have one.
+            counts: whether the output states the number of tokens of each row; if not, rows have one token.
 
         Returns:
             Seconds from arrival to the first token, for each request that got its first token in this step.

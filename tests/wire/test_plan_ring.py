@@ -1,4 +1,4 @@
-"""The ring in shared memory delivers complete plans, in order, to readers of any speed, and ends for all."""
+"""The ring in shared memory delivers complete plans, in order, to readers of any speed, and then ends."""
 
 from __future__ import annotations
 

@@ -52,8 +52,10 @@ class ContainerState:
     """State of a container, as reported in its pod's status.
 
     Attributes:
-        current: `state` of the status: `waiting`, `running` or `terminated`, mapped to its fields.
-        last: `lastState` of the status: the termination before the current state; empty if none.
+        current: `state` of the status: its one key is `waiting`, `running` or `terminated`, and the value has
+            the fields of that state.
+        last: `lastState` of the status: the last termination before the current state; empty before the first
+            termination.
         restarts: number of restarts.
         identity: `containerID` of the status; empty before the first start.
     """
@@ -69,13 +71,13 @@ class PodContext:
     """Values and callbacks of a pod that its containers use.
 
     Attributes:
-        prepare: builds the command of a run from the container's spec and the number of the run, from 0;
-            raises MissingError or UnknownImageError if it cannot be built.
+        prepare: builds the command of a run, given the container's spec and the number of the run, which
+            starts at 0; raises MissingError or UnknownImageError if the command cannot be built.
         address: IP address of the pod.
         grace: the pod's termination grace period in seconds.
         session: HTTP client for probes and hooks.
-        changed: called when the state of the container has changed.
-        event: records an Event of the pod: reason, message and type.
+        changed: called when the state of a container has changed.
+        event: records an Event of the pod, given the Event's reason, message and type.
     """
 
     prepare: Callable[[Mapping[str, Any], int], Awaitable[Command]]
@@ -211,7 +213,7 @@ class PodContainer:
         return True
 
     def _begin_run(self, command: Command, pid: int) -> None:
-        """Set the state to running and create the probes, because the process has just been started."""
+        """Set the state of a container whose process has just been started to running; create its probes."""
         self._exited = asyncio.Event()
         ports = {port["name"]: port["containerPort"] for port in self.spec.get("ports", ()) if "name" in port}
         around = self._pod
@@ -272,7 +274,10 @@ class PodContainer:
         self._pod.event("Unhealthy", f"{kind} probe failed: {message}", "Warning")
 
     async def _back_off(self, *, ran_long: bool) -> None:
-        """Wait before a restart, except the first; the wait doubles each time, and a long run resets it."""
+        """Wait before a restart, unless it is the first or follows a long run.
+
+        The duration doubles with each wait; a long run resets it.
+        """
         self.state = replace(self.state, last=dict(self.state.current))
         if ran_long:
             self._backoff = FIRST_BACKOFF
@@ -305,7 +310,7 @@ class PodContainer:
         """Terminate the container and do not restart it.
 
         Args:
-            grace: seconds until SIGKILL, including the preStop hook.
+            grace: seconds until SIGKILL; the preStop hook runs within this time.
         """
         self._stopping = True
         self._wake.set()

@@ -1,4 +1,4 @@
-"""Resolves the command and environment of a container: references, and paths of its file system."""
+"""Resolves references and container paths in the command and environment of a container."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ class PathMap:
         self._pattern = re.compile(rf"^((?:[^=\s]*=)?(?:file://)?)({paths})(?=/|$)") if paths else None
 
     def rewrite(self, text: str) -> str:
-        """Return `text` with a container path replaced, at its start or after its first `=` or `file://`."""
+        """Return `text` with the container path that it contains replaced.
+
+        The path must be at the start of the text, or follow the first `=`, `file://` or both.
+        """
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: match[1] + str(self.paths[match[2]]), text, count=1)
 
 
 def expand_references(text: str, variables: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` with the variable's value, unless the variable is unknown, and `$$` with `$`."""
+    """Replace `$(NAME)` with the value of the variable NAME, and `$$` with `$`; keep unknown variables."""
 
     def substitute(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else variables.get(match[1], match[0])
@@ -48,7 +51,7 @@ def expand_references(text: str, variables: Mapping[str, str]) -> str:
 
 
 def base_environment(home: Path, hostname: str) -> dict[str, str]:
-    """Return variables that an image would set, and inherited ones that programs of this machine need."""
+    """Return the variables that an image would set, and inherited ones that this machine's programs need."""
     inherited = {name: value for name, value in os.environ.items() if INHERITED_VARIABLES.match(name)}
     path = os.environ.get("PATH", os.defpath)
     return {
@@ -113,7 +116,7 @@ def resolve_resource_field(
 ) -> str:
     """Return the value of a `resourceFieldRef`, in units of its divisor, rounded up.
 
-    The value of a limit that is not set is the number of CPUs or the memory of this machine.
+    If a limit is not set, the number of CPUs or the memory of this machine is used instead.
     """
     container_name = reference.get("containerName")
     if container_name:

@@ -52,7 +52,7 @@ class Outcome:
 
     Attributes:
         ok: whether the handler succeeded.
-        message: output, status or error, for an Event about a failure.
+        message: exit code and output, HTTP status and body, or error; it is used in Events about failures.
     """
 
     ok: bool

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ENTRY_POINTS = {"mizzen/engine": "mizzen", "mizzen/gateway": "mizzen", "mizzen/operator": "mizzen-operator"}
 MODULES = {"mizzen/engine-simulated": "mizzen.server.simulate"}
-"""Python modules to run for images that only tests use, and that are never built."""
+"""Images that only tests use and that are never built, mapped to the Python modules to run instead."""
 REPOSITORY = Path(__file__).resolve().parents[3]
 IMAGE_FILES = {"/opt/mizzen/models": REPOSITORY / "models"}
 """Folders in the images, mapped to their counterparts in the repository."""

@@ -43,7 +43,7 @@ class Kubelet:
         self._next_number = 0
 
     async def run(self) -> None:
-        """Kill processes of an earlier kubelet, register the node, and run its pods until cancelled."""
+        """Kill an earlier kubelet's processes, register the node, and run its pods until cancelled."""
         await asyncio.to_thread(process.kill_marked, self._node.mark())
         try:
             async with serve_logs(self._node.folder, self._node.address, self._container_state) as port:

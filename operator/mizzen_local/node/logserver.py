@@ -29,7 +29,10 @@ The state is `waiting`, `running` or `terminated`, or empty if the kubelet no lo
 
 @dataclass(frozen=True, slots=True)
 class _LogRequest:
-    """A parsed request for a container's log; `tail` is in lines and `limit` in bytes, None for no limit."""
+    """A parsed request for a container's log.
+
+    `tail` is in lines, and `limit` in bytes; each is None if it is not limited.
+    """
 
     namespace: str
     pod: str
@@ -80,9 +83,9 @@ class _LogServer:
         self._state_of = state_of
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
-        """Send a log; if the request follows it, send new lines too until the container's run has ended.
+        """Send a log; for a request with `follow`, also send new lines until the container's run has ended.
 
-        Only the API server is served, because it checks whether the user may read the log.
+        Other clients than the API server are rejected, because it checks whether the user may read the log.
         """
         if _common_name(request) != KUBELET_CLIENT:
             raise web.HTTPForbidden(text="only the API server may read logs here")
@@ -101,7 +104,7 @@ class _LogServer:
         """Return the path of the requested log.
 
         Raises:
-            web.HTTPBadRequest: the log does not exist; the message is worded as the real kubelet's.
+            web.HTTPBadRequest: the log does not exist; the message is worded like the real kubelet's message.
         """
         run_logs = find_run_logs(self._folder, *log_request.container_key)
         is_waiting = self._state_of(*log_request.container_key) == "waiting"

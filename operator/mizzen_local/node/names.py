@@ -21,7 +21,7 @@ class PodNames:
 
     def __init__(self) -> None:
         self._addresses: dict[str, tuple[str, str]] = {}
-        """Uid and IP address of the pod with each name."""
+        """Uid and IP address of each pod, by the pod's DNS name."""
         self._added = asyncio.Condition()
 
     async def add(self, pod: Mapping[str, Any], address: str) -> None:
@@ -39,7 +39,8 @@ class PodNames:
     async def rewrite(self, text: str, pod: Mapping[str, Any]) -> str:
         """Replace DNS names of pods in a text with their addresses; names of unknown pods are kept.
 
-        Pods of the same subdomain may be created later: wait up to `WAIT_SECONDS` for each of their names.
+        Other pods of the pod's subdomain may be created later. If the text contains the name of such a pod,
+        wait up to `WAIT_SECONDS` for the pod.
 
         Args:
             text: a variable's value or an argument.

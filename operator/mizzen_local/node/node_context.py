@@ -37,10 +37,10 @@ class NodeContext:
     names: PodNames = field(default_factory=PodNames)
 
     def mark(self, *names: str) -> str:
-        """Return the prefix that MIZZEN_LOCAL_MARK has in the environment of the given processes of pods.
+        """Return the prefix of MIZZEN_LOCAL_MARK that selects certain processes of the node's pods.
 
         Args:
-            names: none for the processes of all pods; a pod's uid for the processes of that pod; a pod's uid,
-                a container's name and the number of a run for the processes of that run.
+            names: without names, the prefix selects the processes of all pods; with a pod's uid, those of
+                the pod; with a pod's uid, a container's name and the number of a run, those of the run.
         """
         return "/".join([str(self.folder), "pods", *names, ""])

@@ -200,7 +200,7 @@ class PodRunner:
                 attempt += 1
 
     async def _refresh_volumes(self) -> None:
-        """Renew tokens, and update the files of Secrets and ConfigMaps, periodically."""
+        """Periodically renew tokens and update the files of Secrets and ConfigMaps."""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             if not self._sandbox_ready:
@@ -211,7 +211,7 @@ class PodRunner:
                 log.warning("%s: volumes were not refreshed: %s", self.object["metadata"]["name"], error)
 
     async def _stop(self, grace: float) -> None:
-        """Terminate containers concurrently, then sidecars in reverse order; they share `grace` seconds."""
+        """Terminate containers concurrently, then sidecars in reverse order: all within `grace` seconds."""
         deadline = time.monotonic() + grace
         await asyncio.gather(*(item.stop(grace) for item in self._main))
         for item in reversed(self._init):
@@ -230,7 +230,7 @@ class PodRunner:
     # ---- commands ----
 
     def _with_addresses(self) -> Object:
-        """Return the pod with addresses in its status, which the API may not contain yet."""
+        """Return the pod with its addresses added to its status; the API server may not have them yet."""
         host, address = self._node.address, self._address
         addresses = {"podIP": address, "podIPs": [{"ip": address}], "hostIP": host, "hostIPs": [{"ip": host}]}
         return {**self.object, "status": {**self.object.get("status", {}), **addresses}}
@@ -290,7 +290,7 @@ class PodRunner:
     # ---- status ----
 
     async def _publish(self) -> None:
-        """Write the status whenever it has changed; changes during a write are written together."""
+        """Write the status whenever it has changed; one write covers all changes since the previous write."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -322,9 +322,9 @@ class PodRunner:
             self._conditions = {item["type"]: item for item in new_status["conditions"]}
 
     async def _retry_call(self, call: Callable[[], Any]) -> bool:
-        """Retry a call of the API server, at most 30 times, and return whether it succeeded.
+        """Call the API server, at most 30 times, until the call succeeds; return whether it has succeeded.
 
-        It is not retried if the pod no longer exists, or another pod has its name.
+        The call is not repeated if the pod no longer exists, or if another pod has its name.
         """
         name = self.object["metadata"]["name"]
         for attempt in range(30):
@@ -343,7 +343,7 @@ class PodRunner:
 
 
 def has_ended(pod: Object) -> bool:
-    """Return whether a pod's phase is final, so that none of its containers is to be run."""
+    """Return whether a pod's phase is final; if so, its containers must not be run again."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
@@ -361,11 +361,11 @@ def _api_variables(server: str) -> dict[str, str]:
 
 
 def _restored_state(before: Mapping[str, Any], *, init: bool) -> ContainerState:
-    """Return the initial state of a container that an earlier kubelet of this node ran; it will be restarted.
+    """Return the initial state of a container that an earlier kubelet ran, and that will be restarted.
 
     Args:
-        before: the container's status, as the earlier kubelet wrote it.
-        init: whether it is an init container; its restart is not counted.
+        before: the container's status, as the earlier kubelet of this node wrote it.
+        init: whether the container is an init container, whose restart is not counted.
     """
     state = before.get("state", {})
     last = {"terminated": state["terminated"]} if "terminated" in state else before.get("lastState", {})

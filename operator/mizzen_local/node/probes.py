@@ -17,8 +17,8 @@ MAX_EAGER_SECONDS = 1.0
 class Probe:
     """One probe and its thresholds.
 
-    Until an `eager` probe succeeds for the first time, it runs more often than its period, so that a start is
-    noticed at once. Of these extra runs only successes count; failures count once per period.
+    Until an `eager` probe succeeds for the first time, it also runs between its periods, so that a start is
+    noticed at once. If such an extra run succeeds, it counts like any other run; if it fails, it is ignored.
     """
 
     def __init__(self, spec: Mapping[str, Any], target: Target, *, eager: bool, ok: bool) -> None:
@@ -35,8 +35,8 @@ class Probe:
         """Run the probe periodically until cancelled.
 
         Args:
-            report: called whenever the threshold of successes (True) or of failures (False) is reached or
-                exceeded, with the last outcome.
+            report: called after each run with which the number of consecutive successes or failures has
+                reached its threshold; given True for successes or False for failures, and the run's outcome.
         """
         await asyncio.sleep(self._spec.get("initialDelaySeconds", 0))
         loop = asyncio.get_running_loop()
@@ -67,7 +67,7 @@ class Probes:
     """The probes of one run of one container.
 
     Attributes:
-        started: the start-up probe has passed, or the container has none.
+        started: whether the start-up probe has passed; also True if the container has no start-up probe.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class Probes:
             container: the container's spec.
             target: the container that the handlers are run for.
             changed: called when `started` or `ready` has changed.
-            unhealthy: called when a probe has reached its failure threshold, with its kind and the message.
+            unhealthy: called when a probe has reached its failure threshold, with the kind of the probe and
+                the message of its last outcome.
             kill: terminates the container's run, given a reason and the failed probe's spec.
         """
         self._container = container

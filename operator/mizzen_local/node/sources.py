@@ -1,4 +1,4 @@
-"""Reads values that pods use from Secrets, ConfigMaps and pod fields; requests service account tokens."""
+"""Reads the Secrets, ConfigMaps and pod fields that pods refer to; requests service account tokens."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class PodSources:
             reference: reference with `name` (or `secretName`), and possibly `optional`.
 
         Raises:
-            MissingError: the object does not exist and is not optional, or may not be read yet.
+            MissingError: the object does not exist and is not optional, or the node may not read it yet.
         """
         name = reference.get("name") or reference.get("secretName", "")
         try:
@@ -80,7 +80,7 @@ class PodSources:
         }
 
     async def request_token(self, projection: Mapping[str, Any]) -> bytes:
-        """Request a token of the pod's service account that is bound to the pod.
+        """Request a token of the pod's service account; the token is bound to the pod.
 
         Args:
             projection: `serviceAccountToken` source of a projected volume.

@@ -20,8 +20,8 @@ class PodStatusInputs:
         pod: the latest version of the pod from the API server.
         init: init containers of the pod, in order.
         main: containers of the pod.
-        initialized: all init containers have succeeded.
-        sandbox: the pod's address and volumes are ready.
+        initialized: whether all init containers have succeeded.
+        sandbox: whether the pod's address and volumes are ready.
         address: IP address of the pod.
         host: IP address of the node.
         began: time at which the node first saw the pod, as Kubernetes writes it.
@@ -57,7 +57,7 @@ def has_failed(container: PodContainer) -> bool:
 
 
 def is_sidecar(container: PodContainer) -> bool:
-    """Return whether an init container is a sidecar, which keeps running alongside the containers."""
+    """Return whether an init container is a sidecar, which keeps running alongside the main containers."""
     return container.spec.get("restartPolicy") == "Always"
 
 

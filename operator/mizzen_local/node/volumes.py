@@ -112,7 +112,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a folder and delete all others; a file that differs is replaced atomically."""
+    """Write files into a folder and delete its other files; a file that differs is replaced atomically."""
     for name, data in files.items():
         path = folder / name
         if _read(path) == data:
@@ -128,5 +128,5 @@ def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with its content, but not the targets of links."""
+    """Remove a folder with its content; links in it are removed, but not their targets."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -9,7 +9,7 @@ def gateway_name(service: str) -> str:
 
 
 def service_of_gateway(gateway: str) -> str:
-    """Return the name of a dedicated gateway's service; empty if `gateway` does not end in `-gateway`."""
+    """Return the service that a dedicated gateway serves; empty if `gateway` does not end in `-gateway`."""
     service = gateway.removesuffix("-gateway")
     return service if service != gateway else ""
 
@@ -50,7 +50,10 @@ def fetch_network_policy(service: str) -> str:
 
 
 def leader_pod(service: str, revision: str, group: int, incarnation: int) -> str:
-    """Return the name of a group's leader pod: at most 63 characters if the service's name has up to 40."""
+    """Return the name of a group's leader pod.
+
+    It has at most 63 characters if the service's name has at most 40.
+    """
     return f"{service}-{revision}-{group}-{incarnation}"
 
 
@@ -65,7 +68,7 @@ def ranks_service(service: str) -> str:
 
 
 def leader_dns_name(service: str, namespace: str, leader: str) -> str:
-    """Return the DNS name of a group's leader pod, which resolves before the pod is ready."""
+    """Return the DNS name of a group's leader pod; the name resolves before the pod is ready."""
     return f"{leader}.{ranks_service(service)}.{namespace}.svc"
 
 

@@ -1,4 +1,4 @@
-"""Names the field that keeps an object from being parsed. `parse.py` calls it after a failed parse.
+"""Finds out which field of an object cannot be parsed. `parse.py` calls this after a failed parse.
 
 The object is parsed again from dictionaries that record the path of each field that is read.
 """

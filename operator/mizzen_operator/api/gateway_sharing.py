@@ -20,8 +20,8 @@ class GatewaySharing:
     Attributes:
         services: the services, oldest first; at least one.
         model_names: model names that each service owns, by service name; the served name comes first.
-        conflicting_names: model names that a service claims but an older service owns, by the name of the
-            claiming service; each with the name of its owner.
+        conflicting_names: for each service, by its name: the model names that it claims but an older service
+            owns, each mapped to the name of that older service.
     """
 
     services: tuple[InferenceService, ...]

@@ -1,9 +1,9 @@
-"""Checks from the declared sizes whether a model can fit into the GPUs of a group.
+"""Checks whether a model can fit into the GPUs of a group, based on the declared sizes.
 
-The check counts a lower bound per rank: its share of the weights, and a little for activations, CUDA graphs
-and one KV page. If a model fails the check, it can never start, so no pods are created. A model that passes
-may still be too large; the engine reports that at its start. Nothing is checked unless the spec declares both
-the number of parameters and the GPU's memory.
+The check computes a lower bound of the memory that each rank needs: the rank's share of the weights, and a
+little for activations, CUDA graphs and one KV page. If a model fails the check, it can never start, so no
+pods are created. A model that passes may still be too large; the engine then reports this when it starts.
+Nothing is checked unless the spec declares both the number of parameters and the GPU's memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MemoryCheck:
 
 
 def check_gpu_memory(service: InferenceService) -> MemoryCheck | None:
-    """Compare the memory that a rank needs with its GPU's memory.
+    """Compare the memory that a rank needs with the part of its GPU's memory that the engine may use.
 
     Returns:
         The result; None if the spec does not declare both sizes, or the engine runs on the CPU.

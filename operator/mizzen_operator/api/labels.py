@@ -59,7 +59,10 @@ TLS_FOLDER = "/var/run/mizzen/tls"
 JOB_NAME = "batch.kubernetes.io/job-name"
 """Label that Kubernetes puts on the pods of a Job."""
 MAX_DIGITS = 9
-"""Maximum digits of a number in a label or Secret; it then fits `status.groups[].group`, an int32."""
+"""Maximum number of digits of a number in a label or Secret.
+
+The number then fits into `status.groups[].group`, an int32.
+"""
 TERMINATION_MESSAGE = "/dev/termination-log"
 ADMIN_TOKEN = "admin.token"
 HTTP_PORT, ADMIN_PORT, WIRE_PORT, ENGINE_HTTP_PORT, FETCH_PORT = 8000, 8001, 5557, 8081, 8082

@@ -7,7 +7,7 @@ public contract that users alert on, so they never change. Each constant is name
 from __future__ import annotations
 
 MAX_MESSAGE = 1024
-"""Maximum characters of a message in a status or an Event; the CRD has the same limit."""
+"""Maximum number of characters of a message in a status or an Event; the CRD has the same limit."""
 
 # --- Types of conditions ---
 READY = "Ready"
@@ -171,4 +171,4 @@ ERROR = "Error"
 COMPLETED = "Completed"
 OOM_KILLED = "OOMKilled"
 DISRUPTED = "Disrupted"
-"""The operator's reason for a disrupted pod if Kubernetes gives none."""
+"""Reason that the operator reports for a disrupted pod if Kubernetes gives no reason."""

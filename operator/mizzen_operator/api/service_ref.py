@@ -1,4 +1,4 @@
-"""Protocol of a service whose spec may be invalid; a parsed service satisfies it too."""
+"""Protocol of a service whose spec may be invalid; the class of parsed services satisfies it too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class ServiceRef(Protocol):
-    """Identity of a service, and its last written status."""
+    """Identity of a service, and the status that was written last."""
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`spec.model`; `context_length` is in tokens, or None to use the model's own."""
+    """`spec.model`; `context_length` is in tokens, or None for the model's own context length."""
 
     source: str
     served_name: str
@@ -24,7 +24,7 @@ class ModelCache:
 
     Attributes:
         size: size of the claim that the operator creates; empty if the user creates the claim.
-        when_deleted: whether the operator's claim outlives the service: `Retain` or `Delete`.
+        when_deleted: what happens to the operator's claim when the service is deleted: `Retain` or `Delete`.
     """
 
     mode: str = "None"
@@ -41,7 +41,8 @@ class ModelAccess:
     """Fields of `spec.model` that say how the weights are obtained, not which weights.
 
     Attributes:
-        credentials: name of the Secret with the credentials, and a key in it; None if the spec names none.
+        credentials: name of the Secret with the credentials, and the key in it; None if the spec names no
+            Secret.
         endpoint: base URL that replaces the source's own; empty for the default.
     """
 
@@ -169,7 +170,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """`spec.rollout`; `max_surge` and `max_unavailable` are groups, or percentages such as `25%`.
+    """`spec.rollout`; `max_surge` and `max_unavailable` are numbers of groups, or percentages such as `25%`.
 
     `progress_deadline` is in seconds.
     """
@@ -186,7 +187,10 @@ class Rollout:
         return _resolve_percent(self.max_surge, groups, up=True)
 
     def unavailable_groups(self, groups: int) -> int:
-        """Return how many of `groups` may be missing during a rollout; at least 1 if the surge is 0."""
+        """Return how many of `groups` groups may be missing during a rollout.
+
+        The result is at least 1 if the rollout may create no extra groups.
+        """
         rounded = min(groups, _resolve_percent(self.max_unavailable, groups, up=False))
         return rounded or (1 if self.surge_groups(groups) == 0 else 0)
 

@@ -35,7 +35,10 @@ PERIOD_SECONDS = 5.0
 HPA_CHECK_SECONDS = 60.0
 """Interval at which HPAs are looked up for a service whose replicas do not change."""
 MAX_CONCURRENT_PER_NAMESPACE, MAX_CONCURRENT = 16, 64
-"""Maximum number of concurrent decisions per namespace and in total; some may wait for hung gateways."""
+"""Maximum number of concurrent decisions per namespace, and in total.
+
+A decision may have to wait for a hung gateway.
+"""
 
 
 @dataclass(slots=True)
@@ -58,7 +61,10 @@ class _ServiceScaling:
 
 
 class Autoscaler:
-    """Scales all services with `spec.autoscaling`; reconciles register them by `observe_service`."""
+    """Scales all services with `spec.autoscaling`.
+
+    The reconcile of a service registers it by `observe_service`.
+    """
 
     def __init__(
         self,
@@ -207,7 +213,7 @@ def merge_tables(tables: Iterable[Mapping[str, Any]] | None) -> Sample | None:
     """Merge the routing tables of a service's gateways into a sample of its load.
 
     Args:
-        tables: one table per gateway; None if a gateway did not answer.
+        tables: one table per gateway; None, instead of any tables, if a gateway did not answer.
 
     Returns:
         The sample; None if `tables` is None or empty.

@@ -1,8 +1,9 @@
 """Decides how many groups a service should have, from its load. Pure; `autoscaler.py` calls it.
 
-Each sample recommends a number of groups. Scale-up goes to the lowest recommendation within its stabilization
-window, scale-down to the highest within its own, so that a short peak or lull changes nothing. A service
-without requests for `idle_to_zero` seconds is scaled to zero, and to one group as soon as a request waits.
+Each sample recommends a number of groups. A scale-up uses the lowest recommendation within its stabilization
+window; a scale-down uses the highest one within its own window. So a short peak or lull changes nothing. A
+service that had no requests for `idle_to_zero` seconds is scaled to zero. As soon as a request waits for it,
+it is scaled to one group.
 Idle time counts from the moment at which an engine began to serve. While no engine serves, the service is
 scaled to zero only after `wake_timeout`, the longest time that a request waits for a group to start.
 """
@@ -64,9 +65,10 @@ class ScalingState:
     """State that one decision passes to the next.
 
     Attributes:
-        recommendations: monotonic time in seconds and recommended number of groups, the oldest first.
+        recommendations: recent recommendations, the oldest first; each is its monotonic time in seconds and
+            the recommended number of groups.
         had_serving_engines: whether an engine served at the last sample; None before the first sample.
-        since: monotonic time of the first sample with this value of `had_serving_engines`.
+        since: monotonic time in seconds at which `had_serving_engines` last changed.
     """
 
     recommendations: tuple[tuple[float, int], ...] = field(default=())

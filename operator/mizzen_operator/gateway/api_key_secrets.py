@@ -34,13 +34,15 @@ class ApiKeySecrets:
     """
 
     def __init__(self, kube: KubeClient, namespace: str) -> None:
-        """Find Secrets in `namespace`, or in all namespaces if it is empty."""
+        """Create an object that finds Secrets in `namespace`, or in all namespaces if it is empty."""
         self._kube = kube
         self._namespace = namespace
         self._selected: dict[GatewayKey, tuple[str, ...]] = {}
 
     async def find(self, spec: GatewaySpec) -> tuple[str, ...]:
-        """Return the names of the labelled Secrets that a gateway should mount; empty if it uses no labels.
+        """Return the names of the labelled Secrets that a gateway should mount.
+
+        The result is empty if the gateway does not find API keys by label.
 
         Raises:
             Refused: the operator may not list Secrets.
@@ -77,7 +79,7 @@ class ApiKeySecrets:
         self._selected.pop(gateway_key, None)
 
     async def changed_gateways(self) -> list[GatewayKey]:
-        """Return the gateways that should mount other Secrets than at their last reconcile.
+        """Return the gateways that should no longer mount the same Secrets as at their last reconcile.
 
         Raises:
             KubeError: the API server failed.

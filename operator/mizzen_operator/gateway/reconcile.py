@@ -160,7 +160,7 @@ class GatewayReconciler:
         return progress
 
     def affected_services(self, key: ServiceKey, gateway: ReconciledGateway | None) -> tuple[ServiceKey, ...]:
-        """Return the other services of a shared gateway that this reconcile has changed; otherwise ()."""
+        """Return the other services of the shared gateway, if this reconcile has changed it; otherwise ()."""
         if gateway is None or gateway.shared is None or not gateway.shared.changed:
             return ()
         return tuple(other for other in self.services_sharing(key.namespace) if other != key)
@@ -170,7 +170,11 @@ class GatewayReconciler:
         self._members.add(key)
 
     def remove_member(self, key: ServiceKey) -> tuple[ServiceKey, ...]:
-        """Record that a service no longer uses the shared gateway; return the services that still use it."""
+        """Record that a service no longer uses the shared gateway.
+
+        Returns:
+            The services that still use it; empty if the service did not use it before.
+        """
         if key not in self._members:
             return ()
         self._members.discard(key)
@@ -192,7 +196,7 @@ class GatewayReconciler:
 
 
 def token_refused_reason(service: InferenceService) -> BlockingReason:
-    """Return the reason and the remedy for a gateway whose token differs from the one in its Secret."""
+    """Return the reason, with a remedy, to report if a gateway's token differs from the one in its Secret."""
     secret = (
         child_names.SHARED_GATEWAY if service.shares_gateway else child_names.root_keys_secret(service.name)
     )

@@ -111,7 +111,7 @@ class SharedGateways:
     def expire(self, namespace: str, *, settled: bool) -> None:
         """Drop the record of a gateway's applied children if it is too old.
 
-        The limit is `resync_seconds` if all pods run (`settled`), and `recheck_seconds` otherwise.
+        The maximum age is `resync_seconds` if all pods run (`settled`), and `recheck_seconds` otherwise.
         """
         limit = self._config.resync_seconds if settled else self._config.recheck_seconds
         state = self._states[namespace]
@@ -135,7 +135,11 @@ class SharedGateways:
         self._states.pop(namespace, None)
 
     def confirm_rotation(self, service: InferenceService, public: str) -> bool:
-        """Record that a service's engines accept a public key of the gateway; return whether that is new."""
+        """Record that a service's engines accept a public key of the gateway.
+
+        Returns:
+            Whether another key, or no key, was recorded before.
+        """
         confirmed = self._states[service.namespace].confirmed
         changed = confirmed.get(service.uid) != public
         confirmed[service.uid] = public
@@ -227,7 +231,7 @@ class SharedGateways:
             )
 
     async def _list_services(self, namespace: str) -> tuple[list[InferenceService], list[Mapping[str, Any]]]:
-        """Return the services of a namespace, and the objects whose spec is invalid."""
+        """Return a namespace's services: first those with a valid spec, parsed; then the other objects."""
         services: list[InferenceService] = []
         invalid: list[Mapping[str, Any]] = []
         for body in await self._kube.list(ObjectRef("InferenceService", namespace)):

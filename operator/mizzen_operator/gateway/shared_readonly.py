@@ -27,11 +27,11 @@ class SharedGateway:
         sharing: services of the gateway, and the model names of each.
         deployment: live Deployment.
         public_keys: public CURVE keys of the gateway: the present one, and the next one during a rotation.
-        token: token of its admin API.
+        token: token of the gateway's admin API.
         changed: whether services or settings have changed since the previous reconcile.
         failure: why the services' specs could not be applied to the gateway, which still serves as before;
             else None.
-        affected: names of the services that the failure concerns; None if it concerns all.
+        affected: names of the services that the failure concerns; None if it concerns all services.
     """
 
     sharing: GatewaySharing
@@ -43,7 +43,7 @@ class SharedGateway:
     affected: frozenset[str] | None = None
 
     def failure_for(self, service: str) -> BlockingReason | None:
-        """Return why a service's spec could not be applied to the gateway; None if it was."""
+        """Return why a service's spec could not be applied to the gateway; None if it was applied."""
         return self.failure if self.affected is None or service in self.affected else None
 
 
@@ -110,7 +110,7 @@ def live_owner_names(live: Mapping[str, Any] | None, services: Sequence[Mapping[
 
 
 def _served_models(config: Mapping[str, Any]) -> dict[str, tuple[list[str], bool]]:
-    """Read a gateway's ConfigMap: model names and suspension of each service, by service name."""
+    """Return, by service name, the model names and whether the service is suspended, from a ConfigMap."""
     content = config.get("data", {}).get(labels.SERVICES_FILE)
     entries: list[dict[str, Any]] = json.loads(content)["services"] if content else []
     return {entry["name"]: (entry["models"], entry["suspended"]) for entry in entries}

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 
 PERIOD_SECONDS = 1.0
 SLICES = 10
-"""Slices of each period. The gateways are spread over them, so that their replies fit the receive buffer."""
+"""Number of slices of each period.
+
+The pings of the gateways are spread over the slices, so that the replies fit into the receive buffer.
+"""
 HUNG_SECONDS = 2.1
 """Time without a reply after which a gateway gets an HTTP request."""
 CONFIRM_SECONDS = 0.5
-"""Timeout of that HTTP request."""
+"""Timeout of the HTTP request that is sent to a gateway whose replies are missing."""
 STALL_SECONDS = 0.25
 """Delay of our own event loop above which missing replies say nothing about the gateways."""
 
@@ -50,7 +53,8 @@ class HeartbeatMonitor:
 
         Args:
             port: port on which all gateways reply.
-            confirm: returns whether the gateway at an address answers over HTTP; called when it misses pings.
+            confirm: returns whether the gateway at an address answers over HTTP; called when the gateway no
+                longer replies to pings.
             on_change: called with the address of a gateway that has begun to hang, or has recovered.
         """
         self._port = port
@@ -67,7 +71,7 @@ class HeartbeatMonitor:
         return gateway is not None and gateway.hung
 
     def add(self, address: str) -> None:
-        """Begin to ping a gateway; the pings end when it has been removed as often as it was added."""
+        """Begin to ping a gateway; the pings end after as many calls of `remove` as of `add`."""
         if address not in self._gateways:
             self._gateways[address] = _GatewayHeartbeat()
             self._ping(address)  # at once: a hang is noticed only after the first reply

@@ -13,8 +13,8 @@ class ApiKeys:
 
     Attributes:
         in_force: number of accepted keys.
-        problem: why the keys in the present files are not in force, and the previous keys still are; empty if
-            the present keys are in force.
+        problem: why the gateway still accepts the previous keys instead of the keys in the present files;
+            empty if it accepts the latter.
     """
 
     in_force: int
@@ -30,10 +30,11 @@ class GatewayReport:
         holds_requests: whether the gateway holds requests because no engine serves.
         token_refused: whether the gateway rejected the admin token.
         key_names: names of the CURVE keys that the gateway has read.
-        engine_key_names: pairs of a pod's uid and the name of the CURVE keys of a connection to that pod.
+        engine_key_names: one pair per connection to a pod: the pod's uid, and the name of the CURVE keys that
+            the connection uses.
         verifying: uids of pods to which the gateway can send golden prompts.
         problems: pairs of a pod's uid and a description of its problem.
-        protocol_mismatches: uids of pods that speak another wire protocol than the gateway.
+        protocol_mismatches: uids of pods whose wire protocol differs from the gateway's.
         api_keys: state of the API keys; None if requests need no key, or the gateway does not report it.
     """
 
@@ -67,8 +68,8 @@ class RoutingState:
         key_names: names of the CURVE keys that every ready gateway has read.
         engine_key_names: names of the CURVE keys of all connections to a pod, by the pod's uid.
         problems: problem of a pod, by its uid; the alphabetically first if gateways differ.
-        protocol_mismatches: uids of pods that speak another wire protocol than every ready gateway; empty
-            unless all of these have reported.
+        protocol_mismatches: uids of pods whose wire protocol differs from that of every ready gateway; empty
+            unless all ready gateways have reported.
         api_keys: the worst API key state that a gateway reports; None if no gateway reports one.
     """
 

@@ -1,4 +1,6 @@
-"""Watches the routing tables of gateways: one long poll per gateway and service, answered on a change.
+"""Watches the routing tables of gateways, with one long poll per gateway and service.
+
+The gateway answers the poll when the table changes.
 
 A gateway that does not support long polls is polled every few seconds instead. The reconciler, the autoscaler
 and the verifier read the results.
@@ -52,7 +54,10 @@ class _WatchState:
     synced: asyncio.Event = field(default_factory=asyncio.Event)
     report: GatewayReport = NO_REPORT
     skipped: bool = False
-    """Whether a reconcile gave up waiting for the first report, and must be repeated once it arrives."""
+    """Whether a reconcile gave up waiting for the first report.
+
+    If so, the reconcile must be repeated when the report arrives.
+    """
     task: asyncio.Task[None] | None = None
 
 
@@ -122,7 +127,7 @@ class GatewayWatch:
     async def ask_prompt(
         self, key: ServiceKey, uid: str, prompt: str, max_tokens: int, seconds: float
     ) -> tuple[int, dict[str, Any]]:
-        """Send a prompt to an engine that awaits verification; return HTTP status and answer.
+        """Send a prompt to an engine that awaits verification; return the HTTP status and the answer.
 
         The status is 0 if no gateway can reach the engine, or the gateway does not answer.
 

@@ -1,6 +1,6 @@
 """Feeds watch events of kopf into the stores of `kube/store.py`.
 
-`main.py` registers it with kopf, which only watches here: it handles, patches and persists nothing.
+`main.py` registers the informers with kopf. kopf serves only to watch: it patches and persists nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LABEL_SELECTORS: Mapping[str, str] = {
     "Deployment": labels.COMPONENT,
     "Service": labels.COMPONENT,
 }
-"""Watched kinds, with the label that their objects must have."""
+"""Label that an object of each watched kind must have; empty if all objects of the kind are watched."""
 RESOURCES: Mapping[str, tuple[str, str, str]] = {
     "InferenceService": (labels.GROUP, labels.VERSION, labels.PLURAL),
     "Pod": ("", "v1", "pods"),
@@ -41,11 +41,11 @@ RESOURCES: Mapping[str, tuple[str, str, str]] = {
 PAGE = 250
 LOGIN_RETRY_SECONDS = 5.0
 WORKER_IDLE_SECONDS = 2.0
-"""Time after which kopf drops the queue of an object without events."""
+"""Time without events of an object after which kopf drops the object's queue."""
 CATCH_UP_SECONDS = 3.0
 """Time for which `catch_up` waits for events before it restarts the watch."""
 STOP_SECONDS = 18
-"""Time after which kopf kills a replica that has not ended: slightly before the kubelet would (20 s)."""
+"""Time that a replica has to end before kopf kills it: slightly less than the kubelet allows (20 s)."""
 
 
 class Informers:
@@ -73,7 +73,7 @@ class Informers:
         return self._stores.get(kind)
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
-        """Register handlers that make kopf use our session, and that feed its events into the stores."""
+        """Register handlers that make kopf use our session, and that feed kopf's events into the stores."""
         kopf.on.login(registry=registry, backoff=LOGIN_RETRY_SECONDS)(self._open_session)
         for kind, resource in RESOURCES.items():
             kopf.on.event(*resource, id=f"{kind} changed", registry=registry, param=kind)(self._on_event)

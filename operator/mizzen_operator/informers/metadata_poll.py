@@ -1,8 +1,8 @@
 """Polls the metadata of unwatched children to find manual edits and deletions.
 
-Watches of these kinds would have to be kept alive, and would deliver every status update of a
-PodDisruptionBudget, for the rare manual edit. A metadata list from the API server's memory finds the same
-edits a little later. `main.py` runs the poller on the leader.
+Manual edits of these kinds are rare. Watches would find them, but would have to be kept alive, and would also
+deliver every status update of a PodDisruptionBudget. A metadata list from the API server's memory finds the
+same edits a little later. `main.py` runs the poller on the leader.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MetadataPoller:
         self._failing: set[str] = set()
 
     async def run(self) -> None:
-        """Poll one kind after another until cancelled, each of them once per `recheck_seconds`."""
+        """Poll the kinds in turn, each once per `recheck_seconds`, until the task is cancelled."""
         while True:
             for kind in UNWATCHED:
                 await asyncio.sleep(self._interval * random.uniform(0.9, 1.0))

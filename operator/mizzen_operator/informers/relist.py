@@ -2,8 +2,8 @@
 
 kopf lists a collection, handles its objects one by one, watches from there, and lists again once the API
 server has forgotten the watch's version. kopf does not report objects that were deleted in between. The list
-reveals them, so the session reads it first. The session also turns responses that would make kopf exit into a
-pause and a retry.
+reveals them, so the session reads it first. Many error responses would make kopf exit; the session makes kopf
+pause and retry instead.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ MIN_WATCH_INTERVAL_SECONDS = 0.3
 HANDLED_BY_KOPF = (401, 429)
 """Status codes that kopf handles itself: it logs in again after 401, and waits after 429."""
 GONE = 410
-"""Status code of a watch that makes kopf exit; the new process then lists all objects.
+"""Status code that makes kopf exit if a watch gets it; the new process then lists all objects.
 
-A list that gets this status is retried.
+A list that gets it is retried.
 """
 END_SECONDS = 5.0
 """Maximum time to wait for cancelled watchers to end."""
@@ -98,8 +98,8 @@ class KopfSessionInterceptor:
     async def close(self) -> None:
         """Cancel the watchers and close all connections.
 
-        If one watcher fails, kopf cancels the other watchers only together with the tasks they wait for. A
-        watcher without a connection at that moment takes the cancellation for a pause, and restarts forever.
+        If one watcher fails, kopf cancels not only the other watchers, but also the tasks that they wait for.
+        A watcher that has no connection at that moment mistakes this for a pause, and restarts forever.
         """
         watchers = {stream.watcher for stream in self._streams.values() if stream.watcher is not None}
         for watcher in watchers:

@@ -8,13 +8,13 @@ from mizzen_operator.api import labels
 from mizzen_operator.metrics import Metrics
 
 SERVER_SECONDS = 240
-"""Seconds after which the API server ends a watch, and kopf starts it again.
+"""Seconds after which the API server ends a watch; kopf then starts it again.
 
-If the last response is older than that, the kind is no longer watched.
+If the last successful response is much older than that, the kind is no longer watched.
 """
 INACTIVITY_SECONDS = 70
 STALE_SECONDS = SERVER_SECONDS + INACTIVITY_SECONDS + 20
-"""Age of the last response above which a watch is stale."""
+"""Age of the last successful response, in seconds, above which a watch is stale."""
 FAILING_SECONDS = 60
 """Seconds for which a watch may keep failing before it counts as stale."""
 KINDS = (labels.PLURAL, "pods", "deployments", "services")
@@ -35,7 +35,7 @@ class WatchHealth:
             )
 
     def start(self) -> None:
-        """Start the clocks. From now on a kind counts as failing until its first response."""
+        """Start the clocks. From now on a kind counts as failing until its first successful response."""
         self._response_times = dict.fromkeys(KINDS, time.monotonic())
         self._failing_since = dict.fromkeys(KINDS, time.monotonic())
 

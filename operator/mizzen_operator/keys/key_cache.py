@@ -14,7 +14,7 @@ from mizzen_operator.kube.apply_cache import AppliedChildren, ApplyCache
 class _SyncedKeys(NamedTuple):
     keys: ServiceKeys
     gateway_public: tuple[str, ...]
-    """Public keys of the shared gateway that the Secrets were written for."""
+    """Public keys of the shared gateway when the Secrets were written."""
 
 
 class KeyCache:

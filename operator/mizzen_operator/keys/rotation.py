@@ -35,7 +35,7 @@ class ServiceKeys:
 
     Attributes:
         token: admin token of the service's gateway; empty if the gateway is shared.
-        engine: public keys of its engines.
+        engine: public keys of the service's engines.
         created_at: creation time of the present generation, as Kubernetes writes it; empty if the keys were
             just created.
         handled_request: value of the rotate-keys annotation that was handled last.

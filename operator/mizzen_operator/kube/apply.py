@@ -105,7 +105,7 @@ class Applier:
         *,
         assume_absent: bool = False,
     ) -> str:
-        """Apply a child of an unwatched kind if it differs, and return its uid.
+        """Apply a child of an unwatched kind if it differs from its manifest, and return its uid.
 
         Args:
             manifest: manifest with its hash as an annotation.
@@ -132,7 +132,7 @@ class Applier:
         wanted: bool,
         assume_absent: bool = False,
     ) -> None:
-        """Apply the manifests that differ, or delete the objects if they are not wanted.
+        """Apply the manifests that differ from the live objects; if the objects are not wanted, delete them.
 
         Args:
             manifests: manifests with their hashes as an annotation.
@@ -198,7 +198,7 @@ class Applier:
         return await self._kube.apply(manifest)
 
     async def _delete_binding(self, manifest: dict[str, Any], live: Mapping[str, Any]) -> None:
-        """Delete a binding whose role differs, because a binding's role cannot be changed.
+        """Delete a binding whose role differs from the manifest's, because a role cannot be changed.
 
         A dry run first makes sure that the operator may bind the wanted role.
         """

@@ -27,7 +27,7 @@ class AppliedChildren:
         uid: uid of the service.
         since: monotonic time at which the record was created.
         digests: digest of each applied manifest, by kind and name.
-        foreign_pod_names: names that the service's pods need, but that pods without its label already have.
+        foreign_pod_names: names that the service's pods need, but pods without the service's label have.
         progress: marker of the service's progress at the last reconcile; see `expire`.
     """
 

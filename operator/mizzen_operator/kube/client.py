@@ -1,7 +1,7 @@
 """Asynchronous client of the API server. Objects are plain dictionaries.
 
 Writes use one field manager, pass a rate limiter, and update the store of watched objects. Every request may
-be repeated: names are deterministic, and deletes give a uid.
+be repeated: names are deterministic, and a delete contains the object's uid.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CREDENTIALS_SECONDS = 2 * REQUEST_SECONDS
 RETRY_DELAYS_SECONDS = (0.2, 0.5, 1.0)
 """Delays before retries of a request that the API server could not handle.
 
-Without retries, one failure among a reconcile's many requests would make all of it start over.
+Without retries, one failure among a reconcile's many requests would make the whole reconcile start over.
 """
 MAX_RETRIED_SECONDS = 1.0
-"""Longest duration of a failed request that is retried.
+"""A failed request is retried only if it has failed within this time.
 
 After a slower failure the reconcile fails, so that its back-off grows and other services get its slot.
 """
@@ -46,7 +46,7 @@ ABSENT_VERSION = "1"
 METADATA = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 OBJECT_METADATA = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _QUERY = {"fieldManager": labels.FIELD_MANAGER, "fieldValidation": "Ignore"}
-"""Query parameters of writes. Field validation yields only warnings, but is a third of an apply's cost."""
+"""Query parameters of writes. Field validation would only warn, at a third of an apply's cost."""
 
 
 class KubeClient:
@@ -76,7 +76,10 @@ class KubeClient:
         self._rate_limiter = rate_limiter
 
     async def _reload_credentials(self) -> bool:
-        """Reload the credentials, because token files are rotated; at most once per CREDENTIALS_SECONDS."""
+        """Reload the credentials, because token files are rotated; return whether they were reloaded.
+
+        They are reloaded at most once per CREDENTIALS_SECONDS.
+        """
         if time.monotonic() - self._logged_in < CREDENTIALS_SECONDS:
             return False
         self._logged_in = time.monotonic()
@@ -165,12 +168,17 @@ class KubeClient:
         return await self._list(ref, query, METADATA)
 
     async def metadata_pages(self, ref: ObjectRef, selector: str) -> AsyncIterator[bytes]:
-        """Yield the pages of a metadata list as JSON, from the API server's memory, maybe slightly stale."""
+        """Yield the pages of a metadata list, as JSON.
+
+        The API server lists from its memory, so the list may be slightly stale.
+        """
         async for page in self._pages(ref, {"labelSelector": selector, "resourceVersion": "0"}, METADATA):
             yield page
 
     async def list_versions(self, ref: ObjectRef, selector: str) -> ObjectList:
-        """List uid and version of the objects of a kind that match a label selector, from the API server.
+        """List the objects of a kind that match a label selector; return the uid and version of each.
+
+        The list comes from the API server, never from a store.
 
         Raises:
             KubeError: the API server failed.
@@ -241,7 +249,9 @@ class KubeClient:
     async def apply(
         self, manifest: Mapping[str, Any], subresource: str = "", *, new: bool = False
     ) -> dict[str, Any]:
-        """Apply an object server-side, and return it: fields that we applied before and now omit are removed.
+        """Apply an object server-side, and return it.
+
+        Fields that we applied before and now omit are removed.
 
         Raises:
             KubeError: the API server failed, or rejected the object; code 409 if it should be `new` but
@@ -265,11 +275,11 @@ class KubeClient:
         await self._write("PATCH", ref, name, _QUERY, patch, content_type=content_type)
 
     async def delete(self, ref: ObjectRef, uid: str, propagation: str = "") -> bool:
-        """Delete an object with this uid; return False if no object has its name any more.
+        """Delete an object if it has this uid; return False if no object has its name any more.
 
         Args:
             ref: kind, namespace and name of the object.
-            uid: uid of the object.
+            uid: uid that the object must have.
             propagation: deletion policy for dependents, such as `Background`; the kind's default if empty.
 
         Raises:

@@ -40,7 +40,7 @@ _API_DEFAULTS: Mapping[str, Any] = {
     "successThreshold": 1,
     "terminationMessagePath": "/dev/termination-log",
 }
-"""Defaults of the API server. A default missing here comes back after its removal, and is then left alone."""
+"""Defaults of the API server. Any other is removed once; the API server restores it, and it then stays."""
 
 _QUANTITY_FIELDS = frozenset({"limits", "requests"})
 """Fields that map resources to quantities. The API server stores 1000m as 1, and 1024Mi as 1Gi."""

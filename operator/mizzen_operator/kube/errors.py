@@ -18,9 +18,9 @@ MAX_RETRY_DELAY_SECONDS = 5.0
 REJECTION_CODES = (400, 403, 422)
 """Status codes by which the API server rejects a change for good."""
 WEBHOOK_FAILURE_TEXT = "failed calling webhook"
-"""Part of the API server's error if an admission webhook did not answer, or its answer was invalid."""
+"""Part of the API server's error message if an admission webhook gave no answer, or an invalid one."""
 NAMESPACE_TERMINATING_TEXT = "because it is being terminated"
-"""Part of the API server's error if nothing can be created in a namespace because it is being deleted."""
+"""Part of the API server's error message if an object cannot be created in a namespace being deleted."""
 
 
 class KubeError(Exception):
@@ -28,7 +28,7 @@ class KubeError(Exception):
 
     Attributes:
         code: HTTP status; 0 if there was no response.
-        reason: reason of the API, such as `AlreadyExists`.
+        reason: reason that the API server gave, such as `AlreadyExists`.
     """
 
     def __init__(self, code: int, reason: str, message: str) -> None:
@@ -89,7 +89,7 @@ def retry_delay(minimum: float, data: bytes) -> float:
     """Return the seconds to wait before a retry: `minimum` with jitter, or longer if the response says so.
 
     Args:
-        minimum: seconds.
+        minimum: delay in seconds, to which jitter is added.
         data: body of the response.
     """
     try:

@@ -46,8 +46,8 @@ class _ChildMetadata(msgspec.Struct, rename="camel"):
     def read(self) -> tuple[ObjectName, AppliedVersion]:
         """Return the child's name and version.
 
-        The version is the generation, which status updates leave unchanged; the resourceVersion if the child
-        has no generation.
+        The version is the child's generation, which status updates leave unchanged; or, if it has no
+        generation, its resourceVersion.
         """
         version = str(self.generation) if self.generation else self.resource_version
         return ObjectName(self.namespace, self.name), AppliedVersion(self.uid, version, self.labels.service)
@@ -77,7 +77,7 @@ class UnwatchedChildren:
             self._applied[body["kind"]][name] = child
 
     def uid(self, kind: str, namespace: str, name: str) -> str:
-        """Return the uid of the object that was last applied; empty if it was not applied or has drifted."""
+        """Return an object's uid when it was last applied; empty if it was never applied or has drifted."""
         child = self._applied[kind].get(ObjectName(namespace, name))
         return child.uid if child is not None else ""
 

@@ -188,7 +188,7 @@ class ObjectStore:
             self._on_change(self.kind, name, stored.labels)
 
     def apply_list(self, listed: Mapping[ObjectName, ObjectVersion], version: int) -> None:
-        """Apply a complete list: remove stored objects that are not in it and not newer than it.
+        """Apply a complete list: remove stored objects that are neither in the list nor newer than it.
 
         Args:
             listed: uid and version of each object of the list; events deliver the objects themselves, before
@@ -208,7 +208,10 @@ class ObjectStore:
         self._updated.set()
 
     def begin_write(self, name: ObjectName) -> None:
-        """Record that a write is in flight. Its event may arrive first, and must not call `on_change`."""
+        """Record that a write is in flight.
+
+        The event of the write may arrive before the response, and must not call `on_change`.
+        """
         self._writes_in_flight.setdefault(name, [])
 
     def end_write(self, name: ObjectName, version: int | None, *, notify: bool = False) -> None:

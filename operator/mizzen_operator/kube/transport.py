@@ -73,8 +73,8 @@ def open_session(
 class Connection:
     """HTTP connection to the API server with a configuration's credentials.
 
-    It replaces the official client, which searches the environment and the home folder for proxies and
-    passwords in a thread for each request; that is half of a request's cost.
+    It replaces the official client. For each request, the official client uses a thread to search the
+    environment and the home folder for proxies and passwords, which is half of the request's cost.
     """
 
     def __init__(self, configuration: Configuration) -> None:

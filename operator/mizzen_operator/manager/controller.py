@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 RECONCILE_TIMEOUT_SECONDS = 60.0
 MAX_REQUEUE_BACKOFF_SECONDS = 5.0
-"""Maximum back-off of a service that waits for something without events, such as a group in back-off."""
+"""Maximum back-off of a service that waits for what no event reports, such as the end of a back-off."""
 API_KEYS_POLL_SECONDS = 5.0
 """Interval at which Secrets with API keys are listed while any gateway finds its keys by label."""
 RECENT_SECONDS = 60.0
-"""Age of changes that a new leader reconciles first, because the old leader may not have handled them."""
+"""Maximum age of a change that a new leader handles first, because the old leader may not have handled it."""
 
 
 class Controller:
@@ -135,7 +135,7 @@ class Controller:
             del self._recently_changed[oldest]
 
     async def _dispatch(self) -> None:
-        """Start each reconcile when it is due and has a slot; if cancelled, cancel all of them."""
+        """Start each reconcile when it is due and has a slot; if cancelled, cancel all running reconciles."""
         async with asyncio.TaskGroup() as group:
             while True:
                 key = await self._queue.get()
@@ -196,12 +196,12 @@ class Controller:
                 logger.exception("unexpected error of a periodic task")
 
     async def _resync(self) -> None:
-        """Queue every service at a random time within `resync_seconds`, to notice changes without events."""
+        """Queue every service with a random delay up to `resync_seconds`, to find changes without events."""
         for key in await self._list_services():
             self._queue.add(key, random.uniform(0, self._config.resync_seconds), low_priority=True)
 
     async def _list_services(self) -> dict[ServiceKey, bool]:
-        """Return the keys of all services; a value is True if the status describes the current spec."""
+        """Return, for the key of each service, whether the service's status describes its current spec."""
         bodies = await self._kube.list(ObjectRef(labels.KIND, self._config.namespace))
         return {
             ServiceKey(meta["namespace"], meta["name"]): body.get("status", {}).get("observedGeneration")

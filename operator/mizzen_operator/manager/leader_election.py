@@ -1,4 +1,4 @@
-"""Leader election with a Lease of coordination.k8s.io, after client-go's algorithm.
+"""Leader election with a Lease of coordination.k8s.io, by the algorithm of client-go.
 
 Clocks of different machines are never compared: a Lease has expired once a replica has observed it unchanged
 for its whole duration. A leader that cannot renew its Lease gives up before another replica may take over.
@@ -103,9 +103,10 @@ class Elector:
         return True
 
     async def _owner_references(self) -> list[dict[str, Any]]:
-        """Return owner references, so that the garbage collector deletes the Lease with the Deployment.
+        """Return the Lease's owner references; they name the operator's Deployment.
 
-        The list is empty if the Deployment does not exist or cannot be read.
+        With them, the garbage collector deletes the Lease together with the Deployment. The list is empty if
+        the Deployment does not exist or cannot be read.
         """
         try:
             deployment = await self._kube.get(

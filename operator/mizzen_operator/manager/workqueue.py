@@ -33,7 +33,7 @@ class WorkQueue:
     """
 
     def __init__(self, limiter: ConcurrencyLimiter) -> None:
-        """Create an empty queue; `limiter` limits the keys that are being processed."""
+        """Create an empty queue; `limiter` limits how many keys are processed at the same time."""
         self._limiter = limiter
         self._parked_heaps: dict[Flow, list[tuple[float, ServiceKey]]] = {}
         self._parked_keys: set[ServiceKey] = set()
@@ -48,7 +48,7 @@ class WorkQueue:
         self._closed = False
 
     def add(self, key: ServiceKey, delay: float = 0.0, *, low_priority: bool = False) -> None:
-        """Queue a key for processing after a delay, unless it is already due earlier.
+        """Queue a key for processing after a delay, unless it is already queued for an earlier time.
 
         Args:
             key: key of the service.
@@ -95,7 +95,7 @@ class WorkQueue:
     def requeue_failed(self, key: ServiceKey) -> float:
         """Queue a failed key with back-off; return the delay.
 
-        Events may bring the key forward, but not to less than FAILURE_HOLD_SECONDS from now.
+        Events may make the key due earlier, but not before FAILURE_HOLD_SECONDS have passed.
         """
         delay = self.requeue_with_backoff(key)
         hold_until = time.monotonic() + min(delay, FAILURE_HOLD_SECONDS)
@@ -152,8 +152,8 @@ class WorkQueue:
         """Take a key that is due and whose flow has a slot, or return the time until there may be one.
 
         Returns:
-            A key and None; or None and the seconds to wait. Without seconds, wait for a call of `add` or
-            `done`.
+            A key and None; or None and the seconds to wait; or twice None, if only a call of `add` or `done`
+            can make a key available.
         """
         now = time.monotonic()
         if wait := self._limiter.seconds_until_slot(now):

@@ -1,7 +1,8 @@
 """Fetches a service's model into its cache by a Job, and reads the progress of the download.
 
-The Job's pod reports everything: its endpoint `/progress` the bytes fetched so far, its termination message
-the result or the error. Once the status says that the model is cached, no Job is read or created again.
+The Job's pod reports everything: its endpoint `/progress` returns the number of bytes fetched so far, and its
+termination message contains the result or the error. Once the status says that the model is cached, no Job is
+read or created again.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ _REQUEST_SECONDS = 2.0
 _MAX_ANSWER = 64 * 1024
 """Maximum size of a response to `/progress`, in bytes."""
 NO_DRY_RUN = "does not support dry run"
-"""Part of the API server's error if a webhook must not be called in a dry run."""
+"""Part of the API server's error message if a webhook must not be called in a dry run."""
 PODLESS_SECONDS = 10.0
 """Time without a pod after which a dry run checks whether the API server accepts the Job's pod."""
 DRY_RUN_AGAIN_SECONDS = 60.0
-"""Time between two dry runs: each costs a write of the API server and calls of its webhooks."""
+"""Time between two dry runs: each costs a write to the API server and calls of its webhooks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class ModelFetcher:
         self._podless.pop(key, None)
 
     async def sync(self, service: InferenceService, *, unused: bool = False) -> Download | None:
-        """Create the Job that fetches a service's model if it is needed; return the download.
+        """Create the Job that fetches a service's model, if one is needed; return the download.
 
         Args:
             service: the service.

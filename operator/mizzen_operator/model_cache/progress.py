@@ -56,7 +56,7 @@ class Download:
 
     @property
     def percent(self) -> int:
-        """Percentage of the bytes that were fetched; 0 while the size of the model is unknown."""
+        """How much of the model has been fetched, in percent; 0 while the size of the model is unknown."""
         if self.cached_time:
             return 100
         return 100 * self.fetched_bytes // self.total_bytes if self.total_bytes else 0
@@ -91,7 +91,7 @@ class Download:
 
 
 def load_finished_download(service: InferenceService) -> Download | None:
-    """Return the finished download in a service's status; None if the spec names another model or cache."""
+    """Return the finished download of the spec's model into the spec's cache; None if the status has none."""
     model = service.status.get("model", {})
     if model.get("place") != cache_location(service) or not model.get("cachedTime"):
         return None

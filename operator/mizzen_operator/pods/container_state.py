@@ -29,16 +29,17 @@ FAILING_WAIT_REASONS = frozenset(
 NODE_LOST_REASONS = frozenset({reasons.DELETION_BY_TAINT_MANAGER, reasons.DELETION_BY_POD_GC})
 """Reasons of a pod's condition DisruptionTarget if its node is unreachable or was removed."""
 CRASH_LOOP_SECONDS = 600.0
-"""Run time in seconds after which the exit of a container is not part of a crash loop.
+"""The exit of a container that ran for at least this time does not count as part of a crash loop.
 
-After the same time, the kubelet resets its back-off.
+The kubelet resets its back-off after the same time.
 """
 
 
 def read_device_loss(containers: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
-    """Return an engine's message that it lost its device, and whether `restartCount` includes that exit.
+    """Return an engine's message that it lost its device, and whether `restartCount` includes the exit.
 
-    The message is empty if the engine lost no device, or was restarted afterwards and is ready.
+    The message is empty if the engine lost no device, or was restarted after the loss and is ready.
+    `restartCount` does not include the engine's exit until the container is restarted.
 
     Args:
         containers: the container statuses of an engine pod.
@@ -112,7 +113,10 @@ def is_crash_looping(containers: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def is_creating_containers(containers: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a node is still creating all containers of a pod; a volume may be missing."""
+    """Return whether a pod's node is still creating its containers and none has started.
+
+    The reason may be a missing volume.
+    """
     return bool(containers) and all(
         (container.get("state", {}).get("waiting") or {}).get("reason") == reasons.CONTAINER_CREATING
         for container in containers
@@ -140,7 +144,7 @@ def unfinished_init_containers(status: Mapping[str, Any]) -> list[Mapping[str, A
 
 
 def _seconds_run(terminated: Mapping[str, Any]) -> float:
-    """Return the run time of a terminated container in seconds; 0 if a time is missing."""
+    """Return the run time of a terminated container in seconds; 0 if its start or end time is missing."""
     started, finished = terminated.get("startedAt"), terminated.get("finishedAt")
     if not (started and finished):
         return 0.0
@@ -150,8 +154,8 @@ def _seconds_run(terminated: Mapping[str, Any]) -> float:
 def _exit_message(terminated: Mapping[str, Any]) -> str:
     """Return a container's termination message, or a description of its exit if it left none.
 
-    If a container ran out of memory, its message is only the end of its log. It is prefixed with the
-    kubelet's reason then, unless it begins with one of the engine's `MESSAGE_PREFIXES`.
+    If a container ran out of memory, its message is only the end of its log. The kubelet's reason is then put
+    before the message, unless the message begins with one of the engine's `MESSAGE_PREFIXES`.
     """
     message = terminated.get("message", "")
     if terminated.get("reason") == reasons.OOM_KILLED and message.partition(":")[0] not in MESSAGE_PREFIXES:

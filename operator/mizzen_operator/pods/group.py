@@ -29,7 +29,10 @@ from mizzen_operator.pods.container_state import (
 )
 
 BACKOFF_BASE_SECONDS, BACKOFF_MAX_SECONDS = 2.0, 120.0
-"""Back-off before replacing a group that ended without having served; it doubles with each attempt."""
+"""First and maximum back-off before a group that ended without having served is replaced.
+
+The back-off doubles with each attempt.
+"""
 _IDENTITY_LABELS = (labels.REVISION, labels.GROUP_INDEX, labels.INCARNATION)
 """Labels whose values identify the group of a pod."""
 
@@ -78,7 +81,7 @@ class Group:
         node: node of the leading pod; empty until all pods have a node.
         creating_containers: one of its pods has a node, but none of that pod's containers has been created.
         unschedulable: the scheduler's message if no node fits; empty if one fits or scheduling has not begun.
-        restarts: number of restarts of its containers.
+        restarts: number of restarts of its containers; for a multi-pod group, 1 once a container has failed.
         created: creation time of its first pod.
         reason: reason of a container's last exit, or why it is waiting, such as `Error`; from the first
             restart until the group first serves, `CrashLoopBackOff`; empty if all containers run well.
@@ -145,7 +148,7 @@ class Group:
 
     @property
     def failing(self) -> bool:
-        """Whether it has ended, or a container will not run without a change."""
+        """Whether it has ended, or has a container that will not run until something is changed."""
         return self.ended or self.reason in FAILING_WAIT_REASONS
 
 
@@ -165,7 +168,7 @@ def is_backing_off(created: str, attempt: int, now: datetime) -> bool:
 
 
 def read_groups(service: str, pods: Sequence[Mapping[str, Any]]) -> tuple[Group, ...]:
-    """Read a service's engine pods, in the order of each group's first pod.
+    """Read the groups of a service from its engine pods; the order is that of each group's first pod.
 
     Args:
         service: name of the service.

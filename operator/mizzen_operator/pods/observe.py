@@ -25,7 +25,7 @@ from mizzen_operator.pods.group import Group, read_groups
 from mizzen_operator.resources.engine_args import rank_from_arguments
 
 MAX_GROUP_PODS = 8
-"""Maximum pods per group. The CRD caps `spec.parallelism.tensor` at 8."""
+"""Maximum number of pods per group. The CRD caps `spec.parallelism.tensor` at 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,10 @@ class ObservedState:
 
     @property
     def gateway_rollout_complete(self) -> bool:
-        """Whether all gateway pods have the current template; an older pod could become ready again."""
+        """Whether all gateway pods have the current template, ready or not.
+
+        A pod with an older template that is not ready could become ready again.
+        """
         deployment = self.deployment or {"metadata": {}}
         status, generation = deployment.get("status", {}), deployment["metadata"].get("generation", 0)
         observed = status.get("observedGeneration", -1) >= generation

@@ -1,8 +1,8 @@
 """Classifies engine failures by the container's termination message, or else by the kubelet's reason.
 
 The per-service metrics count failures by cause. A cause is the value of a metric label, so the set is fixed.
-The engine's supervisor writes the prefixes; it shares no code with the operator, so a test compares the two
-lists.
+The engine's supervisor begins its messages with fixed prefixes. It shares no code with the operator, so a
+test compares the two lists of prefixes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Sends golden prompts, through gateways, to groups that await verification, and judges the answers.
 
-A gateway does not route to a pod with the readiness gate `mizzen.dev/verified` until that condition is True.
-The operator sets it to True once the group has answered all of `spec.rollout.verification.prompts` correctly.
+If a pod has the readiness gate `mizzen.dev/verified`, gateways do not route to it until its condition of that
+name is True. The operator sets the condition to True once the group has answered all of
+`spec.rollout.verification.prompts` correctly.
 Verdicts are only cached here: after a change of leader, the prompts are sent again.
 """
 
@@ -17,9 +18,9 @@ from mizzen_operator.api.types import Prompt, Verification
 from mizzen_operator.metrics import Metrics
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0
-"""Back-off before prompts are sent again to a group that could not be reached or gave no answer."""
+"""Bounds of the back-off before prompts are sent again to a group that was unreachable or did not answer."""
 MAX_EXCERPT = 80
-"""Maximum number of characters that a message quotes of a prompt or an answer."""
+"""Maximum number of characters that a message quotes from a prompt or an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class PromptClient(Protocol):
 
 @dataclass(slots=True)
 class _GroupVerification:
-    """Verification of one group by the golden prompts with one id; `task` sends the prompts."""
+    """Verification of one group by the golden prompts with the id `verification_id`; `task` sends them."""
 
     verification_id: str
     task: asyncio.Task[Verdict | None] | None = None
@@ -54,7 +55,10 @@ class Verifier:
     def __init__(
         self, client: PromptClient, metrics: Metrics, on_change: Callable[[ServiceKey], None]
     ) -> None:
-        """Send prompts through `client`; after each attempt, call `on_change` with the group's service."""
+        """Create a verifier that sends prompts through `client`.
+
+        After each attempt to verify a group, it calls `on_change` with the group's service.
+        """
         self._client = client
         self._metrics = metrics
         self._on_change = on_change
@@ -76,7 +80,7 @@ class Verifier:
     def get_verdict(
         self, key: ServiceKey, uid: str, verification_id: str, verification: Verification
     ) -> Verdict | None:
-        """Return the verdict on a group; None while its prompts are still being sent.
+        """Return the verdict on a group. If there is none yet, start to send its prompts, and return None.
 
         Args:
             key: key of the group's service.

@@ -79,7 +79,8 @@ class ReconcileContext:
         now: time of the reconcile, in UTC.
         rollout: state of the rollout.
         groups: the service's groups, with the current values of their readiness gates.
-        memory_fit: result of the GPU memory check; None if the spec does not declare the sizes.
+        memory_fit: result of the GPU memory check; None if the spec does not declare the sizes of both
+            the model and the GPU, or if the engine runs on the CPU.
         download: progress of the model's download; None if the model is not fetched.
         routing: routing state of the gateways.
         gateway: the service's gateway; None before it has been reconciled, or if it cannot be created.
@@ -87,8 +88,8 @@ class ReconcileContext:
         cold_start: `status.coldStart` of a group that has just begun to serve; empty if no group has.
         failure: first error that prevents the operator from applying the spec; None without such an error.
         missing_refs: objects that the spec names and that a pod is waiting for, because they do not exist.
-        restarts_counted: `rollout` includes the restarts of `groups`. Until then a status keeps its old
-            `groups`, because restarts recorded there are treated as already counted.
+        restarts_counted: `rollout` includes the restarts of `groups`. Until it does, `status.groups` is left
+            unchanged, because restarts recorded there are treated as already counted.
         error: first error that a retry may fix; it is raised after all other steps have been tried.
         status_lock: held while the status is written, so that no writer starts from a stale status.
     """
@@ -142,7 +143,7 @@ class ReconcileContext:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Run steps in the body: record an error instead of raising it, so that other steps still run."""
+        """Return a context that records and suppresses errors in its body, so other steps still run."""
         try:
             yield
         except (Refused, KubeError) as error:

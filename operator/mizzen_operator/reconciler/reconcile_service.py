@@ -57,7 +57,7 @@ from mizzen_operator.status.missing_refs import (
 )
 
 MISSING_REFS_SECONDS = 5.0
-"""Age of a pod without containers at which the operator checks whether an object that it needs is missing."""
+"""Age of a pod without containers at which the operator checks whether the objects it needs exist."""
 
 logger = logging.getLogger(__name__)
 

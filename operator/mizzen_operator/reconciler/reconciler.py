@@ -105,7 +105,10 @@ class Reconciler:
     def _handle_terminating_namespace(
         self, key: ServiceKey, service: InferenceService, result: ReconcileResult
     ) -> ReconcileResult:
-        """Treat a service as being deleted from now on if its namespace is being deleted."""
+        """If a service's namespace is being deleted, treat the service as being deleted from now on.
+
+        Return the result of the reconcile; for such a service, keep only the other services to reconcile.
+        """
         if result.failure != namespace_terminating():
             return result
         logger.info("%s/%s: the namespace is being deleted; no more objects are created", *key)

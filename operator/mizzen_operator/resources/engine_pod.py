@@ -1,4 +1,4 @@
-"""Builds the pods of a group, across which its tensor-parallel ranks are distributed."""
+"""Builds the pods of a group; the group's tensor-parallel ranks are distributed across its pods."""
 
 from __future__ import annotations
 

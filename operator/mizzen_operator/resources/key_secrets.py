@@ -50,7 +50,7 @@ class EngineKeys:
 
 
 def generate_keys(*, shared: bool) -> dict[str, str]:
-    """Generate the random values of one generation, by key of the Secret.
+    """Generate the random values of one generation; return them by their keys in the Secret's data.
 
     Args:
         shared: generate only the engine's key, because the shared gateway has its own Secret.
@@ -280,8 +280,8 @@ def mounted_secret_patch(
         root: the root Secret.
 
     Raises:
-        ValueError: `live` has no secret key of the root Secret, so the pods would not know the new keys; the
-            message says what to delete.
+        ValueError: `live` contains none of the root Secret's secret keys, so the pods would not know the new
+            keys; the message says what to delete.
     """
     if live.get("data") == wanted["data"]:
         return None

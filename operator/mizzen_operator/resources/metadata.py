@@ -10,7 +10,7 @@ from mizzen_operator.api.types import InferenceService
 from mizzen_operator.kube.objects import digest
 
 NODE_LOST_SECONDS = 30
-"""Seconds for which a pod stays on a node that is not ready or unreachable, before it is replaced."""
+"""Seconds for which a pod stays on an unreachable or unready node before it is replaced."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "mizzen"}
 POD_SECURITY = {
     "runAsNonRoot": True,

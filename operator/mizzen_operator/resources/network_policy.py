@@ -11,17 +11,17 @@ from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources.metadata import metadata, with_applied_hash
 
 PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
-"""Label that pods of Prometheus have by convention; it is matched in all namespaces."""
+"""Label that Prometheus pods have by convention; the policies admit such pods from every namespace."""
 OPERATOR = {"app.kubernetes.io/component": "operator"}
 NAMESPACE = "kubernetes.io/metadata.name"
 
 
 def service_network_policies(service: InferenceService, config: OperatorConfig) -> list[dict[str, Any]]:
-    """Return the policies of a service's engines and, unless it is shared, of its gateway.
+    """Return the policies of a service's engines and, if the service has its own gateway, of the gateway.
 
-    Engines accept gateways on the wire ports and Prometheus on the metrics port. A gateway accepts everyone
-    on its API port, and the operator and Prometheus on its admin port. Pods of a group accept one another on
-    any port, because ranks choose their ports when they connect.
+    Engines admit gateways to the wire ports and Prometheus to the metrics port. A gateway admits everyone to
+    its API port, and the operator and Prometheus to its admin port. Pods of a group admit one another to any
+    port, because ranks choose their ports when they connect.
     """
     engines = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE}
     gateway = {labels.SERVICE: service.name, labels.COMPONENT: labels.GATEWAY}

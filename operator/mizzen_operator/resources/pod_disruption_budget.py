@@ -19,11 +19,11 @@ KIND = "PodDisruptionBudget"
 
 
 def min_available(pods: int, unavailable: int) -> int:
-    """Return the number of pods that an eviction must leave; of several pods, one may always be evicted.
+    """Return the number of pods that must remain; if there are several, at least one may be evicted.
 
     Args:
         pods: number of pods.
-        unavailable: number of pods that may be missing according to the spec.
+        unavailable: number of pods that the spec allows to be missing.
     """
     if pods > 1:
         unavailable = max(1, unavailable)

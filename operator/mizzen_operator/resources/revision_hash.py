@@ -63,7 +63,7 @@ _LATER_FIELDS: dict[str, dict[str, Any]] = {
 }
 """Fields added after the first release, with their defaults.
 
-The hash ignores a field with its default value, so that adding the field did not replace groups.
+The hash ignores such a field while it has its default. So no group was replaced when the field was added.
 """
 
 

@@ -27,12 +27,12 @@ def read_value(secret: Mapping[str, Any], key: str) -> str:
 
 
 def encode_value(value: str) -> str:
-    """Return a value in Base64, as `data` of a Secret contains it."""
+    """Return a value in Base64, the encoding of values in a Secret's `data`."""
     return base64.b64encode(value.encode()).decode()
 
 
 def annotation(secret: Mapping[str, Any], name: str) -> str:
-    """Return the value of a Secret's annotation; empty if it does not exist."""
+    """Return the value of a Secret's annotation; empty if the Secret does not have that annotation."""
     return secret["metadata"].get("annotations", {}).get(name, "")
 
 

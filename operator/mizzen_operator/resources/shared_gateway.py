@@ -47,7 +47,7 @@ def shared_gateway_spec(sharing: GatewaySharing) -> GatewaySpec:
 
 
 def co_owner_reference(service: InferenceService) -> dict[str, Any]:
-    """Return an owner reference without `controller`, because an object may have only one controller."""
+    """Return an owner reference to a service; it omits `controller`, which only one owner may set."""
     return {
         "apiVersion": labels.API_VERSION,
         "kind": labels.KIND,
@@ -106,8 +106,8 @@ def shared_keys_secret(spec: GatewaySpec, handled_request: str = "") -> dict[str
 
     Args:
         spec: description of the gateway.
-        handled_request: value of the rotate-keys annotation that these new keys already satisfy; empty if the
-            annotation is not set.
+        handled_request: value of the rotate-keys annotation. The new keys satisfy this request, so the Secret
+            records it as handled. Empty if the annotation is not set.
     """
     meta = spec.metadata()
     if handled_request:

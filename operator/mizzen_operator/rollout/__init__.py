@@ -1,1 +1,1 @@
-"""Rollouts: plans and executes which groups to create and delete, and keeps the rollout state."""
+"""Rollouts: plans which groups to create and delete, carries out the plan, and keeps the rollout state."""

@@ -54,8 +54,8 @@ class CreateGroup:
         name: name of the group's leading pod.
         index: index of the group within its revision.
         revision: revision that the group runs.
-        attempt: number of the attempt to run this index, from 0.
-        reason: reason for the log.
+        attempt: number of this attempt to run a group with this index, counted from 0.
+        reason: why the group or pods are created, for the log.
         ranks: ranks of the pods to create; all pods if empty.
     """
 
@@ -74,7 +74,7 @@ class DeleteGroup:
     Attributes:
         name: name of the group's leading pod.
         uid: UID of that pod.
-        reason: reason for the log.
+        reason: why the group is deleted, for the log.
         pods: names and UIDs of the pods to delete.
     """
 
@@ -88,7 +88,7 @@ Action = CreateGroup | DeleteGroup
 
 
 def drop_creations(actions: Sequence[Action], revision: str) -> list[Action]:
-    """Return a plan without the creations of groups of one revision."""
+    """Return the actions of a plan, except creations of groups that run `revision`."""
     return [
         action for action in actions if not (isinstance(action, CreateGroup) and action.revision == revision)
     ]

@@ -2,8 +2,8 @@
 
 Some podTemplate fields, such as `affinity`, have no schema in the CRD, so that `kubectl apply` accepts
 anything there; and the API server silently drops unknown fields of a pod, unless field validation is strict.
-Therefore each revision gets one strict dry run. Rejections that do not depend on the spec alone, such as by a
-quota, are left to the creation of the pods.
+Therefore each revision gets one strict dry run. Rejections that do not depend on the spec alone, for
+example because of a quota, are reported only when the pods are created.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PodDryRun:
         self._kube = kube
         self._config = config
         self._passed: dict[ServiceKey, tuple[str, str]] = {}
-        """Uid and revision of each service's last dry run that found no fault."""
+        """For each service, its uid and the revision whose dry run last found no fault."""
 
     def forget(self, key: ServiceKey) -> None:
         """Drop the result of a deleted service."""

@@ -128,26 +128,27 @@ class Executor:
         )
 
     async def _apply_ranks_service(self, service: InferenceService) -> None:
-        """Apply the headless Service that gives pods of multi-pod groups DNS names; it is never deleted."""
+        """Apply the headless Service for the DNS names of pods in multi-pod groups; it is never deleted."""
         digests, require = self._applied.record(service).digests, partial(require_owned, service)
         await self._applier.apply_or_delete([ranks_service(service)], digests, require, wanted=True)
 
     async def _explain_taken_name(self, service: InferenceService, name: str, *, leads: bool) -> None:
         """Raise an error that explains why a pod's name is taken, although no observed pod has it.
 
-        The pod may have another owner, or a user may have removed its labels to take it out of service. The
-        next reconcile then chooses another name for the group's leading pod; names of other pods are derived
-        from it.
+        The pod that has the name may have another owner, or a user may have removed its labels to take it out
+        of service. If the name was meant for the group's leading pod, the next reconcile chooses another one.
+        The names of the group's other pods are derived from the leading pod's name.
 
         Args:
             service: the service that owns the group.
             name: the name that is taken.
-            leads: the name is that of the group's leading pod.
+            leads: the name was meant for the group's leading pod.
 
         Raises:
-            Refused: the name of a non-leading pod is taken by a pod that is not the service's.
-            KubeError: the next reconcile will choose another name; or the pod is the group's own: an earlier
-                leader has just created it, or a request whose response was lost.
+            Refused: the name was meant for another pod of the group, and a foreign pod has it.
+            KubeError: the name was meant for the leading pod, and the next reconcile will choose another one.
+                Or the pod is the group's own: it was just created by the previous leader of the operator, or
+                by a request whose response was lost.
         """
         selector = f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.ENGINE}"
         pods = await self._kube.list_metadata(ObjectRef("Pod", service.namespace), selector)

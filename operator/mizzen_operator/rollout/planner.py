@@ -29,9 +29,9 @@ keep. Then these rules apply, in this order:
 7. *Missing*: create the updated groups that are missing. Rules 6 and 7 never raise the number of groups above
    `groups + max_surge`.
 8. *Replaced*: retire outdated groups that have served, beyond those to keep, while `min_available` other
-   groups serve. If the group's engine is not ready, or no gateway that answers routes to it, it is enough
-   that `min_available` other groups serve or have served: deleting it loses no capacity, and a rollout that
-   repairs a broken revision would otherwise wait forever. A group with a *protocol mismatch* may always be
+   groups serve. For a group whose engine is not ready, or to which no answering gateway routes, it is enough
+   that `min_available` other groups serve or have served: its deletion loses no capacity, and otherwise a
+   rollout that repairs a broken revision would wait forever. A group with a *protocol mismatch* may always be
    retired, and does not count as one that has served: its engine speaks another protocol than every gateway,
    so it can never serve again. After an upgrade that changed the protocol, this applies to every outdated
    group: all of them may be retired once the first updated group serves.
@@ -121,7 +121,7 @@ class GroupSets:
 def _build_group_sets(
     target: RolloutTarget, groups: Sequence[Group], routed_by_all: frozenset[str]
 ) -> GroupSets:
-    """Sort the groups into sets; `routed_by_all` are the UIDs that every ready gateway routes to."""
+    """Sort groups into sets; `routed_by_all`: UIDs of the leading pods that every ready gateway routes to."""
     groups = sorted(groups, key=lambda group: group.name)
     live = [group for group in groups if group.live]
     serving = frozenset(
@@ -199,11 +199,11 @@ def _choose_counts(
 def _choose_counts_after_failure(
     target: RolloutTarget, has_other_revision: bool, updated: Sequence[Group]
 ) -> tuple[int, int]:
-    """Return the numbers of updated and outdated groups for a revision that failed verification.
+    """Return the same two numbers as `_choose_counts`, if the target revision has failed verification.
 
     Args:
         target: desired state of the rollout.
-        has_other_revision: there is another revision whose groups to keep or restore.
+        has_other_revision: another revision has groups that can be kept or restored.
         updated: updated groups that stay; without `pause_on_failure`, only groups that have served.
     """
     if target.pause_on_failure:
@@ -223,7 +223,7 @@ def _has_failed(target: RolloutTarget, group: Group) -> bool:
 
 
 def _backing_off(groups: Sequence[Group], revision: str, places: int) -> list[Group]:
-    """Return at most `places` ended groups of a revision that back off, the latest attempts first."""
+    """Return groups of a revision that have ended and back off: at most `places`, latest attempts first."""
     ended = [
         group
         for group in groups
@@ -318,10 +318,10 @@ def _retire(
 ) -> list[Group]:
     """Return at most `limit` candidates that may be retired because enough other groups serve.
 
-    A ready group that does not serve counts as working while its gate `mizzen.dev/routable` is True: perhaps
-    no gateway answers at the moment. If it is not ready, or its gate is False, it may be retired while more
-    than `min_available` groups serve or have served. A group with a protocol mismatch may always be retired:
-    every gateway has reported that it can never route to the group.
+    A group may be retired while at least `min_available` other groups serve. A group with a protocol mismatch
+    may always be retired: every gateway has reported that it can never route to the group. A group that does
+    not serve may also be retired while more than `min_available` groups serve or have served, unless it is
+    ready and its gate `mizzen.dev/routable` is True: then perhaps no gateway answers at the moment.
     """
     retired: list[Group] = []
     serving_count, may_serve_count = len(serving), len(may_serve)
@@ -349,7 +349,7 @@ def _is_mismatched(group: Group, serving: frozenset[str]) -> bool:
 
 
 def _worst_first(groups: Sequence[Group], serving: frozenset[str]) -> list[Group]:
-    """Sort groups by how little is lost with them; among equals, the highest index and attempt come first."""
+    """Sort groups, the least useful first; among equals, the highest index and attempt come first."""
     return sorted(
         groups,
         key=lambda group: (
@@ -386,7 +386,7 @@ def _free_index(target: RolloutTarget, revision: str, used: set[int]) -> int:
 def _create(
     target: RolloutTarget, revision: str, index: int, groups: Sequence[Group], taken_names: frozenset[str]
 ) -> CreateGroup:
-    """Return the action that creates the next attempt to run an index of a revision."""
+    """Return the action that creates a group with this revision and index, with a new attempt number."""
     seen = [group.attempt for group in groups if (group.revision, group.index) == (revision, index)]
     attempt = max(seen, default=-1) + 1
     while _is_taken(name := child_names.leader_pod(target.service, revision, index, attempt), taken_names):
@@ -396,5 +396,5 @@ def _create(
 
 
 def _is_taken(name: str, taken_names: frozenset[str]) -> bool:
-    """Return whether the name of a group's leading pod is taken, or the name of another pod of the group."""
+    """Return whether any pod name of a group is taken; `name` is the name of the group's leading pod."""
     return name in taken_names or any(other.startswith(f"{name}-") for other in taken_names)

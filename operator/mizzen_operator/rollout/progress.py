@@ -1,8 +1,8 @@
 """Progress of a rollout: updates the rollout state, builds the planner's target, checks the deadline. Pure.
 
 The reconciler calls `update_state` once per reconcile, and passes the result of `build_target` to the
-planner. The state is written with the status, so after a failed reconcile the next one starts from the same
-state again.
+planner. The state is written with the status. So if a reconcile fails, the next one starts from the same
+state.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from mizzen_operator.rollout.state import Abandoned, GroupFailure
 FAILURE_WINDOW = timedelta(hours=1)
 """Period within which failures of a group count towards its restart budget."""
 MAX_FAILURES = 64
-"""Maximum number of failures in a status."""
+"""Maximum number of failures that the status of a service records."""
 
 
 def count_failures(
@@ -89,7 +89,7 @@ def add_verification_failures(
 ) -> tuple[GroupFailure, ...]:
     """Return `failures` with one more for each group whose failed verification is not counted yet.
 
-    The pod of such a group is deleted instead of restarted, so no restart counts the failure.
+    The pods of such a group are deleted instead of restarted, so the failure is not counted as a restart.
     """
 
     def is_counted(group: Group) -> bool:

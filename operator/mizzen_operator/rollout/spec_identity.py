@@ -13,14 +13,14 @@ from mizzen_operator.rollout.state import load_state
 
 
 def spec_hash(service: InferenceService) -> str:
-    """Return the hash of a spec without its replicas, which autoscalers write too."""
+    """Return the hash of a spec; it does not cover `replicas`, because autoscalers change that field too."""
     return digest({key: value for key, value in service.spec.items() if key != "replicas"})
 
 
 def verification_id(service: InferenceService) -> str:
     """Return the id of a spec's verification; empty if the spec has no golden prompts.
 
-    It changes with any change of the spec, so that a group that failed is verified again.
+    It changes with every field of the spec except `replicas`, so a failed group is verified again afterwards.
     """
     return spec_hash(service)[:8] if service.rollout.verification is not None else ""
 

@@ -60,10 +60,10 @@ class GroupFailure:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """Record of a revision, or of groups of a revision, that are abandoned after failures.
+    """Record that a revision, or some groups of it, have been abandoned after failures.
 
-    They are not created again until the spec changes other than in `replicas`. Groups are also retried if
-    fewer groups are wanted.
+    Abandoned groups are not created again until a field of the spec other than `replicas` changes. Some of
+    them are also retried if fewer groups are wanted.
 
     Attributes:
         revision: the revision.

@@ -30,7 +30,7 @@ def build_status(inputs: StatusInputs, now: datetime) -> dict[str, Any]:
 
     Args:
         inputs: inputs of the status.
-        now: transition time of conditions whose status changes, in UTC.
+        now: current time in UTC; it becomes the transition time of conditions whose status changes.
     """
     service = inputs.service
     previous = {entry["type"]: entry for entry in service.status.get("conditions", [])}
@@ -125,9 +125,9 @@ def condition_entry(
 
     Args:
         condition: the condition.
-        previous: the entry of its type in the status that was written last; empty if it has no such entry.
+        previous: the condition's entry in the status that was written last; empty if it had none.
         generation: generation of the spec.
-        now: transition time if the condition's status has changed, in UTC.
+        now: current time in UTC; it becomes the transition time if the condition's status has changed.
     """
     status = "True" if condition.status else "False"
     unchanged = previous.get("status") == status

@@ -1,7 +1,7 @@
 """Builds all conditions of a service whose spec is valid, in the order in which the status lists them.
 
-To add a condition, add a function here that `build_conditions` calls, its type and reasons to api/reasons.py,
-and a section to docs/conditions.md.
+To add a condition, write a function for it here, and call the function in `build_conditions`. Also add the
+condition's type and reasons to api/reasons.py, and a section to docs/conditions.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mizzen_operator.status.pod_conditions import (
 )
 
 _GATEWAY_FAULTS = (reasons.GATEWAY_FAILING, reasons.GATEWAY_REJECTED)
-"""Reasons of GatewayReady that make Ready False with the same reason."""
+"""If GatewayReady has one of these reasons, Ready is False with the same reason."""
 _STALLED = (reasons.PAUSED, reasons.PROGRESS_DEADLINE_EXCEEDED)
 """Reasons with which Progressing is False although the rollout is incomplete."""
 
@@ -239,7 +239,7 @@ def _scaling_active(inputs: StatusInputs) -> Condition:
 
 
 def _keys_rotating(inputs: StatusInputs) -> list[Condition]:
-    """Return KeysRotating: True while two generations of keys are accepted; empty before any rotation."""
+    """Return KeysRotating: True while two generations of keys are accepted; [] before the first rotation."""
     keys, rotation = inputs.keys, inputs.rotation
     if keys is None:
         return []
@@ -262,7 +262,7 @@ def _keys_rotating(inputs: StatusInputs) -> list[Condition]:
 
 
 def _api_keys_in_force(inputs: StatusInputs) -> list[Condition]:
-    """Return ApiKeysInForce: True if the gateway accepts the Secrets' API keys; empty if not reported."""
+    """Return ApiKeysInForce: True if the gateway accepts the Secrets' API keys; [] without a report."""
     report = inputs.api_keys
     if report is None:
         return []
@@ -284,7 +284,7 @@ def _describe_unusable_api_keys(problem: str) -> str:
 
 
 def _describe_missing_api_keys(inputs: StatusInputs) -> str:
-    """Return a warning if every request gets 401 because no Secret has the gateway's label; else empty."""
+    """Return a warning if every request gets 401 because no Secret has the gateway's label; else ''."""
     if inputs.gateway.api_keys or not inputs.gateway.keys_from_label:
         return ""
     volumes = inputs.deployment["spec"]["template"]["spec"]["volumes"]

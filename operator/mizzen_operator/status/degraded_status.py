@@ -90,7 +90,7 @@ def read_invalid_service(body: Mapping[str, Any]) -> InvalidService:
 
 
 def uses_shared_gateway(body: Mapping[str, Any]) -> bool:
-    """Return whether a service shares its namespace's gateway, by its spec or else by its status."""
+    """Return whether a service shares its namespace's gateway; if the spec does not say, use the status."""
     gateway = body.get("spec", {}).get("gateway")
     if isinstance(gateway, dict) and "mode" in gateway:
         return gateway["mode"] == "Shared"
@@ -104,7 +104,7 @@ def degraded_status(snapshot: DegradedSnapshot, now: datetime) -> dict[str, Any]
 
     Args:
         snapshot: the observed state.
-        now: transition time of conditions whose status changes, in UTC.
+        now: current time in UTC; it becomes the transition time of conditions whose status changes.
     """
     service, live = snapshot.service, [group for group in snapshot.groups if group.live]
     previous = {entry["type"]: entry for entry in service.status.get("conditions", [])}

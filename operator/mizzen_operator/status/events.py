@@ -1,4 +1,4 @@
-"""Writes Events of a service about changed conditions and about groups that lost their device or node.
+"""Writes Events of a service: for changed conditions, and for groups that lost their device or node.
 
 The status writer calls it after each write of a status. A warning is not repeated within ten minutes.
 """
@@ -27,7 +27,7 @@ REPEAT_SECONDS = 600.0
 MAX_REMEMBERED = 4096
 """Maximum number of warnings that are remembered so as not to repeat them."""
 _EXPECTED = (reasons.SUSPENDED, reasons.SCALED_TO_ZERO)
-"""Reasons with which Available is False without an outage, because the service's owner asked for this."""
+"""Reasons with which Available is False as intended: no groups are wanted, so this is not an outage."""
 _MOVED = (reasons.DEVICE_LOST, reasons.NODE_LOST)
 """Reasons for which a group is moved to another node."""
 
@@ -97,10 +97,10 @@ class EventRecorder:
         self._kube = kube
         self._clock = clock
         self._warnings: OrderedDict[tuple[str, str, str], float] = OrderedDict()
-        """Time of each recent warning, by the service's uid, reason and message, the oldest first."""
+        """Times of recent warnings, the oldest first; a key is (uid of the service, reason, message)."""
 
     async def record(self, service: ServiceRef, events: Sequence[Event]) -> None:
-        """Write Events of a service, except warnings written within the last `REPEAT_SECONDS`."""
+        """Write Events of a service; skip warnings that were already written in the last `REPEAT_SECONDS`."""
         for event in events:
             identity = (service.uid, event.reason, event.message)
             age = self._clock() - self._warnings.get(identity, float("-inf"))

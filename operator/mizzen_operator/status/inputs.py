@@ -22,7 +22,7 @@ from mizzen_operator.status.missing_refs import RequiredRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusInputs:
-    """All inputs of the status of a service whose spec is valid.
+    """All data from which the status of a service with a valid spec is built.
 
     Attributes:
         service: the service, with the status that was written last.
@@ -39,7 +39,8 @@ class StatusInputs:
         competing_hpa: name of a HorizontalPodAutoscaler that scales the service too; empty if there is none.
         keys: the service's keys; None if they have not been read yet.
         rotation: progress of a key rotation; None if no rotation is in progress.
-        memory_fit: result of the GPU memory check; None if the spec does not declare the sizes.
+        memory_fit: result of the GPU memory check; None if the spec does not declare the sizes of both
+            the model and the GPU, or if the engine runs on the CPU.
         download: progress of the model's download; None if the model is not fetched.
         cold_start: `status.coldStart` of a group that has just begun to serve; empty if no group has.
         api_keys: a gateway's report on its API keys; None without a report, or if it does not require keys.
@@ -73,7 +74,7 @@ class StatusInputs:
 
     @property
     def taken_names(self) -> Mapping[str, str]:
-        """Model names of the service that an older service owns, mapped to that service's name."""
+        """Model names of this service that already belong to an older one, mapped to the older one's name."""
         return self.sharing.conflicting_names.get(self.service.name, {}) if self.sharing is not None else {}
 
     @property
@@ -83,7 +84,7 @@ class StatusInputs:
 
     @property
     def keep_old(self) -> int:
-        """Number of groups of older revisions to keep, by `spec.rollout.partition`."""
+        """Number of groups of older revisions to keep, according to `spec.rollout.partition`."""
         return count_old_to_keep(self.service, self.rollout.stable_revision, self.revision)
 
     @property

@@ -1,7 +1,7 @@
 """Lists the Secrets, ConfigMaps and claims that pods need, with the spec field that names each. Pure.
 
-While a pod waits, the reconciler checks whether these objects exist: a kubelet reports a missing one only by
-Events, which the operator may not read.
+While a pod waits, the reconciler checks whether these objects exist: a kubelet reports a missing one only in
+Events, which the operator has no permission to read.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def explain_missing_ref(message: str, refs: Sequence[RequiredRef]) -> str:
 
 
 def _cache_refs(service: InferenceService) -> list[RequiredRef]:
-    """Return the claim of the model's cache if the user creates it; empty otherwise."""
+    """Return the PersistentVolumeClaim of the model's cache if the user must create it; otherwise []."""
     cache = service.access.cache
     existing = cache.claim and not cache.size
     return [RequiredRef(CLAIM, cache.claim, "spec.model.cache.claimName")] if existing else []

@@ -1,7 +1,7 @@
 """Prometheus series of each service: groups, conditions, restarts, rollouts and keys.
 
-The status writer of the leader updates them after each reconcile. Times come from the status, so that the age
-of a rollout is right after a change of leader. The series of a deleted service are dropped.
+The status writer of the leader updates them after each reconcile. Times come from the status, so the age of
+a rollout stays correct when another replica becomes leader. The series of a deleted service are dropped.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class ServiceMetrics:
         self._services[key] = service
 
     def record_keys_created(self, key: ServiceKey, created: str) -> None:
-        """Record the creation time of a service's keys, as Kubernetes writes it; an empty time means now."""
+        """Record when a service's keys were created, as a Kubernetes timestamp; an empty string means now."""
         self._keys[key] = _parse_time(created) if created else datetime.now(UTC)
 
     def forget(self, key: ServiceKey) -> None:
@@ -199,8 +199,8 @@ class ServiceMetrics:
     ) -> None:
         """Update the start of the rollout, and record its duration when it ends.
 
-        A rollout that has exceeded its deadline continues. A rollout that is paused, or ends because the
-        service is being deleted, has no result.
+        A rollout that has exceeded its deadline still counts as in progress. No duration is recorded for a
+        rollout that is paused, or that ends because the service is being deleted.
         """
         progressing = conditions[reasons.PROGRESSING]
         if progressing["status"] == "True":

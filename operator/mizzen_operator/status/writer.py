@@ -57,7 +57,7 @@ class StatusWriter:
         return replace(service, status=status) if await self._apply(service, status) else service
 
     async def write(self, key: ServiceKey, inputs: StatusInputs, *, restarts_counted: bool) -> None:
-        """Build a status and write it if it has changed; update metrics and write Events.
+        """Build a status, and write it if it has changed; also update the metrics and write Events.
 
         Args:
             key: the service's key.
@@ -82,7 +82,9 @@ class StatusWriter:
         await self._write(key, service, status)
 
     async def write_degraded(self, key: ServiceKey, snapshot: DegradedSnapshot) -> None:
-        """Write the status of a service in degraded mode if it has changed; update metrics and write Events.
+        """Build the status of a service in degraded mode, and write it if it has changed.
+
+        Also update the metrics and write Events.
 
         Raises:
             KubeError: the API server failed.
@@ -126,7 +128,7 @@ class StatusWriter:
         return True
 
     def _count_conditions(self, key: ServiceKey, true: frozenset[str]) -> None:
-        """Update the metric that counts services per True condition.
+        """Update the metric that counts, for each type of condition, the services in which it is True.
 
         Args:
             key: key of the service whose conditions may have changed.

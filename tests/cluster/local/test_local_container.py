@@ -1,4 +1,4 @@
-"""A container of the local node that is stopped while it starts."""
+"""A container on the node of a local cluster does not start if it is stopped before its command runs."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podI
 
 
 def processes(mark: str) -> list[int]:
-    """Return the pids of running processes whose command line contains a text."""
+    """Return the pids of running processes whose command line contains `mark`."""
     pids: list[int] = []
     for entry in Path("/proc").iterdir():
         try:

@@ -68,7 +68,7 @@ class Changes:
         self._record_fault = record_fault
         self.done: Counter[str] = Counter()
         self.kills: Counter[str] = Counter()
-        """Number of engines that were deleted, killed or hung, by service."""
+        """For each service, the number of its engines that were deleted, killed or made to hang."""
         self._revisions = 0
         self.await_termination = True
         """Whether each change also waits until draining pods are gone, before the next change begins."""

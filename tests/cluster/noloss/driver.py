@@ -1,4 +1,4 @@
-"""Runs `load.py` in its own process, so that the load and the changes of services do not slow each other."""
+"""Runs `load.py` in its own process, so that load and changes of services do not slow each other down."""
 
 from __future__ import annotations
 

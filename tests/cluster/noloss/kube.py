@@ -54,7 +54,7 @@ class Kube:
     async def call(self, method: str, path: str, body: Any = None, content_type: str = MERGE) -> Any:
         """Send a request and return the body of the response; repeat a GET that gets no response.
 
-        A machine that is suspended for a while must not end a test that runs for hours.
+        Otherwise a test that runs for hours would fail if the machine was suspended for a while.
 
         Raises:
             KubeError: the API server refused the request.
@@ -90,7 +90,7 @@ class Kube:
         return (await self.call("GET", path))["items"]
 
     async def watch(self, path: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yield type and object of a collection's watch events until the server ends the watch.
+        """Watch a collection, and yield the type and object of each event until the server ends the watch.
 
         The events of all existing objects come first.
         """

@@ -5,11 +5,12 @@
 With `-` instead of a file, the plan is the first line of standard input. The script also runs alone in a pod:
 it needs only Python 3.11 and aiohttp.
 
-It never retries: a connection that is refused or cut, an error, a missing end and a wrong text each make a
-failed request. First it sends each question of the plan twice, while no service is disturbed. Every later
-answer must equal these two, and they must match the text, finish reason and token count in the plan, if it
-has them. Then the script prints `started`, and its counts as a JSON object once a second. When standard input
-ends, it sends no new request, waits for those in flight, and prints the final counts.
+First the script sends each question of the plan until it has two answers, while no service is disturbed. They
+must be equal, and must have the text, finish reason and token count that the plan specifies, if any. Then the
+script prints `started`, and from then on its counts as a JSON object once a second. Every later answer must
+equal the first two, and no request is retried: a refused or cut connection, an error, a missing end or a
+wrong text each count as a failed request. When standard input ends, the script sends no new requests, waits
+for the ones in flight, and prints the final counts.
 
 A plan: {"seed": 1, "timeout": 120, "targets": [{"url": ".../v1", "lanes": [{"workers": 2, "pause": 0.0,
 "questions": [{"body": {...}, "text": "...", "finish": "stop", "tokens": 9}]}]}]}. A body with `messages` is a
@@ -220,7 +221,9 @@ class Load:
         print(json.dumps({**self.counts.summary(), "samples": self.counts.samples}), flush=True)
 
     async def _learn_answer(self, session: aiohttp.ClientSession, url: str, question: Question) -> None:
-        """Take an answer that comes twice as the expected one; retry while the service is starting.
+        """Get two equal answers to a question, and expect that answer from then on.
+
+        Failed requests are retried for up to `LEARN_SECONDS`, because the service may still be starting.
 
         Raises:
             SystemExit: the service does not answer, or two answers differ.

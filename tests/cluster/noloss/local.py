@@ -86,7 +86,7 @@ class Site:
         return self.cluster.state.kubeconfig
 
     async def api_faults(self, share: float, seed: int = 0) -> dict[str, Any]:
-        """Inject faults into a share of the API requests; return the number of faults so far by kind."""
+        """Inject faults into a share of the API requests; return how many were injected so far, by kind."""
         tls = ssl.create_default_context(cafile=str(self.folder / "pki/ca.crt"))
         body = {"share": share, "seed": seed}
         url = f"{self._proxy}/-/faults"

@@ -67,7 +67,7 @@ def trained_questions(
 
 
 def hashed_questions(name: str, lengths: tuple[int, ...], *, stream: bool) -> list[dict[str, Any]]:
-    """Return a prompt for simulated engines for each answer length in tokens; every other one is seeded."""
+    """Return one question for simulated engines per answer length (in tokens); every other one has a seed."""
     entries = []
     for number, length in enumerate(lengths):
         body: dict[str, Any] = {"model": name, "prompt": f"{number}: {STORY}", "max_tokens": length}

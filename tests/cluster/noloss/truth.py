@@ -26,14 +26,17 @@ API_FAULTS_SECONDS = 20.0
 Writes are then retried with back-off, and watches that were cut restart.
 """
 CAUSE_SECONDS = 20.0
-"""Age in seconds from which a fault no longer counts as the cause of a wrong status."""
+"""A fault that is older than this number of seconds does not count as the cause of a wrong status."""
 EARLY_SECONDS = 0.5
-"""Seconds before a fault within which a probe may be sent and still fail because of the fault."""
+"""A fault may be the cause of a wrong status that began up to this many seconds before the fault.
+
+The reason: a probe may be sent before the fault and still fail because of it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """When a probe was sent and ended, in seconds of the monotonic clock; `good` if answered in time."""
+    """When a probe was sent and ended (monotonic clock, in seconds); `good` if it was answered in time."""
 
     sent: float
     ended: float
@@ -41,7 +44,7 @@ class Probe:
 
     @property
     def sample(self) -> tuple[float, bool]:
-        """The time for which the probe shows the state of the service, and whether the service worked."""
+        """The time at which the probe shows the state of the service, and whether the service worked then."""
         return (self.ended if self.good else self.sent, self.good)
 
 
@@ -55,7 +58,7 @@ class ObservedStatus:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault: `ended` or `hung` of a process, `api_faults` (begin) or `api_well` (end) of the API server."""
+    """A process fault (`ended` or `hung`), or the start (`api_faults`) or end (`api_well`) of API faults."""
 
     at: float
     kind: str
@@ -112,7 +115,7 @@ def find_wrong_statuses(
 
 
 def find_cause(begin: float, faults: Sequence[Fault]) -> str:
-    """Return the kind of the latest fault that may have caused a wrong status from `begin` on, or "none".
+    """Return the kind of the latest fault that may explain why a status was wrong from `begin` on, or "none".
 
     Faults of the API server take precedence, from `api_faults` until CAUSE_SECONDS after `api_well`.
     """
@@ -143,7 +146,10 @@ class MachineSample:
 STARVED_IDLE = 0.25
 """Share of idle core time below which processes wait for a core."""
 STARVED_FACTOR = 10.0
-"""About the number of times that processes are scheduled between the end of an engine and the watch event."""
+"""Factor that relaxes limits according to the machine's delays and load.
+
+It is about the number of times that processes are scheduled between the end of an engine and the watch event.
+"""
 
 
 class MachineStrain:
@@ -157,11 +163,11 @@ class MachineStrain:
         return self.relaxed_limit(wrong.allowed, wrong.begin - 1, wrong.end + 1)
 
     def relaxed_limit(self, strict: float, begin: float, end: float) -> float:
-        """Return the limit in seconds for an event between `begin` and `end`, from its strict limit.
+        """Return the relaxed limit, in seconds, of an event between `begin` and `end`.
 
-        The longest delay of a sample in that time, multiplied by STARVED_FACTOR, is added to the strict
-        limit. If the average share of idle core time was below STARVED_IDLE, the limit is at least
-        STARVED_FACTOR times the strict one.
+        It is the sum of the limit `strict` and STARVED_FACTOR times the longest delay of a sample in that
+        time. If the average share of idle core time was below STARVED_IDLE, it is at least STARVED_FACTOR
+        times `strict`.
         """
         near = [sample for sample in self._samples if begin <= sample.at <= end]
         late = max((sample.late for sample in near), default=0.0)
@@ -171,7 +177,10 @@ class MachineStrain:
 
 
 def summary(wrong_statuses: Iterable[WrongStatus]) -> dict[str, Any]:
-    """Return, by cause and value of the condition: number, longest duration, and violations of the limit."""
+    """Return a summary of the wrong statuses by their cause and the value of the condition Available.
+
+    It contains their number and longest duration, the limit, and how many of them exceeded the limit.
+    """
     kinds: dict[str, list[WrongStatus]] = {}
     for wrong in wrong_statuses:
         said = "said_available" if wrong.available else "said_unavailable"

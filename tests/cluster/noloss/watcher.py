@@ -28,7 +28,7 @@ MAX_PENDING_PROBES = 200
 
 
 class Watcher:
-    """Probes services and watches their condition Available while `running`."""
+    """Probes services and watches their condition Available during the block of `running`."""
 
     def __init__(
         self, kube: Kube, namespace: str, urls: Mapping[str, str], *, every: float, deadline: float
@@ -38,9 +38,9 @@ class Watcher:
         Args:
             kube: client of the API server that bypasses the fault proxy.
             namespace: namespace of all services.
-            urls: base URL of each service, ending in /v1, by its name, which is also the name of its model.
+            urls: base URLs, ending in /v1, by name of the service; its model has the same name.
             every: seconds between two probes of a service.
-            deadline: seconds after which a probe has failed.
+            deadline: seconds after which an unanswered probe counts as failed.
         """
         self._kube = kube
         self._namespace = namespace
@@ -66,7 +66,7 @@ class Watcher:
         return service in self._latest and self._latest[service].good
 
     def wrong_statuses(self, service: str) -> list[WrongStatus]:
-        """Return the intervals in which the status of a service was wrong so far."""
+        """Return the intervals so far in which the status of a service was wrong."""
         return find_wrong_statuses(self.probes[service], self.observed[service], self.faults[service])
 
     def summary(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Watcher:
 
     @property
     def strain(self) -> MachineStrain:
-        """The relaxation of limits by the machine samples so far."""
+        """The relaxation of limits that follows from the machine samples so far."""
         return MachineStrain(self.machine_samples)
 
     @contextlib.asynccontextmanager

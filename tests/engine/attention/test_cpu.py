@@ -23,7 +23,8 @@ def make_table(rng: np.random.Generator, rows: int, shared_pages: list[int], sca
     """Make a page table [rows, pages].
 
     Args:
-        shared_pages: numbers of shared pages: of all rows, then of each half of the rows, and so on.
+        shared_pages: how many pages all rows share, then how many more each half of the rows shares, then
+            each quarter, and so on.
         scattered: whether the page numbers are in random order.
     """
     pool = rng.permutation(1024) if scattered else np.arange(1024)

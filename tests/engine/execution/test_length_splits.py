@@ -194,7 +194,7 @@ def test_only_some_batch_sizes_get_length_aware_graphs() -> None:
 
 
 class SplitBackend:
-    """A backend without kernels that prefers length-aware splits if one context exceeds twice the mean."""
+    """A backend without kernels; prefers length-aware splits if a context exceeds twice the mean length."""
 
     def __init__(self, slots: int = 396) -> None:
         self.concurrent_splits = slots

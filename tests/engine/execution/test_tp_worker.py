@@ -24,7 +24,7 @@ from mizzen.engine.overlap_loop import StepFailed
 from mizzen.layers.sharding import Axis
 
 VOCABULARY = 157
-"""A prime number, so that the last rank's rows of the vocabulary are padded."""
+"""Size of the vocabulary; a prime number, so that the last rank's rows are padded."""
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "num_attention_heads": 8,
@@ -59,9 +59,10 @@ def requests() -> list[Request]:
 
 
 def run(engine: Engine, requests: list[Request], abort: set[int] = frozenset()) -> dict[int, Any]:  # type: ignore[assignment]
-    """Run requests and abort some; return each request's tokens, logprobs and embedding, rounded.
+    """Run requests and abort some; return each request's tokens, logprobs and embedding by its id.
 
-    Requests with odd ids are submitted a few steps later than the others. An aborted request returns None.
+    Logprobs and embeddings are rounded. The result of an aborted request is None. Requests with odd ids are
+    submitted a few steps later than the others.
     """
     # Timing decides how steps divide a prompt into chunks, so the results of its chunks are joined.
     results: dict[int, Any] = {request.rid: ([], [], []) for request in requests}

@@ -212,7 +212,7 @@ def test_the_engine_does_not_repeat_the_sandboxs_checks(
 
 
 def endless(number: int) -> Grammar:
-    """Return the schema number `number` whose validation exceeds any time limit: its pattern backtracks."""
+    """Return a schema, different for each `number`, whose pattern backtracks longer than any time limit."""
     names, pattern = {"a" * 60 + str(number): {}}, {"^(a|a)*b$": {}}
     schema = {"type": "object", "properties": names, "patternProperties": pattern}
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))

@@ -55,7 +55,7 @@ def with_followers(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
 
 
 def bodies(later: tuple[str, ...]) -> st.SearchStrategy[str]:
-    """Generate bodies of a rule; they may begin with rules in `later`, and use any rule after a letter.
+    """Generate bodies of a rule; a body may begin with a rule in `later`, and use any rule after a letter.
 
     Rules are never left-recursive, because left-recursive rules crash the compiler.
     """

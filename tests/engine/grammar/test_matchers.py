@@ -1,4 +1,4 @@
-"""Masks that are filled again only when they change equal masks that are filled at every step."""
+"""Masks are filled again only when they change, and are then equal to masks filled at every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A JSON Schema is enforced completely or rejected with the keyword; jsonschema validates sampled texts."""
+"""A JSON Schema is either enforced completely or rejected with an error that names the keyword.
+
+The package jsonschema validates texts that are sampled from the grammar of a schema.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +131,10 @@ REFUSED: list[tuple[Any, str]] = [
 @pytest.fixture(scope="module")
 def builder() -> GrammarBuilder:
     class Bytes(GrammarBuilder):
-        """A builder with one token per byte of ASCII and é; validators disagree about other letters."""
+        """A grammar builder whose tokens are the single bytes of ASCII and of é.
+
+        Other letters are left out, because validators disagree about them.
+        """
 
         def __init__(self) -> None:
             self._target = GrammarTarget(folder="", vocab_size=VOCABULARY, end_token_ids=(EOS,))

@@ -26,7 +26,7 @@ Definitions = tuple[tuple[str, int], ...]
 
 @pytest.fixture
 def dump(tmp_path: Path) -> Callable[[bytes, str], str]:
-    """Return a function that runs the disassembler on a cubin with an option."""
+    """Return a function that runs the disassembler with one option on a cubin, and returns its output."""
     if not DISASSEMBLER.exists():
         pytest.skip("there is no disassembler here")
 
@@ -101,7 +101,7 @@ def test_loads_are_issued_before_the_pdl_wait(
 
 @pytest.mark.parametrize("swiglu", [False, True])
 def test_gemv_keeps_rows_of_any_supported_length_in_flight(swiglu: bool) -> None:
-    """Each block issues the loads of all its elements before it adds the first one."""
+    """Each block issues the loads of all its elements before it accumulates the first element."""
     for columns in range(8, gemv.max_columns(swiglu) + 8, 8):
         defines = dict(gemv_definitions(columns, swiglu=swiglu))
         assert defines["LOADS"] * defines["WARPS_PER_ROW"] * 32 >= defines["VECTORS"] == columns // 8

@@ -1,4 +1,4 @@
-"""Checkpoints of embedding models: without an LM head, or with names that lack the base prefix."""
+"""Checkpoints of embedding models: without an LM head, or with tensor names that lack the base prefix."""
 
 from __future__ import annotations
 

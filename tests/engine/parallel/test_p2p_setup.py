@@ -43,7 +43,7 @@ class ExchangeBarrier:
         self.values: list[Any] = [None] * size
 
     def exchange(self, rank: int, value: Any) -> list[Any]:
-        """Wait for all ranks; return their values by rank, which must be of one type."""
+        """Wait for all ranks; return their values in order of rank. All values must have the same type."""
         self.values[rank] = value
         self.barrier.wait(PATIENCE)
         values = list(self.values)
@@ -69,7 +69,10 @@ class FakeGroup:
 
 @dataclass
 class Fault:
-    """A fault on one rank; numbers count the rank's calls from 0, and -1 means none."""
+    """A fault on one rank.
+
+    `allocation` and `compilation` are the numbers of the calls that fail, counted from 0; -1 if none fails.
+    """
 
     rank: int = -1
     allocation: int = -1
@@ -133,7 +136,7 @@ class FakeRanks:
         return name
 
     def launch(self, function: str, blocks: Any, threads: int, arguments: tuple[Any, ...]) -> None:
-        """Run the fake kernel with that name."""
+        """Run the fake kernel named `function`."""
         getattr(self, function)(*arguments)
 
     def corrupt_result(self, out: torch.Tensor) -> None:

@@ -83,7 +83,7 @@ class ReferenceSlot:
 
 
 class WithoutLogitsParams:
-    """The set of parameters that need no logits processing; requests with these start without `options`."""
+    """The set of parameters that need no logits processing; a request with them starts without `options`."""
 
     def __contains__(self, params: object) -> bool:
         assert isinstance(params, SamplingParams)

@@ -21,7 +21,7 @@ VOCAB = 12
 def sample_rows(
     logits: torch.Tensor, params: list[SamplingParams], positions: list[int], seeds: list[int]
 ) -> list[int]:
-    """Sample one row per entry of `params`, in slots of a scrambled order."""
+    """Sample one row per entry of `params`; the rows are in randomly ordered slots."""
     state = SlotState(len(params) + 3, 4, UPLOAD)
     slots = np.random.default_rng(0).permutation(len(params) + 3)[: len(params)].astype(np.int64)
     starts = zip(slots, params, seeds, strict=True)

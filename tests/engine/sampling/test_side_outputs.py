@@ -1,4 +1,4 @@
-"""Log probabilities, penalties, embeddings and resumed requests equal those of Transformers."""
+"""Log probabilities, embeddings and penalized answers equal a reference, and requests can be resumed."""
 
 from __future__ import annotations
 

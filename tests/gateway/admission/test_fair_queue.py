@@ -22,7 +22,11 @@ FLOWS = st.lists(
 def test_backlogged_flows_differ_by_at_most_one_item_of_each(
     flows: list[tuple[float, list[int]]],
 ) -> None:
-    """The bound of Goyal, Vin and Cheng: |W1/w1 - W2/w2| <= c1/w1 + c2/w2, whatever other flows send."""
+    """The bound of Goyal, Vin and Cheng for two backlogged flows: |W1/w1 - W2/w2| <= c1/w1 + c2/w2.
+
+    W is the cost that was served of a flow, w is the flow's weight, and c is the largest cost of its items.
+    The bound holds whatever other flows send.
+    """
     queue: FairQueue[tuple[int, int]] = FairQueue()
     for flow, (weight, costs) in enumerate(flows):
         for number, cost in enumerate(costs):

@@ -146,7 +146,7 @@ async def test_key_rotation_without_a_restart_keeps_tokenizer_and_prefixes(until
 
 
 async def test_restarted_engine_with_the_same_files_is_warmed_again(until: Any) -> None:
-    """A warm-up is cancelled when the process whose cache it fills restarts."""
+    """When an engine restarts, the warm-up of its old process is cancelled, and the new process is warmed."""
     started_warmups: list[str] = []
     ended_warmups: list[str] = []
 

@@ -8,7 +8,7 @@ CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content"
 
 
 async def test_stream_counts_as_load_until_its_last_token(live: Any, scripted: Any, until: Any) -> None:
-    """A stream still counts after its first token, and after the engine's own load reports."""
+    """A stream still counts after its first token, and after the engine has reported its own load."""
     engine = scripted()
     engine.does.step_seconds, engine.does.tokens_a_step = 0.05, 1
     gateway = await live(engine)

@@ -1,4 +1,4 @@
-"""Golden prompts at the gateway: an engine that awaits verification gets only these."""
+"""Golden prompts at the gateway: an engine that awaits verification gets no other prompts."""
 
 from __future__ import annotations
 

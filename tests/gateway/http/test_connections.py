@@ -66,7 +66,7 @@ async def test_unfinished_head_closes_the_connection(
 async def test_connection_of_a_client_that_does_not_read_is_closed(
     live: Any, scripted: Any, until: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """Both a stream and a complete response that still waits in the connection's buffer are discarded."""
+    """A stream is discarded; so is a complete response that still waits in the connection's buffer."""
     monkeypatch.setattr(connection, "WRITE_STALL_SECONDS", 0.3)
     engine = scripted(context_length=100_000)
     engine.does.tokens_a_step = 1000

@@ -321,7 +321,10 @@ async def test_unusable_certificate_is_named(live: Any, scripted: Any, tmp_path:
 def test_removed_certificate_file_does_not_end_the_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet may remove old files of a Secret at any time; `watch` survives only InvalidCertificate."""
+    """The kubelet may remove old files of a Secret at any time.
+
+    A missing file must raise InvalidCertificate, because `watch` ends at any other exception.
+    """
     cert, key = certificate(tmp_path, "one")
     tls, read = ServerTls(str(cert), str(key)), ServerTls._read
 

@@ -58,7 +58,7 @@ GARBAGE: dict[str, bytes] = {
 
 
 async def exchange(url: str, data: bytes, half_close: bool) -> bytes:
-    """Send bytes to a gateway; return what it sends until it closes or is silent."""
+    """Send bytes to a gateway; return what it sends until it closes the connection or falls silent."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     received = b""
@@ -115,7 +115,7 @@ async def test_many_unfinished_heads_do_not_block_other_clients(scripted: Any, l
 async def test_slow_client_gets_every_byte(
     scripted: Any, live: Any, until: Any, monkeypatch: pytest.MonkeyPatch, model_folder: Any
 ) -> None:
-    """Concurrent sequences with more data than the connection buffers all wait, and stay separate."""
+    """If sequences produce more data than the connection can buffer, all of them wait and stay separate."""
     refused = 0
     write = connection.ConnectionWriter.write
 

@@ -46,7 +46,7 @@ def test_invalid_pooling_file_gives_no_pooling() -> None:
 async def request_embeddings(
     live: Callable[..., Any], engine: Any, path: str, **body: Any
 ) -> tuple[int, dict[str, Any], list[str]]:
-    """Post a request; return the status, the body, and the pooling of each request to the engine."""
+    """Post a request; return the response's status and body, and the poolings requested from the engine."""
     gateway = await live(engine)
     async with httpx.AsyncClient(timeout=60) as client:
         response = await client.post(f"{gateway.url}{path}", json={"model": "demo", **body})

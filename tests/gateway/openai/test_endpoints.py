@@ -1,4 +1,4 @@
-"""The official OpenAI client against a real gateway and a scripted engine."""
+"""Tests of all endpoints: the official OpenAI client, a real gateway and a scripted engine."""
 
 from __future__ import annotations
 

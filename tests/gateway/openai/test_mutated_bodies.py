@@ -47,7 +47,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     }),
 ]  # fmt: skip
 DEEP = {f"@{levels}": levels for levels in (50, 120, 151, 400, 901, 5000)}
-"""Placeholder strings by the number of nested lists or objects that replace each of them in the JSON."""
+"""For each placeholder string, the number of nested lists or objects that replace it in the JSON."""
 ODD: list[Any] = [
     None, True, 0, -1, 3.0, 1.5, 1e300, 2**31, 2**63, 10**30, float("nan"), float("inf"),
     "", "\0", "\ud800", "a\udc00", "🙂", "null", '{"a":', '{"format": "\\ud800"}', "<tool_call>", "</think>",
@@ -57,7 +57,7 @@ ODD: list[Any] = [
 
 
 def paths(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the paths of all values within a value."""
+    """Yield the paths of all values that are nested in a JSON value, at any depth."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, item in inner:
         yield (*place, step)
@@ -65,7 +65,7 @@ def paths(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutate(body: dict[str, Any], chance: random.Random) -> bytes:
-    """Return a body as JSON with one value removed, or replaced by an unusual value."""
+    """Return a body as JSON in which one value is removed or replaced by an unusual one."""
     changed = json.loads(json.dumps(body))
     *way, last = chance.choice(list(paths(changed)))
     inner = changed

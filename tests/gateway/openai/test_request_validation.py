@@ -202,7 +202,7 @@ async def test_invalid_chat_requests_get_400_naming_the_field(live: Any, engine:
 
 
 async def test_integers_may_be_written_as_floats(live: Any, engine: Any) -> None:
-    """Some languages have only floats and write 3.0."""
+    """Clients in languages that have only floats write 3.0 instead of 3."""
     gateway = await live(engine)
     common: dict[str, Any] = {"max_tokens": 3.0, "n": 1.0, "seed": 5.0, "top_k": 4e0, "stop_token_ids": [7.0]}
     bodies = {

@@ -25,12 +25,12 @@ from tenant_kit import ALICE, BOB, key_file
 BODY = {"model": "demo", "prompt": [5, 6, 7], "stream": True, "return_token_ids": True}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
 MANY = 20_000
-"""Number of tokens whose events exceed the buffers of an `unread` connection."""
+"""Number of tokens in an answer; its events exceed the buffers of an `unread` connection."""
 
 
 @pytest.fixture
 async def unread() -> AsyncIterator[Callable[..., Any]]:
-    """Return a function that starts a stream over a connection with small buffers."""
+    """Return a function that requests a stream over a connection with small buffers, and does not read it."""
     clients: list[socket.socket] = []
 
     async def ask(gateway: Any, key: str = "none", **changes: Any) -> socket.socket:
@@ -72,7 +72,7 @@ def ids_of(events: list[dict[str, Any]], index: int = 0) -> list[int]:
 
 
 async def completes(gateway: Any, key: str = "none") -> None:
-    """Check that a request of another client is answered soon."""
+    """Check that a request of another client is answered within 10 s."""
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(timeout=10, headers=headers) as http:
         body = {"model": "demo", "prompt": [8, 9], "max_tokens": 3}
@@ -124,7 +124,7 @@ async def test_client_that_does_not_read_may_run_another_request(
 async def test_stop_string_ends_an_answer_that_is_not_read(
     live: Any, scripted: Any, until: Any, unread: Any, tokenizer: Tokenizer
 ) -> None:
-    """The engine does not continue to the last requested token."""
+    """The gateway aborts the request at the stop string, before the engine reaches `max_tokens`."""
     engine = scripted(context_length=100_000)
     words = tokenizer.encode("A mast holds the sails. ", False)
     engine.does.reply = words * 3000 + tokenizer.encode("Enough!", False)

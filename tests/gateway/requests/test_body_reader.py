@@ -89,7 +89,7 @@ async def test_event_loop_runs_while_a_large_body_is_parsed() -> None:
 
 
 class ControlledReader:
-    """A body reader whose parser waits for `free`; `order` lists the bodies in the order of parsing."""
+    """A body reader whose parser waits for `free`; `order` lists the bodies whose parsing has begun."""
 
     def __init__(self) -> None:
         self.reader = BodyReader()
@@ -213,7 +213,7 @@ def test_invalid_token_id_is_found_in_every_piece(wrong: Any, code: str) -> None
 
 
 def test_waiting_token_ids_take_little_more_memory_than_their_body() -> None:
-    """The byte budget of bodies bounds memory only if parsed token ids take about as many bytes."""
+    """The byte budget of bodies bounds memory only if parsed token ids take about as many bytes as JSON."""
     body = json.dumps({"model": "demo", "prompt": list(range(70_000, 170_000))}).encode()
     parser = RequestParser()
     tracemalloc.start()

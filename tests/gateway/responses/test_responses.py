@@ -41,7 +41,7 @@ async def stream_events(gateway: Any, **options: Any) -> list[Any]:
 
 
 def shape(items: list[Any]) -> list[tuple[str, str, str]]:
-    """Return type, status and text of each item."""
+    """Return the type, status and text of each item."""
     shapes = []
     for item in items:
         text = item.arguments if item.type == "function_call" else item.content[0].text
@@ -212,7 +212,7 @@ async def test_stop_strings_do_not_cut_calls(live: Any, model: Model, stream: bo
 
 
 async def test_items_become_the_conversation(live: Any, model: Model) -> None:
-    """Output items can be sent back; consecutive reasoning, text and calls become one message."""
+    """A client can send output items back; consecutive reasoning, text and calls become one message."""
     engine = model(ANSWER)
     gateway = await live(engine)
     first = await create(gateway, tools=TOOLS)

@@ -1,4 +1,4 @@
-"""Routing decisions as shown in response headers and by the debug endpoint, and sessions."""
+"""Routing of sessions, and routing decisions as response headers and the debug endpoint show them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_debug_route_parses_requests_like_the_endpoint(live: Any, scripted
 
 
 async def test_sessions_stay_on_their_engine(live: Any, scripted: Any) -> None:
-    """A session (header, prompt_cache_key or user) has one engine in all gateways; other requests spread."""
+    """All gateways route a session (header, prompt_cache_key or user) to one engine; sessions spread."""
     engines = [scripted() for _ in range(3)]
     gateways = [await live(*engines, engine_suspect_seconds=60) for _ in range(2)]
     homes: dict[str, set[str]] = {}

@@ -26,10 +26,11 @@ CAPACITY = 24
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Random cache events, guesses and resets on an index and its model: a set, and deadlines of guesses.
+    """Applies random cache events, guesses and resets to an index and to a model of it.
 
-    The index equals the model until it is full and evicts blocks. From then on it contains a subset of the
-    model's blocks, within its capacity, and the most recently used blocks are in it.
+    The model consists of a set of stored blocks and a deadline for each guessed block. The index equals the
+    model until it is full and evicts blocks. From then on, it contains a subset of the model's blocks, within
+    its capacity, and this subset includes the most recently used blocks.
     """
 
     def __init__(self) -> None:
@@ -112,7 +113,7 @@ TestIndex = IndexMachine.TestCase
 
 
 def test_prefix_index_memory_per_block_and_bound() -> None:
-    """An index that is filled far beyond its bound stays within its bounds of blocks and memory per block."""
+    """An index that receives too many blocks keeps to its limits of blocks and of memory per block."""
     draw, blocks = random.Random(3), 40_000
     gc.collect()
     tracemalloc.start()
@@ -188,7 +189,7 @@ async def test_prefix_index_follows_cache_events_of_an_engine(
 
 
 class BreakerMachine(RuleBasedStateMachine):
-    """Random requests and outcomes on a circuit breaker, compared with a simple model of its rules."""
+    """Applies random requests and outcomes to a circuit breaker; compares it with a model of its rules."""
 
     LIMITS = BreakerLimits(failures=3, seconds=1.0, max_seconds=5.0, probes=2)
 

@@ -28,7 +28,7 @@ PATIENT = {
 
 @pytest.fixture
 def story(tokenizer_files: dict[str, bytes]) -> list[int]:
-    """Tokens whose text has characters split across tokens, and a stop string near its end."""
+    """Tokens of a text in which some characters span several tokens; a stop string is near its end."""
     return Tokenizer.from_files(tokenizer_files).encode(STORY, add_special_tokens=False)
 
 
@@ -73,7 +73,7 @@ async def ask(client: openai.AsyncOpenAI, stream: bool, **options: Any) -> dict[
 
 
 def received(engine: Any) -> list[int]:
-    """Return how many tokens the gateway has received of each running answer of an engine, ascending."""
+    """Return the number of tokens received so far of each running answer of an engine, in ascending order."""
     return sorted(stream.received for stream in engine.link._handles.all())
 
 
@@ -143,7 +143,7 @@ async def test_resume_after_any_token_leaves_no_trace(
 
 
 async def test_seed_is_fixed_at_the_start(live: Any, scripted: Any) -> None:
-    """Every engine samples a token at a position with the same seed; requests without a seed differ."""
+    """All engines that generate parts of one answer use the same seed; other answers have other seeds."""
     engines = [scripted(), scripted()]
     for engine in engines:
         engine.does.fault, engine.does.cuts = "error", (3, 6)
@@ -237,7 +237,7 @@ async def test_request_that_kills_engines_is_abandoned(live: Any, scripted: Any,
     "other", [{"revision": "r2"}, {"model": "another"}], ids=["another revision", "another model"]
 )
 async def test_only_the_same_model_resumes_an_answer(live: Any, scripted: Any, other: dict[str, str]) -> None:
-    """A different revision may have other weights with the same tokenizer, and would continue differently."""
+    """Another model or revision may have other weights, so it would continue the answer differently."""
     first, foreign = scripted(), scripted(**other)
     for engine in (first, foreign):
         engine.does.fault, engine.does.cuts = "error", (4,)

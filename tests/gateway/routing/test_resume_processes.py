@@ -1,4 +1,4 @@
-"""Engine processes are killed or stopped while they answer: all answers equal those without a disturbance."""
+"""Engine processes are killed or stopped while they answer; all answers equal those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def answer(
 async def all_kinds(
     client: openai.AsyncOpenAI, report_tokens: Callable[[int], None] = lambda count: None
 ) -> list[tuple[str, list[int], str | None, int]]:
-    """Return the answers to all kinds of requests, two of each, sent concurrently."""
+    """Send two requests of each kind, all concurrently; return their answers."""
     return await asyncio.gather(
         *(answer(client, stream, report_tokens, **options) for stream, options in KINDS * 2)
     )
@@ -277,7 +277,7 @@ CONSTRAINED = ("schema", "ebnf", "tool")
 async def answer_with_details(
     http: httpx.AsyncClient, name: str, stream: bool, report_tokens: Callable[[int], None]
 ) -> Any:
-    """Return texts, tokens, log probabilities, calls and finish reasons of an answer, by choice."""
+    """Return the text, tokens, log probabilities, calls and finish reason of each choice of an answer."""
     path, request_body = RICH[name]
     body = {"model": "demo", "return_token_ids": True, **request_body, "stream": stream}
     choices_by_index: dict[int, dict[str, Any]] = {}
@@ -318,7 +318,7 @@ async def answer_with_details(
 async def all_detailed_answers(
     http: httpx.AsyncClient, report_tokens: Callable[[int], None] = lambda count: None
 ) -> dict[str, Any]:
-    """Return the answers to all kinds of requests, streamed and not, sent concurrently."""
+    """Send a streamed and a unary request of each kind, all concurrently; return the answers by kind."""
     names = [(name, stream) for name in RICH for stream in (True, False)]
     answers = await asyncio.gather(
         *(answer_with_details(http, *name_and_stream, report_tokens) for name_and_stream in names)

@@ -59,7 +59,7 @@ async def test_official_client_raises_on_a_broken_stream(live: Any, scripted: An
 
 @pytest.mark.parametrize("fault", FAULTS[:-1])
 async def test_lost_unary_answer_is_retried_on_another_engine(live: Any, scripted: Any, fault: str) -> None:
-    """Resuming is off, so the answer starts again from the beginning; no part of it had been sent."""
+    """Resuming is off, so the answer is generated again; the client has not received any part of it yet."""
     bad, good = scripted(), scripted()
     bad.does.fault = fault
     gateway = await live(bad, good, max_resumes=0, engine_timeout_seconds=0.5, engine_lost_seconds=1.0)
@@ -86,7 +86,7 @@ async def test_refused_request_is_retried_on_another_engine(
 
 
 async def test_busy_refusal_does_not_back_off_the_engine(live: Any, scripted: Any, until: Any) -> None:
-    """A key with too many grammars causes BUSY; the engine is not at fault, and still gets other requests."""
+    """An engine refuses with BUSY if an API key uses too many grammars; it still gets other requests."""
     engine = scripted()
     gateway = await live(engine, breaker_failures=1, queue_timeout_seconds=60)
     (table_engine,) = gateway.gateway.table

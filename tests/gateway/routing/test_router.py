@@ -86,7 +86,10 @@ def test_ties_go_to_the_less_loaded_of_two() -> None:
 
 @pytest.mark.parametrize("session", ["", "one conversation"])
 def test_hot_prefix_spreads_over_engines(session: str) -> None:
-    """With one prefix and one session, no engine exceeds the load factor once the total load is large."""
+    """All requests have one prefix, and in one case also one session.
+
+    Once the total load is large, no engine exceeds the load factor by more than one request.
+    """
     engines = [FakeEngine(name) for name in "abcd"]
     router = default_router(125)
     query = request(6400, session=session)
@@ -179,7 +182,7 @@ def test_sessions_keep_their_engine_and_few_move_on_changes() -> None:
 
 @pytest.mark.parametrize("field", ["user", "prompt_cache_key"])
 def test_long_session_is_replaced_by_a_digest(field: str) -> None:
-    """A session may be as long as a body; hashing it per engine and sequence would block the event loop."""
+    """A session may be as long as a body; hashing it for each engine and sequence would block the loop."""
 
     def session(name: str) -> str:
         fields = {"model": "m", "messages": [{"role": "user", "content": "a"}], field: name}
@@ -200,7 +203,7 @@ def test_long_session_is_replaced_by_a_digest(field: str) -> None:
 
 
 def test_independent_gateways_agree_on_a_new_prefix() -> None:
-    """If four gateways route the first requests of a prefix at the same time, all choose one engine."""
+    """If four gateways route the first requests of a prefix at the same time, all choose the same engine."""
     for seed in range(20):
         homes = {
             chosen(default_router(125), request(seed=seed), [FakeEngine(name) for name in "abcd"])

@@ -31,7 +31,7 @@ class Clock:
 
 
 def prompt(*blocks: int) -> np.ndarray:
-    """Return token ids of a prompt whose blocks repeat one number each."""
+    """Return the token ids of a prompt; each of its blocks consists of one repeated number."""
     return np.repeat(np.array(blocks, np.int32), BLOCK_TOKENS)
 
 

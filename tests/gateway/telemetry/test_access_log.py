@@ -237,7 +237,7 @@ def test_slow_log_reader_delays_no_request_and_dropped_lines_are_counted() -> No
 
 
 def test_log_lines_of_several_processes_do_not_interleave() -> None:
-    """Each write consists of whole lines and has at most 4096 bytes, which a pipe writes atomically."""
+    """Each write consists of whole lines, at most 4096 bytes, because a pipe writes that much atomically."""
     allow_writes, pieces = threading.Event(), list[bytes]()
 
     class Slow(io.RawIOBase):

@@ -22,7 +22,7 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "ma
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Return all samples by name and labels."""
+    """Return the values of all samples in the text of a scrape, by name and labels."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

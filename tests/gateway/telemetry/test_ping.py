@@ -1,4 +1,4 @@
-"""The port that answers pings, over real sockets."""
+"""The port that answers pings, tested over real sockets."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ async def test_remaining_spans_are_exported_at_shutdown(
 async def test_unresponsive_collector_does_not_delay_shutdown(
     scripted: Any, live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The SDK waits for its exporter, 10 s per batch; the gateway bounds the wait at shutdown."""
+    """The SDK waits up to 10 s per batch for its exporter; at shutdown, the gateway limits this wait."""
     monkeypatch.setattr(spans, "FLUSH_SECONDS", 0.1)
     ended, answer = threading.Event(), threading.Event()
 

@@ -77,7 +77,7 @@ def test_no_piece_ends_inside_a_character(any_tokenizer: Tokenizer) -> None:
 
 
 def test_cost_per_token_is_constant(any_tokenizer: Tokenizer) -> None:
-    """The streams are the worst case of each kind of tokenizer, such as bytes that never form a character."""
+    """Each stream repeats one token that is a worst case, such as a byte that never completes a character."""
     for token in ("<0xE2>", "â", "a"):
         if (number := any_tokenizer.token_id(token)) is not None:
             detokenizer = any_tokenizer.detokenizer()

@@ -211,7 +211,7 @@ def test_loop_variables_work_with_the_deadline_check() -> None:
     ],
 )
 def test_long_text_is_detected_anywhere_in_a_conversation(value: Any) -> None:
-    """Long conversations are rendered and tokenized in a thread."""
+    """Long conversations must be detected, because they are rendered and tokenized in a thread."""
     assert estimate_characters((({"role": "user", "content": "a"},), {"some": value})) > LONG_CHARACTERS
     assert estimate_characters((({"role": "user", "content": "a"},), {"some": 1})) < LONG_CHARACTERS
     assert estimate_characters([value] * 1000) < LONG_CHARACTERS + 20_000  # stops soon after the limit

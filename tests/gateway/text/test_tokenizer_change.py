@@ -17,7 +17,7 @@ TEXTS = [f"What is group {number} of the service? " * (1 + number) for number in
 
 
 def other_tokenizer_files(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the files of another tokenizer of the same kind, in which every token has another id."""
+    """Return the files of another tokenizer of the same kind, with other ids for all ordinary tokens."""
     model = json.loads(files["tokenizer.json"])
     size = max(model["model"]["vocab"].values()) + 1
 

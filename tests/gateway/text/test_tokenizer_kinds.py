@@ -36,14 +36,18 @@ BYTES = [f"<0x{value:02X}>" for value in range(256)]
 
 
 def gpt2() -> tokenizers.Tokenizer:
-    """GPT-2: byte-level BPE with its own splitting."""
+    """Return a tokenizer like GPT-2's: byte-level BPE that splits texts by a built-in regular expression."""
     built = tokenizers.Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return byte_level(built)
 
 
 def qwen() -> tokenizers.Tokenizer:
-    """Qwen and Llama 3: byte-level BPE after a regular expression, NFC, BOS added by the post-processor."""
+    """Return a tokenizer like those of Qwen and Llama 3.
+
+    Texts are normalized to NFC, split by a regular expression, and encoded by byte-level BPE. The
+    post-processor adds BOS.
+    """
     built = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     built.normalizer = normalizers.NFC()
     built.pre_tokenizer = pre_tokenizers.Sequence(
@@ -74,7 +78,11 @@ def byte_level(built: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def sentence_piece(prepend: str, strip: bool) -> tokenizers.Tokenizer:
-    """Llama 2, Mistral (`prepend` "first", with `strip`) and Gemma ("never"): BPE with byte fallback."""
+    """Return a BPE tokenizer with byte fallback.
+
+    With `prepend` "first" and `strip`, it is like those of Llama 2 and Mistral; with `prepend` "never" and
+    without `strip`, it is like Gemma's.
+    """
     trained = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=SPECIAL + BYTES, show_progress=False)
@@ -92,7 +100,11 @@ def sentence_piece(prepend: str, strip: bool) -> tokenizers.Tokenizer:
 
 
 def unigram(byte_fallback: bool) -> tokenizers.Tokenizer:
-    """T5 and XLM-R (decoder Metaspace); with `byte_fallback`, Unigram models exported by SentencePiece."""
+    """Return a Unigram tokenizer.
+
+    With `byte_fallback`, it is like Unigram models that SentencePiece exports; without, it is like those of
+    T5 and XLM-R, whose decoder is Metaspace.
+    """
     trained = tokenizers.Tokenizer(models.Unigram())
     trained.normalizer = normalizers.NFKC()
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -144,7 +156,11 @@ def split_ids(data: st.DataObject, ids: Sequence[int]) -> list[list[int]]:
 
 
 def cut_at_stop(text: str, stops: tuple[str, ...]) -> str | None:
-    """Return a text up to the stop string that is completed first, or None; every prefix is checked."""
+    """Cut a text at the stop string that is completed first, by checking every prefix of the text.
+
+    Returns:
+        The text before the stop string; None if the text contains no stop string.
+    """
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:

@@ -1,4 +1,4 @@
-"""Reasoning over HTTP, and requests with invalid tools, with the official OpenAI client."""
+"""Requests of the official OpenAI client: reasoning over HTTP, and invalid tools."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_engine_accepts_every_relaxed_schema(schema: Any) -> None:
 @settings(max_examples=400)
 @given(schema=schemas.filter(lambda item: "$ref" not in json.dumps(item)), value=values)
 def test_every_valid_value_stays_valid(schema: Any, value: Any) -> None:
-    """A value is valid if JSON Schema says so.
+    """Here, a value is valid if the rules of JSON Schema accept it.
 
     Engines are stricter: they forbid additional properties unless a schema allows them.
     """

@@ -59,7 +59,7 @@ def matcher(builder: GrammarBuilder, grammar: Grammar) -> xgrammar.GrammarMatche
 
 
 def walk(match: xgrammar.GrammarMatcher, size: int, chance: random.Random, text: Tokenizer) -> list[int]:
-    """Return random tokens, each allowed by the grammar, until only the end token is allowed."""
+    """Return random tokens that the grammar allows, until it allows the end token; at most MAX_TOKENS."""
     mask = xgrammar.allocate_token_bitmask(1, size)
     closing = [text.encode(mark, False)[0] for mark in '"}]']
     tokens: list[int] = []
@@ -78,7 +78,7 @@ def walk(match: xgrammar.GrammarMatcher, size: int, chance: random.Random, text:
 
 
 def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: ReasoningFamily | None) -> bool:
-    """Check that tokens are calls only; return whether they are complete."""
+    """Return False if tokens were cut off at MAX_TOKENS; otherwise, check that they consist only of calls."""
     shown = (*family.shown_tokens, *((reasoning.begin, reasoning.end) if reasoning is not None else ()))
     decoder = text.detokenizer(shown=shown)
     output = ParsedOutput(

@@ -96,7 +96,7 @@ def test_result_does_not_depend_on_how_text_is_split(family: ToolFamily, data: s
 @settings(max_examples=60)
 @given(content=plain_texts, calls=made_calls, end=st.integers(0, 400))
 def test_truncated_output_gives_a_prefix(name: str, content: str, calls: Calls, end: int) -> None:
-    """The result for truncated text is a prefix of the result for the full text."""
+    """The calls in a truncated text are a prefix of the calls in the full text."""
     family, write = WRITERS[name]
     text = write(content, calls)
     _, all_calls = parse(family, [text])
@@ -251,7 +251,7 @@ arguments_by_type = st.fixed_dictionaries(
 
 
 def xml_text(content: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    """Write calls as Qwen3-Coder's templates do: strings unquoted, other values as JSON."""
+    """Return content and calls in the format of Qwen3-Coder: strings unquoted, other values as JSON."""
     parts = [content]
     for name, arguments_of_call in calls:
         values = {
@@ -309,7 +309,7 @@ def test_stop_strings_apply_only_to_content(name: str, content: str, calls: Call
 
 @pytest.mark.parametrize("family", [HERMES, LLAMA, MISTRAL, BARE], ids=lambda one: one.name)
 def test_unpaired_surrogate_is_not_an_argument(family: ToolFamily) -> None:
-    """An unpaired surrogate cannot be encoded as UTF-8 and sent."""
+    """An unpaired surrogate cannot be encoded as UTF-8, so it cannot be sent."""
     call = r'{"name": "add_2", "arguments": "{\"a\": \"\ud800\"}"}'
     text = {HERMES: f"<tool_call>{call}</tool_call>", MISTRAL: f"[TOOL_CALLS][{call}]"}.get(family, call)
     content, calls = parse(family, [text])

@@ -50,7 +50,7 @@ async def test_model_calls_a_tool(live: Any, model: Model, template: str, stream
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_qwen_xml_calls_are_detected_by_the_template(live: Any, model: Model, stream: bool) -> None:
-    """The template is that of Qwen3-Coder and later models, whose calls are in XML."""
+    """The template contains the XML tags by which Qwen3-Coder and later models call tools."""
     text = "<tool_call>\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n</function>\n</tool_call>"
     template = "{{ tools | tojson if tools else '' }}{{ messages[-1].content }}<function=x><parameter=y>"
     engine = model(None, f"Let me see.\n{text}", chat_template=template)
@@ -311,7 +311,7 @@ async def test_grammars_name_special_tokens_by_id(live: Any, model: Model) -> No
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_model_without_tool_format_can_only_be_forced(live: Any, model: Model, stream: bool) -> None:
-    """If the format is unknown, the model cannot call a tool by its own choice."""
+    """If the tool format is unknown, requests that let the model choose whether to call a tool get 400."""
     engine = model("qwen2", f'[{{"name": "weather", "arguments": {ARGUMENTS}}}]')
     gateway = await live(engine)
     result = await chat(gateway, stream, tools=TOOLS, tool_choice="required")

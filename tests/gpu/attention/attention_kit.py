@@ -38,7 +38,7 @@ CHUNKS = (
 def make_kv(
     geometry: Geometry, page: int, dtype: torch.dtype, stored: torch.dtype | None = None
 ) -> tuple[PagedKV, PageTable]:
-    """Return random KV, and a page table in random order; slot 1 begins with half of slot 0's pages."""
+    """Return random KV, and a page table in random order; slot 1 shares the first half of slot 0's pages."""
     columns = LONGEST // page
     torch.manual_seed(page + geometry.head_dim)
     shape = (len(geometry.windows), SLOTS * LONGEST, geometry.kv_heads, geometry.head_dim)
@@ -74,8 +74,8 @@ def check_mixed(
     Args:
         backend: backend of the decodes.
         prefill: backend of the prefill chunks; by default, `backend`.
-        times: number of times that all layers run in sequence.
-        tolerance: largest relative error of a result, by norm.
+        times: how often all layers are run, one after the other.
+        tolerance: upper limit of the relative error of each result, by norm.
     """
     page, reference = kv.page_size, ReferenceAttention(geometry, kv)
     rows = DecodeRows(
@@ -121,7 +121,7 @@ class CapturedBatch:
     def check(
         self, slots: Int64, lengths: Int32, close: Callable[[torch.Tensor, torch.Tensor], None]
     ) -> None:
-        """Replay the graph with these slots [rows] and lengths [rows]; compare each layer by `close`."""
+        """Replay the graph with these slots [rows] and lengths [rows]; compare the outputs by `close`."""
         self.slots.copy_(torch.from_numpy(slots.astype(np.int32)))
         self.lengths.copy_(torch.from_numpy(lengths))
         self.out.fill_(float("nan"))

@@ -1,6 +1,6 @@
 """FlashInfer kernels for tests: `need` skips a test whose kernel is not compiled.
 
-With MIZZEN_COMPILE=1, it compiles all kernels first instead.
+With MIZZEN_COMPILE=1, `need` skips no test; instead, its first call compiles all kernels.
 """
 
 from __future__ import annotations

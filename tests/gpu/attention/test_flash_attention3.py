@@ -16,8 +16,8 @@ from mizzen.attention.registry import make_attention
 
 pytestmark = WITH_FA3
 EIGHT_BITS = 0.08
-"""Tolerance with an 8-bit cache: unlike the reference, the kernels also round queries and softmax weights to
-e4m3, which costs about 2.6 % each."""
+"""Tolerance with an 8-bit cache. Unlike the reference, the kernels also round queries and softmax weights to
+e4m3; each of these two roundings adds an error of about 2.6 %."""
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -47,7 +47,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 SHAPES = [(4, 2, 128, 16, True), (8, 2, 64, 1, False), (3, 1, 32, 24, True), (2, 2, 256, 16, False)]
-"""Heads, KV heads, head dimension, page size, and whether queries and keys are normalized."""
+"""Number of heads and of KV heads, head dimension, page size, and whether queries and keys are normalized."""
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: f"{t.splits}x{t.block}s{t.stages}w{t.warps}")

@@ -52,7 +52,7 @@ def test_any_number_of_query_heads_share_a_kv_head(template: str, groups: int) -
 @pytest.mark.parametrize("groups", [1, 4, 5])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_an_8_bit_cache_is_close_to_the_reference(head_dim: int, groups: int) -> None:
-    """The tolerance is as for 16-bit caches, because kernels convert keys and values to the queries' type."""
+    """The tolerance equals that of 16-bit caches: kernels convert keys and values to the queries' type."""
     need("fa2", head_dim, window=False, stored=FP8)
     check("fa2", Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None,)), 16, FP8)
 

@@ -31,7 +31,7 @@ ON_HOPPER = pytest.mark.skipif(
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Compare as a whole and row by row, because outputs of long contexts are smaller than of short ones."""
+    """Compare results as a whole and row by row, because long contexts have smaller outputs than others."""
     actual, expected = actual.float().flatten(1), expected.float().flatten(1)
     error = (actual - expected).norm(dim=1) / expected.norm(dim=1)
     assert float((actual - expected).norm() / expected.norm()) < 6e-3

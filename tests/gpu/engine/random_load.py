@@ -26,11 +26,11 @@ LONGEST = 1500
 """Maximum length of a prompt, in tokens."""
 AT_ONCE = 120
 ABORTS = 0.1
-"""Probability that a request is aborted before a step."""
+"""Probability that the load aborts one request before a step."""
 
 
 def request(rid: int, draw: np.random.Generator) -> Request:
-    """Return a random request; half of them share a prefix."""
+    """Return a random request; requests with odd ids share a prefix."""
     prompt = draw.integers(3, 10_000, int(draw.integers(1, LONGEST)))
     if rid % 2:
         prompt[: LONGEST // 4] = np.arange(LONGEST // 4)[: len(prompt)]

@@ -1,4 +1,4 @@
-"""Captured decode steps sample the same tokens as eager steps, for any batches and steps in flight."""
+"""Captured decode steps sample the same tokens as eager steps, for any batch and any steps in flight."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_no_step_waits_for_the_device(folder: Path, sampling_params: dict[str, A
 def logits_of(
     folder: Path, dtype: str, fusion: str, kv: torch.dtype | None = None, attention: str = "reference"
 ) -> torch.Tensor:
-    """Run a prompt, then two steps that decode it and prefill another prompt; return all logits, float32."""
+    """Run a prompt, then two steps that decode it and prefill another one; return all logits in float32."""
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
     with torch.inference_mode():
         model = model_setup.make_model(options, read_config(folder), lambda done, total: None)

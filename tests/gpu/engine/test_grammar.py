@@ -65,7 +65,7 @@ def compiler(folder: Path) -> Iterator[GrammarCompiler]:
 
 
 def traffic(folder: Path, count: int = 24) -> list[Request]:
-    """Return constrained requests of three kinds, and unconstrained ones of four kinds."""
+    """Return requests with three kinds of sampling; three quarters of them have one of three grammars."""
     grammars = [
         Grammar(GrammarKind.REGEX, REGEX),
         Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),

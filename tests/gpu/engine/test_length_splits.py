@@ -29,7 +29,7 @@ KINDS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def captured_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
-    """List that receives the rows of each captured step and the size of its length-aware graph, or None."""
+    """List that receives, for each captured step, its rows and the size of its length-aware graph, if any."""
     results: list[tuple[int, int | None]] = []
     size_for = LengthSplitGraphs.size_for
 
@@ -56,7 +56,7 @@ def answers(folder: Path, context: int, kinds: list[dict[str, Any]], **options: 
 
 
 def fraction_of_equal_tokens(answers_by_tokens: list[list[int]], reference: list[list[int]]) -> float:
-    """Return the fraction of tokens before the first difference of each answer from its reference.
+    """Return the fraction of tokens that precede the first difference between an answer and its reference.
 
     Contexts that are split differently round differently, and so do GEMMs of padded batches: a near tie may
     flip, and then all later tokens differ.

@@ -186,7 +186,7 @@ class LogprobSteps:
         return params
 
     def step(self, number: int) -> tuple[list[SlotLogprobs], list[SlotLogprobs]]:
-        """Sample random logits; return the log probabilities, and those of the eager reference."""
+        """Sample from random logits; return the log probabilities, and those of the eager reference."""
         from mizzen.kernels.sampling.sample import sample_and_advance
 
         state, count = self.state, len(self.slots)

@@ -78,7 +78,7 @@ class StepRunner:
         self.state.write_pages(PageWrites(slots.ravel(), columns.ravel(), table.ravel()))
 
     def logits(self, plan: StepPlan, *, captured: bool) -> torch.Tensor:
-        """Run a plan's forward pass; return the logits of its samples, float32."""
+        """Run a plan's forward pass; return the logits of its samples in float32."""
         layout = BatchLayout.from_plan(plan, self.state)
         if captured:
             assert self.graphs.can_run(plan, layout)
@@ -96,7 +96,10 @@ class StepRunner:
 
 
 def make_random_plans(rng: np.random.Generator, max_tokens: int) -> list[StepPlan]:
-    """Return plans of 24 random steps of up to `max_tokens` tokens: prompts, prompt chunks and decodes."""
+    """Return plans of at most 24 random steps with prompts, prompt chunks and decodes.
+
+    Each step has at most `max_tokens` tokens.
+    """
     random_plans, through, open_at = [], [], {}
     free = list(range(SLOTS))
     for step in range(24):

@@ -33,7 +33,7 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "llama-3.2-1b": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
 }
 LONG, SHORT, DECODES = 2048, 300, 3
-"""Two prompt lengths (at LONG, GEMMs use the kernels for many rows), and the number of decodes."""
+"""Two prompt lengths in tokens, and the number of decodes; at LONG, GEMMs use the kernels for many rows."""
 PAGE, SLOTS, COLUMNS = 16, 2, 132
 
 
@@ -67,7 +67,7 @@ def to_bfloat16(model: Any) -> Any:
 
 
 def oracle(model: Any, rows: list[list[int]]) -> torch.Tensor:
-    """Return Transformers' logits [tokens, vocab] for the tokens of `own_logits`, in the same order."""
+    """Return Transformers' logits [tokens, vocab] for the same tokens as `own_logits`, in the same order."""
     prompt = len(rows[0]) - DECODES
     with torch.inference_mode():
         logits = [model(torch.tensor([row], device="cuda")).logits[0].float() for row in rows]
@@ -122,7 +122,10 @@ def own_logits(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> 
 
 
 def check_tokens(actual: torch.Tensor, exact: torch.Tensor, strict_rows: int) -> None:
-    """Check that the greedy tokens are those of `exact` in the first rows, and as probable in the others."""
+    """Compare the greedy tokens with those of `exact`: in the first `strict_rows` rows, they are equal.
+
+    In the other rows, they are as probable as the best tokens, except for rounding.
+    """
     chosen = actual.argmax(-1)
     assert torch.equal(chosen[:strict_rows], exact.argmax(-1)[:strict_rows])
     shortfall = exact.amax(-1) - exact.gather(-1, chosen[:, None])[:, 0]

@@ -23,7 +23,7 @@ SHAPES = ((16, 320), (6144, 1024), (1040, 384), (5632, 2048), (24576, 4096), (25
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gate_up_swiglu_equals_the_library_and_the_exact_result(shape: tuple[int, int]) -> None:
-    """The shapes cover fewer work items than clusters, partial tiles, partial blocks, and several waves."""
+    """The shapes cover partial tiles, partial blocks, several waves, and fewer work items than clusters."""
     rows, columns = shape
     weight = normal(rows, columns) / columns**0.5
     for count in (1, 255, 256, 300, 1023, 4097):

@@ -63,7 +63,7 @@ def start_slots(
 def sample_rows(
     logits: torch.Tensor, state: SlotState, slots: np.ndarray, positions: np.ndarray, rows: list[int]
 ) -> list[int]:
-    """Sample `rows` with the kernel; return their tokens, and check that the other rows are unchanged."""
+    """Sample `rows` with the kernel; check that other rows are unchanged, and return the tokens."""
     assert top_k_top_p.supports(logits.shape[1], logits.dtype, DEVICE)
     tokens = torch.full((len(slots),), -1, dtype=torch.int64, device=DEVICE)
     slots_and_positions = UPLOAD.upload_together(slots.astype(np.int32), positions.astype(np.int32))

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 def on_ranks(size: int, folder: Path, work: Callable[..., Result], *args: Any) -> list[Result]:
     """Call `work(group, *args)` on every rank, each in its own process; return the results by rank.
 
-    `work` must be a function of a module.
+    `work` must be defined at the top level of a module.
 
     Raises:
         TimeoutError: A rank has not returned within `SECONDS`; all processes were killed.
@@ -103,7 +103,7 @@ class ShardedHead:
     def are_correct(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
         """Return whether `outputs` (on rank 0) and newly gathered logits (on all ranks) are correct.
 
-        All inputs are gathered on every rank even if a result is wrong, because a gather needs all ranks.
+        Each rank gathers the logits of all inputs even if some are wrong, because a gather needs all ranks.
         """
         correct = True
         for x, logits in zip(inputs, outputs, strict=True):

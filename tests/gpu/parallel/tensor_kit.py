@@ -26,7 +26,7 @@ from mizzen import LLM, SamplingParams
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 ONE_GPU = GPUS == 1 and torch.cuda.get_device_capability() == (9, 0)
-"""Whether all ranks share the machine's only GPU, which tests everything except NCCL."""
+"""Whether all ranks share the machine's only GPU; everything except NCCL can be tested that way."""
 RANKS = [size for size in (2, 4, 8) if size <= GPUS or ONE_GPU]
 several_gpus = [
     pytest.mark.gpu,
@@ -44,7 +44,9 @@ Result = TypeVar("Result")
 
 
 def run_in_process(work: Callable[..., Result], *args: Any, seconds: float = APART_SECONDS) -> Result:
-    """Call `work(*args)` in a new process, and return its result; `work` must be a function of a module.
+    """Call `work(*args)` in a new process, and return its result.
+
+    `work` must be defined at the top level of a module.
 
     Raises:
         TimeoutError: The call took longer than `seconds`; the process and its ranks were killed.
@@ -99,7 +101,7 @@ def small_model(folder: Path) -> Path:
 
 
 def log_probabilities(model: Path, options: dict[str, Any]) -> list[np.ndarray]:
-    """Return the logprobs of each prompt's tokens after the first, in bfloat16 with dummy weights."""
+    """Return the logprobs of all tokens but the first of each prompt, in bfloat16 with dummy weights."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 150_000, length).tolist() for length in (2, 7, 64, 500, 1000)]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=0)

@@ -12,9 +12,9 @@ from tensor_kit import RANKS
 pytestmark = tensor_kit.several_gpus
 ROWS = [1, 3, 32, 256]
 EVEN = [8192, 151_936]
-"""Vocabularies that divide evenly: one small enough for Mizzen's own GEMMs, and Qwen3's."""
+"""Vocabulary sizes that the ranks share evenly: one small enough for Mizzen's own GEMMs, and Qwen3's."""
 PADDED = 1000
-"""A vocabulary that is not a multiple of 16, so the last rank's shard is padded."""
+"""A vocabulary size that is not a multiple of 16, so the last rank's shard is padded."""
 
 
 @pytest.mark.parametrize("size", RANKS[:2])

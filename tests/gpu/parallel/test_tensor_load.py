@@ -1,4 +1,4 @@
-"""Several GPUs under load, and a prompt exit when a rank is lost.
+"""Several GPUs under load, and engines that exit within seconds when a rank is lost.
 
 MIZZEN_LOAD_SECONDS sets the duration of the random load: 20 by default, 300 for the full test.
 """

@@ -18,7 +18,7 @@ HEADS = 4
 
 
 class SingleRank:
-    """Output tokens of one GPU by model family; each family is computed once."""
+    """Output tokens that a single GPU generates, by model family; each family is computed only once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ def test_several_ranks_sample_the_tokens_of_one_rank(family: str, size: int, alo
 @pytest.mark.parametrize("way", [pytest.param("nccl", marks=with_nccl), "one-shot", "two-shot"])
 @pytest.mark.parametrize("size", RANKS[:2])
 def test_every_float32_all_reduce_gives_the_same_tokens(size: int, way: str, alone: SingleRank) -> None:
-    """All-reduces fused with the norm support only bfloat16."""
+    """All-reduces that are fused with the norm are not tested here, because they support only bfloat16."""
     options = {"tensor": size, "all_reduce": way}
     assert run_in_process(generated, alone.model("qwen3"), options) == alone["qwen3"]
 
@@ -74,7 +74,7 @@ def test_fused_all_reduce_equals_plain_operations(size: int, tmp_path: Path) -> 
 def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarray]]:
     """A model with real shapes, and its log probabilities on one GPU.
 
-    They are computed in a separate process, because GPU memory that this process kept would disturb groups.
+    They are computed in a separate process, so that this process keeps no GPU memory that groups need.
     """
     folder = tensor_kit.wide_model(tmp_path_factory.mktemp("wide"))
     return folder, run_in_process(log_probabilities, folder, {})

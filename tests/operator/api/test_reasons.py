@@ -36,7 +36,7 @@ COMPARED = {
 """Kubernetes reasons that the operator recognises but does not copy; it may write its own reason instead."""
 COMPOSED = {"PersistentVolumeClaimRejected", "JobRejected", "SaturationAboveTarget", "SaturationBelowTarget"}
 PASSED_ON = {"Evicted", "UnexpectedAdmissionError", "EvictionByEvictionAPI"}
-"""Kubernetes reasons that docs/conditions.md gives as examples of reasons the operator copies unchanged."""
+"""Kubernetes reasons that docs/conditions.md gives as examples of those the operator copies unchanged."""
 SINGLE_WORDS = {"Unschedulable", "Settled"}
 """Reasons of one word that have no other meaning in the operator's code."""
 
@@ -91,7 +91,7 @@ def test_the_reasons_of_readiness_gates_are_explained_below_their_heading() -> N
 
 
 def test_no_other_module_spells_out_a_reason() -> None:
-    """A reason that is renamed in only one place would silently change Ready or a metric."""
+    """If a reason were renamed in only one place, Ready or a metric would change silently."""
     unmistakable = {
         value for value in CONSTANTS.values() if len(re.findall(r"[A-Z]", value)) > 1
     } | SINGLE_WORDS

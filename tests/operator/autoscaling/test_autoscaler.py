@@ -117,7 +117,7 @@ def test_an_hpa_that_is_created_later_is_noticed_before_the_next_write(
 def test_a_steady_load_causes_no_api_requests(
     scaled: Callable[..., Scaled], node: Any, api: Any, operators: Any
 ) -> None:
-    """The autoscaler reads the load only from gateways and engines, however often it decides."""
+    """The autoscaler reads the load from gateways and engines, so its decisions need no API requests."""
     demo = scaled(autoscaling={"minReplicas": 1, "maxReplicas": 4})
     node.behaviour.loads[demo.namespace] = {"inFlight": 1, "pagesUsed": 70}
     demo.eventually(lambda: demo.serves(1), 120, "one group serves")

@@ -201,7 +201,7 @@ def test_without_from_label_no_labelled_secret_is_mounted(port: Port) -> None:
 
 
 def gateway_spec(namespace: str, *, from_label: bool = True) -> GatewaySpec:
-    """Return the spec of a dedicated gateway in a namespace; `from_label` selects API keys by label."""
+    """Return the spec of a dedicated gateway; with `from_label`, the gateway selects API keys by label."""
     admission = Admission(1, 0, 1, 1)
     return GatewaySpec(
         name="demo-gateway",

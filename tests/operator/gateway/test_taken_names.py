@@ -1,4 +1,4 @@
-"""The operator creates children without reading first, and takes over no existing object of the same name."""
+"""The operator creates children without reading first, but never takes over an object that exists already."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OTHERS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("PodDisruptionBudget", "policy/v1", "demo-gateway", {"spec": {"selector": {"matchLabels": LABELS}}}),
     ("NetworkPolicy", "networking.k8s.io/v1", "demo-engine", {"spec": {"podSelector": {}}}),
 ]
-"""Kind, version, name and content of objects that exist before the service."""
+"""Kind, API version, name and content of objects that exist before the service does."""
 
 
 def other(namespace: str, kind: str, version: str, name: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The heartbeat monitor detects hung gateways and only those: real sockets, and a stopped gateway process."""
+"""The heartbeat monitor detects hung gateways and no others: real sockets, and a stopped gateway process."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ADDRESSES = ("127.141.3.1", "127.141.3.2")
 
 
 class Gateway:
-    """Fake admin API of one gateway; `set_state` changes its report, `requests` counts the requests."""
+    """Fake admin API of one gateway; `set_state` changes its report, and `requests` counts requests."""
 
     def __init__(self, address: str) -> None:
         self.pod = GatewayPod("gateway", address, ready=True)

@@ -34,11 +34,11 @@ class Bench:
     clock: list[float]
 
     async def reads(self, seconds: float, gateways: int, ready: bool = False) -> int:
-        """Reconcile `seconds` after the last reconcile, and return the number of objects that it read.
+        """Reconcile the service once, and return the number of objects that this reconcile reads.
 
         Args:
             seconds: time since the previous reconcile.
-            gateways: number of ready gateways, of two.
+            gateways: number of ready gateways; the service has two.
             ready: whether the gateways route to the group.
         """
         self.clock[0] += seconds

@@ -155,8 +155,8 @@ class Store:
     """Fake API server for Secrets, with faults.
 
     `outcomes` lists the outcomes of the next writes: `done`, `lost`, or `unanswered` (done, but the response
-    is lost). The Secret `demo-keys`, from which the other Secrets are derived, is deleted at the read number
-    `reads_until_loss` from now; 0 means never.
+    is lost). The Secret `demo-keys`, from which the other Secrets are derived, is deleted
+    at the next read if `reads_until_loss` is 1, at the second one if it is 2, and so on; 0 means never.
     """
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class SimulatedPods:
         return [connection_key_name(engine, gateway) for engine in sides[0] for gateway in sides[1]]
 
     async def reconcile(self) -> bool:
-        """Reconcile once as an operator that has just started; return whether no rotation is in progress."""
+        """Reconcile once as a new operator; return whether it succeeded and no rotation is in progress."""
         try:
             keys = await self.keeper.sync(self.service)
             for gateway in self.gateways:

@@ -128,7 +128,7 @@ def test_a_deleted_unwatched_child_is_recreated(child: ChildObjects, kind: str, 
 
 
 def test_gateway_pods_are_replaced_if_their_service_account_is_recreated(child: ChildObjects) -> None:
-    """The API server rejects the tokens of the old pods, because they are bound to the deleted account."""
+    """The tokens of the old pods are bound to the deleted account, so the API server rejects these tokens."""
 
     def accounts() -> tuple[str, list[str]]:
         account = child.api.find("ServiceAccount", child.namespace, "demo-gateway") or {"metadata": {}}
@@ -155,7 +155,7 @@ def test_gateway_pods_are_replaced_if_their_service_account_is_recreated(child: 
 
 
 def test_restarts_labels_and_annotations_of_users_are_kept(child: ChildObjects) -> None:
-    """`kubectl rollout restart`, labels and annotations of users, and default values are not drift."""
+    """A `kubectl rollout restart`, labels and annotations from users, and default values are not drift."""
     restarted = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
     child.edit(
         "Deployment",
@@ -185,7 +185,7 @@ STORED = {
     "requests": {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1G"},
     "limits": {"cpu": "2001m", "memory": "1536Mi", "ephemeral-storage": "2e9"},
 }
-"""The same quantities as in AMOUNTS, in the canonical form in which the API server stores them."""
+"""The quantities of AMOUNTS in the canonical form in which the API server stores them."""
 
 
 def test_a_quantity_in_canonical_form_is_not_drift(

@@ -12,7 +12,7 @@ from marks import CONTROL_PLANE
 pytestmark = CONTROL_PLANE
 
 TOO_MUCH = {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}
-"""Resources that every API server rejects, because a request exceeds its limit."""
+"""Resources that every API server rejects, because the CPU request exceeds the CPU limit."""
 CACHE = {"mode": "PersistentVolumeClaim", "claimName": "weights", "size": "10Gi"}
 
 
@@ -51,7 +51,7 @@ class Harbour:
         return body.get("status", {}).get("availableReplicas") == groups == len(self.pods(name))
 
     def lose_pod(self, name: str, groups: int) -> None:
-        """Delete the pod of one group, and wait until another group has replaced it."""
+        """Delete the pod of one group; wait until a new group replaces it and `groups` groups serve."""
         before = self.pods(name)
         self.api.delete("Pod", self.namespace, min(before))
         self.eventually(lambda: len(self.pods(name) - before) == 1, 60, "the pod is replaced")

@@ -28,7 +28,7 @@ pytestmark = CONTROL_PLANE
 
 
 class Faults:
-    """A process of the fault proxy tests/cluster/noloss/api_faults.py, and its control API."""
+    """A running fault proxy (tests/cluster/noloss/api_faults.py), and a client of its control API."""
 
     def __init__(self, plane: ControlPlane) -> None:
         pki, port = plane.folder / "pki", find_free_port(plane.addresses.host)
@@ -65,7 +65,7 @@ class Faults:
 
 @pytest.fixture(scope="module")
 def faults(control_plane: ControlPlane, operators: Any) -> Iterator[Faults]:
-    """Replace the operator by one behind the proxy; after the tests, a direct operator leads again."""
+    """Run the operator behind the proxy; after the tests, an operator without the proxy leads again."""
     proxy = Faults(control_plane)
     wait(proxy.up, "the proxy answers")
     wait(operators.leads, "an operator leads")
@@ -89,7 +89,7 @@ def wait(check: Callable[[], Any], expectation: str) -> None:
 
 
 def settled(api: Any, namespace: str, name: str) -> bool:
-    """Return whether a service is Ready at its current spec, with exactly the groups of that spec."""
+    """Return whether a service is Ready at its current spec and has exactly the groups that it requires."""
     body = api.get("InferenceService", namespace, name)
     status, groups = body.get("status", {}), body["spec"]["replicas"]
     pods = [
@@ -118,7 +118,7 @@ def test_every_rollout_completes(
     eventually: Any,
     seed: int,
 ) -> None:
-    """Meanwhile no pod is created twice, the last group is never deleted, and the leader stays the same."""
+    """Meanwhile, no pod is created twice, no service loses its last group, and the leader does not change."""
     faults.share(SHARE, seed)
     leader, before = operators.leader(), operators.log()
     names = ("first", "second", "third")
@@ -197,7 +197,7 @@ def test_a_write_that_met_a_conflict_is_repeated(
 def test_a_revision_is_adopted_if_the_response_to_its_creation_was_lost(
     demo: Callable[..., None], faults: Faults, api: Any, namespace: str
 ) -> None:
-    """The operator repeats the request, and finds the object that its first request has created."""
+    """The operator repeats the request, and finds the object that the first request created."""
     faults.refuse("POST", "/controllerrevisions", "500_after")
     demo({"engine": {"maxRunningRequests": 9}})
     assert faults.refused()
@@ -207,7 +207,7 @@ def test_a_revision_is_adopted_if_the_response_to_its_creation_was_lost(
 def test_a_failure_is_counted_even_if_the_reconcile_that_found_it_is_interrupted(
     demo: Callable[..., None], api: Any, node: Any, faults: Faults, namespace: str
 ) -> None:
-    """That reconcile deletes the failed pods, so the next one no longer sees the failure."""
+    """The interrupted reconcile has deleted the failed pods, so the next one cannot see the failure."""
     spec = {"parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}}
     api.patch("InferenceService", namespace, "demo", {"spec": spec})
 

@@ -28,7 +28,7 @@ def body(name: str, version: int, uid: str = "", labels: dict[str, str] | None =
 
 
 class RecordedChanges(list[tuple[str, str]]):
-    """Records the changes that a store reports: name of the object, and its service."""
+    """The changes that a store has reported, each as a pair: name of the object, and name of its service."""
 
     def __call__(self, kind: str, name: ObjectName, labels: Any) -> None:
         self.append((name.name, labels.get(SERVICE, "")))
@@ -55,7 +55,7 @@ def test_older_events_are_ignored_and_deleted_objects_do_not_return() -> None:
 def test_a_foreign_change_before_an_own_write_is_reported_when_its_event_comes() -> None:
     """The response to the operator's write already contains the foreign change.
 
-    Therefore the event of the foreign change arrives with an older version than the stored object.
+    So when the event of the foreign change arrives, its version is older than that of the stored object.
     """
     changes = RecordedChanges()
     cache, one = ObjectStore("Pod", changes), ObjectName("a", "one")
@@ -74,7 +74,7 @@ def test_a_foreign_change_before_an_own_write_is_reported_when_its_event_comes()
 
 
 def test_an_object_that_regains_its_label_is_stored_again() -> None:
-    """Watches select objects by label: when an object loses the label, the watch reports its deletion."""
+    """Watches select objects by label: when an object loses the label, the watch reports it as deleted."""
     changes = RecordedChanges()
     cache, one = ObjectStore("Pod", changes), ObjectName("a", "one")
     cache.put_event(body("one", 5))
@@ -93,7 +93,7 @@ def test_an_object_that_regains_its_label_is_stored_again() -> None:
 
 
 def test_a_list_reports_foreign_changes_before_an_own_write() -> None:
-    """The watch was cut before the event of the foreign change; the list has only the write's version."""
+    """The watch was cut before it reported the foreign change; the list has only the version of the write."""
     changes = RecordedChanges()
     cache, one = ObjectStore("Pod", changes), ObjectName("a", "one")
     cache.put_event(body("one", 1))
@@ -178,7 +178,7 @@ def test_an_object_missing_in_a_list_is_removed_whatever_events_are_pending() ->
 class ListsAndEvents(RuleBasedStateMachine):
     """A server whose watch is sometimes cut, and a queue of received events for each object.
 
-    Whatever events are lost or late, the store finally contains the same objects as the server.
+    Even if events are lost or late, the store ends up with the same objects as the server.
     """
 
     def __init__(self) -> None:
@@ -186,9 +186,9 @@ class ListsAndEvents(RuleBasedStateMachine):
         self.version = 0
         self.server: dict[str, dict[str, Any]] = {}
         self.sent: list[tuple[str, dict[str, Any]]] = []
-        """Events that the server has sent, and that a cut of the watch would lose."""
+        """Events that the server has sent but that have not arrived; they are lost if the watch is cut."""
         self.queued: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-        """Received events that wait in the queues of their objects, by uid."""
+        """Received events that have not been handled yet: one queue per object, by uid."""
         self.cache = ObjectStore("Pod", RecordedChanges())
         self.uids = 0
 
@@ -226,14 +226,14 @@ class ListsAndEvents(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def handle_queued(self, data: st.DataObject) -> None:
-        """Handle the queued events of one object in order; the order among objects is arbitrary."""
+        """Handle all queued events of one randomly chosen object, in order."""
         if self.queued:
             for kind, event in self.queued.pop(data.draw(st.sampled_from(sorted(self.queued)))):
                 (self.cache.remove_deleted if kind == "DELETED" else self.cache.put_event)(event)
 
     @rule()
     def cut_and_list(self) -> None:
-        """Break the watch for good: a list replaces the events in transit."""
+        """Cut the watch: the events in transit are lost, and a list replaces them."""
         self.sent.clear()
         self.cache.apply_list(self.listed_versions(), self.version)
         for obj in self.server.values():

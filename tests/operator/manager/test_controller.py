@@ -20,7 +20,7 @@ SERVICES = 20
 
 
 class FakeCluster:
-    """Fake API server with services, and a reconciler that records their names.
+    """Fake API server with services, and fake reconciler that records the names of reconciled services.
 
     Only the spec of service 7 has changed since its last reconcile.
     """
@@ -49,7 +49,7 @@ class FakeCluster:
 
 
 async def test_a_new_leader_begins_with_recently_changed_services(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While no replica led, a pod of service 11 and service 13 itself changed; service 3 changed long ago."""
+    """Service 13 and a pod of service 11 changed while no replica led; service 3 changed long before."""
     fake, now = FakeCluster(), 1000.0
     monkeypatch.setattr("mizzen_operator.manager.controller.time.monotonic", lambda: now)
     untyped = cast(Any, fake)

@@ -19,7 +19,7 @@ DELAYS = st.sampled_from([0.0, 0.0, 0.0, 0.5, 20.0])
 
 
 class Machine(RuleBasedStateMachine):
-    """Reconciles of any duration in several namespaces, compared with a model of the queue."""
+    """A work queue with reconciles of any duration in several namespaces, compared with a model of it."""
 
     namespaces = "abcdefgh"
 
@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
         assert len(self.running) <= 8 * EACH
 
     def teardown(self) -> None:
-        """Check that finally every service has been reconciled."""
+        """Check that every service is reconciled in the end."""
         for _ in range(40):
             self.now += 30.0
             self.take_all()
@@ -107,7 +107,7 @@ class Machine(RuleBasedStateMachine):
 
 
 class TwoNamespaces(Machine):
-    """One namespace cannot delay the quick reconciles of the other one."""
+    """Two namespaces; neither can delay the quick reconciles of the other."""
 
     namespaces = "ab"
 

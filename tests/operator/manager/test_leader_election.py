@@ -1,4 +1,4 @@
-"""The operator's Deployment owns the Lease; an operator that may not read it still becomes leader."""
+"""The operator's Deployment owns the Lease; an operator that may not read the Deployment can still lead."""
 
 from __future__ import annotations
 

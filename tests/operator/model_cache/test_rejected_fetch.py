@@ -165,7 +165,7 @@ async def test_a_rejection_of_the_pod_is_reported(fetch_job_without_pod: Fetches
 async def test_a_job_that_has_ended_is_created_again_without_a_dry_run(
     fetch_job_without_pod: Fetches, ending: dict[str, Any], deleted: bool
 ) -> None:
-    """The dry run might fail for an unrelated reason, such as a quota that is exhausted only now."""
+    """A dry run might fail for an unrelated reason, such as a quota that has been exhausted since."""
     sync, cluster = fetch_job_without_pod(KubeError(403, "Forbidden", "exceeded quota: few"))
     for part, fields in ending.items():
         cluster.job[part] = {**cluster.job.get(part, {}), **fields}

@@ -30,7 +30,7 @@ def at(seconds: float) -> str:
 
 
 def pod(scheduled: float, fetch: tuple[float, float] | None, began: float, ready: float) -> dict[str, Any]:
-    """Return an engine pod; the times of its stages are seconds after its creation."""
+    """Return an engine pod; the arguments are times of its startup, in seconds after its creation."""
     fetched = {"startedAt": at(fetch[0]), "finishedAt": at(fetch[1]), "exitCode": 0} if fetch else {}
     return {
         "metadata": {"creationTimestamp": at(0)},

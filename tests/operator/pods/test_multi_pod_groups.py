@@ -29,7 +29,7 @@ class Service:
         return {pod["metadata"]["name"]: pod for pod in self.api.list("Pod", self.namespace, ENGINES)}
 
     def attempts(self) -> set[tuple[str, str]]:
-        """Return group and attempt of all pods that are not terminating."""
+        """Return the group and attempt of each pod that is not terminating."""
         found = [
             entry["metadata"]
             for entry in self.pods().values()
@@ -68,7 +68,7 @@ def service(
     minimal: Callable[..., dict[str, Any]],
     eventually: Callable[..., Any],
 ) -> Any:
-    """Return a function that creates the service; it is deleted after the test."""
+    """Return a function that creates the service; the service is deleted after the test."""
     ranks_service = Service(api, node, namespace, eventually)
 
     def make(**spec: Any) -> Service:
@@ -170,7 +170,7 @@ def test_a_group_that_never_starts_counts_one_failure_per_attempt(service: Calla
 
 
 def pod(rank: int, **given: Any) -> dict[str, Any]:
-    """Return one of the two pods of group 0, ready; `given` overrides its status and metadata."""
+    """Return a ready pod, one of the two pods of group 0; `given` overrides its status and metadata."""
     labels = {"group": "0", "rank": str(rank), "revision": "r", "incarnation": "4", "pods": "2"}
     name = f"demo-r-0-4{f'-{rank}' if rank else ''}"
     conditions = [{"type": "ContainersReady", "status": "True"}]

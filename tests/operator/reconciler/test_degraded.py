@@ -28,7 +28,7 @@ def ours() -> dict[str, Any]:
 def other_release(
     api: Any, ours: dict[str, Any], minimal: Callable[..., Any], eventually: Any
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that installs the CRD of another release, which accepts any text as maxSurge."""
+    """Yield a function that installs another release's CRD; that CRD accepts any text as maxSurge."""
     probe = minimal("probe", rollout={"partition": 1})
     probe["metadata"]["namespace"] = "default"
 
@@ -86,13 +86,13 @@ def make(
 
 
 def has_condition(demo: Any, kind: str, status: str, reason: str) -> bool:
-    """Return whether a condition of the current generation has a status and reason."""
+    """Return whether the condition `kind` has this status and reason, and is of the current generation."""
     found, generation = demo.condition(kind), demo.body()["metadata"]["generation"]
     return (found["status"], found["reason"], found.get("observedGeneration")) == (status, reason, generation)
 
 
 def spoil(demo: Any, other_release: Callable[[], None]) -> None:
-    """Store a service that is invalid in this release, and wait until the operator has reported that."""
+    """Make the stored service invalid in this release, and wait until the operator has reported it."""
     other_release()
 
     def met() -> bool:
@@ -207,7 +207,7 @@ def test_a_group_that_no_gateway_reaches_is_reported(
 def test_a_shared_gateway_keeps_serving_a_service_with_an_invalid_spec(
     make: Callable[..., Any], other_release: Callable[[], None], api: Any, node: Any, ours: Any
 ) -> None:
-    """While the spec of one service is invalid, the gateway keeps its settings and serves both services."""
+    """While the spec of one service is invalid, the gateway keeps its configuration and serves both."""
     shared = {"mode": "Shared", "replicas": 1}
     demo = make(gateway=shared)
     demo.settle(1)

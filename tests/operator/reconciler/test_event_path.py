@@ -59,7 +59,7 @@ def new_service() -> dict[str, Any]:
 
 
 def own_calls() -> list[tuple[str, str]]:
-    """Return the operator's functions on the stack of the caller's caller, the outermost first."""
+    """Return the operator's functions on the stack, from the outermost one to the caller's caller."""
     calls: list[tuple[str, str]] = []
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -92,7 +92,7 @@ class Recorder:
 
 
 async def recorded_path(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Send the event of a new service to a leading replica; return the calls up to its pod's creation."""
+    """Send a leading replica the event of a new service; return the calls up to the creation of a pod."""
     recorder = Recorder()
 
     async def request(

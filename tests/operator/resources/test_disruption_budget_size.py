@@ -1,4 +1,4 @@
-"""The minimum of available pods in PodDisruptionBudgets."""
+"""The minimum number of available pods in PodDisruptionBudgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NetworkPolicies of a service: allowed peers of each port, and their creation and deletion with the spec."""
+"""NetworkPolicies of a service: allowed peers of each port; a changed spec creates or deletes policies."""
 
 from __future__ import annotations
 

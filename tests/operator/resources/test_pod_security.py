@@ -72,7 +72,7 @@ def of_workload(manifests: list[dict[str, Any]]) -> Pod:
 
 
 def pods(make: Make) -> Iterator[tuple[str, Pod]]:
-    """Yield name and pod for each kind of pod of the product; no pod mounts a folder of its node."""
+    """Yield each kind of pod in the product, with a name; no pod mounts a folder of its node."""
     for number, pod in enumerate(engines(make(rollout=GOLDEN, podTemplate={"sharedMemorySizeLimit": "1Gi"}))):
         yield f"engine {number}", pod
     several = make(parallelism={"tensor": 4}, accelerator={"perPod": 2}, networkPolicy="Enabled")
@@ -103,7 +103,7 @@ def refusal(api: Any, pod: Pod, namespace: str = "default") -> str:
 
 
 def without(pod: Pod, place: str, name: str, value: Any) -> Pod:
-    """Return a copy of a pod with one field of a security context set to `value`, or removed if None.
+    """Return a copy of a pod with one field of a security context changed to `value`; None removes the field.
 
     The security context is that of the first container if `place` is `container`, else that of the pod.
     """

@@ -1,4 +1,4 @@
-"""An invalid podTemplate is reported by the service's own fields, before any group is deleted."""
+"""An invalid podTemplate is reported before any group is deleted; the message names the service's fields."""
 
 from __future__ import annotations
 

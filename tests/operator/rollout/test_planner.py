@@ -1,4 +1,4 @@
-"""The planner, with each case of its table; `test_planner_properties.py` tests it with random events."""
+"""The planner plans the actions of each case in its table; see also `test_planner_properties.py`."""
 
 from __future__ import annotations
 

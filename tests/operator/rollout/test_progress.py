@@ -28,8 +28,8 @@ def after(
     Args:
         before: the service before the reconcile.
         groups: the observed groups.
-        seconds: time of the reconcile after `NOW`.
-        serves: revisions, a letter each, whose groups serve.
+        seconds: time of the reconcile, in seconds after `NOW`.
+        serves: revisions whose groups serve, one letter each.
         newest: revision of the spec.
     """
     serving = frozenset(group.uid for group in groups if group.revision in serves)

@@ -47,7 +47,7 @@ class Orphans:
         return self.api.list("ControllerRevision", self.namespace, "mizzen.dev/service=demo")
 
     def rejected_patches(self) -> list[str]:
-        """Return name and patch type for each patch of a revision that the API server rejects."""
+        """Patch all revisions; return the revision and the patch type of each rejected patch."""
         rejected = []
         for revision in self.revisions():
             for kind in (STRATEGIC, "application/merge-patch+json"):

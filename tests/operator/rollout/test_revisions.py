@@ -38,7 +38,7 @@ def test_a_service_is_restored_from_its_revision() -> None:
 
 
 class FakeKube:
-    """Fake API server for ControllerRevisions that counts requests."""
+    """Fake API server that stores ControllerRevisions and counts requests."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -136,7 +136,7 @@ async def test_an_object_of_another_owner_is_not_taken_for_a_revision() -> None:
 
 
 def test_an_upgrade_of_the_operator_keeps_the_revision() -> None:
-    """New fields of a release must not change the name of a revision while they have their defaults."""
+    """Fields that a release adds must not change a revision's name while they have their default values."""
     template = {"labels": {}, "sharedMemorySizeLimit": "8Gi"}
     spread = {"podDisruptionBudget": "Auto", "spreadTopologyKey": "kubernetes.io/hostname"}
     first = service(podTemplate=template, availability=spread)

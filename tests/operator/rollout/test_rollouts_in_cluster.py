@@ -49,7 +49,7 @@ def test_pods_that_a_node_rejects_are_created_again_with_back_off(
 def test_an_engine_that_no_gateway_reaches_is_not_available(
     service: Callable[..., Service], node: Any
 ) -> None:
-    """The pod stays ready, so only the gateways notice the loss, and no watch reports it."""
+    """The pod stays ready: only the gateways notice the unreachable engine, and no watch reports it."""
     demo = service()
     demo.settle(1)
     time.sleep(2)  # nothing is in progress any more, so that nothing else triggers a reconcile

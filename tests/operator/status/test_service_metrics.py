@@ -22,7 +22,7 @@ from mizzen_operator.status.service_metrics import ServiceMetrics
 
 ROOT = Path(__file__).parents[3]
 ENGINE_CAUSES = ROOT / "tests/golden/data/worker_ends.json"
-"""Termination causes that golden tests find in the engine's source."""
+"""File of the termination causes that a golden test finds in the engine's source."""
 OPERATIONS = ROOT / "docs/operations.md"
 KEY = ServiceKey("llm", "demo")
 LABELS = {"namespace": "llm", "service": "demo"}
@@ -152,7 +152,7 @@ def test_failures_are_counted_by_the_cause_that_the_engine_gave() -> None:
 
 
 def test_every_termination_cause_of_the_engine_is_known_and_documented() -> None:
-    """The operator shares no code with the engine, so that contract, code and documentation are compared."""
+    """The operator shares no code with the engine, so this test compares contract, code and documentation."""
     assert set(json.loads(ENGINE_CAUSES.read_text())["kinds"]) == MESSAGE_PREFIXES
     explained = re.findall(r"^\| `(\w+)` \|", OPERATIONS.read_text(), re.MULTILINE)
     assert set(explained) >= MESSAGE_PREFIXES
@@ -219,7 +219,7 @@ FAILED = {"failed": True, "reason": "ErrImagePull"}
 def test_a_rollout_without_progress_is_overdue_by_the_deadline_in_the_spec(
     state: dict[str, Any], since: int, serving: int, further: int | None, overdue: float
 ) -> None:
-    """A lost group that is not replaced counts as well; a slow rollout that makes progress does not."""
+    """A lost group that is not replaced is overdue as well; a slow rollout that makes progress is not."""
 
     def ago(seconds: float) -> datetime:
         return datetime.now(UTC) - timedelta(seconds=seconds)

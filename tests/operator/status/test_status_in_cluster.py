@@ -15,7 +15,7 @@ pytestmark = CONTROL_PLANE
 
 
 def series(operators: Any, namespace: str, name: str, **labels: str) -> float | None:
-    """Return a service's sample in the metrics of the leading operator; None if it does not exist."""
+    """Return the value of a service's series in the leading operator's metrics; None if it is absent."""
     text = operators.http(operators.leader(), "/metrics")
     return next(
         (

@@ -111,6 +111,6 @@ garbage = st.lists(fragments | st.text(max_size=6), max_size=14).map("".join)
 
 @st.composite
 def split_pieces(draw: st.DrawFn, text: str) -> list[str]:
-    """Return a text split into pieces."""
+    """Split a text at random positions, and return the pieces."""
     places = draw(st.lists(st.integers(0, len(text)), max_size=12).map(sorted))
     return [text[i:j] for i, j in zip([0, *places], [*places, len(text)], strict=True)]

@@ -24,7 +24,7 @@ ANSWERS = {
     "llama31": f'<|python_tag|>{{"name": "weather", "parameters": {ARGUMENTS}}}',
     "mistral_tools": f'Let me see.[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}]',
 }
-"""Output that calls the weather tool, by template."""
+"""Model output that calls the weather tool, by name of the template."""
 
 
 def request_prompt(engine: Any) -> str:
@@ -69,7 +69,7 @@ async def chat(gateway: Any, stream: bool, **options: Any) -> dict[str, Any]:
 
 
 def merge_calls(calls: list[dict[str, str]], deltas: list[Any]) -> None:
-    """Merge a chunk's calls as OpenAI documents it: id and name first, then arguments by index."""
+    """Merge a chunk's tool calls into `calls`: id and name come first, then arguments by index."""
     for delta in deltas:
         if delta.id is not None:
             assert delta.index == len(calls)

@@ -1,7 +1,7 @@
 """Mutants of a module: copies with one condition, number, operand, element or statement changed.
 
-Mutants follow from the kind of syntax, so the names and the wording of the source do not matter. If a mutant
-behaves like the original, a comment above its line in the source says so, with the kind of change:
+Mutants depend only on the syntax of the source, so names and wording do not matter. If a mutant behaves like
+the original, a comment above its line in the source says so, with the kind of change:
 
     # equivalent mutant (boundary): equal numbers give the same result
     return a if a < b else b
@@ -22,10 +22,10 @@ from pathlib import Path
 
 EQUIVALENT = re.compile(r"# equivalent mutants? \(([a-z, -]+)\): \S")
 MAX_LOOPS = 10_000
-"""Iterations of all `while` loops of a mutant after which it counts as endless."""
+"""Total number of iterations of a mutant's `while` loops after which the mutant counts as endless."""
 
 Change = Callable[[ast.AST], None]
-"""Changes a node of a copied tree in place."""
+"""A function that changes a node of a copied tree in place."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Mutant:
         kind: kind of change, such as `drop operand`.
         line: line of the changed code in the source.
         place: function that holds the code, and the code before the change.
-        statement: index of the function or class that holds the code among the module's statements.
+        statement: index, among the module's statements, of the function or class that holds the code.
         node: index of the changed node in that statement, in the order of `ast.walk`.
-        change: change of that node in a copy of the statement.
+        change: function that changes that node in a copy of the statement.
     """
 
     kind: str
@@ -138,7 +138,7 @@ def _shown(node: ast.AST) -> str:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, Change]]:
-    """Yield kind, changed part and change for each possible change of a node."""
+    """Yield each possible change of a node: its kind, the changed part, and the function that applies it."""
     match node:
         case ast.BoolOp(op=operator, values=values):
             for index, value in enumerate(values):
@@ -228,7 +228,7 @@ def _without(field: str, index: int) -> Change:
 
 
 def _keep_other(index: int) -> Change:
-    """Return the change that drops one operand; if two operands existed, the other one replaces the node."""
+    """Return the change that drops one operand of a call; if only one is left, it replaces the call."""
 
     def change(node: ast.AST) -> None:
         assert isinstance(node, ast.Call)

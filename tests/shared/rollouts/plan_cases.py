@@ -196,5 +196,5 @@ def _shown(action: Action) -> str:
 
 
 def holds(plan: Callable[..., list[Action]], case: Case) -> bool:
-    """Return whether a planner plans the case's actions for the groups in either order."""
+    """Return whether a planner plans the case's actions, for the groups in order and in reverse order."""
     return case.actions == run(plan, case) == run(plan, case, reverse=True)

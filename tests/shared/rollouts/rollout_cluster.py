@@ -51,7 +51,7 @@ class SimulatedGroup:
         group: the group's fields that follow from its leading pod; `observe` adds the fields that follow from
             all pods.
         pods: the existing pods, by rank.
-        acknowledged: every gateway routes to the group.
+        acknowledged: whether every gateway routes to the group.
     """
 
     group: Group
@@ -86,10 +86,10 @@ class Cluster:
         sizes: number of pods in a group of each revision.
         created: number of pods created so far.
         now: simulated time; each reconcile advances it.
-        failing_prompts: revisions that answer golden prompts wrong.
+        failing_prompts: revisions that give wrong answers to golden prompts.
         misrouted: UIDs that gateways claim to route to although the groups await verification.
         broken: revisions whose groups fail forever, as if their model had been deleted.
-        mismatched: revisions whose engines speak another protocol than every gateway.
+        mismatched: revisions whose engines speak a protocol that no gateway speaks.
     """
 
     service: InferenceService = BASE
@@ -106,7 +106,7 @@ class Cluster:
 
     @property
     def groups(self) -> list[Group]:
-        """All groups as the operator sees them; it knows protocol mismatches only of ready groups."""
+        """All groups as the operator sees them; it notices protocol mismatches of ready groups only."""
         observed = [simulated.observe() for simulated in self.simulated.values()]
         return [
             replace(group, protocol_mismatch=group.containers_ready and group.revision in self.mismatched)
@@ -133,7 +133,7 @@ class Cluster:
         )
 
     def count_may_serve(self) -> int:
-        """Count groups that serve, and ready groups that have served and lack only some gateways' routes."""
+        """Count groups that serve, and ready groups that served before and await routing by some gateways."""
         serving = self.serving()
 
         def may_serve_again(group: Group) -> bool:
@@ -143,13 +143,13 @@ class Cluster:
         return sum(group.uid in serving or may_serve_again(group) for group in self.live)
 
     def count_duplicates(self) -> int:
-        """Count groups with the index and revision of another group; only stale observations cause them."""
+        """Count surplus live groups with the same index and revision; only stale observations cause them."""
         return len(self.live) - len({(group.index, group.revision) for group in self.live})
 
     def verify(self, name: str, *, unlucky: bool = False) -> None:
         """Send the golden prompts to a group that awaits verification.
 
-        An `unlucky` group answers wrong although its revision answers right.
+        An `unlucky` group gives a wrong answer although its revision gives right ones.
         """
         group = self.simulated[name].observe()
         can_answer = group.live and group.containers_ready and group.awaiting_verification
@@ -201,7 +201,7 @@ class Cluster:
         return True
 
     def delete(self, action: DeleteGroup) -> None:
-        """Begin to delete the pods of an action, if they still exist."""
+        """Begin to delete those of an action's pods that still exist."""
         simulated = self.simulated.get(action.name)
         for rank, pod in list(simulated.pods.items()) if simulated else []:
             if (pod.name, pod.uid) in action.pods:
@@ -213,7 +213,7 @@ class Cluster:
         pods[rank] = replace(pods[rank], terminating=True)
 
     def remove(self, name: str, rank: int) -> None:
-        """Remove one pod of a group, and the group with its last pod."""
+        """Remove one pod of a group; if it was the last pod, remove the group as well."""
         del self.simulated[name].pods[rank]
         if not self.simulated[name].pods:
             del self.simulated[name]

@@ -1,7 +1,7 @@
 """Random rollouts and faults: a Hypothesis state machine of a service, its groups and the operator.
 
 Groups have one pod or several. Specs change; pods start, serve, fail, are evicted and vanish. The operator
-is killed between two actions, may create no pod, loses a write of the status, or acts on a stale observation.
+is killed between two actions, has its pods rejected, loses a write of the status, or acts on stale groups.
 Two invariants hold at every step: no reconcile removes a group that must serve, and no pod is created twice.
 Whatever has happened, once the faults stop, the service reaches the state of its spec, with complete groups,
 and stays there.
@@ -146,7 +146,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
 
         @rule(revision=st.sampled_from("abc"), edit=st.integers(0, 3))
         def change_spec(self, revision: str, edit: int) -> None:
-            """Change the spec; an `edit` is a change that needs no new revision."""
+            """Change the spec; a change of `edit` alone needs no new revision."""
             self.cluster.revision = revision
             self.cluster.service = replace(self.cluster.service, spec={"revision": revision, "edit": edit})
 
@@ -224,8 +224,8 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         def acknowledge_a_group(self, data: st.DataObject) -> None:
             """Let every gateway route to a group.
 
-            If the group is not verified yet, gateways that do not support golden prompts say that they route
-            to it all the same.
+            If the group is not verified yet, gateways that do not support golden prompts report that they
+            route to it anyway.
             """
             name = self._draw_group(data)
             self.cluster.acknowledge(name)
@@ -307,7 +307,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self._lost_devices())
         @rule(data=st.data())
         def find_a_lost_device_again(self, data: st.DataObject) -> None:
-            """Restart an engine that has lost its device with a working device, before its pod is deleted."""
+            """Restart an engine that lost its device; it gets a working one before its pod is deleted."""
             name = data.draw(st.sampled_from(self._lost_devices()))
             if self.cluster.simulated[name].group.size == 1:
                 self.cluster.change(name, ended=False, backing_off=False, containers_ready=True, reason="")

@@ -23,31 +23,31 @@ E4M3_LARGEST = 448.0
 """Largest finite value of torch.float8_e4m3fn."""
 
 PlannedAttention = Callable[[int, torch.Tensor, Any, Any, torch.Tensor], None]
-"""Function (layer, q, k, v, out) that attends the decodes or the prefill chunks of a batch.
+"""Function (layer, q, k, v, out) that computes attention for the decodes or the prefill chunks of a batch.
 
-It reads q [tokens, heads, d] and writes `out` of the same shape. k and v [tokens, kv_heads, d] belong to
-these tokens and are already cached. After a fused kernel that cached them, None is passed instead; this
-happens only on GPUs, whose backends read keys and values from the cache.
+It reads q [tokens, heads, d] and writes `out` of the same shape. k and v [tokens, kv_heads, d] are the keys
+and values of these tokens, which are also in the cache already. Both are None if a fused kernel has cached
+them; this happens only on GPUs, where all backends read keys and values from the cache.
 """
 QKNorms = tuple[torch.Tensor, torch.Tensor] | None
 """RMSNorm weights [d] of queries and keys; None for a model without QK norm."""
 FusedDecode = Callable[[int, torch.Tensor, QKNorms, float, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Function (layer, qkv, norms, epsilon, cos, sin, out) that attends decodes from the raw QKV projection.
+"""Function (layer, qkv, norms, epsilon, cos, sin, out) that computes the attention of decodes from raw QKV.
 
-It applies QK norm and RoPE (cos and sin [rows, 1, d / 2]) to queries and keys, stores keys and values, and
-writes `out` [rows, heads, d].
+Raw QKV is the output of the QKV projection. The function applies QK norm and RoPE (cos and sin
+[rows, 1, d / 2]) to queries and keys, stores keys and values, and writes `out` [rows, heads, d].
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """Numbers of heads, head dim and sliding windows of a model's attention on one rank."""
+    """Head counts, head dim and sliding windows of a model's attention on one rank."""
 
     heads: int
     kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]
-    """Sliding window by layer: number of tokens that a token attends to, including itself; None for all."""
+    """Sliding window by layer: number of tokens that a token attends to, including itself; None: no limit."""
 
     @property
     def gqa_group_size(self) -> int:
@@ -99,7 +99,7 @@ class PagedKV:
     values: torch.Tensor
     page_size: int
     key_scales: tuple[float, ...] = ()
-    """Scale by layer: queries are multiplied, and cached keys divided, by it; empty if all scales are 1."""
+    """Scale by layer; cached keys are divided and queries multiplied by it. Empty if all scales are 1."""
 
     @property
     def device(self) -> torch.device:
@@ -129,7 +129,10 @@ class PagedKV:
     def read(
         self, layer: int, kv_slots: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather keys and values, each [*slots, kv_heads, head_dim], of KV slots (int64); cast 8-bit KV."""
+        """Gather the keys and values of KV slots (int64), each [*slots, kv_heads, head_dim].
+
+        8-bit keys and values are cast to `dtype`; others keep the dtype of the cache.
+        """
         keys, values = self.keys[layer], self.values[layer]
         if self.quantized:
             return tuple(x.view(torch.uint8)[kv_slots].view(x.dtype).to(dtype) for x in (keys, values))  # type: ignore[return-value]
@@ -138,7 +141,7 @@ class PagedKV:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTable:
-    """Page table, int32 [slots, columns], on the host and on the device; both are the same on the CPU."""
+    """Page table, int32 [slots, columns], as a host array and a device tensor; on the CPU, both are equal."""
 
     host: Int32
     device: torch.Tensor
@@ -170,7 +173,7 @@ class QueryChunk:
 
 
 def unsupported_error(name: str, reason: str) -> ValueError:
-    """Return the error for an unsupported backend; `name` is its name after its option: "attention fa3"."""
+    """Return the error for an unsupported backend, which the message calls `name`, e.g. "attention fa3"."""
     return ValueError(f"{name} does not run here: {reason}; choose reference or auto")
 
 
@@ -224,7 +227,7 @@ class AttentionBackend(ABC):
         self.kv = kv
 
     def kernel_specs(self, *, norm: bool) -> set[KernelSpec]:
-        """Return the specs of kernels to compile at start-up, for a model with QK norm if `norm`."""
+        """Return the specs of kernels to compile at start-up; `norm` is whether the model has QK norm."""
         return set()
 
     @abstractmethod
@@ -233,12 +236,12 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan_prefill(self, chunks: tuple[QueryChunk, ...], pages: PageTable) -> PlannedAttention:
-        """Plan attention for prefill chunks, whose tokens are concatenated in this order."""
+        """Plan attention for prefill chunks, whose tokens are concatenated in the order of `chunks`."""
 
 
 @runtime_checkable
 class DevicePlannedDecode(Protocol):
-    """A backend that can plan decodes from lengths on the device, as captured graphs require."""
+    """A backend that can plan decodes from lengths in device memory, as captured graphs require."""
 
     def plan_decode_on_device(
         self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor
@@ -249,7 +252,7 @@ class DevicePlannedDecode(Protocol):
 
 @runtime_checkable
 class DevicePlannedSequences(Protocol):
-    """A backend that can plan sequences from lengths on the device, as captured graphs require."""
+    """A backend that can plan sequences from lengths in device memory, as captured graphs require."""
 
     def plan_on_device(
         self,
@@ -266,7 +269,8 @@ class DevicePlannedSequences(Protocol):
                 [sequences + 1].
             slots: Row of the page table for each sequence, int32 [sequences].
             lengths: Number of tokens whose KV the last query of each sequence reads, at least 1, int32
-                [sequences]. Excess queries at the front of a sequence attend to nothing and yield zeros.
+                [sequences]. If a sequence has more queries than that, the first ones attend to nothing and
+                yield zeros.
             table: Page table, int32 [slots, columns].
             longest: Maximum number of queries in a sequence.
         """
@@ -278,13 +282,16 @@ class HostPlannedDecode(Protocol):
     """A `DevicePlannedDecode` whose captured batches the host must plan again before each replay."""
 
     def refresh(self, rows: int, lengths: Int32) -> None:
-        """Plan a captured batch of `rows` rows for new lengths (int32 [at most rows]; 1 for padding rows)."""
+        """Plan a captured batch of `rows` rows for new lengths, int32 [at most rows].
+
+        If there are fewer lengths than rows, the last rows are padding and get the length 1.
+        """
         ...
 
 
 @runtime_checkable
 class LengthSplitDecode(Protocol):
-    """A `DevicePlannedDecode` that can also plan length-aware splits from lengths on the device."""
+    """A `DevicePlannedDecode` that can also plan length-aware splits from lengths in device memory."""
 
     @property
     def concurrent_splits(self) -> int:
@@ -294,7 +301,7 @@ class LengthSplitDecode(Protocol):
     def length_splits_are_faster(self, rows: int, lengths: Int32) -> bool:
         """Return whether length-aware splits are faster than equal ones for a batch padded to `rows` rows.
 
-        `lengths` (int32 [at most rows]) is the number of tokens whose KV each row reads.
+        `lengths` (int32 [at most rows]) holds the number of tokens whose KV each row reads, without padding.
         """
         ...
 
@@ -310,10 +317,10 @@ class LengthSplitDecode(Protocol):
 
 @runtime_checkable
 class FusedQKVDecode(Protocol):
-    """A `PlannedAttention` of decodes that can also start at the raw QKV projection."""
+    """A `PlannedAttention` for decodes that can also compute attention from the raw QKV projection."""
 
     def fuse_qkv_prep(self, slot_mapping: torch.Tensor) -> FusedDecode:
-        """Return the fused decode that stores new keys and values to `slot_mapping` (int64 [rows])."""
+        """Return a fused decode that stores new keys and values in KV slots `slot_mapping` (int64 [rows])."""
         ...
 
 
@@ -336,13 +343,13 @@ class StepAttention:
         self.decode = decode
         self.prefill = prefill
         self.fused_decode: FusedDecode | None = None
-        """Decode attention that starts at the raw QKV projection; None if the batch has prefill chunks, or if
-        the decode backend does not support it."""
+        """Decode attention from the raw QKV projection; None if the batch has prefill chunks, or if the
+        decode backend does not support it."""
         if prefill is None and isinstance(decode, FusedQKVDecode):
             self.fused_decode = decode.fuse_qkv_prep(slot_mapping)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store k and v [tokens, kv_heads, d], and attend q; q and the result are [tokens, heads, d]."""
+        """Store k and v [tokens, kv_heads, d], and return the attention of q; both are [tokens, heads, d]."""
         self.kv.store(layer, self.slot_mapping, k, v)
         out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.decode_count
         if self.decode is not None:
@@ -352,7 +359,7 @@ class StepAttention:
         return out
 
     def attend_cached(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Attend q to KV that is already cached, on GPUs only; q and the result are [tokens, heads, d]."""
+        """Return the attention of q [tokens, heads, d], whose KV is already cached; for GPUs only."""
         out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.decode_count
         if self.decode is not None:
             self.decode(layer, q[:count], None, None, out[:count])

@@ -22,17 +22,17 @@ from mizzen.attention.prefix_spans import KVSpans, find_shared_spans
 from mizzen.attention.reference import ReferenceAttention, group_queries
 
 flash_with_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""PyTorch's CPU kernel of scaled_dot_product_attention; called directly because it returns log-sum-exps.
+"""PyTorch's CPU kernel for scaled_dot_product_attention, which itself does not return log-sum-exps.
 
-It maps q [batch, heads, n, d] and k, v [batch, heads, m, d] of any strides to out [batch, heads, n, d] and
-log-sum-exps [batch, heads, n].
+The kernel maps q [batch, heads, n, d] and k, v [batch, heads, m, d] of any strides to out
+[batch, heads, n, d] and log-sum-exps [batch, heads, n].
 """
 
 
 class CpuAttention(AttentionBackend):
     """CPU backend that attends to shared KV spans separately and merges the results by their log-sum-exps.
 
-    If a layer's sliding window is shorter than the longest row of the batch, it uses the reference backend.
+    A layer whose sliding window is shorter than the longest row of the batch uses the reference backend.
     """
 
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
@@ -64,7 +64,7 @@ class CpuAttention(AttentionBackend):
     def by_layer(
         self, longest: int, full: PlannedAttention | None, windowed: PlannedAttention | None
     ) -> PlannedAttention:
-        """Return a plan that uses `windowed` for layers with a window below `longest`, else `full`."""
+        """Return a plan that uses `windowed` if the layer's window is below `longest` tokens, else `full`."""
         if windowed is None and full is not None:
             return full
 
@@ -78,7 +78,7 @@ class CpuAttention(AttentionBackend):
 
 
 class PartialResults:
-    """Partial attention results of a batch in levels; a level holds at most one result per token.
+    """Partial attention results of a batch, grouped in levels; a level holds at most one result per token.
 
     A level's results are [kv_heads, tokens * group size, head_dim]: tokens are in the order of the sorted
     rows of `KVSpans`, and query heads that share a KV head are adjacent.
@@ -94,7 +94,7 @@ class PartialResults:
     def attend_span(
         self, level: int, first: int, last: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Attend tokens first..last-1 to a whole span, and store the partial results in `level`.
+        """Compute the attention of tokens first..last-1 to a whole span, and store the results in `level`.
 
         q is [kv_heads, tokens * group size, d]; keys and values are [m, kv_heads, d].
         """
@@ -167,7 +167,7 @@ class CpuDecode:
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Attend q [rows, heads, d], and write the result to `out` of the same shape."""
+        """Compute the attention of q [rows, heads, d], and write it to `out` of the same shape."""
         keys, values, geometry = self.kv.keys[layer], self.kv.values[layer], self.geometry
         q = q[self.order]
         shape = (len(q), -1, geometry.kv_heads, geometry.head_dim)
@@ -224,7 +224,7 @@ class CpuPrefill:
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Attend q [tokens, heads, d], and write the result to `out` of the same shape.
+        """Compute the attention of q [tokens, heads, d], and write it to `out` of the same shape.
 
         k and v [tokens, kv_heads, d] are the keys and values of the same tokens.
         """
@@ -255,7 +255,7 @@ class CpuPrefill:
     def attend_causally(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend a chunk causally to itself: q [n, heads, d], k and v [n, kv_heads, d].
+        """Compute the causal attention of a chunk to itself: q [n, heads, d], k and v [n, kv_heads, d].
 
         Returns:
             The result [group size, kv_heads, n, d] and its log-sum-exps [group size, kv_heads, n].

@@ -84,9 +84,9 @@ class FlashAttention3(AttentionBackend):
     def cast_queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Cast queries q [tokens, heads, d] to the dtype of the cache, because kernels need equal dtypes.
 
-        Queries come multiplied by the scale of the keys, which could move 8-bit queries out of the format's
-        range. They are therefore divided by it here, and the kernel multiplies the query-key products by it
-        instead (`descale`).
+        The caller has multiplied the queries by the layer's key scale, which could move them out of the range
+        of an 8-bit format. So this method divides 8-bit queries by that scale, and the kernel multiplies the
+        query-key products by the scale instead (`descale`).
         """
         if not self.kv.quantized:
             return q

@@ -40,12 +40,12 @@ HEAD_DIMS = (32, 64, 128, 256)
 MAX_GQA_GROUP_SIZE = 16
 """Maximum number of query heads that share a KV head."""
 PROGRAMS = 256
-"""Number of programs (one per row, KV head and split) that fill the GPU."""
+"""Number of programs (one per row, KV head and split) that is enough to fill the GPU."""
 SPLITS = ((8, 32), (MAX_GQA_GROUP_SIZE, 16))
-"""Pairs of a maximum GQA group size and, for such groups, the maximum number of splits in the Triton kernel,
-whose last program per row and KV head merges the sums of all splits."""
+"""Maximum number of splits in the Triton kernel, as pairs (maximum GQA group size, maximum number of splits).
+The number is limited because the last program of each row and KV head merges the sums of all splits."""
 MIN_WORKSPACE_PROGRAMS = 1024
-"""Minimum number of programs for which the workspace has room; enough for all batches with equal splits."""
+"""Minimum size of the workspace, in programs; this is enough for all batches with equal splits."""
 
 
 def unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
@@ -78,10 +78,10 @@ def split_count(rows: int, kv_heads: int, groups: int) -> int:
 
 
 def pack_slots_and_lengths(slots: Int64, lengths: Int32) -> Int32:
-    """Return slots and lengths in one array, int32 [2, rows rounded up to 4], for one copy to the device.
+    """Return slots and lengths as one array, so that a single copy brings both to the device.
 
-    Both start at a multiple of 16 bytes: for other alignments, Triton would compile the kernel again while a
-    request waits.
+    The array is int32 [2, rows rounded up to a multiple of 4], so both start at a multiple of 16 bytes. With
+    another alignment, Triton would compile the kernel again while a request waits.
     """
     rows = len(slots)
     numbers = np.zeros((2, -(-rows // 4) * 4), np.int32)
@@ -100,18 +100,18 @@ class FlashDecodeBatch:
         table: torch.Tensor,
         plans: Mapping[int | None, torch.Tensor] | None = None,
     ) -> None:
-        """Plan a batch; `plans` holds the plans of length-aware splits by window, None means equal splits."""
+        """Plan a batch; `plans` holds a plan of length-aware splits per window; None means equal splits."""
         self.backend = backend
         self.plans = plans
         self.slots, self.lengths, self.table = slots, lengths, table
         self.tiling = backend.tiling(len(slots))
 
     def __call__(self, layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
-        """Attend ready queries [rows, heads, d], whose keys and values are all in the cache."""
+        """Compute the attention of queries [rows, heads, d] after RoPE; all keys and values are cached."""
         self.attend(layer, q, None, out)
 
     def fuse_qkv_prep(self, slot_mapping: torch.Tensor) -> FusedDecode:
-        """Return the fused decode that stores new keys and values to `slot_mapping` (int64 [rows])."""
+        """Return a fused decode that stores new keys and values in KV slots `slot_mapping` (int64 [rows])."""
         from mizzen.kernels.attention.flash_decode_triton import QKVPrep
 
         def run(
@@ -131,8 +131,8 @@ class FlashDecodeBatch:
     def attend(self, layer: int, q: torch.Tensor, qkv_prep: QKVPrep | None, out: torch.Tensor) -> None:
         """Run the kernel for one layer, and write the result to `out` [rows, heads, d].
 
-        `q` holds raw projections [rows, (heads + 2 * kv_heads) * d] if `qkv_prep` is given, else ready
-        queries [rows, heads, d].
+        If `qkv_prep` is given, `q` holds raw QKV projections [rows, (heads + 2 * kv_heads) * d]; otherwise it
+        holds queries after RoPE, [rows, heads, d].
         """
         from mizzen.kernels.attention.flash_decode_triton import LayerKV
 

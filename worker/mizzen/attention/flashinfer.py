@@ -41,15 +41,16 @@ FA3_DTYPES = (torch.bfloat16, torch.float16)
 DTYPES = (*FA3_DTYPES, torch.float8_e4m3fn)
 HEAD_DIMS = (64, 128, 256)
 FLOAT_BYTES = 256 << 20
-"""Minimum bytes of the workspace for partial results. Plans share it: kernels of a stream run in sequence."""
+"""Minimum size of the workspace for partial results, in bytes. All plans share the workspace, because the
+kernels of a stream run one after another."""
 PLAN_BYTES = 1 << 20
-"""Bytes of a decode plan, in addition to `ROW_BYTES` per row."""
+"""Size of a decode plan in bytes, not counting `ROW_BYTES` per row."""
 ROW_BYTES = 32
-"""Maximum bytes of a decode plan per row (with fa3, per row and head)."""
+"""Maximum number of bytes that each row adds to a decode plan; with fa3, each query head of each row."""
 TILE = 16
-"""Number of pairs of a row and a query head that a decode program processes together."""
+"""Number of (row, query head) pairs that a decode program processes together."""
 SPARE_TILES = 512
-"""Maximum number of programs of a decode batch in addition to one per tile of `TILE` pairs."""
+"""Maximum number of programs that a decode batch has in addition to one per tile of `TILE` pairs."""
 
 
 def unsupported_reason(geometry: Geometry, kv: KVFormat, template: str = "fa2") -> str | None:
@@ -80,7 +81,7 @@ def unsupported_reason(geometry: Geometry, kv: KVFormat, template: str = "fa2") 
 
 
 def has_compiled_kernels() -> bool:
-    """Return whether flashinfer-jit-cache or FlashInfer itself is installed with compiled kernels."""
+    """Return whether compiled kernels are installed, in flashinfer-jit-cache or in FlashInfer itself."""
     if importlib.util.find_spec("flashinfer_jit_cache") is not None:
         return True
     package = importlib.util.find_spec("flashinfer")
@@ -99,9 +100,9 @@ def has_compiler() -> bool:
 
 
 def make_indptr(counts: NDArray[np.int32]) -> torch.Tensor:
-    """Return the start of each run of `counts` entries, and the end of the last run.
+    """Return the offsets at which consecutive runs of entries start, and the end of the last run.
 
-    The result is int32 [len(counts) + 1], in pinned memory.
+    `counts` is the number of entries of each run. The result is int32 [len(counts) + 1], in pinned memory.
     """
     starts = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
@@ -138,7 +139,7 @@ class PlanFence:
         self.event: torch.cuda.Event | None = None
 
     def run(self, make: Callable[[], None]) -> None:
-        """Call `make`, which enqueues a copy of the buffer, once the previous copy is done."""
+        """Wait until the previous copy of the buffer is done; then call `make`, which enqueues the next."""
         if self.event is not None:
             self.event.synchronize()
         make()
@@ -240,9 +241,9 @@ class FlashInferAttention(AttentionBackend):
         self.prefill_fence, self.decode_fence = PlanFence(), PlanFence()
         self.graph_workspace = self.workspace
         self.decode_plans: dict[int | None, torch.Tensor] = {}
-        """Device buffer for the plan of each window. Captured batches share it: replays run in sequence."""
+        """Device buffer for the plan of each window; captured batches share it, as replays never overlap."""
         self.page_indices: PageIndices | None = None
-        """Page indices of the largest captured batch; smaller batches use the head of its lists."""
+        """Page indices of the largest captured batch; smaller batches use the first entries of its lists."""
         self.graphs: dict[int, CapturedDecodeBatch] = {}
 
     def allocate_for_graphs(self, rows: int, columns: int) -> PageIndices:
@@ -266,7 +267,7 @@ class FlashInferAttention(AttentionBackend):
         return self.page_indices
 
     def plan_arguments(self, window: int | None) -> dict[str, Any]:
-        """Return the arguments of FlashInfer's plan functions that do not depend on the batch."""
+        """Return the batch-independent arguments of FlashInfer's plan functions for a sliding window."""
         geometry, stored = self.geometry, self.kv.keys.dtype
         return {
             "num_qo_heads": geometry.heads,
@@ -288,9 +289,9 @@ class FlashInferAttention(AttentionBackend):
         return run
 
     def build_indices(self, slots: NDArray[Any], lengths: Int32, pages: PageTable, total: int) -> PageIndices:
-        """Build the page indices on the device from slots and lengths ([rows]) on the host.
+        """Build page indices on the device; `slots` and `lengths` [rows] are host arrays.
 
-        `total` is the number of pages of all rows.
+        `total` is the total number of pages of all rows.
         """
         from mizzen.kernels.attention.page_indices import PageIndices, build_page_indices
 
@@ -324,8 +325,8 @@ class FlashInferAttention(AttentionBackend):
     ) -> PlannedAttention:
         """Plan a batch of decodes that will be captured; `refresh` plans each replay.
 
-        The largest batch must be planned first. The plan is for lengths of 1 until `refresh` is called, so a
-        run outside of a capture must have such lengths.
+        The largest batch must be planned first. Until `refresh` is called, the plan assumes that all lengths
+        are 1, so if the batch is run without being captured, its lengths must be 1.
 
         Args:
             slots: Row of the page table for each decode row, int32 [rows].
@@ -349,7 +350,7 @@ class FlashInferAttention(AttentionBackend):
 
         Args:
             rows: Number of rows of the captured batch.
-            lengths: Number of tokens whose KV each row reads, int32 [at most rows]; padding rows read one.
+            lengths: Number of tokens whose KV each row reads, without padding rows, int32 [at most rows].
         """
         padded = np.ones(rows, np.int32)
         padded[: len(lengths)] = lengths

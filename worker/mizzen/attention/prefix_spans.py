@@ -16,7 +16,7 @@ import numpy as np
 from mizzen.core.request import Int32, Int64
 
 MIN_SPAN = 64
-"""Minimum number of tokens times rows for which a span is faster than gathering its KV slots."""
+"""Minimum product of tokens and rows for which reading a span in place is faster than gathering its slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class KVSpans:
     """Row of the batch for each sorted row, [rows]; sorting makes rows that share pages adjacent."""
     spans: tuple[KVSpan, ...]
     levels: int
-    """Maximum number of spans of a row plus one, as level 0 is for the remaining KV slots."""
+    """Number of levels: one more than the maximum number of spans of a row; level 0 is for `leftover`."""
     leftover: tuple[Int64, ...]
     """KV slots that no span covers, by sorted row."""
 
@@ -86,7 +86,7 @@ def leftover_slots(pages: list[Int32], columns: Int32, full: int, length: int, p
     Args:
         pages: Lists of full pages that no span covers.
         columns: The row's pages by column of the page table.
-        full: Number of full pages that the row reads; the page after them is read in part.
+        full: Number of full pages that the row reads; if tokens remain, they are in the page after these.
         length: Number of tokens that the row reads.
         page_size: Tokens per page.
     """
@@ -98,11 +98,12 @@ def leftover_slots(pages: list[Int32], columns: Int32, full: int, length: int, p
 
 
 def shared_pages(pages: list[Int32]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (first row, last row, first column, last column) for columns in which these rows share pages.
+    """Yield (first row, end row, first column, end column) for each range of rows and columns of equal pages.
 
-    The ranges exclude their ends, and may consist of one row. `pages` lists the pages of each row; rows must
-    be sorted by them. The ranges are the edges of the rows' prefix tree, so together they cover each column
-    of a row exactly once, from left to right.
+    The end row and column are exclusive, and all rows of a range have the same pages in its columns; a range
+    may have only one row. `pages` lists the pages of each row; the rows must be sorted by these lists. The
+    ranges are the edges of the rows' prefix tree, so together they cover each column of a row exactly once,
+    from left to right.
     """
     common = [0] + [shared_length(a, b) for a, b in pairwise(pages)]
     stack = [(0, len(pages), 0)]

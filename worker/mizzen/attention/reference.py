@@ -21,14 +21,14 @@ MAX_TOKENS_AT_ONCE = 1 << 18
 
 
 def kv_slots_of(pages: torch.Tensor, tokens: int, page_size: int) -> torch.Tensor:
-    """Return the KV slots of positions 0..tokens-1 for pages [rows, columns], int64 [rows, tokens]."""
+    """Return the KV slots, int64 [rows, tokens], of positions 0..tokens-1; `pages` is [rows, columns]."""
     columns = -(-tokens // page_size)
     offsets = torch.arange(page_size, device=pages.device)
     return (pages[:, :columns, None].long() * page_size + offsets).flatten(1)[:, :tokens]
 
 
 def group_queries(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """View q [tokens, heads, d] as [group size, kv_heads, tokens, d]: dim 0 holds heads that share keys."""
+    """View q [tokens, heads, d] as [group size, kv_heads, tokens, d]; heads along dim 0 share a KV head."""
     tokens, heads, size = q.shape
     return q.view(tokens, kv_heads, heads // kv_heads, size).permute(2, 1, 0, 3)
 
@@ -36,10 +36,10 @@ def group_queries(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
 def attend_chunk(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, mask: torch.Tensor | None
 ) -> None:
-    """Attend q [n, heads, d] to k and v [m, kv_heads, d], and write the result to `out` [n, heads, d].
+    """Compute the attention of q [n, heads, d] to k and v [m, kv_heads, d]; write it to `out` [n, heads, d].
 
-    `mask` is bool [n, m]; without a mask, attention is causal, and n must equal m. Keys are broadcast by
-    strides over the query heads that share them.
+    `mask` is bool [n, m]; without a mask, attention is causal, and n must equal m. Keys and values are not
+    copied for each query head: `expand` broadcasts them over the query heads that share them.
     """
     queries = group_queries(q, k.shape[1])
     shape = (len(queries), k.shape[1], len(k), k.shape[2])
@@ -54,7 +54,7 @@ def attend_chunk(
 
 
 def chunk_mask(chunk: QueryChunk, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """Return the mask of a chunk's queries, bool [count, end]; None if it is just causal."""
+    """Return the mask of a chunk's queries, bool [count, end]; None if plain causal attention is enough."""
     if chunk.start == 0 and (window is None or chunk.end <= window):
         return None
     queries = torch.arange(chunk.start, chunk.end, device=device)[:, None]
@@ -122,7 +122,7 @@ class ReferenceDecodeRows:
             self.masks[window] = mask[:, None, None]
 
     def run(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Attend these rows of q [rows, heads, d], and write the results to the same rows of `out`."""
+        """Compute the attention of these rows of q [rows, heads, d]; write it to the same rows of `out`."""
         shape = (-1, self.geometry.kv_heads, self.geometry.gqa_group_size, self.geometry.head_dim)
         keys, values = self.kv.read(layer, self.kv_slots, q.dtype)
         result = F.scaled_dot_product_attention(

@@ -120,10 +120,10 @@ def check_backends(geometry: Geometry, kv: KVFormat, *, prefill: str, decode: st
 
 
 def select_backend(name: str, geometry: Geometry, kv: KVFormat, *, decode: bool) -> str:
-    """Return the backend `name`, or for `auto`, the supported backend that was measured to be fastest.
+    """Return `name`, or if it is `auto`, the name of the supported backend that was fastest in benchmarks.
 
-    Decodes prefer Mizzen's own kernels: for GQA groups of up to eight they were faster than fa3 at every
-    batch size (docs/benchmarks.md; benchmarks/attention.py measures all backends).
+    For decodes, Mizzen's own kernels are preferred: with GQA groups of up to eight, they were faster than fa3
+    at every batch size (docs/benchmarks.md; benchmarks/attention.py measures all backends).
     """
     if name != "auto":
         return name

@@ -36,8 +36,8 @@ class Conversation:
     def send_question(self, text: str, show: Callable[[str], None]) -> None:
         """Send a question, and call `show` with each piece of the streamed answer.
 
-        If Ctrl-C stops an answer, the conversation keeps the part that was received. It keeps neither
-        question nor answer if the request fails.
+        If Ctrl-C stops an answer, the conversation keeps the part that was received. If the request fails, it
+        keeps neither the question nor the answer.
 
         Raises:
             ServiceError: the service rejected the request or failed during the answer.

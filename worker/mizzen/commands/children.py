@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 KILL_GRACE_SECONDS = 10.0
-"""Time after a child's drain timeout after which the child is killed."""
+"""Time that a child has for exiting after its drain timeout has passed; then it is killed."""
 SECOND_SIGNAL_SECONDS = 0.25
 """Pause between two signals to a child; without it, the kernel may merge them into one."""
 _PR_SET_PDEATHSIG = 1
@@ -51,7 +51,7 @@ ChildEvent = ChildExited | StopRequested | SignalReceived
 def terminate_with_parent() -> None:
     """Make this process receive SIGTERM when its parent dies (prctl(2), PR_SET_PDEATHSIG).
 
-    Called in a new child process. Does nothing on kernels other than Linux.
+    Called in a new child process. Does nothing on operating systems other than Linux.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -66,7 +66,7 @@ class ChildProcesses:
         self._previous_handlers: dict[int, object] = {}
 
     def handle_signals(self, *signals: int, event: Callable[[int], ChildEvent] = StopRequested) -> None:
-        """Queue the given signals to this process as events, until `close`."""
+        """Until `close` is called, queue an event for each of these signals that this process receives."""
         for number in signals:
             self._previous_handlers[number] = signal.signal(
                 number, lambda received, _: self._events.put(event(received))
@@ -109,9 +109,10 @@ class ChildProcesses:
             self._running[name].send_signal(number)
 
     def stop(self, name: str, seconds: float, *, hurry: bool = False) -> None:
-        """Stop a child with SIGTERM; after `seconds`, or if this process is signalled again, with SIGKILL.
+        """Stop a child: send SIGTERM, wait up to `seconds` for its exit, and then send SIGKILL.
 
-        With `hurry` the child receives SIGTERM twice, which makes it exit without draining.
+        SIGKILL is sent at once if this process receives another signal that requests its exit. With `hurry`,
+        the child receives SIGTERM twice, which makes it exit without draining.
         """
         process = self._running.get(name)
         if process is None:
@@ -125,7 +126,10 @@ class ChildProcesses:
             self._running.pop(name, None)
 
     def _wait_for_exit(self, name: str, seconds: float) -> bool:
-        """Wait until a child exits; return False after `seconds`, or if this process is asked to exit."""
+        """Wait until a child exits, and return True.
+
+        Returns False if that takes more than `seconds`, or if a signal requests the exit of this process.
+        """
         deadline = time.monotonic() + seconds
         while name in self._running:
             event = self.next_event(max(0.0, deadline - time.monotonic()))
@@ -158,15 +162,16 @@ def _read_lines(process: subprocess.Popen[bytes], on_line: Callable[[str], None]
 
 
 def describe_exit(code: int) -> str:
-    """Return text about a process's exit to append to the process's name: "exited with code 1"."""
+    """Return a predicate for a sentence about a process that exited, such as "exited with code 1"."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"exited with code {code}"
 
 
 def shell_exit_code(code: int) -> int:
-    """Return the exit code with which to report a child's unexpected exit.
+    """Return the exit code by which this process reports the unexpected exit of a child.
 
-    As in shells, it is 128 + n if signal n killed the child; it is 1 if the child exited with 0.
+    As in shells, it is 128 + n if signal n killed the child. It is 1 if the child exited with code 0, and
+    otherwise the child's exit code.
     """
     return 128 - code if code < 0 else code or 1

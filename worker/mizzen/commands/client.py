@@ -43,7 +43,7 @@ class GenerationOptions:
 
 
 def base_url(text: str) -> str:
-    """Return a user's URL as the base URL of the API, which ends in `/v1`."""
+    """Return the base URL of the API for a URL from the user; the base URL ends in `/v1`."""
     url = text.rstrip("/")
     return url if url.endswith("/v1") else f"{url}/v1"
 

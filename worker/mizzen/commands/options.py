@@ -54,7 +54,7 @@ def settings(config: type) -> list[Setting]:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """Return a type hint without `None`, with tuples as lists, and whether it allowed `None`."""
+    """Return a type hint without `None` and with a list instead of a tuple, and whether it allowed `None`."""
     optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
     if optional:
         (hint,) = [part for part in typing.get_args(hint) if part is not type(None)]

@@ -25,7 +25,7 @@ def _engine(**values: Any) -> None:
 def _gateway(**values: Any) -> None:
     """Run one gateway, which serves the OpenAI API and routes requests to engines.
 
-    The engines are those of the options --engine, or else the engine pods of the service on Kubernetes.
+    The engines are given by --engine; without this option, they are the service's engine pods on Kubernetes.
     """
     config = build(GatewayConfig, values)
     from mizzen.gateway import main

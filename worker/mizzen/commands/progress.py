@@ -33,7 +33,7 @@ class StartupProgress(AbstractContextManager["StartupProgress"], Protocol):
 
 
 class PlainProgress(AbstractContextManager["PlainProgress"]):
-    """Display for log files: writes a line when the state changes, and after each quarter of its work."""
+    """Display for log files: writes a line for each new state, and after each quarter of the work in it."""
 
     def __init__(self) -> None:
         self._shown = ("", 0)
@@ -46,7 +46,7 @@ class PlainProgress(AbstractContextManager["PlainProgress"]):
         return None
 
     def update(self, state: str, share: float | None = None) -> None:
-        """Write the state if it has changed or another quarter of its work is finished."""
+        """Write the state if it has changed, or if another quarter of the work in it is finished."""
         quarters = int((share or 0) * QUARTERS)
         if (state, quarters) != self._shown:
             self._shown = (state, quarters)
@@ -58,7 +58,10 @@ class PlainProgress(AbstractContextManager["PlainProgress"]):
 
 
 class TerminalProgress(AbstractContextManager["TerminalProgress"]):
-    """Display for terminals: a status line, and logged warnings and errors, or all log lines if verbose."""
+    """Display for terminals: shows a status line, and logged warnings and errors.
+
+    If verbose, it shows all log lines.
+    """
 
     def __init__(self, verbose: bool) -> None:
         from rich.console import Console
@@ -87,7 +90,7 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
         return show
 
     def update(self, state: str, share: float | None = None) -> None:
-        """Show the state, its finished share, and the time since the startup began."""
+        """Show the state, the finished share of the work in it, and the time since the startup began."""
         self._status.update(f"{format_progress(state, share)} ({time.monotonic() - self._began:.0f} s)")
 
     def note(self, text: str) -> None:
@@ -97,7 +100,7 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
 
 
 def format_progress(state: str, share: float | None) -> str:
-    """Return a state and its finished share (0 to 1, or None) as text."""
+    """Return text that shows a state and the finished share of the work in it (0 to 1, or None)."""
     return state if share is None else f"{state}, {share:.0%}"
 
 

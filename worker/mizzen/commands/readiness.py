@@ -25,8 +25,8 @@ PHASES = {
 class ReadinessProbe:
     """Probe that checks whether a request would succeed.
 
-    After each check, `state` describes how far the startup is, and `progress` is the finished share of the
-    work in this state, 0 to 1, or None if it is not measured.
+    After each check, `state` describes how far the startup has progressed. `progress` is the finished share
+    of the work in this state, 0 to 1, or None if it is not measured.
     """
 
     def __init__(self, engine: EngineConfig, gateway: GatewayConfig) -> None:

@@ -248,7 +248,7 @@ def _stop_after_exit(
 
 
 def _stop(children: ChildProcesses, config: ServeConfig) -> None:
-    """Stop the gateway first: its open streams still need the engine."""
+    """Stop both processes, the gateway first, because its open streams still need the engine."""
     children.stop("gateway", config.gateway.drain_timeout_seconds + KILL_GRACE_SECONDS)
     children.stop("engine", config.engine.drain_timeout_seconds + KILL_GRACE_SECONDS)
 
@@ -256,7 +256,7 @@ def _stop(children: ChildProcesses, config: ServeConfig) -> None:
 def _request_trace(
     children: ChildProcesses, config: ServeConfig, progress: StartupProgress, ready: bool
 ) -> None:
-    """Make the engine take a trace, unless it is starting: the signal might kill it then."""
+    """Make the engine take a trace if it is ready; while it is starting, the signal might kill it."""
     if ready and config.engine.profile:
         children.signal("engine", signal.SIGUSR2)
     else:

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class JsonLines(logging.Formatter):
-    """Formats a log record as one line of JSON, with the members of `extra={"fields": {...}}`."""
+    """Formats a log record as one line of JSON, including the members of `extra={"fields": {...}}`."""
 
     def __init__(self, **fixed: Any) -> None:
         super().__init__()

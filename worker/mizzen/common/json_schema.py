@@ -1,4 +1,6 @@
-"""JSON Schema keywords (draft 2020-12), grouped by the type they constrain and by support in grammars."""
+"""JSON Schema keywords (draft 2020-12), grouped by the type they constrain and by whether grammars enforce
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 Schema = dict[str, Any]
 
 CONDITIONS = ("if", "then", "else", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef")
-"""Keywords that grammars do not enforce but whose schemas may describe an object's properties."""
+"""Keywords that grammars do not enforce, but whose subschemas may describe properties of an object."""
 NOT_ENFORCED = (
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired",
     "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef", "additionalItems",
@@ -23,9 +25,9 @@ OBJECT = (
     "maxProperties", "unevaluatedProperties",
 )  # fmt: skip
 STRUCTURE = (*STRING, *NUMBER, *ARRAY, *OBJECT)
-"""Keywords that constrain the values of a single type."""
+"""Keywords that constrain only values of one type, such as strings or arrays."""
 EXTRA_MEMBERS = ("additionalProperties", "unevaluatedProperties")
-"""Keywords that constrain an object's members other than its described properties."""
+"""Keywords that constrain those members of an object that its schema does not describe."""
 CHOICES = ("$ref", "anyOf", "oneOf", "allOf")
 TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,

@@ -16,7 +16,7 @@ _SHARED_TOKENS = 32
 until the earlier one's prefill has cached them."""
 
 SharedPrefixKey = tuple[RadixNode, bytes]
-"""Last cached node of a request's prefix, and the bytes of the tokens that follow it.
+"""Last cached node of a request's prefix, and the bytes of the tokens in the next pages.
 
 Requests with equal keys have a longer prefix in common than the cache holds."""
 
@@ -62,9 +62,9 @@ class PrefillAdmission:
 
         A request that shares its next pages with another prompt in this step is skipped, because a later
         step finds these pages in the prefix cache. Admission stops at the first request that needs more pages
-        than are available, so that smaller requests cannot overtake it forever. Unless a request was skipped
-        before that, the queue is not ordered again until queue, prefix cache or free pages have changed,
-        because ordering may look up the prefix of every request.
+        than are available, so that smaller requests cannot overtake it forever. If no request was skipped
+        before it, the next attempt is made only under the conditions given at `_blocked_at`, because ordering
+        the queue may look up the prefix of every request.
 
         Args:
             builder: the plan under construction.

@@ -50,7 +50,7 @@ class DecodeFrame:
         """Page-table entry of the page that a step starts in each slot, int64 [2, rows].
 
         The first row is the entry's column, the second its index in the flattened page table. Both are stored
-        minus the step number. Computed only if the page size is 1, when each step starts a page in each slot.
+        minus the step number. Computed only if the page size is 1: then each step starts a page in each slot.
         """
 
 
@@ -76,7 +76,7 @@ class DecodeBatch:
         slots = len(slot_owners)
         self.size = 0
         self.next_finish = _NEVER
-        """Lower bound of the number of the next step at which a request reaches its length limit."""
+        """Step number before which no request reaches its length limit."""
         self._page_columns = columns
         self._token_columns = width
         self._page_size = page_size
@@ -123,7 +123,10 @@ class DecodeBatch:
         return self._frame
 
     def columns(self, rows: Int64) -> SampleColumns:
-        """Return the `SampleColumns` of slots, int64 [n]; `set_columns` must have been called for each."""
+        """Return the `SampleColumns` of the slots `rows`, int64 [n].
+
+        `set_columns` must have been called for each of these slots.
+        """
         tokens, rids, offsets = self._columns.take(rows, axis=1)
         return SampleColumns(tokens, rids, offsets)
 

@@ -1,7 +1,8 @@
 """Steps in flight, and frees of slots and pages that are deferred until these steps are complete.
 
 The scheduler launches step N+1 before it reads the tokens of step N. A launched step may still use a slot or
-page that is freed meanwhile, so it becomes reusable only when the last step that may use it is complete.
+page that is freed meanwhile. So the slot or page becomes reusable only when the last step that may use it is
+complete.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ class InflightStep(Struct):
     step: int
     frame: DecodeFrame
     rows: Int64
-    """Slots that the step samples a token for, int64 [samples], in the order of its tokens."""
+    """Slots for which the step samples a token, int64 [samples], in the order of the tokens."""
     finishing: list[SequenceState]
     """Requests that reach their length limit with the token that this step samples."""
     launch_time: float
-    """Time of launch in seconds."""
+    """Time at which the step was launched, in seconds."""
     prompt_tokens: int
     """Number of prompt tokens in the step."""
     discarded: list[int] = field(default_factory=list)
-    """Slots whose token is discarded: their request left after the launch, or wants an embedding only."""
+    """Slots whose token is discarded: their request left after the launch, or needs only an embedding."""
     deferred_frees: list[DeferredFree] = field(default_factory=list)
     """Frees that wait until this step is complete."""
 

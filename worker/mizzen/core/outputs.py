@@ -1,4 +1,4 @@
-"""Outputs of the scheduler: tokens and side outputs by request, finished requests, cache events, load."""
+"""Outputs of the scheduler: tokens and side outputs by request, finished requests, cache events and load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class RequestLogprobs(Struct, frozen=True):
     values: Float32
     """Log probabilities, float32 [n, m]."""
     prompt: bool
-    """Whether these are prompt tokens (from the second on, each reported once and in order) or output."""
+    """Whether the tokens belong to the prompt rather than the output.
+
+    Each prompt token from the second on is reported once, in order."""
 
 
 class RequestVector(Struct, frozen=True):
@@ -74,7 +76,7 @@ class Load(Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     waiting_tokens: int
-    """Number of known tokens of all waiting requests, whether they are in the prefix cache or not."""
+    """Number of known tokens of all waiting requests, including tokens in the prefix cache."""
     pages_total: int
     pages_used: int
     """Number of pages that cannot be allocated now, because running requests or steps in flight use them."""
@@ -90,10 +92,10 @@ class GrammarCounts(Struct, kw_only=True):
     refused: int = 0
     """Number of refused grammars."""
     hits: int = 0
-    """Number of requests whose grammar was compiled already."""
+    """Number of requests that arrived after their grammar had been compiled."""
     compile_seconds: float = 0.0
     """Total time of compilation, in seconds."""
     masks: int = 0
-    """Number of computed token bitmasks: one per constrained row and step."""
+    """Number of computed token bitmasks; each step computes one for each constrained row."""
     mask_seconds: float = 0.0
-    """Seconds that the engine's loop spent on bitmasks, without matching and without waiting for tokens."""
+    """Time in seconds that the engine's loop spent on bitmasks, excluding matching and waiting for tokens."""

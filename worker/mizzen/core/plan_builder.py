@@ -29,9 +29,9 @@ class PlanBuilder(Struct):
     starts: list[SlotStart] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
     prefilled: list[SequenceState] = field(default_factory=list)
-    """Requests that `chunks` belong to, in the order of `chunks`."""
+    """Request of each chunk in `chunks`, in the same order."""
     writes: list[tuple[Int32, Int32, Int32]] = field(default_factory=list)
-    """Slots, columns and pages of page-table entries to set, int32 [n] each; the arrays must not change."""
+    """Slots, columns and pages of page-table entries to set, int32 [n] each; do not modify the arrays."""
 
     def write_pages(self, slot: int, first: int, pages: Int32) -> None:
         """Set the page-table entries of a slot, from column `first` on, to `pages` (int32 [n])."""
@@ -39,7 +39,7 @@ class PlanBuilder(Struct):
         self.writes.append((slots, columns, pages))
 
     def start_slot(self, sequence: SequenceState) -> None:
-        """Add the `SlotStart` with which the device assigns a slot to a request."""
+        """Add the `SlotStart` that assigns a request's slot on the device."""
         request = sequence.request
         self.starts.append(
             SlotStart(

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from mizzen.core.sequence import SequenceState as Waiting
 
 REORDER_WINDOW = 128
-"""Number of requests at the head of the queue that a policy may reorder; bounds its cost."""
+"""Number of requests at the head of the queue that a policy may reorder; this bounds the policy's cost."""
 MAX_OVERTAKES = 4 * REORDER_WINDOW
-"""Number of later requests that may be admitted before a waiting request; after that, it goes first."""
+"""Number of later requests that may be admitted ahead of a waiting one; then the waiting one goes first."""
 
 
 class Prefix(Protocol):
@@ -24,7 +24,7 @@ class Prefix(Protocol):
         ...
 
     def path(self) -> Sequence[Hashable]:
-        """Return the nodes of the radix tree that hold these pages, from the root."""
+        """Return the path of radix-tree nodes that hold the cached pages, starting at the root."""
         ...
 
 
@@ -37,8 +37,10 @@ class Prefixes(Protocol):
 
 
 Policy = Callable[[Sequence["Waiting"], int, Prefixes], Iterable["Waiting"]]
-"""Maps the head of the queue (oldest first), the number of admissions so far and a prefix lookup to the order
-of admission."""
+"""A scheduling policy: returns requests in the order in which they should be admitted.
+
+Its arguments are the requests at the head of the queue (oldest first), the number of admissions so far, and a
+lookup of cached prefixes."""
 
 
 def may_be_overtaken(waiting: Waiting, admissions: int) -> bool:

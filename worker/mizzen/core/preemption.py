@@ -16,9 +16,9 @@ from mizzen.core.sequence import SequencePhase, SequenceState
 
 
 class _SpaceAfterRetraction:
-    """Slots and pages that will be free after the steps in flight and the retraction of chosen requests.
+    """Slots and pages that will be free once the steps in flight are complete and the victims are retracted.
 
-    The requests to retract are called victims.
+    Victims are the running requests chosen for retraction.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class _SpaceAfterRetraction:
     ) -> None:
         self._memory, self._decode, self._prefix = memory, decode, prefix
         self._locks: dict[RadixNode, int] = {}
-        """Lock count that remains on each prefix-cache node that a victim or finishing request holds."""
+        """Lock counts of prefix-cache nodes once victims and finishing requests have released their locks."""
         self.pages, self.slots = memory.available_pages, len(memory.free_slots)
         for release in inflight.deferred_frees():
             self.slots += release.slot >= 0
@@ -51,7 +51,7 @@ class _SpaceAfterRetraction:
 
     @property
     def shared_pages(self) -> int:
-        """Number of pages of the waiting request's cached prefix that remaining requests lock.
+        """Number of pages of the waiting request's cached prefix that the remaining requests have locked.
 
         The prefix's unlocked pages are not included: `pages` counts them, because they are evictable.
         """
@@ -68,10 +68,11 @@ def choose_victims(
     inflight: InflightSteps,
     reserve: int,
 ) -> list[SequenceState]:
-    """Return the smallest set of requests to retract so that a waiting request gets a slot and pages.
+    """Return the requests to retract so that a waiting request gets a slot and pages.
 
-    Requests of the lowest priority are chosen first, the youngest of them first. The result is empty if no
-    request needs to be retracted, or if retracting every request of lower priority would not suffice.
+    Requests are chosen until their retraction suffices: the lowest priority first, and within a priority the
+    youngest first. The result is empty if no request needs to be retracted, or if retracting every request
+    of lower priority would not suffice.
 
     Args:
         head: the waiting request.
@@ -80,7 +81,7 @@ def choose_victims(
         memory: the free and cached pages, and the free slots.
         decode: the decoding requests.
         inflight: the steps in flight.
-        reserve: number of pages per running request that admission leaves available.
+        reserve: number of pages that admission must leave available for each running request.
     """
     candidates = list(running)
     lower = [sequence for sequence in candidates if sequence.rank < head.rank and not sequence.starved]
@@ -118,7 +119,7 @@ class Preemption:
         queue's head; -1 before that."""
 
     def victims(self, prefilling: Collection[SequenceState], prefill_budget: int) -> list[SequenceState]:
-        """Return the requests to retract now, which may be none (see `choose_victims`).
+        """Return the requests to retract now (see `choose_victims`); may be empty.
 
         Args:
             prefilling: running requests whose prefill is not finished.

@@ -14,7 +14,7 @@ from mizzen.core.sequence import SequenceState
 def fill_prefill(
     builder: PlanBuilder, prefilling: List[SequenceState], admission: PrefillAdmission, decodes: int
 ) -> list[SequenceState]:
-    """Add chunks of running prefills to a plan, then admit waiting requests with the rest of the budget.
+    """Add chunks of running prefills to a plan, then use the rest of the budget to admit waiting requests.
 
     Returns the newly admitted requests.
 
@@ -54,7 +54,7 @@ def fill_prefill_by_rank(
 
 
 def prefill_tokens_ahead(head: SequenceState, prefilling: Iterable[SequenceState]) -> int:
-    """Return the number of prompt tokens still to be computed in prefills that precede a waiting request."""
+    """Return the number of uncomputed tokens of all running prefills that precede a waiting request."""
     ahead = (sequence for sequence in prefilling if sequence.starved or sequence.rank >= head.rank)
     return sum(len(sequence.tokens) - sequence.computed for sequence in ahead)
 

@@ -23,15 +23,15 @@ _REFRESH_STEPS = 4
 _STALE_STEPS = 32
 """Initial number of mixed steps after which the decode-only estimate counts as stale.
 
-It is doubled whenever a new measurement confirms the estimate."""
+The number is doubled whenever a new measurement confirms the estimate."""
 _MAX_STALE_STEPS = 256
 """Upper bound of the number of mixed steps after which the decode-only estimate counts as stale."""
 
 
 class Estimate:
-    """Exponentially weighted mean of the medians of the last three samples.
+    """Exponentially weighted mean of a running median, which covers the last three samples.
 
-    A single outlier does not affect it, and it follows a lasting change quickly.
+    The estimate ignores a single outlier and quickly follows a lasting change.
     """
 
     __slots__ = ("_high", "_last", "_low", "value")
@@ -73,15 +73,15 @@ class PrefillBudget:
         self._page = config.page_size
         self._min_tokens = min(max(self._page, _MIN_TOKENS), self._max_tokens)
         self._mixed_step_tokens = 0
-        """Number of prompt tokens of the last complete mixed step."""
+        """Number of prompt tokens of the last completed mixed step."""
         self._completed_at = 0.0
-        """Time in seconds at which the last step was complete."""
+        """Time in seconds at which the last step completed."""
         self._mixed_steps = 0
-        """Number of mixed steps since the decode-only estimate was refreshed."""
+        """Number of mixed steps since the decode-only estimate was last refreshed."""
         self._decode_only_steps = 0
         """Number of decode-only steps since the last mixed step."""
         self._previous_decode_step = 0.0
-        """Value of `decode_step` before the first decode-only step since the last mixed step."""
+        """Value that `decode_step` had before the first decode-only step after the last mixed step."""
         self._stale_after = _STALE_STEPS
         """Number of mixed steps after which the decode-only estimate counts as stale."""
         self.decode_step = Estimate()
@@ -95,7 +95,7 @@ class PrefillBudget:
         Returns 0 to insert a decode-only step.
 
         Args:
-            decodes: whether the step contains decodes; otherwise the budget is `prefill_chunk_tokens`.
+            decodes: whether the step contains decodes. If not, the result is `prefill_chunk_tokens`.
         """
         if self._limit is None or not decodes:
             return self._max_tokens
@@ -114,13 +114,13 @@ class PrefillBudget:
         return tokens - tokens % self._page
 
     def record_step(self, launched: float, now: float, prompt_tokens: int, decodes: bool) -> None:
-        """Update the estimates with the duration of a complete step.
+        """Update the estimates with the duration of a completed step.
 
-        The duration starts at the launch or at the completion of the previous step, whichever is later.
+        The duration is measured from the step's launch or the previous step's completion, whichever is later.
 
         Args:
             launched: time of launch in seconds.
-            now: time of completion in seconds, of the same clock.
+            now: time of completion in seconds, on the same clock.
             prompt_tokens: number of prompt tokens of the step.
             decodes: whether the step contained decodes.
         """

@@ -51,8 +51,9 @@ class Request(Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Priority under the priority policy; a higher one goes first."""
     generated: int = 0
-    """Number of trailing tokens of `prompt` that another engine generated before it was lost. They count
-    towards `max_tokens`, `min_tokens` and penalties, and output offsets continue after them."""
+    """Number of tokens at the end of `prompt` that another engine had generated before that engine was lost.
+
+    They count towards `max_tokens`, `min_tokens` and penalties, and output offsets continue after them."""
     pooling: Pooling | None = None
     """Pooling for an embedding request; None for a generation request."""
     normalize: bool = True

@@ -1,4 +1,4 @@
-"""Sampling parameters: the single definition from which API schema, wire format and engine are derived.
+"""Sampling parameters: the single definition for the API schema, the wire format and the engine.
 
 Each parameter is a field of `SamplingParams`, declared with `parameter()` together with its default, its
 bounds and the layers that use it. `mizzen.wire.messages.Sampling` is generated from these fields in order, so
@@ -18,9 +18,9 @@ LARGEST = 2**31 - 1
 """Largest int32: the upper bound of `top_k` and `min_tokens`."""
 LEAST_POSITIVE = math.ulp(0.0)
 LEAST_REPETITION = 0.01
-"""Lower bound of `repetition_penalty`: dividing logits by much less makes them equal or not finite."""
+"""Lower bound of `repetition_penalty`: division by much less makes logits equal or not finite."""
 MAX_LOGPROBS = 20
-"""Maximum of `logprobs` and `prompt_logprobs`: the most probable tokens reported per position."""
+"""Maximum of `logprobs` and of `prompt_logprobs`: number of most probable tokens to report per position."""
 MAX_LOGIT_BIAS = 1024
 """Maximum number of entries of `logit_bias`."""
 MAX_LOGPROB_TOKEN_IDS = 128
@@ -78,7 +78,7 @@ class Parameter:
     sent: bool
     """Whether the gateway sends the parameter to the engine; otherwise only the gateway uses it."""
     wire_type: Any
-    """Type of the parameter's element in `mizzen.wire.messages.Sampling`."""
+    """Type of the parameter's field in `mizzen.wire.messages.Sampling`."""
     slot_option: bool
     """Whether a value other than the default needs `mizzen.core.step_plan.SlotOptions`."""
     profiled: Any
@@ -124,11 +124,12 @@ class SamplingParams:
     top_p: float = parameter(
         1.0, Bounds(LEAST_POSITIVE, 1, "above 0 and at most 1"), request_field=True, profiled=0.9
     )
-    """Total probability, in (0, 1], of the smallest set of most probable tokens to sample from."""
+    """Threshold in (0, 1]. Sampling is limited to the smallest set of most probable tokens whose total
+    probability reaches the threshold."""
     min_p: float = parameter(0.0, Bounds(0, 1), request_field=True)
-    """Minimum probability of a token to sample, in [0, 1], relative to the most probable token."""
+    """Minimum probability of a sampled token, as a fraction (in [0, 1]) of the highest token probability."""
     seed: int | None = parameter(None, Bounds(-(2**63), 2**64 - 1, "a 64-bit integer"), request_field=True)
-    """Seed that makes sampling reproducible, whatever else is in the batch; None uses a random seed."""
+    """Seed that makes sampling reproducible, regardless of the rest of the batch; None uses a random seed."""
     max_tokens: int | None = parameter(None, Bounds(1, math.inf, "1 or more"))
     """Maximum number of output tokens; None allows output up to the context length."""
     ignore_eos: bool = parameter(False, request_field=True)
@@ -140,20 +141,20 @@ class SamplingParams:
     frequency_penalty: float = parameter(
         0.0, Bounds(-2, 2), request_field=True, slot_option=True, profiled=1.0
     )
-    """Amount subtracted from a token's logit for each of its occurrences in the output, in [-2, 2]."""
+    """Amount, in [-2, 2], subtracted from a token's logit for each occurrence of the token in the output."""
     presence_penalty: float = parameter(0.0, Bounds(-2, 2), request_field=True, slot_option=True)
-    """Amount subtracted from the logits of tokens that occur in the output, in [-2, 2]."""
+    """Amount, in [-2, 2], subtracted once from the logit of each token that occurs in the output."""
     repetition_penalty: float = parameter(
         1.0, Bounds(LEAST_REPETITION, 10), request_field=True, slot_option=True, profiled=1.1
     )
-    """Penalty in [0.01, 10] for tokens that occur in prompt or output: positive logits are divided by it,
-    negative ones multiplied."""
+    """Penalty, in [0.01, 10], for tokens that occur in the prompt or output: a positive logit is divided by
+    the penalty, and a negative logit is multiplied by it."""
     min_tokens: int = parameter(0, Bounds(0, LARGEST), request_field=True, slot_option=True)
     """Minimum number of output tokens: until then, no end token can be sampled."""
     logit_bias: tuple[tuple[int, float], ...] = parameter(
         (), max_entries=MAX_LOGIT_BIAS, request_field=True, slot_option=True, profiled=((0, 1.0),)
     )
-    """Token ids and the amounts added to their logits, in [-100, 100]; -100 bans the token."""
+    """Pairs of a token id and an amount, in [-100, 100], added to the token's logit; -100 bans the token."""
     logprobs: int | None = parameter(None, Bounds(0, MAX_LOGPROBS), slot_option=True, profiled=MAX_LOGPROBS)
     """Number of most probable tokens to report for each output token, in addition to the log probability of
     the token itself; None reports no log probabilities."""

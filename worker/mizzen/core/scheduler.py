@@ -180,7 +180,7 @@ class Scheduler:
         return self.kv.cache.snapshot()
 
     def load(self) -> Load:
-        """Return the numbers of requests, tokens and pages in use."""
+        """Return the current numbers of requests, waiting tokens and KV pages."""
         waiting, memory = self.admission.queue, self.kv
         return Load(
             running=len(self._sequences) - len(waiting),
@@ -264,8 +264,8 @@ class Scheduler:
     def _cache_prefix(self, sequence: SequenceState, tokens: int) -> list[DuplicatePages]:
         """Move the full pages of a running request's first `tokens` tokens into the prefix cache.
 
-        If the cache already holds pages with the same tokens, the request uses these from now on, and its own
-        are freed. Returns the cache's pages that the request now uses.
+        If the cache already holds pages with the same tokens, the request uses them from now on, and its own
+        copies are freed. Returns the cache's pages that replaced such copies.
         """
         duplicates = self.kv.cache_prefix(sequence, tokens)
         if duplicates:
@@ -293,7 +293,7 @@ class Scheduler:
         self.admission.queue.requeue(sequence)
 
     def _preempt(self) -> None:
-        """Retract low-priority requests if a high-priority head of the queue lacks a slot or pages."""
+        """Retract running requests of lower priority if the head of the queue lacks a slot or pages."""
         for sequence in self._preemption.victims(self.prefilling, self.prefill_budget()):
             self._retract(sequence)
 
@@ -323,7 +323,7 @@ class Scheduler:
                 return True
 
     def _make_room(self, need: int) -> bool:
-        """Retract the youngest requests until `need` pages are free or will be after the steps in flight.
+        """Retract the youngest requests until `need` pages are free, now or once steps in flight complete.
 
         Under the priority policy, requests of the lowest priority are retracted first. The last running
         request is never retracted, because any single request fits in the KV cache. Returns whether a

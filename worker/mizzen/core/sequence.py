@@ -66,7 +66,7 @@ class SequenceState:
         self.stop_tokens = stops
         """Ids of all tokens that end the request."""
         self.stop_bits = 0
-        """Bits of `stop_tokens` in the `StopTable`."""
+        """Bit mask of the set `stop_tokens` in the `StopTable`."""
         self.has_options = False
         """Whether the request has `SlotOptions`."""
         self.full_prefill = False

@@ -78,13 +78,13 @@ def route_side_outputs(
 
 
 def _owner_of(slot_owners: list[SequenceState | None], slot: int) -> SequenceState | None:
-    """Return the request that a step ran in a slot, or None if it has finished or was retracted since."""
+    """Return the owner of a slot in a step, or None if it was retracted or finished since the launch."""
     sequence = slot_owners[slot]
     return sequence if sequence is not None and sequence.slot == slot else None
 
 
 def _unreported(sequence: SequenceState, part: SlotLogprobs) -> SlotLogprobs:
-    """Return the entries of `part` that were not reported before a retraction; count them as reported.
+    """Return the entries of `part` that were not reported before a retraction, and count them as reported.
 
     `part` holds log probabilities of consecutive prompt tokens.
     """

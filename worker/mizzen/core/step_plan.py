@@ -75,7 +75,7 @@ class SlotStart(Struct, frozen=True, kw_only=True):
 
 
 class PrefillChunk(Struct, frozen=True, kw_only=True):
-    """A run of known tokens of one slot whose KV the step computes."""
+    """Consecutive known tokens of one slot; the step computes their KV."""
 
     slot: int
     start: int
@@ -93,7 +93,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     step: int
     """Step number; consecutive from 1."""
     decode: Int32
-    """Slots that decode, int32 [n]. The step computes the token that each slot sampled last; the token's
+    """Slots that decode, int32 [n]. The step's input is the token that each slot sampled last; the token's
     sequence position is the slot's length."""
     decode_version: int
     """Version of `decode`: if two consecutive plans have the same version, their `decode` is equal, and the
@@ -121,7 +121,7 @@ class SlotLogprobs(Struct, frozen=True):
     values: Float32
     """Log probabilities, float32 [n, m]."""
     start: int | None = None
-    """Sequence position of the first of n prompt tokens; None for the token that the step sampled."""
+    """Sequence position of the first prompt token; None if the entries are for the sampled token instead."""
 
 
 class SlotVector(Struct, frozen=True):

@@ -16,17 +16,18 @@ _MASK = (1 << 18) - 1
 vocabulary only yields more candidates."""
 _BITS = 8
 _STALE = 64
-"""Number of removed sets, beyond the number of live sets, after which the table is rebuilt."""
+"""The table is rebuilt when removed sets outnumber live sets by more than this number."""
 _FEW = 4
 """Number of candidates up to which filtering by bits costs more than checking the exact sets."""
 
 
 class StopTable:
-    """Table from token id to the sets of stop tokens that may contain it, as a bit mask.
+    """Maps a token id to a bit mask of the sets of stop tokens that may contain the token.
 
     Every distinct set is assigned one of 8 bits; several sets may share a bit. The entry of a token has the
-    bits of all sets that contain the token. A gather and an AND with the bit of each request's set leave only
-    a few candidates, for which the caller checks the exact set.
+    bits of all sets that contain the token. For each row, the entry of the sampled token is combined (AND)
+    with the bit of the request's set. This leaves only a few candidates, for which the caller checks the
+    exact set.
     """
 
     __slots__ = ("_sets", "_stale", "_table", "_users")

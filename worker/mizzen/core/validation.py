@@ -20,7 +20,7 @@ class RequestValidator:
         self._serial = 0
 
     def reject(self, request: Request, queue_full: bool) -> Finished | None:
-        """Return an error result if a request is invalid or the queue is full, or None if it is accepted."""
+        """Return an error result if a request is invalid or the queue is full, otherwise None."""
         fault = self._fault(request, queue_full)
         if not fault:
             return None

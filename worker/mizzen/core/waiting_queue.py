@@ -44,7 +44,7 @@ class WaitingQueue:
         self._policy = policy
         self._limit = limit
         self._ranks: dict[int, _RankQueue] = {}
-        """Queue of each priority with waiting requests."""
+        """Queues by priority, only for priorities that have waiting requests."""
         self._order: list[int] = []
         """Keys of `_ranks`, negated and ascending, so that the highest priority comes first."""
         self._new = self._size = 0
@@ -61,7 +61,7 @@ class WaitingQueue:
         return self._new >= self._limit
 
     def count_ahead(self, sequence: SequenceState) -> int:
-        """Return the number of waiting requests with at least the priority of `sequence`, a new request."""
+        """Return the number of waiting requests that would precede the new request `sequence`."""
         return sum(len(rank) for number, rank in self._ranks.items() if number >= sequence.rank)
 
     def add(self, sequence: SequenceState) -> None:
@@ -94,8 +94,9 @@ class WaitingQueue:
     def admission_order(self, admissions: int, prefixes: Prefixes) -> list[SequenceState]:
         """Return the first waiting requests in the order in which admission should try them.
 
-        Priorities are added, from the highest on, until the result has `REORDER_WINDOW` requests. Requests of
-        lower priorities that were overtaken too often come first.
+        The requests of one priority after another are added, from the highest priority on, until the result
+        has at least `REORDER_WINDOW` requests. However, requests below the highest priority come first if
+        they were overtaken too often.
 
         Args:
             admissions: number of admissions so far.

@@ -1,7 +1,7 @@
 """Engine options, shared by `mizzen engine`, `mizzen serve` and `LLM`.
 
-Each field declares its help text and its allowed values (`mizzen.common.options`), from which the command
-lines are built.
+Each field declares its help text and its allowed values (see `mizzen.common.options`). The command-line
+options are built from these declarations.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Engine:
         )
 
     def submit(self, request: Request) -> None:
-        """Add a request at the next step; if it is rejected, `drain_finished` returns it with the reason."""
+        """Add a request at the next step; if it is rejected, `drain_finished` returns its `Finished`."""
         self._events.append(AddRequest(request))
 
     def abort(self, rid: int) -> None:
@@ -77,7 +77,7 @@ class Engine:
         self._events.append(AbortRequest(rid))
 
     def step(self, now: float) -> StepOutput | None:
-        """Launch steps until the maximum is in flight, then wait for the oldest one.
+        """Launch steps until the maximum number is in flight, then wait for the oldest step.
 
         Call `drain_finished` afterwards.
 
@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def integrity_faults(self) -> int:
-        """Number of page, slot and prefix tree faults that `check_integrity` has found so far."""
+        """Number of faults in pages, slots and the prefix tree that `check_integrity` has found so far."""
         return self._loop.integrity_faults
 
     def drain_integrity_faults(self) -> tuple[str, ...]:

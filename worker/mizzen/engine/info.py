@@ -30,7 +30,7 @@ class EngineInfo:
     step_bytes: int = 0
     """Bytes reserved for steps: slots, workspaces, activations and an estimate for graphs."""
     graph_bytes: int = 0
-    """Bytes that the capture of graphs took, including the kernels loaded for them; measured on the GPU."""
+    """Bytes of GPU memory taken by the capture of graphs, including the kernels loaded for it; measured."""
     device_bytes: int = 0
     """Total memory of the GPU in bytes; on CPU, of the machine or of the container."""
     free_bytes: int = 0

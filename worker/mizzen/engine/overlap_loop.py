@@ -52,7 +52,7 @@ class OverlapLoop:
         return bool(self._events) or self._scheduler.has_work
 
     def submit(self, request: Request) -> None:
-        """Add a request at the next step."""
+        """Submit a request; the next step passes it to the scheduler."""
         self._events.append(AddRequest(request))
 
     def abort(self, rid: int) -> None:
@@ -62,7 +62,7 @@ class OverlapLoop:
     def step(self, now: float) -> StepOutput | None:
         """Launch steps until `depth` steps are in flight, then wait for the oldest one.
 
-        Call `drain_finished` afterwards, whatever is returned.
+        Call `drain_finished` afterwards, even if this method returns None.
 
         Args:
             now: Time in seconds, of a monotonic clock.

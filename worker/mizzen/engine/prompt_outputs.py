@@ -39,7 +39,7 @@ class PromptOutputRows:
 
     @classmethod
     def from_chunk(cls, chunk: PrefillChunk, options: SlotOptions) -> PromptOutputRows | None:
-        """Return the rows of a chunk that its request needs, or None if it needs no row of this chunk."""
+        """Return the rows of a chunk that prompt outputs of its request need, or None if they need no row."""
         size = len(chunk.tokens)
         if options.pooling is Pooling.LAST:
             return cls(chunk, options, size - 1, 1) if chunk.last else None
@@ -58,7 +58,7 @@ class PromptOutputs:
         self.upload = upload
         self.options_by_slot: dict[int, SlotOptions] = {}
         self.hidden_sums: dict[int, torch.Tensor] = {}
-        """Sums of the hidden states of earlier chunks for mean pooling, float32 [hidden], by slot."""
+        """For mean pooling, the sum of the hidden states of earlier chunks, float32 [hidden], by slot."""
 
     def start_slots(self, starts: tuple[SlotStart, ...]) -> None:
         """Record the options of the requests that start in slots."""
@@ -71,7 +71,7 @@ class PromptOutputs:
                 self.options_by_slot.pop(slot, None)
 
     def chunks_to_read(self, plan: StepPlan) -> list[PromptOutputRows]:
-        """Return the rows needed for prompt outputs, for each chunk of a plan that needs any."""
+        """Return the rows that prompt outputs need, one entry for each chunk of a plan with such rows."""
         if not self.options_by_slot:
             return []
         chunk_options = [(chunk, self.options_by_slot.get(chunk.slot)) for chunk in plan.prefill]

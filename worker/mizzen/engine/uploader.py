@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 ALIGNMENT = 16
-"""Alignment in bytes. Triton compiles separate kernel variants for operands with and without it."""
+"""Alignment in bytes; Triton compiles separate kernel variants for operands with and without it."""
 
 
 class Uploader:

@@ -1,5 +1,7 @@
-"""HTTP client for all kinds of sources: timeouts, retries with back-off, and redirects without
-credentials."""
+"""HTTP client for all kinds of sources, with timeouts, and with retries after a back-off.
+
+If a server redirects a request to another server, the other server gets no credentials.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ from mizzen.fetch.errors import CorruptDownload, FetchError, FetchStopped, Serve
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 30.0
 MAX_REDIRECTS = 5
 MAX_BODY = 64 * 1024 * 1024
-"""Maximum size in bytes of a response that `FetchClient.get` returns, such as a listing or a manifest."""
+"""Maximum size in bytes of the body of a response to `FetchClient.get`, e.g. of a listing or a manifest."""
 _TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 Result = TypeVar("Result")
 
 
 class Credentials(Protocol):
-    """Credentials of a fetch, which create the headers that authorize its requests."""
+    """Credentials of a fetch. They create the headers that authorize its requests."""
 
     def headers(self, method: str, url: str, given: Mapping[str, str]) -> Mapping[str, str]:
         """Return the headers that authorize one request; `given` are the request's other headers."""
@@ -101,7 +103,7 @@ class FetchClient:
         self._http.close()
 
     def abandon(self) -> None:
-        """Abort the requests that are running in any thread, even if their server sends no data."""
+        """Abort the running requests of all threads, even if the server sends no data."""
         with self._lock:
             self._abandoned.set()
             streams = list(self._streams)
@@ -109,9 +111,9 @@ class FetchClient:
             _shut_down(stream)
 
     def _trace(self, event: str, about: Mapping[str, Any]) -> None:
-        """Remember each new connection for `abandon`; httpx calls this method with its trace events.
+        """Remember the stream of each new connection for `abandon`; httpx calls this for its trace events.
 
-        A TLS connection causes two such events, and uses the stream of the second one.
+        For a TLS connection, both the TCP and the TLS event have a stream; the connection uses the latter.
         """
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             stream = about["return_value"]
@@ -165,11 +167,11 @@ class FetchClient:
         Args:
             work: function to call; it raises ServerUnavailable if another call may succeed.
             progress: returns a number that grows while data arrives. If it has grown since the last failure,
-                the count of consecutive failures starts again.
+                the next failure counts as the first again.
 
         Raises:
             ServerUnavailable: `work` failed too often in a row.
-            FetchError: `work` raised another error, or the fetch was stopped.
+            FetchError: `work` raised another FetchError, or the fetch was stopped.
         """
         failures, at = 0, progress()
         while True:
@@ -196,12 +198,12 @@ class FetchClient:
     ) -> Iterator[httpx.Response]:
         """Send a request, follow redirects, and yield the response with its body unread.
 
-        Only URLs with the scheme, host and port of `url` get the credentials.
+        The credentials are sent only to URLs with the scheme, host and port of `url`.
 
         Raises:
             ServerUnavailable: the server did not answer or failed temporarily.
             RequestRejected: the server rejected the request.
-            FetchError: a redirect must not be followed, or the body is compressed.
+            FetchError: a redirect is not allowed, there are too many redirects, or the body is compressed.
         """
         home, given = origin(url), dict(headers or {})
         reauthorized = False
@@ -325,7 +327,7 @@ class RateLimiter:
         self._free_at = time.monotonic()
 
     def acquire(self, count: int) -> None:
-        """Wait until `count` more bytes do not exceed the rate."""
+        """Wait until `count` more bytes can be downloaded without exceeding the rate."""
         if not self._rate:
             return
         with self._lock:
@@ -336,15 +338,15 @@ class RateLimiter:
 
 
 def check_range(url: str, response: httpx.Response, start: int, end: int, size: int) -> int:
-    """Return the offset in the file at which the body of a response to a range request begins.
+    """Check the response to a range request, and return the offset in the file of the response's first byte.
 
-    This is `start`, or 0 if the server ignores ranges and sends the whole file.
+    The offset is `start`, or 0 if the server ignores ranges and sends the whole file.
 
     Args:
         url: URL of the file, for messages.
         response: response to a request with `Range: bytes=start-(end-1)`.
-        start: first requested byte.
-        end: byte after the last requested one.
+        start: offset of the first requested byte.
+        end: offset of the byte after the last requested byte.
         size: expected size of the file in bytes.
 
     Raises:

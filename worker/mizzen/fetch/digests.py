@@ -12,7 +12,7 @@ _READ = 4 * 1024 * 1024
 
 
 def sha256(path: Path, check: Callable[[], None] = lambda: None) -> str:
-    """Return the SHA-256 of a file as `sha256:…`; `check` is called regularly and may raise to stop."""
+    """Return the SHA-256 of a file as `sha256:…`; `check` is called regularly and may raise to cancel."""
     return "sha256:" + _hash_file(path, hashlib.sha256(), check)
 
 
@@ -24,7 +24,7 @@ def verify(path: Path, name: str, size: int, digest: str, check: Callable[[], No
         name: name of the file in messages.
         size: expected size in bytes.
         digest: expected digest, in the format of `RemoteFile.digest`; if empty, only the size is verified.
-        check: called regularly; may raise to stop.
+        check: called regularly; may raise to cancel the verification.
 
     Raises:
         CorruptDownload: the size or the digest differs.

@@ -31,7 +31,7 @@ from mizzen.fetch.store import ModelFolder, filesystem_error
 SEGMENT = 64 * 1024 * 1024
 CHECKPOINT = 8 * 1024 * 1024
 MAX_ROUNDS = 2
-"""Number of downloads of a file with a wrong checksum after which the server's copy is considered corrupt."""
+"""If a file's checksum is wrong after this number of downloads, the server's copy is considered corrupt."""
 POLL_SECONDS = 0.5
 
 
@@ -50,7 +50,7 @@ class Downloader:
         segment: int = SEGMENT,
         checkpoint: int = CHECKPOINT,
     ) -> None:
-        """Store the settings; `download` downloads.
+        """Store the settings; `download` starts the downloads.
 
         Args:
             client: client for the requests.
@@ -59,8 +59,8 @@ class Downloader:
             progress: counter of received bytes.
             connections: maximum number of concurrent downloads.
             limiter: limit of the download rate.
-            segment: bytes that are downloaded per request.
-            checkpoint: bytes after which received data is recorded in the journal.
+            segment: number of bytes that one request downloads.
+            checkpoint: number of received bytes after which the journal is updated.
         """
         self._client = client
         self._credentials = credentials
@@ -72,8 +72,10 @@ class Downloader:
         self._checkpoint = checkpoint
 
     def open_partials(self, files: Iterable[RemoteFile]) -> list[PartialFile]:
-        """Return each file with the segments that earlier tries received; complete files count as
-        received."""
+        """Return a `PartialFile` for each file, with the bytes that earlier tries received.
+
+        If a file is complete, all of its bytes count as received.
+        """
         partials: list[PartialFile] = []
         for remote in files:
             partial = PartialFile(remote, self._store.path_of(remote.path), self._segment)
@@ -197,7 +199,7 @@ class Downloader:
             parts: received bytes.
 
         Raises:
-            ServerUnavailable: the bytes end before `end`.
+            ServerUnavailable: the server sent fewer bytes than requested.
         """
         recorded = at
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -11,7 +11,7 @@ class ServerUnavailable(FetchError):
     """A server failed or did not answer; another try may succeed.
 
     Attributes:
-        after: seconds to wait before the next try, from the header `Retry-After`; 0 if it was not sent.
+        after: seconds to wait before the next try, from the header `Retry-After`; 0 without this header.
     """
 
     def __init__(self, message: str, after: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Plan fetches from `hf://`: repositories on a model hub, through the hub's HTTP API."""
+"""Plan fetches from repositories on a model hub (`hf://`), through the hub's HTTP API."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Plan fetches from `oci://`: artifacts and images in a registry, through the OCI distribution API 1.1.
+"""Plan fetches of artifacts and images in a registry (`oci://`), through the OCI distribution API 1.1.
 
 The layers of a manifest may use three layouts: a layer that is one file, named by the annotation
 `org.opencontainers.image.title` (ORAS) or `org.cncf.model.filepath` (the CNCF's model format); a layer that
-is an archive of files; and a layer of an image with the files in `/models` (KServe's modelcar).
+is an archive of files; and a layer of an image that has the files in `/models` (KServe's modelcar).
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _get_manifest(
 
 
 def _select_manifest(manifests: Sequence[Mapping[str, Any]]) -> str:
-    """Return the digest of the manifest for Linux on x86-64, or else of the first one for any platform.
+    """Return the digest of the manifest for Linux on x86-64 or, if there is none, of the first manifest.
 
     Attestations, which have the platform unknown/unknown, are the last choice.
     """

@@ -33,7 +33,7 @@ class RemoteFile:
         digest: `sha256:…`, `md5:…`, or `git:…` (SHA-1 of a git blob); empty if the server provides none.
         url: URL from which the content is downloaded.
         version: ETag of the content, sent as `If-Match`; empty if unknown.
-        unpack: for a tar archive, the folder in it to extract (empty for all files); None for a plain file.
+        unpack: for a tar archive, the folder to extract from it (empty: all files); None for a plain file.
     """
 
     path: str

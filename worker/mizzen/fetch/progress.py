@@ -32,13 +32,15 @@ class FetchProgress:
             self._phase, self._message = name, message
 
     def report_retry(self, message: str) -> None:
-        """Set a message about a retry, which the next received bytes clear."""
+        """Set a message about a retry; it is cleared when more bytes arrive."""
         with self._lock:
             self._message = message
 
     def start_counting(self, revision: str, total: int, done: int) -> None:
-        """Set the revision, the total bytes, and the bytes already present, which do not count for the
-        rate."""
+        """Set the revision, the total number of bytes, and the number `done` of bytes already present.
+
+        Bytes that were already present do not count towards the rate.
+        """
         with self._lock:
             self._revision, self._total, self._done = revision, total, done
             self._samples = deque([(self._now(), done)])

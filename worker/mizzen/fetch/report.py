@@ -15,7 +15,7 @@ from mizzen.fetch.progress import FetchProgress
 
 logger = logging.getLogger(__name__)
 MAX_MESSAGE = 4096
-"""Maximum size in bytes of a termination message that Kubernetes reads."""
+"""Maximum size of a termination message in Kubernetes, in bytes."""
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def serve_progress(progress: FetchProgress, host: str, port: int) -> Iterator[in
 
 
 def write_termination_message(path: str, text: str) -> None:
-    """Write a termination message to `path` for Kubernetes; do nothing if the folder does not exist."""
+    """Write a termination message for Kubernetes to `path`; do nothing if the folder of `path` is missing."""
     try:
         if Path(path).parent.is_dir():
             Path(path).write_bytes(text.encode()[:MAX_MESSAGE])

@@ -73,7 +73,7 @@ class Fetch:
         )
 
     def run(self) -> Manifest:
-        """Fetch the files that are missing in the folder, and return the folder's manifest.
+        """Fetch the files that are missing from the folder, and return the folder's manifest.
 
         If the folder is complete, no request is sent.
 
@@ -184,7 +184,7 @@ class Fetch:
     def _collect_entries(self, plan: FetchPlan, digests: Mapping[str, str]) -> tuple[ManifestEntry, ...]:
         """Unpack the plan's archives, and return a manifest entry for each file, sorted by path.
 
-        `digests` are the SHA-256 of the downloaded files by path.
+        `digests` maps the path of each downloaded file to its SHA-256.
         """
         archives = [file for file in plan.files if file.unpack is not None]
         entries = {
@@ -214,9 +214,9 @@ class Fetch:
 def run_fetch(uri: str, folder: Path, config: FetchConfig) -> int:
     """Fetch a model, report the result, and return the exit code.
 
-    The code is 0 if the folder is complete; 1 if the fetch failed, after which another run resumes it; 2 if
-    the URI is invalid; 128 + n if signal n stopped the fetch. The log and the termination message contain the
-    reason.
+    The code is 0 if the folder is complete, 1 if the fetch failed, 2 if the URI is invalid, and 128 + n if
+    signal n stopped the fetch. The log and the termination message contain the reason. Another run resumes a
+    fetch that failed or was stopped.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(

@@ -1,4 +1,4 @@
-"""Plan fetches from `s3://`: objects in buckets of Amazon S3 and compatible servers."""
+"""Plan fetches of objects in buckets of Amazon S3 and compatible servers (`s3://`)."""
 
 from __future__ import annotations
 
@@ -160,11 +160,10 @@ def _list_objects(
 
 
 def _object_digest(client: FetchClient, credentials: Credentials, url: str, tag: str) -> str:
-    """Return the digest of a complete object in the format of `RemoteFile.digest`; empty if the server has
-    none.
+    """Return an object's digest in the format of `RemoteFile.digest`; empty if the server provides none.
 
-    The ETag is the object's MD5, unless the object was uploaded in parts or is encrypted with a customer's
-    key.
+    `tag` is the object's ETag. It is the object's MD5, unless the object was uploaded in parts or is
+    encrypted with a key that S3 does not manage.
     """
     headers = client.head(url, credentials, {"x-amz-checksum-mode": "ENABLED"})
     try:

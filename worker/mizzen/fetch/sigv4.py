@@ -34,7 +34,7 @@ def sign(
         method: GET or HEAD.
         url: complete URL of the request.
         given: other headers of the request, which are signed too.
-        key: access key of the caller.
+        key: access key to sign with.
         region: region of the bucket.
         now: current time in UTC.
     """

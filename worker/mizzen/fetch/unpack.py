@@ -32,7 +32,7 @@ def unpack(
         folder: folder in the archive whose contents are extracted; empty for the whole archive.
         store: model folder to extract to; a file gets its final name only once it is complete.
         file_filter: selects the files, by their paths in `store`.
-        limit: maximum total size in bytes; 0 means no limit.
+        limit: maximum total size of the extracted files in bytes; 0 means no limit.
         check: called regularly; may raise to stop.
 
     Raises:

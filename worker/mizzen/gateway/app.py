@@ -148,7 +148,7 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
 
     @app.post("/admin/verify")
     async def verify(request: Request) -> Response:
-        """Have an engine that awaits verification answer a golden prompt, and return its output."""
+        """Run a golden prompt on an engine that awaits verification, and return the output."""
         check_admin(request)
         question = parse_verify_request(await read_body(gateway, request))
         return json_response(await verify_engine(gateway.list_services(question.service), question))

@@ -188,7 +188,7 @@ class Gateway:
         return new_queue_entry(scope, generation, deadline, first=first, max_tokens=max_context)
 
     def restart_queue_timeout(self, queue_entry: QueueEntry) -> None:
-        """Let a sequence that starts later than its request wait for a full queue timeout from now."""
+        """Give a sequence, which starts later than its request, the full queue timeout from now on."""
         queue_entry.deadline = time.monotonic() + self.config.queue_timeout_seconds
 
     @property
@@ -279,7 +279,8 @@ class Gateway:
 def load_key_folder(config: GatewayConfig) -> KeyFolder | None:
     """Return the folder with the gateway's CURVE keys, or None if none is configured.
 
-    The folder of a shared gateway may lack the engines' public key, because `services.json` has them.
+    The folder of a shared gateway may lack the engines' public key, because the list of services (see
+    `SharedServicesWatch`) contains the public keys of each service's engines.
 
     Raises:
         ValueError: a file cannot be read.
@@ -294,7 +295,8 @@ def load_key_folder(config: GatewayConfig) -> KeyFolder | None:
 def read_admin_tokens(path: str | None) -> tuple[bytes, ...]:
     """Return the admin API's bearer tokens; an empty tuple if `path` is None.
 
-    The tokens are in the file at `path` and, during a rotation, also in the file with the prefix `next.`.
+    One token is in the file at `path`. During a rotation, another is in the same folder, in the file whose
+    name has the prefix `next.`.
 
     Raises:
         ValueError: the file at `path` does not exist, or one of the files cannot be read or is empty.

@@ -24,7 +24,7 @@ from mizzen.gateway.telemetry.ping import answer_pings
 log = logging.getLogger(__name__)
 
 FINAL_SEND_SECONDS = 5
-"""Time after the drain for sending an error to the remaining streams."""
+"""Maximum time for sending an error to the streams that are still open after the drain."""
 
 
 def run(config: GatewayConfig) -> int:
@@ -48,7 +48,7 @@ def tune_garbage_collector() -> None:
     """Make the garbage collector run rarely, and exempt all objects that exist already.
 
     Streams create many short-lived objects but hardly any cycles. With the default thresholds, collections
-    would take a tenth of the time, and some would pause the process for tens of milliseconds.
+    would take a tenth of the CPU time, and some would pause the process for tens of milliseconds.
     """
     gc.collect()
     gc.freeze()

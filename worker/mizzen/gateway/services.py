@@ -142,7 +142,7 @@ class Service:
 
     @property
     def waiting_requests(self) -> int:
-        """Number of waiting requests if no engine serves, else 0; above 0, an engine should be started."""
+        """Number of waiting requests if no engine serves, else 0; if positive, an engine should start."""
         return 0 if self.table.serving else len(self.admission)
 
     def check_not_suspended(self) -> None:
@@ -185,7 +185,7 @@ class Services:
 
         Args:
             new_service: creates a service from its entry.
-            retire_seconds: time that the running requests of a removed service get to end.
+            retire_seconds: maximum time for which the running requests of a removed service continue.
             keys: returns the gateway's current CURVE keys.
         """
         self._new_service = new_service

@@ -36,7 +36,7 @@ class InboxLayout:
 
     @property
     def pages(self) -> slice:
-        """Slice of the inbox that holds the pages to write to these indices."""
+        """Slice of the inbox that holds the pages to write, in the order of `table_indices`."""
         return slice(1 + self.writes, 1 + 2 * self.writes)
 
     @property

@@ -38,7 +38,7 @@ def read_source(name: str) -> str:
 
 
 def check_status(result: tuple[Any, ...], action: str) -> Any:
-    """Return the results of a CUDA binding's call without its status.
+    """Check the status that a CUDA binding returned, and return the results that follow the status.
 
     Args:
         result: Return value of the binding: the status, then the results.

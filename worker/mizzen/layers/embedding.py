@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
 
 ROW_MULTIPLE = 8
-"""Divisor of the padded number of vocabulary rows of each rank, if there are several ranks; kernels need this
-alignment."""
+"""If there are several ranks, the number of vocabulary rows of each rank is padded to a multiple of this
+number; kernels need this alignment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def gather_logits(
     x: torch.Tensor,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the logits [rows, vocab] for x [rows, hidden] from the shards of all ranks, in `out` if given.
+    """Return the logits [rows, vocab] for x [rows, hidden], joined from all ranks' shards, in `out` if given.
 
     If `out` belongs to a rank-0 logits buffer, every rank writes its shard straight into rank 0's memory, and
     only rank 0 gets the logits.

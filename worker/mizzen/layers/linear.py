@@ -19,9 +19,9 @@ from mizzen.layers.norm import RMSNorm
 from mizzen.layers.weight_target import WeightTarget
 
 MAX_BATCH_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 48))
-"""Pairs of a maximum number of weight elements and, for such weights, the maximum number of rows of x up to
-which a projection before attention uses the small-batch kernels. For more rows or larger weights, cuBLAS is
-faster, as measured in whole steps."""
+"""Pairs (elements, rows): for weights of up to `elements` elements, a projection before attention uses the
+small-batch kernels for up to `rows` rows of x. The first pair that fits applies. For more rows or larger
+weights, cuBLAS is faster, as measured in whole steps."""
 MIN_FUSED_ADD_ROWS = 1024
 """Minimum number of rows of x for which the cuBLAS GEMM adds its output to the residual stream itself. For
 fewer rows, that is slower than a separate addition, as measured on an H200."""
@@ -41,7 +41,7 @@ class OutputRows:
 
 
 class MergedColumnParallelLinear:
-    """Several linear layers with the same input in one GEMM, each sharded by output rows over the ranks.
+    """Several linear layers with the same input, computed in one GEMM; ranks hold shards of their rows.
 
     `rows_by_name` maps names in the checkpoint to output rows; the outputs are concatenated in that order.
     """
@@ -154,7 +154,7 @@ class RowParallelLinear:
         self.fused_add_method = (
             method if fusible and type(method) in (UnquantizedLinear, SmallBatchLinear) else None
         )
-        """Linear method whose GEMM can add its output to the residual stream; None if the method cannot."""
+        """The layer's linear method if its GEMM can add the output to the residual stream; otherwise None."""
 
     def targets(self, prefix: str) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors under `prefix`."""
@@ -173,11 +173,12 @@ class RowParallelLinear:
         return self.method.apply(x)
 
     def add_to_residual(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        """Multiply x [tokens, columns of this rank]; return the partial sum, or add it to `residual` here.
+        """Multiply x [tokens, columns of this rank]; return the partial sum, or add it to `residual`.
 
         Returns:
-            This rank's partial sum [tokens, rows], whose sum over ranks must be added to `residual` [tokens,
-            rows]. None if the GEMM has already added it in place, as it may for large batches.
+            This rank's partial sum [tokens, rows]; the caller must sum it over ranks and add the sum to
+            `residual` [tokens, rows]. None if the GEMM has already added its output to `residual` in place,
+            which it may do for large batches.
         """
         if self.fused_add_method is None or len(x) < MIN_FUSED_ADD_ROWS:
             return self.method.apply(x)

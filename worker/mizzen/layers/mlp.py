@@ -33,14 +33,14 @@ class SwiGLUMLP:
 
         Args:
             norm: Norm between the residual stream and the block.
-            x: Output [tokens, hidden] of the attention on this rank, whose sum over ranks is added to the
-                residual stream. None if the stream already contains it.
+            x: This rank's output [tokens, hidden] of the attention; its sum over ranks is added to the
+                residual stream. None if the stream already contains the sum.
             residual: Residual stream [tokens, hidden]; may be updated in place.
 
         Returns:
-            A pair of the block's output on this rank (None if the residual stream already contains it), which
-            is the `x` of the next block, and the residual stream, to which this block's `x` has been added.
-            Both are [tokens, hidden].
+            Two tensors [tokens, hidden]. The first is the block's output on this rank, to be passed on as the
+            `x` of the next block, or None if the residual stream already contains it. The second is the
+            residual stream, to which `x` has been added.
         """
         middle, residual = self.gate_up.apply_after_norm(norm, x, residual, swiglu=True)
         return self.down.add_to_residual(residual, middle), residual

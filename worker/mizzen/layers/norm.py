@@ -12,7 +12,7 @@ from mizzen.layers.weight_target import WeightTarget
 
 
 class RMSNorm:
-    """Scales the last dimension to unit root mean square, then by a learned weight."""
+    """Normalises the last dimension to a root mean square of 1, then multiplies it by a learned weight."""
 
     def __init__(self, build: BuildContext, name: str, size: int, epsilon: float) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class RMSNorm:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x [..., size], normalised and scaled, in its dtype."""
+        """Return x [..., size], normalised and multiplied by the weight, in the dtype of x."""
         if self.fused and x.dim() == 2:
             from mizzen.kernels.norm import rms_norm
 
@@ -40,7 +40,7 @@ class RMSNorm:
         return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Add x to `residual` in place and return the normalised sum; all are [tokens, size]."""
+        """Add x to `residual` in place and return the normalised sum; all three are [tokens, size]."""
         if self.fused:
             from mizzen.kernels.norm import add_rms_norm
 

@@ -10,7 +10,7 @@ from mizzen.models.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Return the rotation angle per position in radians for each pair of elements, float32 [head_dim / 2]."""
+    """Return, for each pair of elements, the rotation in radians per position: float32 [head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     base = dynamic_base(rope, head_dim) if rope.kind == "dynamic" else rope.theta
     inverse = 1.0 / base**exponents
@@ -31,7 +31,7 @@ def dynamic_base(rope: RopeConfig, head_dim: int) -> float:
 
 
 def yarn_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
-    """Interpolate frequencies that rotate few times in the original context, and keep high ones (YaRN).
+    """Interpolate low frequencies, with few rotations in the original context; keep high ones (YaRN).
 
     `inverse` and the result are float32 [head_dim / 2]; see arXiv 2309.00071.
     """
@@ -53,8 +53,8 @@ def yarn_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
 def llama3_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
     """Divide frequencies of long wavelengths by `factor`, and keep those of short wavelengths (Llama 3.1).
 
-    For wavelengths between long and short, the two are blended. `inverse` and the result are float32
-    [head_dim / 2].
+    For wavelengths in between, the divided and the original frequency are blended. `inverse` and the result
+    are float32 [head_dim / 2].
     """
     wavelength = 2 * math.pi / inverse
     longest = rope.original_context / rope.low_frequency_factor

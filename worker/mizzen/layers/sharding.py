@@ -29,7 +29,8 @@ class Axis:
         """Return this rank's equal shard of `total` items; `name` names the items in the error.
 
         Raises:
-            ValueError: `total` is not a multiple of the number of ranks; the message suggests other numbers.
+            ValueError: `total` is not a multiple of the number of ranks; the message suggests other numbers
+            of ranks.
         """
         if total % self.size:
             raise ValueError(
@@ -81,10 +82,11 @@ class Mesh:
 def check_shardable(config: ModelConfig, ranks: int) -> None:
     """Check that each layer of a model can be sharded equally over `ranks` ranks.
 
-    With fewer KV heads than ranks, KV heads are replicated. The vocabulary is padded, so any size will do.
+    With fewer KV heads than ranks, KV heads are replicated. The vocabulary may have any size: it is padded.
 
     Raises:
-        ValueError: a size is not divisible; the message names the config field and suggests numbers of ranks.
+        ValueError: a size cannot be sharded equally; the message names the config field and suggests numbers
+            of ranks.
     """
     axis = Axis(0, ranks)
     axis.shard(config.heads, "num_attention_heads")

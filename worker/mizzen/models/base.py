@@ -65,8 +65,8 @@ class DecoderModel:
             tokens: Token ids, int64 [tokens].
             positions: Positions of the tokens in their sequences, int64 [tokens].
             attend: Attention of this batch.
-            rows: Indices of the tokens whose hidden states are needed, int64, at least one; None for all. The
-                other tokens are dropped as soon as the last layer has stored their keys and values.
+            rows: Indices (int64, at least one) of the tokens whose hidden states are needed; None if all are.
+                Other tokens are dropped as soon as the last layer has stored their keys and values.
 
         Returns:
             The residual stream [tokens or rows, hidden] in the model's dtype, not yet normalised.
@@ -81,10 +81,10 @@ class DecoderModel:
 
     @contextmanager
     def without_fused_swiglu(self) -> Iterator[None]:
-        """Disable the fused gate-up SwiGLU kernel of prefills, while peak memory is profiled.
+        """Disable the fused gate-up SwiGLU kernel of prefills in a `with` block that profiles peak memory.
 
-        The profiled batch is the largest, but a slightly smaller one may need more memory, because the kernel
-        is not used for it.
+        The profiled batch is the largest, and may use this kernel. A slightly smaller batch that does not use
+        it may need more memory.
         """
         methods = [layer.mlp.gate_up.method for layer in self.layers]
         disabled = [

@@ -21,8 +21,9 @@ class RopeConfig:
 
     kind: str = "default"
     """Kind of extension: "default" (none), "linear" (positions are divided by `factor`), "dynamic" (a larger
-    base for longer contexts), "llama3" (frequencies are interpolated by wavelength) or "yarn" (frequencies
-    are interpolated by the number of rotations within the original context, arXiv 2309.00071)."""
+    base for longer contexts), "llama3" (frequencies are interpolated depending on their wavelengths) or
+    "yarn" (arXiv 2309.00071: frequencies are interpolated depending on how many rotations they make within
+    the original context)."""
     theta: float = 10000.0
     factor: float = 1.0
     low_frequency_factor: float = 1.0
@@ -33,9 +34,9 @@ class RopeConfig:
     """Context length in tokens to which `dynamic` extends the model. It is the same for all requests, because
     requests share cached keys, which keep the rotation with which they were stored."""
     beta_fast: float = 32.0
-    """Number of rotations within the original context from which yarn keeps a frequency unchanged."""
+    """Yarn leaves frequencies unchanged that make at least this many rotations in the original context."""
     beta_slow: float = 1.0
-    """Number of rotations within the original context up to which yarn interpolates a frequency fully."""
+    """Yarn fully interpolates frequencies that make at most this many rotations in the original context."""
     truncate: bool = True
     """Whether yarn rounds the dimensions that belong to `beta_fast` and `beta_slow` to whole numbers."""
     attention_factor: float = 1.0
@@ -71,7 +72,7 @@ class ModelConfig:
     end_token_ids: tuple[int, ...] = ()
     generates: bool = True
     """Whether the model can generate text. It is False for checkpoints without an output head, which only
-    compute embeddings; their models are built with a tied head."""
+    compute embeddings; the model of such a checkpoint is built with a tied head."""
 
     def with_context_length(self, length: int) -> ModelConfig:
         """Return the configuration for serving contexts of up to `length` tokens."""
@@ -102,7 +103,7 @@ def read_rope(fields: Fields) -> RopeConfig:
     """Read the rotary embedding, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
 
     Raises:
-        ConfigError: a field is missing or invalid, or its type of embedding is not supported.
+        ConfigError: a field is missing or invalid, or the type of embedding is not supported.
     """
     rope = rope_fields(fields)
     values = rope.values
@@ -140,7 +141,7 @@ def read_rope(fields: Fields) -> RopeConfig:
 
 
 def read_yarn(fields: Fields, rope: Fields, theta: float, factor: float) -> RopeConfig:
-    """Read the parameters of yarn; `attention_factor` defaults to the value in section 3.4 of the paper.
+    """Read yarn's parameters; `attention_factor` defaults to the value in section 3.4 of YaRN's paper.
 
     Raises:
         ConfigError: a field is missing or invalid.
@@ -233,7 +234,8 @@ def read_token_ids(fields: Fields, name: str = "eos_token_id") -> tuple[int, ...
 def quantizes_only_kv(quantization: Fields) -> bool:
     """Return whether `quantization_config` leaves the weights unquantized.
 
-    It may be absent or empty, or describe only the scales of an 8-bit KV cache, as compressed-tensors does.
+    It does so if it is absent or empty, or if it describes only an 8-bit KV cache in the format of
+    compressed-tensors.
     """
     values = quantization.values
     scheme = values.get("kv_cache_scheme")
@@ -256,8 +258,8 @@ def read_decoder_config(
 ) -> ModelConfig:
     """Read the fields that all decoders share; the keyword arguments are specific to a family.
 
-    `context_length` and `tie_embeddings` are the family's defaults, if config.json does not set them. All
-    layers have the sliding window `window`, unless config.json lists `layer_types`.
+    `context_length` and `tie_embeddings` are the family's defaults for values that config.json does not set.
+    All layers have the sliding window `window`, unless config.json lists `layer_types`.
 
     Raises:
         ConfigError: a field is missing, invalid or not supported; the message names the field.

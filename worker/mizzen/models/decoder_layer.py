@@ -15,7 +15,7 @@ from mizzen.models.config import ModelConfig
 
 
 class DecoderLayer:
-    """One layer: self-attention and a feed-forward block, each preceded by a norm, on the residual stream."""
+    """Self-attention and a feed-forward block; each has a norm before it and adds to the residual stream."""
 
     def __init__(self, build: BuildContext, config: ModelConfig, layer: int) -> None:
         size, epsilon = config.hidden_size, config.norm_epsilon
@@ -41,15 +41,16 @@ class DecoderLayer:
         """Add the previous layer's output to the residual stream, and apply this layer.
 
         Args:
-            x: Output [tokens, hidden] of the previous layer on this rank, whose sum over ranks is added to
-                the residual stream. None in the first layer, or if the stream already contains it.
+            x: This rank's output [tokens, hidden] of the previous layer; its sum over ranks is added to the
+                residual stream. None in the first layer, or if the stream already contains the sum.
             residual: Residual stream [tokens, hidden]; may be updated in place.
             context: Inputs that all layers share.
             rows: Indices of the tokens to continue with after the attention, int64; None for all.
 
         Returns:
-            A pair of this layer's output on this rank (None if the residual stream already contains it),
-            which is the `x` of the next layer, and the residual stream. Both are [tokens or rows, hidden].
+            Two tensors [tokens or rows, hidden]. The first is this layer's output on this rank, to be passed
+            on as the `x` of the next layer, or None if the residual stream already contains it. The second is
+            the residual stream.
         """
         qkv, residual = self.attention.qkv_proj.apply_after_norm(self.input_norm, x, residual)
         x, residual = self.attention(qkv, residual, context, rows)

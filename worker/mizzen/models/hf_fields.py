@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SHOWN = 200
-"""Maximum length in characters of an invalid value in an error message."""
+"""Number of characters after which an error message truncates an invalid value."""
 
 
 class ConfigError(ValueError):
@@ -41,7 +41,7 @@ class Fields:
         return cls(values, str(path))
 
     def error(self, name: str, rule: str) -> ConfigError:
-        """Return an error with a field's name, a `rule` such as "must be true", and the field's value."""
+        """Return an error that names a field, the `rule` it violates ("must be true"), and its value."""
         value = self.values.get(name)
         shown = repr(value)
         shown = shown if len(shown) <= SHOWN else shown[:SHOWN] + "…"

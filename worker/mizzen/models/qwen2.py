@@ -20,9 +20,9 @@ def parse_config(fields: Fields) -> ModelConfig:
 def read_upper_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Return the configuration with the sliding windows that the Qwen family gives to its upper layers.
 
-    This concerns only files without `layer_types`. If `use_sliding_window` is true, layers from
-    `max_window_layers` on have the window `sliding_window`, or no window if that is null. Otherwise
-    `sliding_window` has no effect.
+    If config.json has `layer_types`, the configuration is returned unchanged. Otherwise, if
+    `use_sliding_window` is true, layers from `max_window_layers` on have the window `sliding_window`, or no
+    window if that is null. If `use_sliding_window` is false, `sliding_window` has no effect.
 
     Raises:
         ConfigError: one of these fields is invalid.

@@ -19,7 +19,7 @@ READERS: dict[str, ConfigReader] = {
 HEADLESS_READERS: dict[str, ConfigReader] = {
     name.replace("ForCausalLM", "Model"): read for name, read in READERS.items()
 }
-"""Config readers for checkpoints of embedding models, which lack the output head that generation needs."""
+"""Config reader by name of the architecture, for embedding models, whose checkpoints have no output head."""
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -48,7 +48,7 @@ class Batch:
         Args:
             engine: Engine without other requests.
             entries: One entry per request; `run` fills in the outputs.
-            max_live: Maximum number of requests that are submitted and not finished at any time.
+            max_live: Maximum number of unfinished requests in the engine; the others are submitted later.
         """
         self._engine = engine
         self._entries = entries

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 LARGE_GPU_PREFILL_TOKENS = 16384
-"""Default `prefill_chunk_tokens` on large GPUs. No client waits for a token, so larger steps are faster."""
+"""Default `prefill_chunk_tokens` on large GPUs. Larger steps are faster, and no client waits for a token."""
 LARGE_GPU_BYTES = 64 << 30
-"""Minimum GPU memory in bytes for `LARGE_GPU_PREFILL_TOKENS`; such a step needs only a small part of it."""
+"""Minimum memory in bytes of a large GPU; `LARGE_GPU_PREFILL_TOKENS` in a step need a small part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,7 @@ class LLM:
         """Tokenize a prompt if it is text, check its length and ids, and return the token ids.
 
         Raises:
-            ValueError: the prompt is invalid; the message names it by its `index`.
+            ValueError: the prompt is invalid; the message contains its `index`.
         """
         if isinstance(prompt, str):
             if self.tokenizer is None:
@@ -283,7 +283,10 @@ class LLM:
         )
 
     def _run_batch(self, entries: list[BatchEntry], progress: bool | None) -> None:
-        """Run a batch to completion; with `progress`, or by default on a terminal, show a progress bar."""
+        """Run a batch to completion.
+
+        `progress` sets whether to show a progress bar; if None, only if standard error is a terminal.
+        """
         batch = Batch(self.engine, entries, self.options.max_waiting_requests)
         if sys.stderr.isatty() if progress is None else progress:
             with ProgressBar(len(entries)) as bar:

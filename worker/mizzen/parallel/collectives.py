@@ -19,21 +19,21 @@ class Collectives(Protocol):
     size: int
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over ranks of x (contiguous); may overwrite x and return it."""
+        """Return the sum of x (contiguous) over ranks; may write the sum to x and return x."""
         ...
 
     def all_reduce_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
-        """Add the sum over ranks of x to `residual` in place; return the RMS-normalised and scaled result.
+        """Add the sum of x over ranks to `residual` in place; return RMSNorm(residual), scaled by `weight`.
 
-        This takes one kernel. If there is no such kernel, or it would be slower, do nothing and return None.
-        x and residual are [rows, size], `weight` is [size].
+        All this is done by one kernel. If there is no such kernel, or it would be slower than separate ones,
+        do nothing and return None. x and residual are [rows, size]; `weight` is [size].
         """
         ...
 
     def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Concatenate x [rows, shard] of all ranks to [rows, total], in `out` if given.
+        """Return the concatenation [rows, total] of all ranks' x [rows, shard], in `out` if given.
 
         Columns beyond `total` are padding of the last ranks and are dropped.
         """
@@ -129,7 +129,7 @@ class SingleRank(NoPeerMemory):
         return None
 
     def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return x, or `out` with the values of x."""
+        """Return x; if `out` is given, copy x to `out` and return `out`."""
         return x if out is None else out.copy_(x)
 
     def broadcast(self, x: torch.Tensor) -> None:
@@ -192,7 +192,7 @@ class GlooCollectives(NoPeerMemory):
 
 
 def concatenate_columns(blocks: torch.Tensor, total: int, out: torch.Tensor | None) -> torch.Tensor:
-    """Concatenate blocks [ranks, rows, shard] to [rows, total], without the columns beyond `total`."""
+    """Return blocks [ranks, rows, shard] concatenated into [rows, total]; drop the columns beyond `total`."""
     ranks, rows, share = blocks.shape
     if out is None:
         out = torch.empty((rows, total), dtype=blocks.dtype, device=blocks.device)

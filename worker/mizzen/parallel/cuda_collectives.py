@@ -1,8 +1,8 @@
 """Collectives on CUDA: peer memory (P2P over NVLink) for small messages, NCCL for large ones.
 
-In a one-shot all-reduce, each rank reads the whole message of every rank, which has the lowest latency. In a
-two-shot all-reduce, each rank reduces a shard and then gathers the shards, which moves the fewest bytes from
-four ranks on. All operations may be captured in graphs.
+In a one-shot all-reduce, each rank reads the whole message of every rank; this method has the lowest latency.
+In a two-shot all-reduce, each rank reduces a shard and then gathers the shards; with four or more ranks, this
+method moves the fewest bytes. All operations may be captured in graphs.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ KIB = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceSizes:
-    """Largest message in bytes for each all-reduce method; NCCL handles larger messages."""
+    """Maximum message size in bytes for each all-reduce method; NCCL handles larger messages.
+
+    The methods whose names begin with `fused` also add to the residual and apply the norm.
+    """
 
     one_shot: int = 0
     two_shot: int = 0
     fused_push: int = 0
-    """Largest message in bytes for the method fused with the norm in which each rank sends its rows to the
-    other ranks."""
+    """Maximum message size in bytes for the fused method by which each rank sends its rows to all others."""
     fused_read: int = 0
-    """Largest message in bytes for the method fused with the norm in which each rank reads the rows of the
-    other ranks."""
+    """Maximum message size in bytes for the fused method by which each rank reads the rows of all others."""
     fused_two_shot: int = 0
-    """Largest message in bytes for the method fused with the norm in which each rank reduces a shard of the
-    rows."""
+    """Maximum message size in bytes for the fused method by which each rank reduces a shard of the rows."""
 
     @property
     def max_fused_bytes(self) -> int:
@@ -76,7 +76,8 @@ SIZES_BY_RANKS = {
         fused_two_shot=8192 * KIB,
     ),
 }
-"""Sizes by number of ranks, up to which each method was fastest; `benchmarks/allreduce.py` measures them."""
+"""Default maximum sizes by number of ranks: for messages of up to this size, `benchmarks/allreduce.py`
+measured that the method is the fastest."""
 FORCED_SIZES = {
     "nccl": AllReduceSizes(),
     "one-shot": AllReduceSizes(one_shot=BUFFER_BYTES),
@@ -85,13 +86,14 @@ FORCED_SIZES = {
     "fused": AllReduceSizes(one_shot=BUFFER_BYTES, fused_read=BUFFER_BYTES),
     "fused-two-shot": AllReduceSizes(two_shot=BUFFER_BYTES, fused_two_shot=BUFFER_BYTES),
 }
-"""Sizes by value of `--all-reduce`, except for auto; the named method handles every message that it can."""
+"""Maximum sizes by value of `--all-reduce` (other than "auto"). The method of that name handles all messages
+that it supports."""
 METHODS = ("auto", *FORCED_SIZES)
 """Possible values of `--all-reduce`."""
 
 
 def resolve_sizes(method: str, ranks: int) -> AllReduceSizes:
-    """Return the largest message for each method, given the value of `--all-reduce` and the number of ranks.
+    """Return the maximum message sizes for a value of `--all-reduce` and a number of ranks.
 
     Raises:
         ValueError: the method is unknown.
@@ -104,7 +106,7 @@ def resolve_sizes(method: str, ranks: int) -> AllReduceSizes:
 
 
 class FusedAllReduceNorm:
-    """All-reduce fused with residual addition and norm, for rows of one length and by up to three methods."""
+    """All-reduce fused with residual addition and norm; has up to three kernels, for rows of one length."""
 
     def __init__(self, memory: PeerMemory, columns: int, sizes: AllReduceSizes) -> None:
         """Allocate the peer memory and compile the kernels; all ranks must call this together."""
@@ -131,7 +133,7 @@ class FusedAllReduceNorm:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
-        """Run the first kernel that has room for the rows of x; return None if no kernel has."""
+        """Run the first kernel that has room for the rows of x; return None if no kernel has enough room."""
         for kernel in self.kernels:
             if len(x) <= kernel.max_rows:
                 return kernel(x, residual, weight, epsilon)
@@ -203,7 +205,7 @@ class CudaCollectives(NcclCollectives):
         self.fused_norms: dict[int, FusedAllReduceNorm | None] = {}
         """Fused norm kernels by row length in elements; None for lengths that are not supported."""
         self.peer_kernels: dict[str, Any] = {}
-        """Other kernels over peer memory by name; None for kernels that are not supported."""
+        """Other kernels that use peer memory, by name; None for a kernel that is not supported."""
 
     def uses_peer_memory(self, x: torch.Tensor) -> bool:
         """Return whether `all_reduce` reduces x over peer memory."""
@@ -212,7 +214,7 @@ class CudaCollectives(NcclCollectives):
         return self.peers is not None and fits and size <= max(self.sizes.one_shot, self.sizes.two_shot)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over ranks of x, by the method for x's size."""
+        """Return the sum of x over ranks, computed by the method that handles messages of this size."""
         if self.peers is None or not self.uses_peer_memory(x):
             return super().all_reduce(x)
         small = x.numel() * x.element_size() <= self.sizes.one_shot
@@ -236,7 +238,10 @@ class CudaCollectives(NcclCollectives):
         return None if norm is None else norm(x, residual, weight, epsilon)
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """Overwrite x with rank 0's values; int64 values (last tokens of slots) go over peer memory."""
+        """Overwrite x with rank 0's values.
+
+        Up to `MAX_BROADCAST_TOKENS` int64 values (the last tokens of slots) are sent over peer memory.
+        """
         tokens = x.dtype == torch.int64 and len(x) <= MAX_BROADCAST_TOKENS
         kernel = self._peer_kernel("tokens", make_token_broadcast) if tokens else None
         if kernel is None:
@@ -294,7 +299,7 @@ class CudaCollectives(NcclCollectives):
 def make_fused_norm(memory: PeerMemory, columns: int, sizes: AllReduceSizes) -> FusedAllReduceNorm | None:
     """Make and check the fused kernels for rows of `columns` elements.
 
-    Log a warning and return None if they cannot be used on some rank.
+    Log a warning and return None if any rank cannot use them.
     """
     return make_on_all_ranks(
         memory,

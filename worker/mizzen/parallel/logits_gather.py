@@ -14,12 +14,12 @@ from mizzen.parallel.p2p_memory import ALIGNMENT, PeerMemory, make_on_all_ranks,
 
 TRIAL_ROWS = (16, 1, 3)
 TRIAL_SHARD = 64
-"""Number of columns of each rank in the buffer of `check_writes_arrive`."""
+"""Number of columns that each rank writes to the buffer of `check_writes_arrive`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsBuffer:
-    """Tensors of a logits buffer on this rank and on rank 0, both [rows, columns]; one tensor on rank 0."""
+    """A logits buffer: two tensors [rows, columns], which on rank 0 share the same memory."""
 
     own: torch.Tensor
     """Tensor in this rank's memory."""
@@ -28,10 +28,10 @@ class LogitsBuffer:
 
 
 def is_aligned_shard(columns: int, element: int, shard: slice, rank: int, ranks: int) -> bool:
-    """Return whether `shard` is the equal shard of a rank, and all shards are aligned to 16 bytes.
+    """Return whether `shard` is this rank's part if `columns` are divided equally, aligned to 16 bytes.
 
-    `element` is the size of an element in bytes. All ranks get the same result: if the vocabulary is padded,
-    rank 0's shard is larger than an equal one, and so all other shards start at other columns.
+    `element` is the size of an element in bytes. All ranks get the same result. If the vocabulary is padded,
+    the result is False: rank 0's shard is larger than an equal part, so all other shards start later.
     """
     share = columns // ranks
     equal = share * ranks == columns and shard == slice(rank * share, (rank + 1) * share)
@@ -94,7 +94,7 @@ def make_logits_buffers(memory: PeerMemory) -> LogitsBuffers | None:
 
 
 def check_writes_arrive(buffers: LogitsBuffers) -> bool:
-    """Return whether rank 0 sees what all ranks write to a buffer with GEMMs and copies, in several trials.
+    """Run several trials; return whether rank 0 saw all that the ranks wrote to a buffer by GEMM and copy.
 
     Every rank runs all checks whatever their results, so that no rank waits for a rank that stopped early.
     All ranks get the same result.

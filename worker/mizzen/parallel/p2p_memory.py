@@ -16,7 +16,8 @@ import torch.distributed as dist
 log = logging.getLogger(__name__)
 
 ALIGNMENT = 16
-"""Bytes that kernels over peer memory move at once; each rank's share of a message is a multiple of this."""
+"""Number of bytes that a kernel over peer memory moves at once. Each rank's share of a message must be a
+multiple of it."""
 BUFFER_BYTES = 16 << 20
 """Size in bytes of the buffer for all-reduces."""
 TRIAL_WORDS = 512
@@ -112,9 +113,9 @@ def make_peer_memory(group: dist.ProcessGroup, device: torch.device, *, first: b
     """Make and check the peer memory of a group; log a warning and return None if it does not work.
 
     Each operation is compared with NCCL, so that wiring that corrupts data is detected at start-up. `first`
-    says that this process was in no other group before. Otherwise there is no peer memory: PyTorch keeps
-    groups by name and numbers rendezvous per process, so ranks with different histories would wait for each
-    other forever.
+    is True if this is the first group of this process. If it is False on any rank, there is no peer memory:
+    PyTorch keeps groups by name and numbers rendezvous per process, so ranks with different histories would
+    wait for each other forever.
     """
     if not true_on_all_ranks(first, group, device):
         log.warning(

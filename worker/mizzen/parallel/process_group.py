@@ -52,7 +52,7 @@ class RankConfig:
     """URL file:///path, or tcp://host:port/name with the address of rank 0; the name distinguishes groups."""
     device: torch.device
     timeout_seconds: float = 600.0
-    """Time in seconds that ranks wait for each other at start-up."""
+    """Maximum time in seconds that ranks wait for each other at start-up."""
     all_reduce: str = "auto"
     """All-reduce method on CUDA; see `mizzen.parallel.cuda_collectives`."""
     address: str = ""
@@ -67,7 +67,7 @@ def open_store(config: RankConfig) -> dist.Store:
     """Open the store at the rendezvous, which exchanges strings between ranks.
 
     Raises:
-        ValueError: the rendezvous is not a URL of either form.
+        ValueError: the rendezvous has neither of the forms that `RankConfig.rendezvous` describes.
         OSError: rank 0 cannot listen at its TCP address.
     """
     url, timeout = urlsplit(config.rendezvous), timedelta(seconds=config.timeout_seconds)
@@ -83,7 +83,7 @@ def open_store(config: RankConfig) -> dist.Store:
 
 
 def _tcp_store(config: RankConfig, host: str, port: int, timeout: timedelta) -> dist.Store:
-    """Connect to rank 0's store; on rank 0, listen only on `host`, whereas torch would listen everywhere."""
+    """Connect to rank 0's store. Rank 0 listens only on `host`; torch alone would listen on all addresses."""
     if config.rank:
         return dist.TCPStore(host, port, config.size, False, timeout, wait_for_workers=False)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -129,7 +129,7 @@ class RankGroup:
         self.collectives: Collectives = self._join()
 
     def exchange(self, topic: str, value: str) -> list[str]:
-        """Send `value` to all ranks, and return the values of all ranks by rank; for start-up only.
+        """Send `value` to all ranks, and return all ranks' values in rank order; for start-up only.
 
         Every rank must make the same calls in the same order. `topic` names the exchange in errors.
 
@@ -161,7 +161,7 @@ class RankGroup:
     def close(self) -> None:
         """Leave the group, even if other ranks have exited.
 
-        Captured graphs that contain collectives must be freed before.
+        Captured graphs that contain collectives must be freed first.
         """
         self.collectives.close()
         if self.config.device.type == "cuda" and dist.is_initialized():

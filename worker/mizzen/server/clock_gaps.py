@@ -7,7 +7,7 @@ stall detector exclude such gaps from the ranks' deadlines.
 from __future__ import annotations
 
 NORMAL_CHECK_SECONDS = 1.0
-"""Maximum time between two checks of a monitor that runs; any excess counts as a gap."""
+"""Maximum time in seconds between two checks while the monitor runs; any time beyond it counts as a gap."""
 
 
 class ClockGapMeter:

@@ -17,8 +17,8 @@ class EngineInfoProtocol(Protocol):
 
     @property
     def context_length(self) -> int:
-        """Maximum number of prompt and output tokens of a request; at least one such request fits the KV
-        cache."""
+        """Maximum number of prompt and output tokens of a request; the KV cache has room for at least one
+        request of this length."""
         ...
 
     @property

@@ -1,8 +1,8 @@
 """Aliases of the engine's metrics under vLLM's and SGLang's names, and the values of all labels.
 
 Endpoint pickers, autoscalers and dashboards query engines by these names: llm-d, the Gateway API inference
-extension and AIBrix support both families, KEDA recipes mostly vLLM's. The aliases are always exported; they
-cost only a few lines per scrape.
+extension and AIBrix support both sets of names; KEDA recipes mostly use vLLM's. The aliases are always
+exported; they cost only a few lines per scrape.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VLLM: dict[str, tuple[str, ...]] = {
     "between_tokens_seconds": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     "request_seconds": ("vllm:e2e_request_latency_seconds",),
 }
-"""vLLM's names for a metric, by field of the status block."""
+"""vLLM's names for each metric, by the metric's field in the status block."""
 
 USAGE = ("sglang:token_usage", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 """Names of the gauge for the used share of the KV cache, 0 to 1; the last one is vLLM's former name."""
@@ -56,4 +56,4 @@ LABELS: dict[str, tuple[str, str, str]] = {
     "block_size": ("1", "the engine's `--page-size`", "number of tokens in a page"),
     "num_gpu_blocks": ("1", "a number", "number of pages in the KV cache"),
 }
-"""Labels for docs/metrics.md: the maximum number of values, the values, and the meaning of each label."""
+"""For each label: the maximum number of its values, the values, and its meaning, as in docs/metrics.md."""

@@ -23,11 +23,11 @@ from mizzen.wire.server.engine_server import WireServer
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5
-"""Maximum time between two iterations of an idle loop; the supervisor considers a silent loop hung."""
+"""Maximum seconds between two iterations of an idle loop; the supervisor considers a silent loop hung."""
 PUBLISH_SECONDS = 0.02
-"""Interval at which a busy loop publishes load, cache events and counters."""
+"""Interval in seconds at which the loop of a busy engine publishes load, cache events and counters."""
 STALL_SECONDS = 0.001
-"""Pause of the loop if the engine is busy but cannot launch a step."""
+"""Seconds for which the loop sleeps if the engine is busy but cannot launch a step."""
 STRAGGLER_SECONDS = 0.2
 """Time for which a drained engine keeps running to reject requests that were in transit."""
 

@@ -1,4 +1,4 @@
-"""Queue of received signals, for which a loop can wait without races and without work in signal handlers."""
+"""Queue of received signals. A loop can wait for them without races, and signal handlers do no work."""
 
 from __future__ import annotations
 

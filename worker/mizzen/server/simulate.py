@@ -3,8 +3,8 @@
     python -m mizzen.server.simulate --model FOLDER --wire-bind tcp://127.0.0.1:5557 --step-milliseconds 5
 
 Tests of gateways, operators and clusters use it to choose the speed of an engine and to provoke failures. It
-serves the tokenizer of a model folder, which needs no weights. `SimulatedEngine` runs it in a thread of a
-test.
+serves the tokenizer of a model folder, which needs no weights. `SimulatedEngine` runs it in a thread of the
+test's own process.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SimulatedEngine:
 
     @property
     def status(self) -> Snapshot:
-        """Rank 0's current status snapshot, which a supervisor would read."""
+        """Rank 0's current status snapshot, as a supervisor would read it."""
         return self._reader.read()
 
     @property

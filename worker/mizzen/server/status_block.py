@@ -40,7 +40,7 @@ def create_status_blocks(ranks: int) -> int:
 class Snapshot:
     """Status of one rank: its values by field name (`mizzen.server.metric_catalogue.FIELDS`), and its text.
 
-    The text is rank 0's endpoint for gateways, or the reason of the rank's failure.
+    The text is the reason for the rank's failure or, for rank 0, the endpoint that gateways connect to.
     """
 
     values: array[float]

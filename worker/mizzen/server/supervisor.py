@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 4.0
-"""Time after the drain timeout for ranks to send their last frames and free the device."""
+"""Seconds that ranks have after the drain timeout to send their last frames and free the device."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR2)
 DEVICE_LOST_EXIT_CODE = 3
 """Exit code of an engine whose device is gone or broken."""
@@ -63,7 +63,8 @@ class Supervisor:
         self._monitor = GroupMonitor(config, self._links) if self._links else None
         self._clock_gaps = ClockGapMeter()
         self._heartbeat = 0.0
-        """Time of the last iteration of rank 0's loop, moved forward by clock gaps."""
+        """Time of the last iteration of rank 0's loop; each clock gap since then moves it forward by its
+        length."""
         self._ranks: list[RankProcess] = []
         self._exit: ExitReason | None = None
         self._draining = False
@@ -164,7 +165,7 @@ class Supervisor:
             rank.send_command(ControlCommand.END)
 
     def _profile(self) -> None:
-        """Make rank 0 take a trace; do not forward the signal if it would kill the rank."""
+        """Make rank 0 take a trace, by forwarding SIGUSR2; do not forward it if it would kill the rank."""
         if not self._is_leader or not self._config.profile or self._phase() < Phase.SERVING:
             log.warning(
                 "SIGUSR2 ignored: a trace needs a serving engine that was started with --profile FOLDER"
@@ -293,7 +294,7 @@ class Supervisor:
 
 
 def _write_termination_message(config: EngineConfig, message: str) -> None:
-    """Write the termination message, which Kubernetes reports as the reason of the container's exit."""
+    """Write the termination message, which Kubernetes reports as the reason for the container's exit."""
     path = Path(config.termination_message)
     # Kubernetes mounts the file into /dev. If it is not mounted there, do not create it.
     if path.is_file() or (path.parent.is_dir() and path.parent != Path("/dev")):

@@ -3,8 +3,9 @@
 A scale is a divisor of the keys or values in the cache. It is folded into weights so that kernels need no
 scales. For a key scale, the weights that produce keys are divided by it, and the weights that produce queries
 are multiplied by it. For a value scale, the weights that produce values are divided by it, and the output
-projection is multiplied by it. Scales are rounded up to powers of two, so that this is exact: a power of two
-only shifts the range of e4m3, which is a floating-point format.
+projection is multiplied by it. Scales are rounded up to powers of two, so that the weights are scaled
+exactly. The rounding costs no precision in the cache: e4m3 is a floating-point format, so a power of two only
+shifts its range.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ AFFECTED_WEIGHT = re.compile(
 )
 
 KVScales = dict[int, tuple[float, float]]
-"""Scale of keys and scale of values, both powers of two, by layer."""
+"""For each layer: the scale of its keys and the scale of its values, both powers of two."""
 
 
 def round_up_to_power_of_two(scale: float) -> float:

@@ -68,10 +68,11 @@ class SafetensorsHeader:
         self.data = 8 + size
 
     def file_range(self, target: WeightTarget) -> FileRange | None:
-        """Return the byte range that fills a target; None if copying bytes cannot fill it.
+        """Return the byte range that fills a target, or None if the target cannot be filled by copying bytes.
 
-        That is the case if the target has another dtype than the file, or is neither a slice of rows nor a
-        slice of the columns of a matrix.
+        Bytes can be copied only if the target is contiguous, has the dtype of the file's tensor, and is a
+        slice of that tensor's rows or, for a matrix, of its rows and columns. In the latter case, the part
+        of each row must not exceed `BLOCK` bytes.
         """
         entry = self.entries[target.name]
         rows, *rest = target.shard
@@ -108,7 +109,7 @@ def split_into_blocks(file_ranges: list[FileRange]) -> Iterator[FileRange]:
 
 
 class ThreadBuffers(threading.local):
-    """Pinned buffers and CUDA stream of each reader thread."""
+    """Pinned buffers and CUDA stream of a reader thread; each thread gets its own."""
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
@@ -167,7 +168,7 @@ def read_exactly(descriptor: int, into: memoryview, start: int, path: Path) -> N
 def stream_to_device(file_ranges: list[FileRange], done: Callable[[int], None]) -> None:
     """Copy file ranges to their destinations, which must all be on one device.
 
-    `done` is called with the number of bytes of each block after its read.
+    After each block is read, `done` is called with its size in bytes.
 
     Raises:
         OSError: a file cannot be read, or is truncated.

@@ -54,7 +54,7 @@ class WireKeys:
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A key pair of one side and one generation."""
+    """A key pair of one side, from one key generation."""
 
     public: bytes
     secret: bytes
@@ -108,7 +108,7 @@ def _pair(folder: Path, name: str) -> KeyPair:
 
 
 def load_ring(folder: Path, side: str, *, peers: bool = True) -> KeyRing:
-    """Read the keys of `side` ("engine" or "gateway"), of one or two generations.
+    """Read the keys of `side` ("engine" or "gateway"); during a key rotation, these are two generations.
 
     Args:
         folder: folder that contains the key files.
@@ -116,7 +116,8 @@ def load_ring(folder: Path, side: str, *, peers: bool = True) -> KeyRing:
         peers: whether the other side's public keys are read too.
 
     Raises:
-        KeyFileError: a file is missing or malformed, or two files are not a key pair; the text names them.
+        KeyFileError: a file is missing or malformed, or two files do not form a key pair. The text names the
+            files.
     """
     try:
         return _load(folder, side, peers)
@@ -139,7 +140,7 @@ def _load(folder: Path, side: str, peers: bool) -> KeyRing:
 
 
 def find_pair(folder: Path, side: str, public: str) -> KeyPair:
-    """Return the key pair of `side` that has the given public key, of either generation.
+    """Search both key generations of `side` for the pair with the given public key, and return it.
 
     Raises:
         KeyFileError: a file is missing or malformed, or the folder has no such pair; the text names the
@@ -202,7 +203,7 @@ class KeyFolder:
 
 
 def write_keys(folder: Path) -> None:
-    """Generate a key pair for each side, in a folder that only this user may read."""
+    """Generate a key pair for each side and write it to files that only this user may read."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for side in SIDES:
         for half, key in zip(("public", "secret"), zmq.curve_keypair(), strict=True):

@@ -18,7 +18,7 @@ class WireLimits:
     frames_per_receive: int = 128
     """Maximum number of frames read between two steps, per listening socket."""
     file_requests: int = 8
-    """Maximum number of pending requests for file parts of one gateway."""
+    """Maximum number of requests for file parts that one gateway may have pending."""
     queued_parts: int = 2
     """Maximum number of file parts queued in ZMQ for one gateway; requests for more parts wait unanswered."""
     parts_per_receive: int = 2

@@ -81,8 +81,7 @@ class Generate(WireMessage, frozen=True):
     salt: bytes = b""
     priority: int = 0
     queue_seconds: float = 0.0
-    """Maximum seconds that the request may wait for its first token before it is rejected; 0 means no
-    limit."""
+    """Seconds after which the request is rejected if it has no first token yet; 0 means no limit."""
     generated: int = 0
     """Number of trailing tokens of `prompt` that another engine generated before it was lost: limits,
     penalties and the grammar treat them as output, and `Outputs.offsets` continue after them."""
@@ -112,7 +111,7 @@ class Abort(WireMessage, frozen=True):
 
 
 class FetchFile(WireMessage, frozen=True):
-    """Requests a part of a file, by a name in `Welcome.files` and a byte offset.
+    """Requests the part of a file that starts at a byte offset; the file's name is a key of `Welcome.files`.
 
     An engine queues a few of these requests per gateway (`WireLimits.file_requests`) and rejects further ones
     with `RefusalCode.QUEUE_FULL`.
@@ -249,7 +248,7 @@ class Refused(WireMessage, frozen=True):
 
 
 class Stats(WireMessage, frozen=True):
-    """The engine's current load: numbers of requests, waiting prompt tokens and KV cache pages."""
+    """The engine's current load: the numbers of requests, of waiting prompt tokens and of KV cache pages."""
 
     running: int
     waiting: int
@@ -260,8 +259,8 @@ class Stats(WireMessage, frozen=True):
     draining: bool
     steps: int
     patience_seconds: float = 0.0
-    """Seconds without a completed step after which the engine must be hanging, judged by its past steps; 0 if
-    unknown."""
+    """Seconds without a completed step after which the engine must be hanging, estimated from the durations
+    of past steps; 0 if unknown."""
 
 
 class Blocks(WireMessage, frozen=True):

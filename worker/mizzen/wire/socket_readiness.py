@@ -1,8 +1,9 @@
 """Calls a function when a ZMQ socket has frames, directly from the event loop's selector.
 
 pyzmq's asyncio sockets would create several futures for each wait. A ZMQ socket's file descriptor signals
-only that the socket's state may have changed (see ZMQ_FD). So frames must be read until none are left, and
-after sending the socket must be checked for frames, because sending may consume the signal of their arrival.
+only that the socket's state may have changed (see ZMQ_FD). So frames must be read until none are left. After
+each send, the socket must be checked for received frames, because sending may consume the signal that they
+have arrived.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class SocketReadiness:
         """Call `read` whenever frames are available, until cancelled.
 
         Raises:
-            Exception: an error of `read`, which ends the calls.
+            Exception: `read` raised it; `read` is not called again.
         """
         descriptor = self._socket.fileno()
         self._loop.add_reader(descriptor, self._ready)

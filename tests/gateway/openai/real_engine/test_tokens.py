@@ -51,7 +51,7 @@ async def test_rejection_by_the_engine_gets_400(client: Any) -> None:
 
 
 async def test_concurrent_requests_get_the_answers_of_separate_requests(client: Any) -> None:
-    """Different kinds of requests get the same answers concurrently as one by one."""
+    """Requests of different kinds get the same answers whether they run concurrently or one by one."""
     alone = await complete(client, temperature=0, max_tokens=8)
     answers = await asyncio.gather(
         *(complete(client, temperature=0, max_tokens=8, n=2) for _ in range(4)),

@@ -1,4 +1,4 @@
-"""Lets all ranks of a group share one GPU on machines with only one; used only by tests.
+"""Lets all ranks of a group share the GPU of a machine that has only one; used only by tests.
 
 Python imports this module when a process starts, because its folder is on PYTHONPATH. Every rank uses GPU 0,
 and gloo replaces NCCL, which refuses two ranks on one GPU. Everything else runs as on several GPUs:

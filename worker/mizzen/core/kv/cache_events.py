@@ -96,7 +96,7 @@ class BlockHashLedger:
         self._unhashed.clear()
 
     def _hash_blocks(self, node: RadixNode) -> None:
-        """Compute the block hashes of a node; its ancestors must have theirs already."""
+        """Compute the block hashes of a node; the hashes of its ancestors must have been computed before."""
         data, block_hash = self._tokens_from_boundary(node)
         node.block_hashes = []
         for start in range(0, len(data) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
@@ -107,8 +107,8 @@ class BlockHashLedger:
     def _tokens_from_boundary(self, node: RadixNode) -> tuple[bytes, int]:
         """Return the bytes of the tokens from a block boundary to the end of a node, and a parent hash.
 
-        The boundary is the last one at or before the start of the node. The parent hash is that of the block
-        which ends at the boundary.
+        The boundary is the last one at or before the start of the node. The parent hash is the hash of the
+        block that ends at the boundary.
         """
         missing = 4 * (node.start * self._page_size % BLOCK_TOKENS)
         parts = [node.token_bytes]

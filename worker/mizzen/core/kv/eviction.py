@@ -19,13 +19,13 @@ class Evictable(Protocol):
     priority: int
     """Highest priority of the requests that used the node."""
     heap_entry: int
-    """Number of the node's valid entry in the `EvictionHeap`; 0 if the node must not be evicted."""
+    """Serial number of the node's valid entry in the `EvictionHeap`; 0 if the node must not be evicted."""
 
 
 Priority = tuple[int, int]
 """Eviction priority of a node: the node with the lowest one is evicted first."""
 Strategy = Callable[[Evictable], Priority]
-"""Computes the eviction priority of a node."""
+"""Function that computes the eviction priority of a node."""
 
 
 def least_recently_used(node: Evictable) -> Priority:
@@ -34,7 +34,7 @@ def least_recently_used(node: Evictable) -> Priority:
 
 
 def least_frequently_used(node: Evictable) -> Priority:
-    """Evict the node with the fewest hits first, then the least recently used (LFU)."""
+    """Evict the node with the fewest hits first; among equals, the least recently used (LFU)."""
     return (node.hits, node.used)
 
 
@@ -44,7 +44,10 @@ def first_in_first_out(node: Evictable) -> Priority:
 
 
 def most_recently_used(node: Evictable) -> Priority:
-    """Evict the most recently used node first (MRU), for cyclic access to more prefixes than fit."""
+    """Evict the most recently used node first (MRU).
+
+    This suits cyclic access to more prefixes than the cache can hold.
+    """
     return (-node.used, 0)
 
 
@@ -57,7 +60,7 @@ def segmented(node: Evictable) -> Priority:
 
 
 def lowest_priority(node: Evictable) -> Priority:
-    """Evict the node with the lowest request priority first, then the least recently used."""
+    """Evict the node with the lowest request priority first; among equals, the least recently used."""
     return (node.priority, node.used)
 
 
@@ -84,7 +87,7 @@ class EvictionHeap:
         self._priority = strategy
         self._entries: list[tuple[int, int, int, Evictable]] = []
         self._last_entry = 0
-        """Number of the newest heap entry."""
+        """Serial number of the newest heap entry."""
         self._valid = 0
         """Number of valid heap entries."""
 

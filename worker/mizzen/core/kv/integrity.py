@@ -64,7 +64,7 @@ class IntegrityMonitor:
         self._unreported = (*self._unreported, *faults)[:MAX_REPORTED_FAULTS]
 
     def drain(self) -> tuple[str, ...]:
-        """Return and clear the first `MAX_REPORTED_FAULTS` faults found since the last call."""
+        """Return up to `MAX_REPORTED_FAULTS` faults, the first ones since the last call, and clear them."""
         faults, self._unreported = self._unreported, ()
         return faults
 
@@ -136,9 +136,10 @@ def _slot_faults(scheduler: SchedulerState) -> Iterator[str]:
 
 
 def _row_faults(scheduler: SchedulerState) -> Iterator[str]:
-    """Yield a fault for each page-table row that differs from the prefix cache up to the request's node.
+    """Yield the faults of running requests whose pages or tokens differ from those of their cached prefix.
 
-    The row must have the cache's pages, and the request's tokens must equal the tokens of the nodes.
+    For each node from the root to the request's locked node, the request's page-table row must hold the
+    node's pages, and the request's tokens must equal the node's tokens.
     """
     memory = scheduler.kv
     for sequence in _running(scheduler):

@@ -145,7 +145,7 @@ class KvManager:
         return np.concatenate(own)
 
     def prepare_free(self, sequence: SequenceState, computed: int, known: int) -> DeferredFree:
-        """Detach a finishing or retracted request from its slot; return what to pass to `free`, now or later.
+        """Detach a finishing or retracted request from its slot, and return the argument for `free`.
 
         Args:
             sequence: the request; it has neither slot nor pages afterwards.
@@ -175,9 +175,9 @@ class KvManager:
         return pages
 
     def free(self, release: DeferredFree) -> None:
-        """Free a slot and its pages; its full pages with known tokens go to the prefix cache.
+        """Free a request's slot and pages, or only duplicate pages, which no step in flight may use.
 
-        No step in flight may use the slot or the pages.
+        The request's full pages whose token ids are known go to the prefix cache.
         """
         slot, node = release.slot, release.node
         if node is not None:

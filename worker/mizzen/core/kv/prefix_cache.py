@@ -60,7 +60,7 @@ class PrefixCache(Protocol):
         ...
 
     def evict(self, count: int) -> list[Int32]:
-        """Evict up to `count` unlocked pages, and return them as arrays of int32 [n]."""
+        """Evict up to `count` unlocked pages, and return their numbers as int32 arrays."""
         ...
 
     def drain_events(self) -> CacheEvents:
@@ -77,7 +77,7 @@ class PrefixCache(Protocol):
 
 
 class NoPrefixCache:
-    """A prefix cache that matches and caches nothing, for comparison and `--prefix-cache none`."""
+    """A prefix cache that matches and caches nothing, for benchmarks and for `--prefix-cache none`."""
 
     def __init__(self) -> None:
         self.evictable = self.additions = 0

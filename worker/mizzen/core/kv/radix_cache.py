@@ -28,7 +28,7 @@ class CachedPrefix(NamedTuple):
     last_node: RadixNode | None
     """Last node whose tokens all match; None if the tree has no root for the salt."""
     partial_node: RadixNode | None
-    """Child of `last_node` that matches only with its first tokens; None if no child matches."""
+    """Child of `last_node` whose first pages match, but not all of them; None if there is no such child."""
     pages: int
     """Number of cached pages."""
 
@@ -85,7 +85,7 @@ class RadixTree:
         return self._split(child, self._shared_pages(child, data, position, limit * self._page_bytes))
 
     def peek(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> CachedPrefix:
-        """Return the longest cached prefix of a token sequence like `match`, without splitting a node."""
+        """Return the longest cached prefix of a token sequence; unlike `match`, never split a node."""
         if salt not in self._roots:
             return CachedPrefix(None, None, 0)
         node, child, position = self._walk(data, limit, salt, known)
@@ -183,7 +183,7 @@ class RadixTree:
         return []
 
     def evict(self, count: int) -> list[Int32]:
-        """Evict up to `count` unlocked pages, and return them as arrays of int32 [n]."""
+        """Evict up to `count` unlocked pages, and return their numbers as int32 arrays."""
         freed: list[Int32] = []
         while count > 0:
             node = self._heap.pop()
@@ -220,9 +220,9 @@ class RadixTree:
         """Find the longest cached prefix of `data`.
 
         Returns the last node whose tokens all match, its child that matches in part (or None), and the byte
-        offset of that child in `data`. The walk starts at `known` if that node is still in the tree. The
-        tokens up to its end still match `data`: splitting a node does not change the tokens from the root to
-        its end, and eviction only removes pages from its end.
+        offset in `data` at which that child starts. The walk starts at `known` if `known` is still in the
+        tree. The tokens from the root to the end of `known` still match `data`, because a split does not
+        change them, and eviction only removes pages from the end of a node.
         """
         node = self._roots.get(salt) if known is None or known.removed else known
         if node is None:
@@ -241,7 +241,7 @@ class RadixTree:
         return node, None, position
 
     def _shared_pages(self, node: RadixNode, data: bytes, position: int, end: int) -> int:
-        """Return the number of leading pages of a node that equal `data[position:end]`."""
+        """Return the number of leading pages of a node whose tokens equal those in `data[position:end]`."""
         count = min(len(node.token_bytes), end - position) // _TOKEN_BYTES
         differ = np.frombuffer(node.token_bytes, np.int32, count) != np.frombuffer(
             data, np.int32, count, position
@@ -250,7 +250,7 @@ class RadixTree:
         return (first if differ[first] else count) // self.page_size
 
     def _add(self, parent: RadixNode, data: bytes, pages: Int32, refs: int, priority: int) -> RadixNode:
-        """Add a leaf with `refs` locks below a locked node."""
+        """Add a leaf below a locked node; the leaf starts with `refs` locks."""
         node = RadixNode(parent, data, pages)
         node.lock_count, node.priority = refs, priority
         node.created = node.used = self._clock
@@ -262,7 +262,7 @@ class RadixTree:
     def _split(self, node: RadixNode, pages: int) -> RadixNode:
         """Move the first `pages` pages of a node into a new parent, and return the parent.
 
-        The node keeps its end, so locks that point to it stay valid.
+        The node keeps its last pages, so requests that have locked it need not be updated.
         """
         parent, border = node.parent, pages * self._page_bytes
         assert parent is not None

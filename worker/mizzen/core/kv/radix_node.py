@@ -9,7 +9,7 @@ LOWEST = -(1 << 31)
 
 
 class RadixNode:
-    """A run of consecutive pages of a cached prefix.
+    """A node of the radix tree: holds a run of consecutive pages of a cached prefix.
 
     Token ids are kept as bytes (native int32), because bytes are fast to compare and to slice.
     """

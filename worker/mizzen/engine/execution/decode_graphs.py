@@ -2,8 +2,8 @@
 
 The batch (slots, positions, last tokens, page table, sampling parameters) stays on the device, and each
 replay advances it by a token. The host sends one packed buffer if the batch changed or pages were added,
-otherwise nothing. Batches are padded to the next captured size with rows of the scratch slot. Batches with
-very different context lengths use other graphs (`mizzen.engine.execution.length_splits`).
+otherwise nothing. Batches are padded to the next captured size with rows of the scratch slot. A batch whose
+contexts differ greatly in length uses another graph (see `mizzen.engine.execution.length_splits`).
 
 `CudaRunner` replays the graphs for plans without prefill.
 """
@@ -121,8 +121,8 @@ class DecodeGraphs:
         )
         self.resampler = Resampler(replayed, state, self.penalties, upload)
         self.logits_params: BatchLogitsParams | None = None
-        """Logits params of the batch (biases, bans, penalties, grammars, log probabilities) that are applied
-        after a replay, without penalties that the graph or a filter kernel applies; None if none are left."""
+        """Logits params of the batch (biases, bans, penalties, grammars, log probabilities) to apply after a
+        replay; None if there are none. Penalties that the graph or a filter kernel applies are left out."""
         self.logits_params_steps = 0
         """Number of further steps for which `logits_params` stays valid."""
 
@@ -134,7 +134,7 @@ class DecodeGraphs:
     def enqueue_step(self, size: int, backend: LengthSplitDecode | None = None) -> None:
         """Enqueue a decode step for the batch in `inbox`, the packed buffer on the device.
 
-        It writes the sampled tokens to `tokens` and to the slot state, and advances the positions in `inbox`.
+        The step writes the sampled tokens to `tokens` and the slot state, and advances positions in `inbox`.
 
         Args:
             size: Batch size.
@@ -262,7 +262,9 @@ class DecodeGraphs:
     def gather_logits_params(self, slots: Int64, positions: Int64) -> None:
         """Gather the batch's biases, bans, penalties and grammars that must be applied after a replay.
 
-        `slots` and `positions` (of the tokens to sample) are [rows].
+        Args:
+            slots: Slot of each row, [rows].
+            positions: Sequence positions of the tokens to sample, [rows].
         """
         self.logits_params = params = self.state.logits_params.gather_batch(
             slots, positions, self.resampler.rows_with_graph_penalties

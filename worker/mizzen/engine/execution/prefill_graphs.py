@@ -1,8 +1,8 @@
 """CUDA graphs of steps with prefill, in which decodes and chunks form one batch of sequences.
 
-If kernels are launched one by one, each layer costs the host a fixed time, for any number of tokens. A graph
-helps if these launches take longer than the GPU's work, which is the case for short chunks of large models
-and for most chunks of small models.
+If kernels are launched one by one, each layer costs the host a fixed time, regardless of the number of
+tokens. A graph helps if these launches take longer than the GPU's work. This is the case for short chunks of
+large models and for most chunks of small models.
 
 A batch is padded to the next captured number of tokens with an additional sequence in the scratch slot:
 
@@ -45,7 +45,7 @@ LAYER_LAUNCH_SECONDS = 0.4e-3
 PREFILL_FLOPS = 600e12
 """Floating-point operations per second of prefill; measured on the machine of docs/benchmarks.md."""
 MAX_GRAPH_TOKENS = 4096
-"""Default maximum of tokens of a captured step; larger graphs would take memory from the KV cache."""
+"""Default maximum number of tokens of a captured step; larger graphs would take memory from the KV cache."""
 
 
 def token_sizes(largest: int) -> list[int]:
@@ -88,7 +88,8 @@ class PackedLayout:
     def section_sizes(self) -> tuple[int, ...]:
         """Sizes of the sections in elements, in their order in the buffer.
 
-        By token: token ids, slots, positions. By sequence: first rows, slots, lengths. Then the sampled rows.
+        Three sections are indexed by token (token ids, slots, positions), the next three by sequence (first
+        rows, slots, lengths). The last section holds the sampled rows.
         """
         sequences = self.sequences + 1
         return (self.tokens,) * 3 + (sequences + 1, sequences, sequences, self.sequences)
@@ -101,7 +102,7 @@ class PackedLayout:
 
 @dataclass(frozen=True, slots=True)
 class PrefillGraph:
-    """A captured graph, and the device buffer that it reads its batch from."""
+    """A captured graph, and the device buffer from which it reads its batch."""
 
     graph: torch.cuda.CUDAGraph
     layout: PackedLayout

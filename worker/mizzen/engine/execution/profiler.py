@@ -50,7 +50,7 @@ class ProfilingRunner:
         self.requested = False
         self.trace: profile | None = None
         self.first_step = self.last_step = 0
-        """First and last step number of the current trace."""
+        """Numbers of the first and the last step of the current trace."""
 
     def request_trace(self) -> None:
         """Start a trace with the next step, or after the current trace; safe in a signal handler."""

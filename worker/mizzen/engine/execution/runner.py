@@ -23,7 +23,8 @@ from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
 from mizzen.weights.load import ProgressCallback
 
 StepDelay = Callable[[StepPlan], float]
-"""Returns the seconds to delay a step; tests use it to exercise overlap and deferred frees."""
+"""Returns the time in seconds by which to delay a step; tests delay steps to exercise overlap and deferred
+frees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def copy_to_pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def count_up(progress: ProgressCallback, total: int) -> Callable[[], None]:
-    """Return a function that reports one more item out of `total` to `progress` with each call."""
+    """Return a function that counts its calls and reports the count, out of `total`, to `progress`."""
     done = count(1)
     return lambda: progress(next(done), total)
 
@@ -65,7 +66,7 @@ class CpuRunner:
     """Runs steps one after the other in a worker thread, asynchronously like a GPU."""
 
     def __init__(self, step: StepExecutor, *, threads: int, delay: StepDelay | None = None) -> None:
-        """Start the worker thread; `threads` is PyTorch's number of threads for an operation."""
+        """Start the worker thread; `threads` is the number of threads that PyTorch uses for an operation."""
         self.step = step
         self.delay = delay
         # PyTorch's thread count is a setting of the calling thread.
@@ -102,7 +103,9 @@ class CpuRunner:
 
 
 class CudaRunner:
-    """Enqueues steps in a CUDA stream, each followed by copies of its outputs to pinned memory and an event.
+    """Enqueues steps in a CUDA stream.
+
+    Each step is followed by copies of its outputs to pinned memory, and then by an event.
 
     Decode-only steps are replays of captured graphs where possible; `step` runs all others.
     """
@@ -120,7 +123,7 @@ class CudaRunner:
             step: Runs steps without decode graphs; its prefill graphs are captured here as well.
             device: The GPU.
             graphs: Decode graphs to capture; None runs decode-only steps eagerly.
-            progress: Called with the number of captured graphs and their total after each capture.
+            progress: Called after each capture with the number of graphs captured so far and the total.
         """
         self.step = step
         self.decode_graphs = graphs
@@ -185,7 +188,7 @@ class CudaRunner:
         return StepTokens(first.step, as_token_column(first.tokens), None, side_outputs)
 
     def close(self) -> None:
-        """Wait for the steps in flight and drop the graphs, which keep the collectives of ranks alive."""
+        """Wait for the steps in flight, then drop the graphs, which keep the ranks' collectives alive."""
         self.stream.synchronize()
         self.pending.clear()
         self.decode_graphs = self.step.prefill_graphs = None

@@ -18,7 +18,8 @@ from mizzen.engine.uploader import MirroredArray, Uploader
 from mizzen.parallel.collectives import SINGLE_RANK, Collectives
 
 MIN_TEMPERATURE = 1e-6
-"""Minimum of temperatures above 0: logits divided by it stay finite, and sampling is in effect greedy."""
+"""Minimum to which positive temperatures are raised; logits divided by it stay finite, and sampling is in
+effect greedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,6 @@ class SlotState:
         self.logits_params.start_slots(starts)
 
     def slot_mapping(self, slots: Int64, positions: Int64, page_size: int) -> Int64:
-        """Return the KV cache entries of (slot, position) pairs, int64 [n]: page * page_size + offset."""
+        """Return the KV cache index of each (slot, position) pair, int64 [n]: page * page_size + offset."""
         pages = self.page_table.host[slots, positions // page_size].astype(np.int64)
         return pages * page_size + positions % page_size

@@ -21,7 +21,7 @@ PLAN_WAIT_SECONDS = 0.5
 CPU_POLL_SECONDS = 0.0005
 """Pause between two checks for failed ranks while rank 0 waits for a step on CPU; on CUDA it is 0."""
 FAILED_RANK_SECONDS = 1.0
-"""Time after a failed step in which rank 0 checks whether another rank failed and caused the error."""
+"""Time for which rank 0 checks, after a failed step, whether another rank failed and caused the error."""
 MAX_FOLLOWER_STEPS = 8
 """Maximum number of steps in flight on a follower.
 
@@ -82,7 +82,7 @@ class FollowerRanks:
     """Raises an error if a follower has failed; rank 0 calls it while it waits for a step. If None, another
     process must watch the ranks and end this process."""
     launch_guard: AbstractContextManager[None] = field(default_factory=nullcontext)
-    """Context manager around each launch, which may never return if a follower is gone."""
+    """Context manager around each launch, because a launch may never return if a follower is gone."""
 
     def make_runner(self, runner: Runner, group: RankGroup) -> LeaderRunner:
         """Wrap rank 0's runner so that its plans also go to the followers; call it after warm-up."""
@@ -91,7 +91,7 @@ class FollowerRanks:
 
 
 class LeaderRunner:
-    """Rank 0's runner: sends each plan to the followers before it launches it, so that all start together."""
+    """Rank 0's runner: sends each plan to the followers before launching it, so all ranks start together."""
 
     def __init__(
         self, runner: Runner, group: RankGroup, followers: FollowerRanks, poll_seconds: float

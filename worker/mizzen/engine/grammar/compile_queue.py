@@ -63,9 +63,10 @@ class CompileQueue(Generic[T]):
             self._tenants[tenant].used += seconds
 
     def newest_of_largest(self, tenant: int) -> T | None:
-        """Return the newest item of the tenant with the most items, which `tenant` may displace.
+        """Return the item to remove if the queue is full and `tenant` adds one.
 
-        Returns None if `tenant` would have at least as many items itself after adding one.
+        It is the newest item of the tenant with the most items. Returns None if `tenant` would have at least
+        as many items after adding one.
         """
         largest = max(self._tenants, key=lambda name: len(self._tenants[name].items), default=tenant)
         own_count = len(self._tenants[tenant].items) if tenant in self._tenants else 0

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 SPARE_SECONDS = 5.0
 """Time that the engine waits in addition to a child's own time limit, for the fork and the reply."""
 EXIT_NOTICE_SECONDS = 0.2
-"""Time to wait after the end of a child for the exit of the sandbox process, which may have ended with it."""
+"""Time to wait, after a child has ended without a reply, to see whether the sandbox process exits too."""
 SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Environment that keeps libraries from starting threads, because the sandbox process forks."""
+"""Environment variables that keep libraries from starting threads, because the sandbox process forks."""
 
 
 class GrammarSandbox:

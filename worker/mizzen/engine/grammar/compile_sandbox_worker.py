@@ -2,10 +2,10 @@
 
     python -m mizzen.engine.grammar.compile_sandbox_worker --fd N --target JSON --limits JSON
 
-`mizzen.engine.grammar.compile_sandbox` starts this process, and sends it an end of a socket for each grammar.
+`mizzen.engine.grammar.compile_sandbox` starts this process, and sends it a socket for each grammar.
 The process loads the vocabulary once, and forks a child for each grammar. The child, which has limits on time
-and memory, compiles the grammar and follows it for some tokens. It replies with an error (or none) and the
-rules that it computed, then exits.
+and memory, compiles the grammar and follows it for some tokens. It replies with the computed rules and, if
+there is one, an error; then it exits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def apply_limits(limits: GrammarLimits, parent: int) -> None:
 
 
 def read_job(stream: socket.socket) -> Grammar:
-    """Read a grammar and its time limit from a socket until the sender closes it; apply the time limit."""
+    """Read a grammar and its time limit from a socket, up to the end of the stream; apply the time limit."""
     with stream.makefile("rb") as file:
         kind, text, seconds = json.loads(file.read())
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -5,7 +5,7 @@ compiles it in this process, with the interpreter lock released. (A compiled gra
 sandbox, but reading it takes longer than compiling again.) A grammar that takes long moves to a slow lane,
 which compiles one grammar at a time, so it does not delay quick grammars. In each lane, tenants share the
 compile time; if the lane is full, the tenant with the most waiting grammars loses its newest one.
-`PendingGrammars` calls it.
+`PendingGrammars` uses `GrammarCompiler`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder
 
 OVERHEAD_BYTES = 4096
-"""Bytes of a cache entry besides the compiled grammar and its text."""
+"""Assumed size, in bytes, of a cache entry without the compiled grammar and its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class CompileResult:
     temporary: bool = False
     """Whether the error is due to the current load and not to the grammar, so that a retry may succeed."""
     bytes: int = OVERHEAD_BYTES
-    """Size of the result in the cache."""
+    """Size of the result in the cache, in bytes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +64,7 @@ class CompileLane:
         self.seconds = seconds
         """Time limit of a compilation in seconds."""
         self.lock = Lock()
-        """Guards the builder, which one thread may use at a time."""
+        """Guards the builder, because only one thread at a time may use it."""
         self.builder: GrammarBuilder | None = None
         self.queue: CompileQueue[CompileTask] = CompileQueue()
 
@@ -117,7 +117,7 @@ class GrammarCompiler:
     def find_or_compile(self, grammar: Grammar, tenant: int = 0) -> CompileResult | None:
         """Return the result of compiling a grammar, or None while the compilation is queued or running.
 
-        The first call for a grammar queues it. Its compile time is charged to one of the tenants that wait.
+        The first call for a grammar queues it. The compile time is charged to one of its waiting tenants.
         """
         if grammar in self._cache:
             self._cache.move_to_end(grammar)
@@ -183,7 +183,7 @@ class GrammarCompiler:
         return None
 
     def _move_to_slow_lane(self, task: CompileTask, tenant: int) -> CompileResult | None:
-        """Queue a grammar that took too long in the quick lane for the slow lane.
+        """Move a grammar that took too long in the quick lane to the queue of the slow lane.
 
         Returns an error if the slow lane is full, else None.
         """
@@ -239,7 +239,7 @@ class GrammarCompiler:
                 self._store_result(grammar, outcome)
 
     def _store_result(self, grammar: Grammar, outcome: CompileResult) -> CompileResult:
-        """Count the result of a grammar, store it in the cache or among the rejected, and return it."""
+        """Count the result of a grammar, store it in the cache or as rejected, and return the result."""
         if outcome.grammar is None:
             self.counts.refused += 1
             if not outcome.temporary and len(grammar.text) <= self.limits.text_bytes:

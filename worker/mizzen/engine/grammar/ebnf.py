@@ -18,7 +18,7 @@ REWRITTEN_PREFIXES = {
     'basic_array_items ::= ((", " basic_any))': 'basic_array_items ::= (("," basic_any))',
     'basic_object_properties ::= ((", " basic_string': 'basic_object_properties ::= (("," basic_string',
 }
-"""Beginnings of rules that the compiler generates, and their replacements."""
+"""Replacements for the beginnings of some rules that the compiler generates, by original text."""
 
 
 def json_schema_to_ebnf(schema: str) -> str:

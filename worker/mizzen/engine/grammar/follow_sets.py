@@ -23,19 +23,19 @@ import xgrammar
 SERIAL_FORMAT = "v16"
 """Version of the serialization format that this module reads; grammars in other versions stay unchanged."""
 MAX_EXPRESSIONS = 6000
-"""Maximum number of expressions; larger grammars stay unchanged.
+"""Maximum number of expressions in a grammar; larger grammars stay unchanged.
 
 Each expression takes about 10 us on a CPU, with the interpreter lock held."""
 MAX_TEXT_CHARACTERS = 1 << 17
-"""Maximum length of a grammar's text; longer grammars stay unchanged."""
+"""Maximum number of characters in a grammar's text; longer grammars stay unchanged."""
 NON_ASCII = 1 << 128
 """Bit for all non-ASCII and all unknown characters; each lower bit stands for one ASCII character."""
 ASCII = NON_ASCII - 1
 ANY_CHARACTER = NON_ASCII | ASCII
 ZERO_BYTE = 1
-"""Set that contains only the zero byte, as a substitute for an empty set, which the compiler rejects.
+"""Set that contains only the zero byte; it replaces the empty set, because the compiler rejects that.
 
-Tokens that begin with a zero byte are still matched."""
+So the tokens that are still matched are only those with a zero byte after the end of the rule."""
 
 
 class ExpressionKind(enum.IntEnum):
@@ -61,7 +61,7 @@ class GrammarExpression:
 
     kind: ExpressionKind
     data: tuple[int, ...]
-    """Content, by kind: bytes, character ranges, or numbers of rules and expressions."""
+    """Content, which depends on the kind: bytes, character ranges, or indices of rules and expressions."""
 
 
 class UnsupportedGrammar(Exception):
@@ -69,7 +69,7 @@ class UnsupportedGrammar(Exception):
 
 
 def add_lookaheads(grammar: xgrammar.Grammar) -> str:
-    """Return a grammar with lookaheads for rules without any, in the compiler's JSON form.
+    """Add lookaheads to the rules that have none, and return the grammar in the compiler's JSON form.
 
     Returns an empty string if no lookahead was added.
     """
@@ -164,11 +164,11 @@ class FollowSets:
             raise UnsupportedGrammar from None
         self.bodies = [self.expressions[rule[1]] for rule in serialized["rules"]]
         self.nullable = [False] * len(self.bodies)
-        """Whether each rule matches the empty text."""
+        """For each rule, whether it matches the empty text."""
         self.first_sets = [0] * len(self.bodies)
-        """Characters with which a text of each rule may begin."""
+        """For each rule, the characters with which its texts may begin."""
         self.follow_sets = [0] * len(self.bodies)
-        """Characters that may follow a text of each rule."""
+        """For each rule, the characters that may follow its texts."""
         self.ending_rules: list[set[int]] = [set() for _ in self.bodies]
         """For each rule, the rules with which its texts may end; they inherit its FOLLOW set."""
 
@@ -281,7 +281,10 @@ class FollowSets:
 
 
 def propagate_sets(sets: list[int], into: list[set[int]]) -> None:
-    """Add each set to those sets that must include it (`into`, by index), until nothing changes."""
+    """Add each set to the sets that must include it, until nothing changes.
+
+    `into` holds, for each set, the indices of the sets that must include it.
+    """
     waiting = list(range(len(sets)))
     while waiting:
         source = waiting.pop()
@@ -300,7 +303,7 @@ def union_sets(sets: Any) -> int:
 
 
 def character_class_set(data: tuple[int, ...]) -> int:
-    """Return the characters of a class expression.
+    """Return the set of characters that a character class matches.
 
     `data` is the negation flag of the class, followed by the first and last character of each range.
     """

@@ -24,13 +24,13 @@ class GrammarLimits:
     max_slow_waiting: int = 64
     """Maximum number of grammars in the slow lane; further ones are rejected."""
     compile_bytes: int = 1 << 30
-    """Maximum memory of a compilation, in addition to the vocabulary."""
+    """Maximum memory of a compilation in bytes, not counting the vocabulary."""
     compiled_bytes: int = 128 << 20
     """Maximum memory of a compiled grammar."""
     workers: int = 2
     """Number of concurrent compilations in the quick lane."""
     max_waiting: int = 256
-    """Maximum number of grammars that wait or are being compiled, in both lanes."""
+    """Maximum number of grammars that wait or are being compiled, in both lanes together."""
     cache_bytes: int = 512 << 20
     """Maximum memory of all cached compiled grammars."""
     max_rejections: int = 1024

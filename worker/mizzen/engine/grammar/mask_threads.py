@@ -14,7 +14,9 @@ from typing import Generic, TypeVar
 MIN_HELPER_SECONDS = 0.0001
 """Minimum work per woken thread, in seconds; handing the work over and waiting for it costs half of this."""
 BATCH_SECONDS = 0.00005
-"""Duration of a batch in seconds; taking a batch costs microseconds, with the interpreter lock held."""
+"""Intended duration of a batch in seconds.
+
+A thread takes microseconds to fetch a batch from the queue, and holds the interpreter lock meanwhile."""
 FIRST_BATCH = 4
 """Number of rows in a batch while the time per row is unknown."""
 

@@ -33,7 +33,7 @@ UNCONSTRAINED = "free"
 SCANNED_WORDS = 64
 """Number of leading mask words to check first for an allowed token; nearly all masks have one there."""
 TIMED_STEPS = 16
-"""Number of steps after a slow step in which each row is timed, to find the slow request."""
+"""Number of steps in which each row is timed after a slow step, to find the slow request."""
 
 WaitForTokens = Callable[[], NDArray[Any]]
 """Waits for the tokens of a step, and returns them, [rows]."""
@@ -57,7 +57,7 @@ class RequestMatcher:
     accepted tokens."""
 
     def mask_key(self) -> str | None:
-        """Return a key of the matcher's state: if it has not changed, the mask has not changed either.
+        """Return a key of the matcher's state: as long as the key is the same, so is the mask.
 
         The key consists of the parser's active states, each with the position in the output at which its rule
         began. The text before such a position does not change while a request runs. Returns None if these
@@ -104,9 +104,11 @@ class GrammarMasks:
         self._limits = limits or GrammarLimits()
         self._matchers: dict[int, RequestMatcher] = {}
         self._mask_keys: dict[int, str | None] = {}
-        """Mask key for which the row of each slot was filled."""
+        """For each slot, the mask key for which its row was last filled."""
         self._unread_steps: deque[tuple[list[tuple[int, RequestMatcher]], WaitForTokens]] = deque()
-        """Launched steps whose tokens are not matched yet: rows with their matchers, and the tokens."""
+        """Launched steps whose tokens are not matched yet.
+
+        Each has its rows with their matchers, and a function that waits for the tokens."""
         self._failures: deque[tuple[CompiledGrammar, str]] = deque()
         self._threads: MaskThreads[tuple[int, RequestMatcher]] = MaskThreads(threads)
         self._timed_steps_left = 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # simulated engines have no masks, and would wait for torch
     from mizzen.engine.grammar.matchers import GrammarMasks
 
 POLL_SECONDS = 0.001
-"""Pause between two checks while the engine only waits for compilations."""
+"""Pause in seconds between two steps of the engine while it has no work except waiting for compilations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class PendingGrammars:
         return self._compiler.counts
 
     def load(self) -> tuple[int, int]:
-        """Return the number of waiting requests, and of prompt tokens in them."""
+        """Return the number of waiting requests, and the total number of their prompt tokens."""
         return len(self._waiting), sum(len(request.prompt) for request in self._waiting.values())
 
     def submit(self, request: Request) -> Request | None:
-        """Return a request with its compiled grammar if it is cached; otherwise hold the request.
+        """Return the request with its compiled grammar if the grammar is cached; otherwise hold the request.
 
         Returns None if the request waits, or was rejected (see `drain_finished`).
         """
@@ -121,7 +121,7 @@ class PendingGrammars:
         return rids
 
     def finalize(self, finished: Iterable[Finished]) -> tuple[Finished, ...]:
-        """Forget finished requests, and return their results; failed requests get their error message."""
+        """Forget finished requests and return their results, with an error message for each that failed."""
         self._aborts = self.drain_failed()
         return tuple(self._finalize(request) for request in finished)
 
@@ -137,11 +137,11 @@ class PendingGrammars:
         )
 
     def pause(self) -> None:
-        """Sleep for POLL_SECONDS; called if the engine only waits for compilations."""
+        """Sleep for POLL_SECONDS; called if the engine has no work except waiting for compilations."""
         time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Stop the threads that fill masks, and the compiler unless it is shared."""
+        """Stop the threads that fill masks, and close the compiler unless it is shared."""
         self._masks.close()
         if not self._shared:
             self._compiler.close()

@@ -1,4 +1,4 @@
-"""Check that xgrammar (the compiler) enforces everything in a JSON Schema (draft 2020-12).
+"""Checks that xgrammar (the compiler) enforces everything in a JSON Schema (draft 2020-12).
 
 The compiler ignores unknown keywords, and some known keywords in combination with others. Output would then
 silently not conform to the schema, so each schema is checked before compilation, and the error names the

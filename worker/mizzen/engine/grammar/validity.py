@@ -18,7 +18,7 @@ from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder
 WALKED_TOKENS = 24
 """Number of tokens for which a grammar is followed; most slow grammars are slow from the first token."""
 OUT_OF_MEMORY_SIGNS = ("bad_alloc", "Cannot allocate memory", "Resource temporarily unavailable")
-"""Parts of compiler errors that mean a lack of memory, including memory for a thread."""
+"""Parts of compiler error messages that indicate a lack of memory, including memory for a thread."""
 
 
 def walk_grammar(compiled: xgrammar.CompiledGrammar, vocab_size: int, limits: GrammarLimits) -> None:

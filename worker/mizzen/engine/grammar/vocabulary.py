@@ -59,7 +59,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> list[bytes]:
 
 
 def _entries(vocab: Any) -> Iterator[tuple[str, int]]:
-    """Yield each token and its id, of a vocabulary that is a map (BPE, WordPiece) or a list (Unigram)."""
+    """Yield each token of a vocabulary with its id; `vocab` is a map (BPE, WordPiece) or a list (Unigram)."""
     if isinstance(vocab, dict):
         yield from vocab.items()
     else:

@@ -57,7 +57,7 @@ class GrammarBuilder:
 
         Args:
             target: The model.
-            threads: Number of threads of a compilation.
+            threads: Number of threads that a compilation uses.
             nesting: Maximum depth of objects and lists in a schema or structural tag.
 
         Raises:
@@ -133,7 +133,7 @@ class GrammarBuilder:
             raise GrammarError(f"the {grammar.kind} cannot be used: {reason[:500]}") from None
 
     def _check(self, kind: GrammarKind, text: str) -> None:
-        """Reject the text of a grammar that the compiler would misread or not enforce.
+        """Reject the text of a grammar if the compiler would misread it or would not enforce all of it.
 
         Raises:
             GrammarError: The text is rejected; the message names the construct.
@@ -199,7 +199,7 @@ def replace_compact_schemas(tag: Any) -> Any:
 
 
 def bound_strings_by_pattern(tag: Any) -> Any:
-    """Return a structural tag whose schemas limit the length of strings by patterns.
+    """Return a structural tag in whose schemas limits on string lengths are replaced by patterns.
 
     The compiler's own rules for lengths would allow control characters in strings. These characters cannot
     be removed from the vocabulary here, because structural tags allow whitespace between JSON tokens.

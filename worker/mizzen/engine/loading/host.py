@@ -1,6 +1,7 @@
-"""CPUs and memory that this process may use, within the limits of its container, and GPU memory.
+"""Determines how many CPUs and how much host and GPU memory this process may use.
 
-The loader derives sizes of thread pools and of the KV cache from them.
+The limits of its container are respected. The loader derives the sizes of thread pools and of the KV cache
+from these numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def read_first_number(path: Path) -> int | None:
 
 
 def cpu_count(cgroup: Path = CGROUP) -> int:
-    """Return the number of CPUs that this process may use, by its affinity and its container's quota."""
+    """Return the number of CPUs that the process's affinity and its container's quota let it use."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()

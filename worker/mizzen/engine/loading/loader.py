@@ -55,7 +55,7 @@ ReportPhase = Callable[[str], None]
 MAX_MASK_THREADS = 12
 """Maximum number of threads that fill token bitmasks, unless `EngineOptions.mask_threads` is set."""
 TokenMaskFactory = Callable[[ModelConfig, tuple[int, ...], Uploader], TokenMasks | None]
-"""Creates the token bitmasks from the model's config, end tokens and an uploader; None without grammars."""
+"""Creates token bitmasks from a model's config, end tokens and an uploader; None on ranks other than 0."""
 
 
 class StartupPhases:
@@ -68,7 +68,7 @@ class StartupPhases:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Report the phase `name`, and measure the duration of the code inside the context as this phase."""
+        """Report the phase `name`, and measure how long the phase (the code in the context) takes."""
         self.report(name)
         self.current = name
         start_time = time.perf_counter()
@@ -101,7 +101,7 @@ def load_model(
     Args:
         options: Engine options.
         phases: Measures and reports the start-up phases.
-        progress: Called with (done, total), which count bytes of loaded weights, and later captured graphs.
+        progress: Called with (done, total): first in bytes of loaded weights, later in captured graphs.
         delay: Seconds to delay each step; for tests, on CPU only.
         join: Waits for all ranks and returns their process group; None for a single rank.
         make_masks: Creates the token bitmasks.
@@ -260,7 +260,7 @@ def load_engine(
     Args:
         options: Engine options.
         report: Called with the name of each phase as it begins: config, weights, kv, graphs (cuda), warmup.
-        progress: Called with (done, total), which count bytes of loaded weights, and later captured graphs.
+        progress: Called with (done, total): first in bytes of loaded weights, later in captured graphs.
         delay: Seconds to delay each step; for tests, on CPU only.
         compiler: Grammar compiler that several engines of the same model share; the caller closes it. By
             default the engine creates its own.
@@ -304,13 +304,13 @@ def load_follower(
     report: ReportPhase = lambda phase: None,
     progress: ProgressCallback = lambda done, total: None,
 ) -> FollowerRunner:
-    """Load the model shard of a rank other than 0, which is this process.
+    """Load a shard of the model in this process, which is a rank other than 0.
 
     Args:
         options: Engine options.
         join: Waits for all ranks and returns their process group.
         report: Called with the name of each phase as it begins, as in `load_engine`.
-        progress: Called with (done, total), which count bytes of loaded weights, and later captured graphs.
+        progress: Called with (done, total): first in bytes of loaded weights, later in captured graphs.
 
     Raises:
         ValueError: An option, config.json or the checkpoint is wrong, or memory is short.

@@ -38,10 +38,11 @@ class MemoryNeed:
     ) -> MemoryNeed:
         """Estimate the need of a rank from the shape of the model.
 
-        Activations peak in the MLP, with the residual stream, the MLP's input, the gate and up projections
-        and their product. Top-p sampling without a kernel sorts a row's logits with their indices and sums
-        them in float64, which takes about ten times the size of the row in float32. Penalties need a count
-        per slot and vocabulary token. With several ranks, the logits gathered from all ranks are added.
+        Activations peak in the MLP, where the residual stream, the MLP's input, the gate and up projections
+        and their product exist at once. Top-p sampling without a kernel sorts a row's logits with their
+        indices and sums them in float64, which takes about ten times the size of the row in float32.
+        Penalties need a count per slot and vocabulary token. With several ranks, the logits gathered from
+        all ranks are added.
 
         Args:
             config: Shape of the model.
@@ -85,14 +86,14 @@ def max_graph_tokens(options: EngineOptions) -> int:
 
 
 def fit_kv_pages(options: EngineOptions, context_length: int, need: MemoryNeed, memory: DeviceMemory) -> int:
-    """Return the number of KV pages to allocate, after the weights were loaded.
+    """Return the number of KV pages to allocate; called when the weights are loaded.
 
-    If `kv_cache_tokens` is set, it determines the number. Otherwise KV gets all memory that `memory_fraction`
-    leaves. On CPU, it gets at most the memory that the maximum number of running requests can fill at full
-    length, because other processes use the same memory.
+    If `kv_cache_tokens` is set, it determines the number. Otherwise KV gets the share `memory_fraction` of
+    the total memory, less the memory in use and that of a step. On CPU, KV gets at most the memory that the
+    maximum number of running requests can fill at full length, because other processes use the same memory.
 
     Raises:
-        MemoryShortage: `kv_cache_tokens` do not fit, or there is no memory for at least two tokens.
+        MemoryShortage: `kv_cache_tokens` tokens do not fit, or there is not enough memory for two tokens.
     """
     page_bytes = options.page_size * need.token_bytes
     used = memory.total - memory.free
@@ -138,7 +139,7 @@ DEFAULT_ADVICE = (
 
 
 def memory_shortage(phase: str, error: BaseException) -> MemoryShortage:
-    """Return the error for an out-of-memory error of the GPU in a start-up phase, with a remedy."""
+    """Return the error to raise, with a remedy, if a start-up phase ran out of GPU memory with `error`."""
     return MemoryShortage(
         f"the GPU has too little memory ({phase}): {ADVICE_BY_PHASE.get(phase, DEFAULT_ADVICE)} ({error})"
     )

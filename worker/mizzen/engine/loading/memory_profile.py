@@ -60,7 +60,7 @@ def measure_step_bytes(
     """Return the peak GPU bytes of a step besides weights and KV: slots, workspaces and activations.
 
     Args:
-        make_step: Creates an executor with a KV cache of the given number of pages and a scratch page.
+        make_step: Creates an executor; its KV cache has the given number of pages plus a scratch page.
         plan: Plan of the largest step.
         page_bytes: Bytes per KV page.
         device: The GPU.

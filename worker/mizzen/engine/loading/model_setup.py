@@ -53,7 +53,7 @@ def make_model(
     Args:
         options: Engine options.
         config: Shape of the model.
-        progress: Called with bytes of loaded weights and their total.
+        progress: Called with the bytes of weights loaded so far and the bytes of all weights.
         group: Process group of the ranks; None for a single rank.
     """
     fused, dummy = uses_own_kernels(options), options.load_format == "dummy"
@@ -116,7 +116,7 @@ def make_attention_with_kv(
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate a tensor of zeros; on CPU, the system provides its memory only when it is written."""
+    """Allocate a tensor of zeros; on CPU, the system provides a page of memory when it is first written."""
     if device.type != "cpu":
         return (
             torch.zeros(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device)
@@ -152,10 +152,10 @@ def measure_need(
     group: RankGroup | None,
     make_step: Callable[[int], StepExecutor],
 ) -> MemoryNeed:
-    """Return the memory need with the measured bytes of the largest step, and with the bytes of graphs added.
+    """Return `need` with measured bytes for the largest step, and with the bytes of graphs added to these.
 
-    The step is only measured on a single GPU, over a temporary KV cache. On CPU or with several ranks the
-    estimate of `need` is kept. The memory of graphs is always an estimate.
+    With a single rank on a GPU, the step is measured with a temporary KV cache. On CPU or with several
+    ranks, the estimate in `need` is kept. The memory of graphs is always an estimate.
 
     Args:
         options: Engine options.

@@ -63,7 +63,7 @@ def make_decode_graphs(options: EngineOptions, step: StepExecutor) -> DecodeGrap
 
 
 def gemm_row_counts(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) -> set[int]:
-    """Return the numbers of rows with which GEMMs run in the graphs: tokens, and sampled rows of prefill."""
+    """Return the row counts of GEMMs in the graphs: numbers of tokens, and of rows that prefill samples."""
     counts = set(decode.sizes) if decode else set()
     if prefill:
         counts.update(prefill.sizes, (min(size, prefill.max_sequences) for size in prefill.sizes))

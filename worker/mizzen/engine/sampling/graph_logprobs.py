@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def captured_row_counts(largest: int) -> list[int]:
-    """Return the row counts to capture: powers of two, and `largest`. A padding row only costs one load."""
+    """Return the row counts to capture: powers of two, and `largest`. A padding row costs only one load."""
     return sorted({min(2**n, largest) for n in range(largest.bit_length() + 1)})
 
 

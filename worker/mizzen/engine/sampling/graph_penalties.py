@@ -41,7 +41,7 @@ class GraphPenalties:
         return self._values.device
 
     def rows_in_graph(self, slots: Int64, excluded: Int64) -> Int64:
-        """Return the batch rows with penalties and no other processing; a sampling kernel can apply these.
+        """Return the batch rows whose only processing is penalties; a sampling kernel can apply penalties.
 
         Args:
             slots: Slot of each batch row, int64 [rows].

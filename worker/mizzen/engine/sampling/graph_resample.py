@@ -70,7 +70,7 @@ class Resampler:
         """Rows with a grammar and filters, int64 [n] on the device; None if there are none."""
 
     def set_batch(self, slots: Int64) -> None:
-        """Find the rows of a new batch with filters or penalties, and set the penalties of the graphs.
+        """Find the rows with filters or penalties in a new batch, and set the penalties of the graphs.
 
         `slots` is the slot of each batch row, int64 [rows].
         """
@@ -104,7 +104,7 @@ class Resampler:
 
         Args:
             decode: Slot of each batch row, int32 [rows].
-            positions: Sequence position of each row's token to sample, int32 [rows].
+            positions: Sequence position of the token to sample for each row, int32 [rows].
         """
         if self.filtered_rows_device is not None:
             self.launch_filter_kernel(self.filtered_rows_device)
@@ -117,7 +117,7 @@ class Resampler:
 
         Args:
             slots: Slot of each of these rows, int64 [n].
-            positions: Sequence position of each row's token to sample, int64 [n].
+            positions: Sequence position of the token to sample for each row, int64 [n].
         """
         replayed = self.buffers
         rows, slots_device = self.upload.upload_together(self.filtered_rows, slots)
@@ -126,12 +126,12 @@ class Resampler:
         self.state.last_tokens[slots_device] = tokens
 
     def resample_masked(self, masks: TokenMasks, params: BatchLogitsParams, positions: Int64) -> None:
-        """Resample the rows with a grammar, from the tokens that their grammars allow; needs `only_masks`.
+        """Resample the rows with a grammar from the tokens that it allows; `only_masks` must be true.
 
         Args:
             masks: Token bitmasks of the grammars.
             params: Logits params of the batch.
-            positions: Sequence position of each batch row's token to sample, int64 [rows].
+            positions: Sequence position of the token to sample for each batch row, int64 [rows].
         """
         bits = masks.update_bitmasks(params.slots, positions[params.rows])
         if self.masked_rows is not None:

@@ -103,7 +103,7 @@ class SlotLogitsParams:
     penalties: tuple[float, float, float]
     """Frequency, presence and repetition penalty."""
     top_logprobs: int
-    """Number of most probable tokens to report for each token."""
+    """Number of most probable tokens to report with each sampled token."""
     logprob_token_ids: Int64
     """Ids of further tokens whose log probabilities are reported, int64 [n]."""
 
@@ -137,7 +137,7 @@ class SlotLogitsParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEntries:
-    """Single logits to change; each tensor is [n] on the device."""
+    """Individual logits to change; each tensor is [n] on the device."""
 
     rows: torch.Tensor
     """Index of each logit's row within `BatchLogitsParams.rows`."""
@@ -154,7 +154,7 @@ class BatchPenalties:
     rows: torch.Tensor
     """Index of each penalized row within `BatchLogitsParams.rows`."""
     count_rows: torch.Tensor
-    """Row of each penalized row's slot in `TokenCounts`."""
+    """For each penalized row, the row of `TokenCounts` that belongs to its slot."""
     frequency: torch.Tensor
     presence: torch.Tensor
     repetition: torch.Tensor
@@ -252,7 +252,7 @@ class LogitsParamsTable:
 
         Args:
             slots: Slot of each batch row, int64 [rows].
-            positions: Sequence position of each row's token to sample, int64 [rows].
+            positions: Sequence position of the token to sample for each row, int64 [rows].
             rows_with_graph_penalties: Batch rows whose penalties a sampling kernel applies. For these rows,
                 only log probabilities are gathered.
         """
@@ -278,7 +278,7 @@ class BatchLogitsBuilder:
         self.slots = slots[self.rows]
         self.features = features[self.rows]
         self.ban_steps_left = ban_steps_left[self.rows]
-        """Number of steps for which the end tokens of each processed row stay banned."""
+        """For each processed row, the number of steps for which its end tokens stay banned."""
 
     def build(self) -> BatchLogitsParams:
         """Upload the params of the batch and return them."""

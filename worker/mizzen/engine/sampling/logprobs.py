@@ -31,7 +31,7 @@ class LogprobRows:
     requests: tuple[LogprobRequest, ...]
     """Request of each reporting row, in order."""
     max_top_logprobs: int
-    """Maximum number of most probable tokens that a row reports."""
+    """Largest of the rows' numbers of most probable tokens to report."""
     token_ids: torch.Tensor | None
     """Token ids that each reporting row requests, int64 [reporting rows, n] on the device, padded with 0."""
     model_rows: torch.Tensor | None
@@ -120,7 +120,7 @@ def compute_logprobs_fused(
     """Compute log probabilities with the kernels of `mizzen.kernels`; see `compute_logprobs`.
 
     `penalties` are applied to rows that sample from the model's logits. Their counts already include the
-    sampled tokens, which the kernel takes into account.
+    sampled tokens; the kernel takes this into account.
     """
     from mizzen.kernels.sampling.logprobs import write_logprobs
 

@@ -6,7 +6,7 @@ A row at temperature 0 takes the most probable token. Any other row divides its 
 keeps the top k tokens, of these (renormalized) the smallest set that reaches top p, and of these the tokens
 with at least min p times the largest probability. It samples by the inverse cumulative distribution, with a
 random number derived from (seed, position). The token of a row depends only on the row's own logits and
-parameters: algorithms that depend on the batch (partial selection or full sort) give the same token.
+parameters. The batch determines the algorithm (partial selection or full sort), but both give the same token.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def sample(
         logits: Logits of the model, [rows, vocab].
         state: Per-slot state.
         slots: Slot of each row, int64 [rows].
-        positions: Sequence position of each row's token to sample, int64 [rows].
+        positions: Sequence position of the token to sample for each row, int64 [rows].
         upload: Copies arrays to the device.
         fused: Use the kernels of `mizzen.kernels`.
     """
@@ -115,7 +115,7 @@ def sample_processed_rows(
         logits: Logits of the model, [rows, vocab].
         tokens: Tokens of all batch rows, int64 [rows]; updated in place for `batch.rows`.
         state: Per-slot state.
-        positions: Sequence position of each batch row's token to sample, int64 [rows].
+        positions: Sequence position of the token to sample for each batch row, int64 [rows].
         upload: Copies arrays to the device.
         fused: Use the kernels of `mizzen.kernels`.
 
@@ -195,7 +195,7 @@ def apply_penalties(
 def apply_bitmask(
     logits: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, bits: torch.Tensor, *, fused: bool = False
 ) -> None:
-    """Set logits of tokens that a grammar does not allow to -inf, in place.
+    """Set logits to -inf, in place, for tokens that a grammar does not allow.
 
     Args:
         logits: Logits, float32 [all rows, vocab].
@@ -280,8 +280,9 @@ def rows_with_filters(state: SlotState, slots: Int64) -> Int64:
 def sample_random(
     logits: torch.Tensor, state: SlotState, slots: Int64, positions: Int64, upload: Uploader
 ) -> torch.Tensor:
-    """Sample one token per row, all at temperatures above 0, by eager operations; return int64 [rows].
+    """Sample one token per row by eager operations; return int64 [rows].
 
+    The temperature of each row is above 0.
     `logits` are [rows, vocab]; `slots` and `positions` (of the tokens to sample) are int64 [rows].
     """
     index, filters = upload(slots), active_filters(state, slots)
@@ -298,7 +299,7 @@ def sample_random(
 def min_kept_weight(
     weights: torch.Tensor, filters: ActiveFilters, state: SlotState, index: torch.Tensor
 ) -> torch.Tensor:
-    """Return the smallest weight that top k and top p keep in each row, [rows, 1]; 0 without either filter.
+    """Return the smallest weight that top k and top p keep in each row, [rows, 1]; 0 for rows with neither.
 
     All tokens with at least this weight are kept, so the order of tokens with equal weight has no effect.
 
@@ -328,7 +329,7 @@ def min_kept_weight(
 
 
 def sort_weights(weights: torch.Tensor, filters: ActiveFilters) -> torch.Tensor:
-    """Sort weights [rows, vocab] in descending order; return the first `max_top_k` if that suffices."""
+    """Sort weights [rows, vocab] in descending order; return only the first `max_top_k` if these suffice."""
     if 0 < filters.max_top_k <= min(PARTIAL_SORT_LIMIT, weights.shape[-1]):
         return torch.topk(weights, filters.max_top_k, dim=-1).values
     return torch.sort(weights, dim=-1, descending=True).values

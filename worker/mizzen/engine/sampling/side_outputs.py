@@ -15,7 +15,7 @@ from mizzen.core.request import Int32
 from mizzen.core.step_plan import SideOutputs, SlotLogprobs, SlotVector
 
 LOGPROB_FLOOR = -9999.0
-"""Minimum of reported log probabilities, which is also reported for tokens that cannot be sampled."""
+"""Lowest log probability that is reported; also reported for tokens that cannot be sampled."""
 
 TensorCopy = Callable[[torch.Tensor], torch.Tensor]
 """Returns a copy of a tensor."""
@@ -23,7 +23,7 @@ TensorCopy = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobRequest:
-    """Rows of `LogprobTensors` that belong to a slot, and the entries of these rows that it requested."""
+    """Rows of `LogprobTensors` that belong to a slot, and the entries in them that the slot requested."""
 
     slot: int
     rows: int
@@ -33,7 +33,7 @@ class LogprobRequest:
     token_id_count: int
     """Number of tokens that the slot requested by id."""
     start_position: int | None = None
-    """Sequence position of the first row's token for prompt log probabilities; None for a sampled token."""
+    """For prompt log probabilities, sequence position of the first row's token; None for a sampled token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class LogprobTensors:
     requests: tuple[LogprobRequest, ...]
     """Requests in the order of their rows."""
     max_top_logprobs: int
-    """Maximum number of most probable tokens that a slot requested."""
+    """Largest `top_logprobs` of all requests."""
     packed: torch.Tensor
     """Token ids, and the bits of float32 log probabilities, int32 [rows, 2, entries]."""
 

@@ -1,7 +1,7 @@
 """Bitmasks of allowed tokens by slot, on host and device.
 
 Rows are indexed by slot, so only rows that changed are written and sent to the device. On a GPU they are sent
-in a separate stream, while the model runs in the stream of the steps. `GrammarMasks` owns them.
+in a separate stream, while the model runs in the stream of the steps. `GrammarMasks` owns the bitmasks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A simulated device: executes plans on token ids instead of KV, and checks that they are valid.
+"""A simulated device: executes plans on token ids instead of KV, and checks that the plans are valid.
 
 `SimulatedRunner` and the scheduler's tests use it. An invalid plan raises `PlanViolation`.
 """
@@ -180,7 +180,7 @@ class InflightUseGuard:
         self._request_numbers: Int32 = np.zeros(slots, np.int32)
         """Number of requests that each slot has had."""
         self._inflight: deque[tuple[set[int], dict[int, SlotRequest]]] = deque()
-        """Slots and pages of each step in flight; pages with their user (`_SHARED` if they have several)."""
+        """Slots and pages of each step in flight; each page has its user (`_SHARED` if it has several)."""
 
     def check_launch(self, plan: StepPlan) -> None:
         """Check a step, and add it to the steps in flight.

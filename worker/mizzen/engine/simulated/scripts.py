@@ -60,7 +60,7 @@ def fixed(tokens: Sequence[int], end_token: int) -> Script:
 
 
 def ends_after(script: Script, count: int, end_token: int) -> Script:
-    """Return a script that takes `count` tokens from another script, followed by `end_token`."""
+    """Return a script that gives the first `count` tokens of another script, followed by `end_token`."""
 
     def choose(context: ScriptContext) -> int:
         done = len(context.tokens) - context.prompt_tokens

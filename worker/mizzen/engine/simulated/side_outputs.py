@@ -68,7 +68,10 @@ class SimulatedSideOutputs:
             self.options_by_slot[slot] = (sampling, options)
 
     def avoid_early_end(self, slot: int, token: int, output_tokens: int) -> int:
-        """Return `token`; if it would end the output before min_tokens, the next id that does not."""
+        """Return `token`, or the next id that is not an end token if `token` would end the output too early.
+
+        That is the case if the output has fewer than min_tokens tokens.
+        """
         if slot in self.options_by_slot:
             sampling, options = self.options_by_slot[slot]
             ends = options.end_tokens if output_tokens < sampling.min_tokens else ()

@@ -48,9 +48,9 @@ class Admission:
         """Set while no sequence is in flight."""
         self.drained.set()
         self.last_activity = time.monotonic()
-        """Time when a sequence last left the engines or the queue, on the monotonic clock."""
+        """Time on the monotonic clock when a sequence last left the engines or the queue."""
         self.closed_reason: str | None = None
-        """Reason why requests can no longer wait; None until `close`."""
+        """Reason why requests can no longer wait; None until `close` is called."""
 
     def __len__(self) -> int:
         return len(self._queue) + self._waiting_siblings
@@ -101,7 +101,7 @@ class Admission:
             siblings.queue_slots.release()
 
     async def requeue(self, entry: QueueEntry, seconds: float) -> None:
-        """Take an admitted entry out of flight, and wait until it is admitted again.
+        """Release the place of an admitted entry, and wait until the entry is admitted again.
 
         The entry pauses for `seconds`, and then waits at the front of the queue.
 
@@ -123,7 +123,7 @@ class Admission:
             raise
 
     def leave(self, entry: QueueEntry) -> None:
-        """Take an admitted entry out of flight, and charge the tokens that it used."""
+        """Release the place of an admitted entry, and charge the tokens that its sequence used."""
         self.settle(entry)
         self._count_out(entry)
 
@@ -178,8 +178,8 @@ class Admission:
     def _evict_for(self, entry: QueueEntry) -> None:
         """If the queue is full, evict the newest entry of the tenant with the most entries.
 
-        Entries of requests that have already begun are neither evicted nor refused. Each such request adds at
-        most `MAX_IN_QUEUE` entries.
+        If a request has already begun, its entries are neither evicted nor refused, so the queue may exceed
+        its size. Each such request adds at most `MAX_IN_QUEUE` entries.
 
         Raises:
             ApiError: 429 if the queue is full and no tenant has more entries than this entry's tenant

@@ -130,7 +130,7 @@ class FairQueue(Generic[T]):
         return True
 
     def charge(self, group: Hashable, flow_class: Hashable, cost: float) -> None:
-        """Charge a flow the difference between an item's actual and announced cost; negative is a refund."""
+        """Charge a flow `cost`: an item's actual cost minus its announced cost; negative for a refund."""
         flow = self._flows.get((group, flow_class))
         if flow is not None:
             flow.debt += cost / flow.weight

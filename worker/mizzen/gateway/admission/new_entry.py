@@ -51,14 +51,14 @@ def estimate_tokens(generation: GenerationRequest, *, prompt: bool = True) -> in
 
 
 def estimate_prompt_tokens(generation: GenerationRequest) -> int:
-    """Estimate the tokens of a request's prompt or messages."""
+    """Estimate the number of tokens in a request's prompt or messages."""
     if generation.messages is not None:
         return sum(map(estimate_text_tokens, generation.messages)) + 4 * len(generation.messages)
     return estimate_text_tokens(generation.prompt)
 
 
 def estimate_text_tokens(value: Any) -> int:
-    """Estimate the tokens of a JSON value: text by its number of characters, and one token per token id."""
+    """Estimate the number of tokens in a JSON value: text by its length, each token id as one token."""
     if isinstance(value, str):
         return math.ceil(len(value) / CHARACTERS_PER_TOKEN)
     if isinstance(value, dict):

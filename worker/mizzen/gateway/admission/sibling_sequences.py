@@ -23,7 +23,7 @@ class SiblingSequences:
         self.queue_slots = asyncio.Semaphore(max(1, min(MAX_IN_QUEUE, queue_size // MAX_IN_QUEUE)))
         """Semaphore that a sequence holds while it is in the queue."""
         self.started = False
-        """True once a sequence was admitted; a full queue then no longer rejects the others."""
+        """True once a sequence has been admitted; from then on, a full queue does not reject the others."""
         self._running = 0
         self._until = 0.0
 

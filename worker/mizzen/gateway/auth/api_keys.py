@@ -107,7 +107,7 @@ def _visible_files(folder: Path) -> Iterable[Path]:
 
 
 def parse_key_files(files: dict[Path, bytes]) -> tuple[Grant, ...]:
-    """Return the grants of the keys in all files, given as contents by path.
+    """Return the grants of the keys in all files; `files` maps the path of each file to its content.
 
     Raises:
         InvalidKeyFile: a file is malformed, or two entries have the same name or the same key.

@@ -1,4 +1,4 @@
-"""Authenticates requests by API key, and enforces limits on rate and parallelism, before a body is read."""
+"""Before a request's body is read: authenticates the request by API key, and limits rate and parallelism."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TenantRegistry:
 
     @property
     def problem(self) -> str:
-        """Reason why the current files are not in force, empty if they are; it never contains a key."""
+        """Reason why the current files are not in force; empty if they are. It never contains a key."""
         return self._problem
 
     def get(self, name: str) -> Tenant | None:
@@ -171,7 +171,7 @@ def release_parallel_slot(scope: Scope) -> None:
 
 
 class AuthMiddleware:
-    """Middleware that admits requests with a valid key and within its limits.
+    """Middleware that admits a request if it has a valid key and the key's limits allow it.
 
     Response headers report the remaining limits.
     """

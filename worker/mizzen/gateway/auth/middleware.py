@@ -1,4 +1,4 @@
-"""Adds middleware to the OpenAI API: authentication, wrapped in CORS if that is configured."""
+"""Adds middleware to the OpenAI API: authentication and, if configured, CORS around it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREFLIGHT_SECONDS = 600
 
 
 def add_auth_middleware(app: FastAPI, gateway: Gateway) -> None:
-    """Require authentication, and allow web pages of the origins in `--cors-origin` to send requests."""
+    """Require authentication, and let web pages from the origins in `--cors-origin` send requests."""
     app.add_middleware(AuthMiddleware, tenants=gateway.tenants)
     origins = gateway.config.cors_origin
     if origins:

@@ -12,7 +12,7 @@ from mizzen.gateway.auth.api_keys import Grant
 class TokenBucket:
     """Token bucket that refills within a minute; its level may be negative if usage exceeds a reservation.
 
-    A new bucket is full, so the amount for a minute may be used at once.
+    A new bucket is full, so a whole minute's amount may be used at once.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,7 +32,7 @@ class TokenBucket:
     def consume(self, amount: float) -> float:
         """Consume an amount and return 0.0.
 
-        If the bucket does not hold that much, consume nothing and return the seconds until it will.
+        If the bucket does not hold that much, consume nothing and return the seconds until it does.
         """
         missing = amount - self.level
         if missing > 0:

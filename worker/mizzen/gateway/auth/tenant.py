@@ -64,7 +64,7 @@ class Tenant:
         """Check that the tenant may use a model name.
 
         Raises:
-            ApiError: 403 if it may not.
+            ApiError: 403 if the tenant may not use it.
         """
         if not self.may_use(model):
             raise ApiError(
@@ -118,7 +118,7 @@ class Tenant:
         """Reserve the tokens that a request is expected to use; `settle` corrects the amount.
 
         Raises:
-            ApiError: 429 if fewer tokens are left now, or if `tokens` exceeds the limit per minute.
+            ApiError: 429 if fewer than `tokens` are left now, or if `tokens` exceeds the limit per minute.
         """
         if self.tokens is None:
             return

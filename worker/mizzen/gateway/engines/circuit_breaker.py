@@ -78,7 +78,7 @@ class CircuitBreaker:
         return 0.0 if self._until is None else max(0.0, self._until - self._clock())
 
     def begin_request(self) -> int:
-        """Record that a request is sent; return the current period, with which to record the outcome."""
+        """Record that a request is sent; return the current period, which must be passed with the outcome."""
         if self.state is BreakerState.HALF_OPEN:
             self._probes += 1
         return self._period

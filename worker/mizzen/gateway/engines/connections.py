@@ -25,8 +25,8 @@ class EngineConnections:
         """Connect to the engine.
 
         Args:
-            make_link: creates a link, given a function that returns key offers and a callback. The link
-                passes itself to the callback when its state changes.
+            make_link: creates a link. Its arguments are a function like `offers`, and a callback to which the
+                link passes itself when its state changes.
             offers: returns the current key offers (endpoints and keys to try), best first; at least one.
             on_change: called with a link whose state has changed, and with a link that becomes current.
         """
@@ -43,7 +43,7 @@ class EngineConnections:
         return sorted({link.offer.name for link in self._tasks if link.welcome is not None} - {""})
 
     def refresh(self) -> None:
-        """Try key offers that are better than the current link's, and close former links when idle."""
+        """Try key offers that are better than the current link's, and close former links that are idle."""
         for link in tuple(self._tasks):
             if link not in (self.current, self._next) and not link.open_streams:
                 self._end(link)
@@ -65,7 +65,8 @@ class EngineConnections:
     def _better_offers(self) -> Sequence[KeyOffer]:
         """Return the key offers that are better than the current link's, best first.
 
-        If none is better, return only the best offer.
+        If no offer is better, return only the best offer. If the current link's offer has been withdrawn,
+        return all offers.
         """
         offers = list(self._offers())
         current_offer = self.current.offer

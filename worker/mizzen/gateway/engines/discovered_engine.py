@@ -23,11 +23,11 @@ class DiscoveredEngine:
     terminating: bool = False
     """True if the engine is being deleted: it finishes its requests and gets no new ones."""
     awaiting_verification: bool = False
-    """True until the operator has verified the engine; until then, the engine only gets golden prompts."""
+    """True until the operator has verified the engine; until then, the engine gets only golden prompts."""
 
 
 class MeanRequestSize:
-    """Moving mean of the tokens of this gateway's requests.
+    """Moving mean of the number of tokens per request of this gateway.
 
     Requests of other gateways are assumed to have this size when an engine's load is estimated.
     """

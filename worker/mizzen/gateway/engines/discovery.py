@@ -24,7 +24,7 @@ RELOAD_SECONDS = 1.0
 def new_discovery(
     config: GatewayConfig, keys: KeyFolder | None, services: Services, metrics: Metrics
 ) -> Coroutine[Any, Any, None]:
-    """Return the coroutine that keeps services and engines in sync until it is cancelled.
+    """Return the coroutine that keeps the list of services and engines current until it is cancelled.
 
     Raises:
         ValueError: an endpoint is malformed or needs keys, a services file cannot be read or is malformed, or
@@ -70,7 +70,7 @@ def static_engines(endpoints: dict[str, tuple[str, ...]]) -> dict[str, list[Disc
 
 
 class ServicesFile:
-    """The file `--services-file`, which lists services and the endpoints of their engines."""
+    """The file given by `--services-file`, which lists services and the endpoints of their engines."""
 
     def __init__(self, path: Path, keys: KeyFolder | None, services: Services) -> None:
         self._path = path

@@ -90,7 +90,7 @@ class EngineClient:
     ) -> None:
         """Connect with one of the `offers` (endpoint and keys), best first; stay connected until `stop`.
 
-        An engine without messages counts as silent after `timeout` seconds, and as lost after `lost` seconds.
+        An engine that sends nothing counts as silent after `timeout` seconds, as lost after `lost` seconds.
 
         Raises:
             ValueError: the endpoint is malformed, or requires keys and the first offer has none.
@@ -163,7 +163,7 @@ class EngineClient:
 
     @property
     def full(self) -> bool:
-        """True if the engine has its maximum of requests, is backed off, or its circuit breaker is open."""
+        """True if the engine is at its maximum of requests or backed off, or its circuit breaker is open."""
         if self.requests >= self.max_requests or not self.breaker.allows:
             return True
         return time.monotonic() < self._full_until
@@ -175,7 +175,7 @@ class EngineClient:
 
     @property
     def max_requests(self) -> int:
-        """Maximum number of requests sent to the engine: one per slot, and some more to refill free slots."""
+        """Maximum number of requests in flight on the engine: one per slot, and some more to refill slots."""
         running = self.link.welcome.max_running_requests if self.link.welcome else 0
         return running + max(8, running // 4) if running else 0
 
@@ -233,7 +233,7 @@ class EngineClient:
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────
 
     def back_off(self, seconds: float) -> None:
-        """Route no requests to the engine for some seconds, because it was too busy or refused a request."""
+        """Route no requests to the engine for `seconds`, because it was too busy or refused a request."""
         self._full_until = time.monotonic() + seconds
         asyncio.get_running_loop().call_later(seconds, self._on_change)
 
@@ -267,9 +267,9 @@ class EngineClient:
         asyncio.get_running_loop().call_later(pause + 0.01, self._on_change)
 
     def check_health(self, replaceable: bool = False) -> None:
-        """Try newer keys, mark the engine as suspect or unresponsive, and fail its requests if it is stuck.
+        """Try newer keys, update whether the engine responds, and fail its requests if it is stuck.
 
-        `replaceable` is true if another engine could take over its requests.
+        `replaceable` is true if another engine could take over the requests.
         """
         self._links.refresh()
         if self.health.check(self.link):
@@ -286,7 +286,7 @@ class EngineClient:
             self.link.give_up(StreamLost("stuck", f"{self.name} makes no progress"))
 
     def _silent_beyond_step(self) -> bool:
-        """Return whether the engine's silence exceeds the longest expected step, or it has no work."""
+        """Return whether the engine has been silent for longer than a step may take, or has no work."""
         stats = self.link.stats
         if stats is None or self.requests:
             return stats is not None and 0 < stats.patience_seconds < self.link.quiet_seconds
@@ -375,7 +375,7 @@ class EngineClient:
             self._warmup.cancel()
 
     def _start_warmup(self, welcome: Welcome) -> None:
-        """Start to fill the engine's cache, unless that was done for this engine process."""
+        """Start to fill the engine's cache, unless this was already done for the same engine process."""
         work = self._new_warmup(self) if self._warmed_incarnation != welcome.incarnation else None
         self._warmed_incarnation = welcome.incarnation
         if work is None:

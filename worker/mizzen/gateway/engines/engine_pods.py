@@ -76,7 +76,7 @@ class PodWatch:
         """Create a watch; `sync` is called with all engines after each change.
 
         Raises:
-            ValueError: the namespace is neither configured nor known from the pod.
+            ValueError: the namespace is not configured, and the gateway does not run in a pod.
         """
         self._sync = sync
         self._watch = ResourceWatch(
@@ -104,7 +104,7 @@ def watch_shared_pods(
     `sync` is called with all engines, by service name, after each change.
 
     Raises:
-        ValueError: the namespace is neither configured nor known from the pod.
+        ValueError: the namespace is not configured, and the gateway does not run in a pod.
     """
 
     def changed(pods: Collection[EnginePod]) -> None:

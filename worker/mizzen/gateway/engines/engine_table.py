@@ -129,11 +129,12 @@ class EngineTable:
         return "all engines are full"
 
     def choose_text_model(self, keep: TextModel | None, tried: Collection[EngineClient]) -> TextModel | None:
-        """Return the text model with which to tokenize a request; None if no engine can take the request.
+        """Return the text model with which to tokenize a request.
 
-        This is `keep` as long as an available engine outside `tried` uses it, or if no engine is available.
-        Otherwise it is the model of a random available engine, so that revisions get requests in proportion
-        to their engines.
+        This is `keep` if an available engine outside `tried` uses it. If no engine outside `tried` is
+        available, it is `keep` too, even if that is None.
+        Otherwise it is the model of a random available engine outside `tried`, so that each revision gets
+        requests in proportion to its number of engines.
         """
         left = [e for e in self if e.serving and not e.full and e not in tried]
         if keep is not None and (not left or any(e.tokenizer_hash == keep.name for e in left)):
@@ -146,7 +147,7 @@ class EngineTable:
         return max((engine.context_length for engine in self._engines.values()), default=0)
 
     def longest_context(self, text: TextModel) -> int:
-        """Return the longest context, in tokens, of serving engines with a text model; 0 if none serves."""
+        """Return the longest context, in tokens, of the serving engines that use `text`; 0 if none does."""
         return max((e.context_length for e in self if e.serving and e.tokenizer_hash == text.name), default=0)
 
     async def close(self) -> None:

@@ -1,13 +1,13 @@
 """Health checks of engines: detect unresponsive and stuck engines long before the timeouts.
 
 Engines report their load once a second. An engine that was silent for `ping_after` seconds gets a ping, which
-its event loop must answer. If it is silent for `suspect_after` seconds, it is suspect: it gets new requests
-only if no other engine is left. That is long before its timeout (`engine_timeout_seconds`).
+its event loop must answer. If the engine is silent for `suspect_after` seconds, it is suspect: it gets new
+requests only if no other engine is left. That is long before its timeout (`engine_timeout_seconds`).
 
 An engine announces how long its steps may take (`Stats.patience_seconds`). If a step takes longer, its
-requests count as lost, provided that another engine can resume them. For steps with prompts, for batch sizes
-that are new to it, and for its first steps the engine announces nothing; the long timeout `stuck_after`
-applies.
+requests count as lost, provided that another engine can resume them. The engine announces nothing for its
+first steps, for steps with prompts, and for batch sizes that are new to it; then the long timeout
+`stuck_after` applies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HealthLimits:
     stuck_after: float = 60.0
     """Time without a step, while requests run, after which an engine is stuck; 0 means never."""
     min_stuck_after: float = 5.0
-    """Shortest time after which an engine is stuck, even if it announces shorter steps."""
+    """Shortest time after which an engine counts as stuck, even if it announces shorter steps."""
 
     @property
     def ping_after(self) -> float:
@@ -66,7 +66,7 @@ class HealthCheck:
 
 
 class StepProgress:
-    """Detects when an engine runs requests but makes no steps; its load reports contain the step count."""
+    """Detects when an engine runs requests but makes no steps, from the step count in its load reports."""
 
     __slots__ = ("_clock", "_limits", "_since", "_steps")
 

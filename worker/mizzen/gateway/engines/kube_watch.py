@@ -90,7 +90,7 @@ class ResourceWatch(Generic[W]):
         Args:
             namespace: namespace of the objects.
             plural: plural name of their resource in the core API, such as `pods`.
-            kind: type that the objects are decoded to.
+            kind: type to which the objects are decoded.
             on_change: called with all objects after each change.
             on_error: called when a list or watch request has failed.
             selectors: query parameters `labelSelector` or `fieldSelector`.
@@ -238,7 +238,7 @@ def watched_namespace(configured: str) -> str:
     """Return the namespace to watch: `configured` or, if it is empty, the namespace of the gateway's pod.
 
     Raises:
-        ValueError: the namespace is neither configured nor known from the pod.
+        ValueError: the namespace is not configured, and the gateway does not run in a pod.
     """
     namespace = configured or os.environ.get("POD_NAMESPACE", "")
     mounted = SERVICE_ACCOUNT / "namespace"

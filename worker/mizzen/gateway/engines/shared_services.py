@@ -1,4 +1,4 @@
-"""Discovers the services that share this gateway from a ConfigMap, and their engines from pods."""
+"""Discovers the services that share this gateway (listed in a ConfigMap), and the pods of their engines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SharedServicesWatch:
         """Create the watches; `run` starts them.
 
         Raises:
-            ValueError: the namespace is neither configured nor known from the pod.
+            ValueError: the namespace is not configured, and the gateway does not run in a pod.
         """
         self._services = services
         self._name = config.services_config_map

@@ -1,4 +1,4 @@
-"""Golden prompts: has an engine that awaits verification continue a prompt, and returns the output.
+"""Golden prompts: runs a prompt on an engine that awaits verification, and returns the output.
 
 Such an engine serves no requests yet, so golden prompts take no capacity from requests. `POST /admin/verify`
 calls this; the operator judges the output.
@@ -29,7 +29,7 @@ MAX_CONCURRENT_PROMPTS = 4
 
 
 async def verify_engine(services: Iterable[Service], request: VerifyRequest) -> dict[str, Any]:
-    """Have one engine continue a golden prompt with greedy sampling, and return the result.
+    """Run a golden prompt on one engine with greedy sampling, and return the result.
 
     Returns:
         `text`; `finish` ("stop" or "length"); `promptTokens`; `outputTokens`; `seconds`.
@@ -84,7 +84,7 @@ async def verify_engine(services: Iterable[Service], request: VerifyRequest) -> 
 async def _generate(
     engine: EngineClient, text: TextModel, request: VerifyRequest
 ) -> tuple[int, str, int, Finish]:
-    """Return the number of prompt tokens, the output text, the number of output tokens, and the finish."""
+    """Run a golden prompt, and return its length in tokens and the output: text, length and `Finish`."""
     ids = await text.text_prompt(request.prompt)
     if not len(ids):
         raise invalid("the prompt is empty", "prompt")

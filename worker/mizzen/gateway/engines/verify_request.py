@@ -22,7 +22,7 @@ class VerifyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     """Text to continue."""
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_VERIFY_SECONDS)]
-    """Time in which the complete answer must arrive."""
+    """Number of seconds within which the complete answer must arrive."""
 
 
 def parse_verify_request(body: bytes) -> VerifyRequest:

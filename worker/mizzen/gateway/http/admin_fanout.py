@@ -102,7 +102,7 @@ class AdminFanout:
         return await self._forward_body(request)
 
     async def _verify(self, request: Request) -> Response:
-        """Forward a verify request to the first process; the body sets how long to wait for the answer."""
+        """Forward a verify request to the first process; the timeout in its body extends the usual one."""
         return await self._forward_body(request, verify_timeout)
 
     async def _forward_body(
@@ -110,7 +110,7 @@ class AdminFanout:
     ) -> Response:
         """Forward a POST request to the first process.
 
-        `timeout_of` returns how many seconds longer than usual the answer to a body may take.
+        `timeout_of` returns, for a body, the number of seconds to add to the usual timeout.
         """
         with RequestBody(self._bodies, self._largest) as body:
             try:
@@ -143,10 +143,12 @@ class AdminFanout:
         return Response(msgspec.json.encode(merge_tables(tables)), media_type="application/json")
 
     async def _wait_for_change(self, request: Request, versions: Sequence[str], seconds: float) -> bool:
-        """Wait up to `seconds` until the table of any process differs from its version in `versions`.
+        """Wait up to `seconds` until the routing table of any process changes.
+
+        `versions` holds, for each process, the version of its table that the client knows.
 
         Returns:
-            True if the table of any process differs.
+            True if a process has a table of another version, or has failed to answer.
         """
         polls = [
             asyncio.create_task(
@@ -209,7 +211,10 @@ def merge_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def merge_api_keys(statuses: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Merge the API key status of all processes: the first problem, and the smallest number of keys."""
+    """Merge the API key statuses of all processes into one; None if no process has a status.
+
+    The merged status has the first problem and the smallest number of keys in force.
+    """
     present = [status for status in statuses if status is not None]
     if not present:
         return None
@@ -218,9 +223,10 @@ def merge_api_keys(statuses: Sequence[dict[str, Any] | None]) -> dict[str, Any] 
 
 
 def merge_metrics(texts: Mapping[int, str]) -> str:
-    """Merge the metrics of all processes, given as Prometheus text by process number.
+    """Merge the metrics of all processes.
 
-    Each sample gets its process's number as the label `process`.
+    `texts` maps the number of each process to its metrics as Prometheus text. In the result, the label
+    `process` of each sample is the number of its process.
     """
     families: dict[str, list[str]] = {}
     for number, text in texts.items():

@@ -1,4 +1,6 @@
-"""Base class of the responses that endpoints return: one API call, from reading the body to the last byte.
+"""Base class of the responses that endpoints return.
+
+Each response handles one API call, from reading the request's body to sending the last byte.
 
 If the client disconnects, the call is cancelled, and its request is aborted in the engine.
 """
@@ -32,9 +34,9 @@ SEND_TIMEOUT_SECONDS = 60.0
 
 
 class ApiCall(Response):
-    """Response that reads the request's body within limits, and serves it while the client is connected.
+    """Response that reads a request's body, within limits, and serves the request.
 
-    Errors have OpenAI's JSON shape.
+    If the client disconnects, serving is cancelled. Errors have OpenAI's JSON shape.
     """
 
     def __init__(self, gateway: Gateway) -> None:

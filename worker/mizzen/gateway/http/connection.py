@@ -17,9 +17,9 @@ from mizzen.gateway.errors import ApiError
 from mizzen.gateway.http.raw_errors import raw_response, unchunked_send
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Largest size of a request line with headers; also limits chunk framing and trailers of a body."""
+"""Maximum size of a request line with its headers; also of the chunk framing and trailers of a body."""
 HEAD_TIMEOUT_SECONDS = 20.0
-"""Time after which a connection is closed if it has not sent a complete head."""
+"""Time after which a connection is closed if no complete head has arrived on it."""
 WRITE_STALL_SECONDS = 60.0
 """Time after which a connection is aborted if its client reads nothing of the buffered output."""
 IDLE_LINGER_SECONDS = 1.0
@@ -52,7 +52,7 @@ class ConnectionWriter:
         self._write = cycle.transport.write
 
     def write(self, data: bytes) -> bool:
-        """Write a chunk; return False, with nothing written, if that is not possible now."""
+        """Write a chunk and return True; if that is not possible now, write nothing and return False."""
         cycle = self._cycle
         if not cycle.chunked_encoding or cycle.response_complete or self._flow.write_paused:
             return False
@@ -68,8 +68,8 @@ class ConnectionWriter:
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP connection that limits size and duration of request heads, and aborts if its client does not read.
 
-    A transport closes only after the client has read everything. Without the limit, a client that never reads
-    would keep the connection and the response in memory, however large.
+    A transport closes only after the client has read everything. Without the abort, a client that never reads
+    would keep the connection and its response, however large, in memory.
     """
 
     linger_seconds = 0.0
@@ -83,7 +83,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _stall_timer: asyncio.TimerHandle | None = None
     _buffered_bytes = 0
     _active_cycle: RequestResponseCycle | None = None
-    """Request that is being answered; `cycle` is the newest request, which may be pipelined after it."""
+    """Request that is being answered. `cycle` is the newest request, which may wait in `pipeline`."""
 
     def connection_made(self, transport: Any) -> None:
         """Start the timer for the first request's head."""
@@ -151,7 +151,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """Pause writing, and start the timer within which the client must read buffered output."""
+        """Pause writing, and start the timer that aborts the connection if the client does not read."""
         super().pause_writing()
         self._start_stall_timer()
 
@@ -161,14 +161,17 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Expect the next request, or close; abort if the client then does not read the remaining output."""
+        """Expect the next request, or close the connection.
+
+        A connection that is closing is aborted if the client does not read the remaining output.
+        """
         super().on_response_complete()
         self._watch_final_flush()
         if self._shutting_down and self._idle:
             self._close_after_linger()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection that was idle for the keep-alive timeout, unless it has unread input."""
+        """Close the connection after the keep-alive timeout; if it has unread input, check again later."""
         if self._has_unread_data:
             self.timeout_keep_alive_task = self.loop.call_later(
                 RECHECK_SECONDS, self.timeout_keep_alive_handler
@@ -178,7 +181,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch_final_flush()
 
     def shutdown(self) -> None:
-        """Shut down without losing requests: responses that begin now announce `connection: close`.
+        """Shut down without losing requests: all further responses announce `connection: close`.
 
         Closing an idle connection at once, or a connection whose response did not announce the close, loses
         a request that its client has just sent (RFC 9112, 9.6). Most clients send another request within

@@ -22,8 +22,8 @@ class RequestDeadline:
     """Asynchronous context manager that cancels its block at a request's deadline.
 
     The client sets the timeout by the header x-request-timeout or by the body's `timeout` (see `shorten`); if
-    it sets both, the shorter one applies. If it sets none, `--request-timeout-seconds` applies. No timeout is
-    longer than `--max-request-timeout-seconds`. Timeouts count from `began`, on the monotonic clock.
+    it sets both, the shorter one applies. If it sets neither, `--request-timeout-seconds` applies. No timeout
+    is longer than `--max-request-timeout-seconds`. Timeouts count from `began`, on the monotonic clock.
     """
 
     def __init__(self, config: GatewayConfig, scope: Scope, began: float) -> None:

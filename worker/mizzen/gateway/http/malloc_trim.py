@@ -1,7 +1,7 @@
 """Returns the memory of large requests to the operating system (malloc_trim); glibc would keep most of it.
 
 Large bodies and prompts are processed in threads, and every thread allocates from its own arena. Without
-malloc_trim, glibc returns only free memory at the end of an arena.
+malloc_trim, glibc returns free memory only if it lies at the end of an arena.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ import ctypes
 from collections.abc import Callable
 
 TRIM_BYTES = 64 * 1024
-"""Smallest request body after which the heap is trimmed; processing a body takes many times its size."""
+"""Size of the smallest request body after which the heap is trimmed.
+
+Processing a body takes many times its size in memory.
+"""
 TRIM_SECONDS = 10.0
-"""Delay between the end of a request and the trim, and shortest time between two trims."""
+"""Delay between the end of a large request and the trim; also the minimum time between two trims."""
 
 
 def trim_heap() -> None:
-    """Return free heap memory to the operating system. Takes about 10 ms, or 0.1 s for a gigabyte."""
+    """Return free heap memory to the operating system.
+
+    This takes about 10 ms, or 0.1 s if a gigabyte is returned.
+    """
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:  # only glibc has it
         malloc_trim(0)

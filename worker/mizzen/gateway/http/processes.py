@@ -1,8 +1,9 @@
 """Runs several gateway processes behind one port, as one program.
 
-Each process is a complete gateway with its own engine connections, queue and routing, like another replica,
-so limits apply to each process. The kernel distributes client connections among them (SO_REUSEPORT). The
-parent serves one admin port for all, and stops all of them on a signal, or when one exits by itself.
+Like a replica, each process is a complete gateway with its own engine connections, queue and routing, so
+limits apply to each process. The kernel distributes client connections among the processes (SO_REUSEPORT).
+The parent serves one admin port for all processes. It stops all of them when it receives a signal, or when
+one of them exits by itself.
 """
 
 from __future__ import annotations

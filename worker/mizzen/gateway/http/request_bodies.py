@@ -1,4 +1,4 @@
-"""Request bodies, with limits on the size of each body, their total size, and the time to arrive."""
+"""Read request bodies, with limits on the size and the arrival time of each, and on their total size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mizzen.gateway.errors import ApiError, unavailable
 BODY_TIMEOUT_SECONDS = 60.0
 """Time in which a complete body must arrive."""
 BODY_STALL_SECONDS = 15.0
-"""Longest pause between two parts of a body."""
+"""Maximum time between the arrival of two parts of a body."""
 
 
 class ClientGone(Exception):
@@ -23,7 +23,7 @@ class ClientGone(Exception):
 
 
 class BodyBudget:
-    """Limit on the total size of the bodies of all requests in progress; one tenant may use half of it."""
+    """Limit on the total size of the bodies of all requests in progress; a tenant may use half of it."""
 
     def __init__(
         self, limit: int, largest: int = 0, freed: Callable[[int], None] = lambda size: None
@@ -70,7 +70,7 @@ class BodyBudget:
 
 
 class RequestBody:
-    """Context manager that reads one body; its bytes count in the budget until the block ends."""
+    """Context manager that reads one body; the body counts against the budget until the block ends."""
 
     def __init__(self, budget: BodyBudget, limit: int) -> None:
         self._budget = budget

@@ -1,6 +1,6 @@
 """Uvicorn servers and listening sockets of the gateway.
 
-`main` creates one server for the API and one for the admin port; `processes` only one for the admin port.
+`main` creates a server for the API and another for the admin port; `processes` creates only the latter.
 """
 
 from __future__ import annotations

@@ -41,7 +41,10 @@ class ServerTls:
         return load_pem_x509_certificate(self._loaded[0]).not_valid_after_utc.timestamp()
 
     async def watch(self) -> None:
-        """Reload changed files until cancelled; if they are invalid, keep the previous certificate."""
+        """Reload the files whenever they change, until cancelled.
+
+        If the changed files are invalid, the previous certificate stays in use.
+        """
         problem = ""
         while True:
             await asyncio.sleep(self._seconds)

@@ -47,10 +47,11 @@ class ChatOutputForm:
     options: FamilyOptions
 
     def template_arguments(self, text: TextModel) -> dict[str, Any]:
-        """Return the chat template variable `tools`; empty if the request offers no tools.
+        """Return a dictionary with the chat template variable `tools`; empty if the request offers no tools.
 
         Raises:
-            ApiError: 400 if the model's tool call format is unknown, and the request does not force a call.
+            ApiError: 400 if the request offers tools without forcing a call, and the model's tool call
+                format is unknown.
         """
         if self.tools is None:
             return {}
@@ -102,10 +103,10 @@ class ChatOutputForm:
         return None if self.tools is None else self.tools.find_schema_field(keyword, path)
 
     def parser(self, text: TextModel, prompt: Int32, stop: tuple[str, ...]) -> OutputParser:
-        """Return a parser of the text of one choice, which splits off reasoning and tool calls.
+        """Return a parser that splits reasoning and tool calls off the text of one choice.
 
-        `stop` holds the stop strings. The parser begins within reasoning if the end of the prompt
-        (int32 [n]) has opened it.
+        `stop` holds the stop strings. If the end of the prompt (int32 [n]) opens reasoning, the parser
+        begins within reasoning.
         """
         reasoning = self._reasoning(text)
         if reasoning is None and self.tools is None:
@@ -145,7 +146,7 @@ class ChatOutputForm:
 
 
 def chat_output_form(request: ChatRequest, options: FamilyOptions) -> OutputForm:
-    """Return the `OutputForm` of a chat request with these family options.
+    """Return the `OutputForm` of a chat request; `options` names the model's families.
 
     Raises:
         ApiError: 400 if the tools or the tool choice are invalid; the error names the field.

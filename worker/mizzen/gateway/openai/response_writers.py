@@ -72,7 +72,7 @@ class _BaseWriter:
         self._text_only = not (
             generation.logprobs or generation.return_token_ids or generation.continuous_usage
         )
-        """True if all events of a choice, except the last, differ only in their text."""
+        """True if events with content differ only in their text: no log probabilities, token ids or usage."""
         self._templates: dict[int, EventTemplate] = {}
 
     def end_stream(self) -> bytes:

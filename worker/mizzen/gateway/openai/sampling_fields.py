@@ -13,7 +13,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 1024
 SAME_NAME_FIELDS = tuple((entry.name, entry.default) for entry in PARAMETERS if entry.request_field)
-"""Sampling parameters that the request field of the same name sets: pairs of name and default value."""
+"""Name and default value of each sampling parameter that is set by a request field of the same name."""
 
 
 def sampling_params(
@@ -31,7 +31,8 @@ def sampling_params(
         max_tokens: Maximum number of output tokens; None if the request does not limit it.
         grammar: Grammar that constrains the output.
         logprobs: Number of most probable tokens to return per output token; None for no log probabilities.
-        prompt_logprobs: Number of most probable tokens per prompt token; None for no log probabilities.
+        prompt_logprobs: Number of most probable tokens to return per prompt token; None for no log
+            probabilities.
 
     Raises:
         ApiError: 400 for a value out of range.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_LABELS = 256
 MAX_JOINED_LENGTH = 16 * 1024 * 1024
-"""Maximum total length of the copies of the query, one per item, in characters or tokens."""
+"""Maximum length of the query times the number of items, in characters or tokens."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 
 
@@ -109,7 +109,7 @@ class ScoreHandler:
         self._decoder = msgspec.json.Decoder(ScoreRequest)
 
     async def __call__(self, body: bytes, scope: Scope) -> PairsResponse | LabelsResponse:
-        """Return the scores that a request body asks for.
+        """Return the scores of the text pairs or items in a request body.
 
         Raises:
             ApiError: the request is invalid, or no engine could serve it.

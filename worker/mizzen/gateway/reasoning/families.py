@@ -41,7 +41,7 @@ class ReasoningFamily:
         return ReasoningParser(self.begin, self.end, self.starts_inside(prompt_end))
 
     def format_with_reasoning(self, rest: Format, prompt_end: str, tokenizer: Tokenizer) -> Format:
-        """Return the format of output that may begin with reasoning; `rest` is the format of what follows."""
+        """Return the format of output that may begin with reasoning; `rest` is the format of the rest."""
         if self.ends_reasoning(prompt_end):
             return rest
         end = structural_tags.tag_marker(tokenizer, self.end)
@@ -67,8 +67,8 @@ NAMES = ("auto", "none", *FAMILIES)
 def detect_reasoning_family(option: str, template: str, tokenizer: Tokenizer) -> ReasoningFamily | None:
     """Return the reasoning family of a model; None if it is unknown, or the option is "none".
 
-    `option` names the family. With "auto", it is the family whose closing tag occurs in the chat template or
-    is a token.
+    `option` names the family. "auto" selects the family whose closing tag occurs in the chat template or is
+    a token of the tokenizer.
     """
     if option != "auto":
         return FAMILIES.get(option)

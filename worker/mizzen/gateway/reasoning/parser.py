@@ -43,7 +43,10 @@ class ReasoningParser:
         return self._state in (_ReasoningState.START, _ReasoningState.OPENED, _ReasoningState.INSIDE)
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Parse more text; return the new reasoning and the new content that later text cannot change."""
+        """Parse more text; return the new reasoning and the new content.
+
+        Text is held back while it may be part of a tag, and white space while it may precede a tag.
+        """
         if self._state is _ReasoningState.OUTSIDE:
             return "", text
         text, self._pending = self._pending + text, ""
@@ -61,7 +64,7 @@ class ReasoningParser:
         return reasoning, text if self._state is _ReasoningState.OUTSIDE else ""
 
     def end(self) -> tuple[str, str]:
-        """Return the reasoning and the content that were held back, at the end of the output."""
+        """End the output; return the reasoning and the content that were held back."""
         pending, self._pending = self._pending, ""
         if self._state is _ReasoningState.INSIDE:
             return ("".join([*self._whitespace, pending]) if pending else ""), ""

@@ -17,7 +17,7 @@ def inspect_type(kind: Any) -> inspect.Type:
 
 
 def allowed_values(kind: Any, path: str) -> tuple[str, ...]:
-    """Return the values that the type of a field lists, as strings; empty if it lists none.
+    """Return, as strings, the values that a field's type lists; empty if the type does not list values.
 
     Args:
         kind: The request type.

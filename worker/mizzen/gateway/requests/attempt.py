@@ -27,8 +27,9 @@ StreamLost.
 class Attempt:
     """A request that an engine runs. `close` must be called.
 
-    If the engine is lost, `next_tokens` continues the answer on another engine after the tokens that it has
-    returned: no token is skipped or repeated, and the final counts are those of the whole answer.
+    If the engine is lost, `next_tokens` continues the answer on another engine, which generates the tokens
+    that follow those already returned. No token is skipped or repeated, and the final counts are those of
+    the whole answer.
     """
 
     def __init__(
@@ -85,9 +86,9 @@ class Attempt:
         return min(self.finish.cached_tokens, len(self.routed.prompt)) if self.finish is not None else 0
 
     def take_logprobs(self) -> list[TokenLogprobs]:
-        """Return the log probabilities of the tokens that `next_tokens` returned since the last call.
+        """Return one entry for each token that `next_tokens` has returned since the last call of this method.
 
-        The list is empty if they were not requested.
+        The list is empty if log probabilities were not requested.
         """
         return self.stream.drain_logprobs()
 
@@ -121,7 +122,7 @@ class Attempt:
         return unfinished
 
     def release(self, error: str = "") -> None:
-        """Stop counting the request as running on its engine, which no longer runs it."""
+        """Stop counting the request as running on its engine; `error` goes into the record (see `close`)."""
         self._failure = None
         self.stream.forget()
         if self._counted:

@@ -18,7 +18,7 @@ from mizzen.wire.client.stream import MAX_UNREAD_TOKENS, StreamLost
 PART_TOKENS = 256
 """Approximate number of tokens in a part of the output; each part is sent by one write."""
 MAX_UNREAD = 1 << 20
-"""Maximum number of entries (tokens and log probabilities) that may wait for all clients together."""
+"""Maximum number of entries (tokens and log probabilities) in the unread output of all clients together."""
 
 K = TypeVar("K")
 
@@ -98,7 +98,8 @@ class OutputQueue:
     def is_sending(self) -> bool:
         """True while the task of `start_sending` runs; new pieces must then be queued.
 
-        Raises the error of the task if it has failed.
+        Raises:
+            Exception: the error with which the task has failed.
         """
         if self._send_task is None:
             return False
@@ -108,7 +109,7 @@ class OutputQueue:
         return True
 
     def start_sending(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` in a task; it sends output, including pieces that are pushed meanwhile."""
+        """Start `work` in a task; `work` sends all queued output, including pieces pushed while it runs."""
         self._send_task = asyncio.create_task(work)
 
     async def wait_sent(self) -> None:
@@ -136,7 +137,7 @@ class OutputQueue:
         """Append a piece of the answer, with the usage so far if stream events report it.
 
         Raises:
-            StreamLost: more than `MAX_UNREAD_TOKENS` tokens would wait.
+            StreamLost: the queue would hold more than `MAX_UNREAD_TOKENS` tokens.
         """
         if self._tokens + len(piece.token_ids) > MAX_UNREAD_TOKENS:
             raise StreamLost("slow", f"more than {MAX_UNREAD_TOKENS} tokens are waiting for a slow client")

@@ -1,8 +1,8 @@
 """Parse large request bodies off the event loop, without holding the GIL for long at a time.
 
 A call of the JSON decoder, or any call that processes a whole list, holds the GIL until it returns. Lists and
-objects take the longest to create, so their number per body is limited. Checks process long lists and bodies
-in pieces.
+objects take the longest to create, so their number per body is limited. Long lists and bodies are checked in
+pieces.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BodyReader:
         self._mutex = FairMutex()
 
     async def parse_body(self, body: bytes, parse: Callable[[bytes], R], scope: Scope) -> R:
-        """Return the result of `parse` for a body; run it in the thread if the body is large.
+        """Return the result of `parse` for a body; `parse` runs in the thread if the body is large.
 
         Raises:
             ApiError: raised by `parse`, or 400 if a large body has too many lists and objects.
@@ -62,9 +62,9 @@ class BodyReader:
         return await self._run_in_pool(work, "" if tenant is None else tenant.name)
 
     async def _run_in_pool(self, work: Callable[[], R], group: str) -> R:
-        """Run `work` in the thread while holding the mutex.
+        """Run `work` in the thread while holding the mutex, which groups (tenants) acquire in turn.
 
-        The mutex is released when `work` returns, even if the request is cancelled earlier.
+        The mutex is released only when `work` ends, even if the request is cancelled earlier.
         """
         await self._mutex.acquire(group)
         loop = asyncio.get_running_loop()

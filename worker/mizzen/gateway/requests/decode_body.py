@@ -66,7 +66,7 @@ def to_integer(value: Any) -> Any:
 
 
 def json_error(body: bytes, error: Exception) -> ApiError:
-    """Return a 400 error for a body that is not valid JSON; it names the field if one value is faulty."""
+    """Return a 400 error for a body that is not valid JSON; if one value is faulty, it names the field."""
     if not body.strip():
         return invalid("the body is empty; it must be a JSON object", code="invalid_json")
     try:

@@ -45,7 +45,7 @@ async def tokenize_prompt(generation: GenerationRequest, text: TextModel, max_to
 
 
 def prompt_array(prompt: array[int] | None) -> Int32:
-    """Return token ids as int32 [n], without a copy."""
+    """Return token ids as int32 [n], without a copy; empty for None."""
     return np.frombuffer(prompt, dtype=np.int32) if prompt else np.empty(0, np.int32)
 
 
@@ -80,7 +80,7 @@ async def tokenize_chat(generation: GenerationRequest, text: TextModel, max_toke
 
 
 async def template_accepts(prompt: Awaitable[Int32]) -> bool:
-    """Return whether the chat template accepts the messages, by awaiting the prompt that it renders."""
+    """Await a chat prompt; return whether the chat template accepted its messages."""
     try:
         await prompt
     except TooManyTokens:
@@ -93,8 +93,8 @@ async def template_accepts(prompt: Awaitable[Int32]) -> bool:
 def refusal_error(generation: GenerationRequest, text: str) -> ApiError:
     """Return a 400 error for a request that every engine would refuse.
 
-    `text` is the engine's reason. It begins with a field of the wire protocol, which the error replaces by
-    the field of the request body.
+    `text` is the engine's reason. It begins with the name of a field of the wire protocol. The error names
+    the field of the request body instead.
     """
     name, _, rest = text.partition(" ")
     name, colon = name.rstrip(":"), ":" if name.endswith(":") else ""
@@ -110,9 +110,10 @@ def refusal_error(generation: GenerationRequest, text: str) -> ApiError:
 
 
 def tool_schema_error(generation: GenerationRequest, reason: str) -> ApiError | None:
-    """Return a 400 error that names the keyword of a strict tool's schema that the engine does not enforce.
+    """Return a 400 error for a strict tool's schema with a keyword that the engine does not enforce.
 
-    Return None if the engine's `reason` does not name a keyword, or no strict tool's schema contains it.
+    The error names the keyword. Return None if the engine's `reason` does not name a keyword, or if no
+    strict tool's schema contains that keyword.
     """
     match = _KEYWORD.match(reason)
     if match is None or generation.output_form is None:

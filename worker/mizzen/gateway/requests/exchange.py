@@ -1,7 +1,7 @@
 """Serve one generating request: run its sequences concurrently and stream or return their output.
 
-Endpoints create one `GenerationExchange` per request. It is independent of the API: a parser creates the
-`GenerationRequest`, and a `ResponseWriter` encodes the response.
+Endpoints create one `GenerationExchange` per request. This class is independent of the API: a parser creates
+the `GenerationRequest`, and a `ResponseWriter` encodes the response.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_CACHE = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class GenerationExchange(ApiCall):
-    """Exchange of one HTTP request that generates tokens, and its response."""
+    """One HTTP request that generates tokens, together with its response."""
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ def link_siblings(gateway: Gateway, entries: Sequence[QueueEntry]) -> None:
 
 
 def count_placement(gateway: Gateway, routed: RoutedRequest) -> None:
-    """Count a sequence that an engine has begun, in the metrics of the sequence's model."""
+    """Add a sequence's queue time and prompt tokens to its model's metrics, once an engine has begun it."""
     counted = gateway.metrics.for_model(routed.generation.model)
     counted.queue_seconds.observe(routed.queue_entry.waited_seconds)
     counted.prompt_tokens.inc(len(routed.prompt))

@@ -102,7 +102,7 @@ class GenerationRequest:
 
 
 def sampling_of_sequence(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Return the sampling parameters of a prompt's sequence at `index`.
+    """Return the sampling parameters of one of a prompt's sequences; `index` is its position, from 0.
 
     The seed is derived from the request's seed, if the request has one. Only the first sequence returns the
     prompt's log probabilities, because a request that returns them cannot use the prefix cache.

@@ -38,7 +38,7 @@ class ToolCallDelta:
 
 
 class OutputDelta(msgspec.Struct, frozen=True, gc=False):
-    """Part of an answer that a parser returns; empty while it must wait for more text."""
+    """Part of an answer that a parser returns; empty while the parser must wait for more text."""
 
     content: str = ""
     reasoning: str = ""
@@ -68,12 +68,12 @@ class OutputParser(Protocol):
 
     @property
     def finish_reason(self) -> str | None:
-        """`tool_calls`, to replace `stop`, if the output has calls and all are complete; else None."""
+        """`tool_calls`, which replaces `stop`, if the output has calls and all are complete; else None."""
         ...
 
     @property
     def stopped(self) -> bool:
-        """True if a stop string has ended the answer; text after it does not belong to it."""
+        """True if a stop string has ended the answer; text after the stop string does not count."""
         ...
 
     def feed(self, text: str) -> OutputDelta:

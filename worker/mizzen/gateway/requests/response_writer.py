@@ -31,7 +31,11 @@ class ResponseWriter(Protocol):
         ...
 
     def write_piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
-        """Return the events for a piece of a choice, or for its end; `usage` is the choice's usage so far."""
+        """Return the events for a piece of a choice.
+
+        The last piece of a choice has a finish reason. `usage` is the choice's usage so far; None unless
+        events report it.
+        """
         ...
 
     def write_usage(self, usage: TokenUsage) -> bytes:

@@ -74,7 +74,7 @@ class ResponseBudget:
 
 
 class InterTokenTimer:
-    """Recorder of the number of output tokens, and of the time between them, in a model's metrics."""
+    """Records in a model's metrics how many output tokens arrive, and the time between them."""
 
     def __init__(self, metrics: ModelMetrics) -> None:
         self._metrics = metrics
@@ -95,11 +95,11 @@ class EchoedPrompt:
 
     text: str
     logprobs: list[ScoredToken]
-    """Tokens of the prompt with log probabilities, if requested."""
+    """Prompt tokens with their log probabilities; empty if log probabilities were not requested."""
 
 
 class GeneratedSequence:
-    """One sequence of a request: `place` it on an engine and read its pieces. `close` must be called."""
+    """One sequence of a request. Call `place`, then read its pieces; `close` must be called in any case."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class GeneratedSequence:
         """Place the sequence on an engine and wait for its first tokens; do nothing if it has been placed.
 
         Raises:
-            ApiError: no engine could serve the sequence, or not in time.
+            ApiError: no engine could serve the sequence, or none could serve it in time.
         """
         if self._answer is not None:
             return
@@ -276,7 +276,7 @@ class GeneratedSequence:
         return self._dispatcher.stream_error(error)
 
     async def wait_finish(self) -> None:
-        """Wait for the engine's `Finish`; a sequence that a stop string has ended is aborted first."""
+        """Wait for the engine's `Finish`; first abort the sequence if a stop string has ended it."""
         attempt, _ = self._require_placed()
         if attempt.finish is None:
             attempt.stream.abort()
@@ -286,7 +286,7 @@ class GeneratedSequence:
         self.cached_tokens = attempt.cached_tokens
 
     def close(self) -> None:
-        """Abort the sequence if it is still running, take it out of flight, and charge its tokens."""
+        """Abort the sequence if it still runs; charge its tokens, and stop counting it as in flight."""
         if self._attempt is not None:
             self._attempt.close()
             self.cached_tokens = self._attempt.cached_tokens

@@ -15,7 +15,7 @@ class TopToken:
 
     id: int
     data: bytes
-    """UTF-8 bytes of the token's text; possibly part of a character."""
+    """The token's text in UTF-8; may begin or end within a character."""
     logprob: float
 
 
@@ -34,7 +34,7 @@ class ScoredToken:
 
 
 def decode_logprobs(tokenizer: Tokenizer, entry: TokenLogprobs, offset: int) -> ScoredToken:
-    """Return a token and its top tokens with their text; `offset` is the token's position in characters."""
+    """Add texts to a token and its top tokens; `offset` is where its own text begins, in characters."""
     data = tokenizer.token_bytes
     top = tuple(TopToken(token, data(token), logprob) for token, logprob in entry.top)
     return ScoredToken(entry.token, data(entry.token), entry.logprob, offset, top)

@@ -1,4 +1,4 @@
-"""Tool calls in a conversation whose arguments are not JSON objects; some chat templates reject them."""
+"""Find or replace arguments of tool calls that are not JSON objects; some chat templates reject them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def find_unparsed_arguments(messages: Sequence[dict[str, Any]]) -> str | None:
-    """Return the path of the first tool call arguments that are not an object; None if all are objects."""
+    """Find the first call whose arguments are not an object; return the path of the arguments, or None."""
     for index, message in enumerate(messages):
         for number, call in enumerate(message.get("tool_calls", ())):
             if isinstance(call["function"]["arguments"], str):
@@ -16,7 +16,7 @@ def find_unparsed_arguments(messages: Sequence[dict[str, Any]]) -> str | None:
 
 
 def clear_unparsed_arguments(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the messages, with an empty object in place of arguments that are not an object."""
+    """Return the messages; if arguments of a tool call are not an object, replace them by an empty object."""
 
     def clear_call(call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]

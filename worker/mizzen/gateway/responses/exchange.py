@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ResponsesContext:
-    """Parsed request and response writer of one exchange; both are None until the exchange creates them."""
+    """The parsed request and the response writer of one exchange; each is None until it is created."""
 
     def __init__(self, parser: ResponsesParser) -> None:
         self._parser = parser
@@ -51,7 +51,7 @@ class ResponsesExchange(GenerationExchange):
         super().__init__(gateway, self._context.parse, self._context.new_writer)
 
     async def _send_error(self, error: ApiError) -> None:
-        """Send an error; it names the field of the Responses API instead of the chat field."""
+        """Send an error that names the field of the Responses API instead of the chat request's field."""
         if self._context.parsed is not None:
             rename_field(error)
         await super()._send_error(error)

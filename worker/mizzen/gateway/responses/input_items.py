@@ -127,7 +127,7 @@ class MessageBuilder:
         self.call_ids: set[str] = set()
         """Ids of all calls added so far."""
         self._system_texts: list[str] = []
-        """Texts that `build` joins to the first message, if that is a system message."""
+        """Texts of the leading system messages; `build` joins them to form the first message."""
         if instructions is not None:
             self.add_message("system", instructions)
 
@@ -217,7 +217,8 @@ def add_item(builder: MessageBuilder, item: msgspec.Struct, field: str) -> None:
     """Add the item at path `field` to the conversation.
 
     Raises:
-        ApiError: 400 if its content is not text, or it is the output of a call that does not precede it.
+        ApiError: 400 if the item has content that is not text, or is the output of a call that does not
+            precede it.
     """
     match item:
         case InputMessage(role, content):

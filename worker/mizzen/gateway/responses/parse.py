@@ -204,7 +204,8 @@ def tool_function(tool: ResponseTool, index: int) -> Function:
 def reject_unsupported_tools(body: bytes) -> None:
     """Reject the first tool of an unsupported type; do nothing if all types are supported.
 
-    This is called if decoding has failed at a tool, because a tool of an unsupported type has unknown fields.
+    This is called after decoding has failed at a tool. A tool of an unsupported type has unknown fields, so
+    the type may be the cause.
 
     Raises:
         ApiError: 400 if a tool has an unsupported type; the error names the tool and its type.
@@ -271,7 +272,7 @@ def chat_response_format(options: TextOptions | None) -> ResponseFormat | None:
 
 
 def rename_field(error: ApiError) -> None:
-    """Replace a chat field in an error, and in its message, by the field of the Responses API."""
+    """If an error names a chat field, name the corresponding field of the Responses API instead."""
     name = error.param
     if name is None:
         return

@@ -78,7 +78,7 @@ class ResponsesWriter:
         return self._take_events()
 
     def end_stream(self) -> bytes:
-        """Return nothing, because the Responses API has no `[DONE]` event."""
+        """Return empty bytes, because the Responses API has no `[DONE]` event."""
         return b""
 
     def failure_event(self, error: ApiError) -> bytes:
@@ -137,7 +137,7 @@ class ResponsesWriter:
         self._event("response.output_item.added", output_index=index, item=item)
 
     def _close_item(self, status: str) -> None:
-        """Finish the open item, if any, with a status."""
+        """Finish the open item, if there is one, and set its status."""
         item, text = self._open_item, "".join(self._open_text)
         if item is None:
             return
@@ -158,7 +158,10 @@ class ResponsesWriter:
         self._open_item = None
 
     def _end_output(self, reason: str) -> None:
-        """Finish the last item; a call that the model did not finish is always `incomplete`."""
+        """Finish the last item; it is `incomplete` if the answer was truncated within it.
+
+        A call is also `incomplete` if the finish reason is not `tool_calls`.
+        """
         self._truncated = reason == "length"
         broken = isinstance(self._open_item, OutputCall) and reason != "tool_calls"
         self._close_item("incomplete" if self._truncated or broken else "completed")
@@ -206,7 +209,7 @@ def response_usage(usage: TokenUsage) -> ResponseUsage:
 
 
 def new_response(parsed: ParsedResponsesRequest) -> ResponsesResponse:
-    """Return a response without output, in progress, with the settings of its request."""
+    """Return a response that is in progress and has no output yet, with the settings of its request."""
     request, sampling = parsed.request, parsed.generation.sampling
     reasoning, text = request.reasoning, request.text
     form = text.format if text is not None and text.format is not None else None

@@ -32,11 +32,11 @@ from mizzen.wire.messages import RefusalCode
 MIN_ENGINE_SECONDS = 30.0
 """Minimum time that a request may wait in an engine, even if the request's deadline is nearer."""
 REFUSAL_MARGIN_SECONDS = 15.0
-"""Time beyond the engine's own limit on waiting, in which it can report that a request exceeded the limit."""
+"""Time added to an engine's limit on waiting, so that the engine can report that a request exceeded it."""
 BACKOFF_SECONDS = 0.5
 """Back-off for an engine that was too busy for a request, unless the engine requests another back-off."""
 BLAMELESS_CAUSES = frozenset({"suspect"})
-"""Causes of a loss that do not count towards the limit of losses of a request."""
+"""Causes of losses that do not count towards a request's maximum number of losses."""
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Dispatcher:
     ) -> EmbeddingResult:
         """Return the embedding of a prompt; `pooling` is "last", "mean" or None for the model's default.
 
-        The caller must call `finish` afterwards, in any case.
+        The caller must call `finish` afterwards, even if this raises an error.
 
         Raises:
             ApiError: the request is invalid, or could not be served in time.
@@ -104,7 +104,7 @@ class Dispatcher:
         return result
 
     def finish(self, routed: RoutedRequest) -> None:
-        """Take a request out of flight if it was admitted, and charge its tokens to the tenant."""
+        """Charge a request's tokens to the tenant; if it was admitted, it no longer counts as in flight."""
         if not routed.admitted:
             self._admission.settle(routed.queue_entry)
             return
@@ -114,7 +114,7 @@ class Dispatcher:
         self._admission.leave(routed.queue_entry)
 
     def handle_loss(self, routed: RoutedRequest, engine: EngineClient, error: StreamLost) -> None:
-        """Reset a request that `engine` has lost, so that it starts over; nothing was sent to its client.
+        """Reset a request that `engine` has lost, so that it starts over; its client must have got no output.
 
         Raises:
             ApiError: the request was lost too often, or the gateway is shutting down.
@@ -185,7 +185,7 @@ class Dispatcher:
 
     async def _requeue(self, routed: RoutedRequest) -> None:
         entry = routed.queue_entry
-        # If `requeue` fails, it has taken the entry out of flight and charges these tokens.
+        # If `requeue` fails, it has released the entry's place and charges these tokens.
         routed.admitted = False
         entry.prompt_tokens = len(routed.prompt)
         entry.output_tokens = len(routed.generated) * routed.generation.stream
@@ -333,10 +333,10 @@ class Dispatcher:
             raise unavailable(text, code="engine_lost")
 
     def _handle_refusal(self, routed: RoutedRequest, engine: EngineClient, refusal: EngineRefused) -> None:
-        """Record that an engine refused a request, which is tried elsewhere or later.
+        """Record that an engine refused a request, so that the request is tried elsewhere or later.
 
         Raises:
-            ApiError: 400 if the request is invalid for every engine, 503 if it waited too long in the engine.
+            ApiError: 400 if every engine would reject the request; 503 if it waited too long in the engine.
         """
         if refusal.code == RefusalCode.INVALID:
             raise refusal_error(routed.generation, str(refusal))

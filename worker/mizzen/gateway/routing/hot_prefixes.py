@@ -70,7 +70,7 @@ class HotPrefixes:
         return len(self._blocks)
 
     def count_prompt(self, hashes: Sequence[int], prompt: Int32, salt: bytes) -> None:
-        """Add a prompt to the weights of its blocks.
+        """Count a prompt: add its blocks to the tree, and increase their weights.
 
         Args:
             hashes: hashes of the prompt's full blocks, in order.
@@ -92,9 +92,10 @@ class HotPrefixes:
             self._evict()
 
     def find_hottest(self, tokens: int) -> list[HotPrefix]:
-        """Return the heaviest prefixes that at least two prompts share, of at most `tokens` tokens in total.
+        """Return the heaviest prefixes that at least two prompts share.
 
-        The heaviest comes first. No returned prefix is a prefix of another.
+        Together, the prefixes have at most `tokens` tokens, with shared blocks counted once. The heaviest
+        comes first. No returned prefix is a prefix of another.
         """
         shared = [
             (-block.weight, position, block_hash)

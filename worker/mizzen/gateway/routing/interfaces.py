@@ -37,7 +37,7 @@ class Candidate(Protocol):
 
     @property
     def full(self) -> bool:
-        """True if the engine has its maximum of requests, is backed off, or its circuit breaker is open."""
+        """True if the engine has its maximum number of requests, a back-off, or an open circuit breaker."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Candidate(Protocol):
 
     @property
     def context_length(self) -> int:
-        """Largest number of tokens of prompt and output together; 0 if unknown."""
+        """Maximum number of tokens in prompt and output together; 0 if unknown."""
         ...
 
     @property

@@ -1,9 +1,9 @@
 """Index of the engines' prefix caches: hashes of 64-token blocks, fed by cache events and bounded in memory.
 
-An `EnginePrefixes` mirrors the cache of one engine, with two kinds of blocks. Confirmed blocks were reported
-as stored by the engine; they stay until the engine reports their eviction. Guesses are the blocks of a
-prompt that was just routed to the engine; they stay until the engine confirms them or `GUESS_SECONDS` have
-passed. A second request therefore finds the first request's prefix at once, and wrong guesses do not last.
+An `EnginePrefixes` mirrors the cache of one engine, with two kinds of blocks. The engine has reported that it
+stores the confirmed blocks; they stay until it reports their eviction. Guesses are the blocks of a prompt
+that was just routed to the engine; they stay until the engine confirms them or `GUESS_SECONDS` have passed.
+A second request therefore finds the first request's prefix at once, and wrong guesses do not last.
 
 Memory: a block takes at most `BLOCK_BYTES` (measured by a test), and the engines of a service share one
 limit, `PrefixBudget`. If an engine exceeds its share, the least recently used eighth of its blocks is
@@ -20,11 +20,11 @@ from itertools import islice
 import numpy as np
 
 GUESS_SECONDS = 30.0
-"""Lifetime of a guess: longer than an engine takes from a request to the event that confirms its blocks."""
+"""Lifetime of a guess; the event that confirms the blocks of a request normally arrives sooner."""
 BLOCK_BYTES = 112
-"""Maximum memory per block in bytes: its entry in a dictionary that has just grown, and its 64-bit key."""
+"""Maximum memory per block, in bytes: an entry in a dictionary that has just grown, and a 64-bit key."""
 DEFAULT_BLOCKS = 1 << 19
-"""Default number of blocks: 33 million tokens of prefixes, in 56 MiB."""
+"""Default limit on the number of blocks: enough for 33 million tokens of prefixes, in 56 MiB of memory."""
 MIN_ENGINE_BLOCKS = 64
 """Smallest number of blocks in the share of an engine, however many engines there are."""
 
@@ -70,7 +70,7 @@ class EnginePrefixes:
         return len(hashes)
 
     def add_guesses(self, hashes: Sequence[int]) -> None:
-        """Add the blocks of a prompt that is sent to the engine; blocks in the index count as used."""
+        """Add the blocks of a prompt that is sent to the engine; if already indexed, they count as used."""
         blocks, guess_ends = self._blocks, self._clock() + GUESS_SECONDS
         for block in reversed(hashes):  # the first blocks become the newest, because they are worth most
             blocks[block] = None if blocks.pop(block, guess_ends) is None else guess_ends

@@ -39,9 +39,9 @@ class ResumeLimits:
     max_resumes: int = 3
     """Maximum number of engines that one answer may lose; 0 turns resuming off."""
     capacity_seconds: float = 60.0
-    """Time that an answer waits for capacity on the engines that serve."""
+    """Maximum time that an answer waits for capacity on another engine, if any engine serves."""
     replacement_seconds: float = 1.0
-    """Time that an answer waits for a new engine if no engine serves."""
+    """Maximum time that an answer waits for a new engine, if no engine serves."""
 
 
 class AnswerResumer:
@@ -58,7 +58,7 @@ class AnswerResumer:
 
         Args:
             limits: limits for each answer.
-            place: sends a request whose answer has begun to an engine, and returns the new attempt.
+            place: sends to an engine a request whose answer has begun; returns the new attempt.
             serving: returns whether any engine serves.
             metrics: metrics of the gateway.
         """
@@ -107,7 +107,7 @@ class AnswerResumer:
         return new_attempt
 
     def _count_loss(self, routed: RoutedRequest, lost: StreamLost, draining: bool) -> None:
-        """Count the loss of a request: as a handover if its engine was draining.
+        """Count a request's loss; count it as a handover instead if the request's engine was draining.
 
         Raises:
             StreamLost: the request was lost or handed over too often.

@@ -1,6 +1,7 @@
 """Router: chooses an engine by filters, preferences, a weighted sum of scores, and a picker.
 
-A router is stateless; all state is in the engines. The dispatcher calls `route`, the admin API `explain`.
+A router is stateless; all state is in the engines. The dispatcher calls `route`; the admin API calls
+`explain`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Route(Generic[E]):
 
     engine: E
     reason: str
-    """Name of the scorer whose weighted score for this engine exceeds the mean of all engines most.
+    """Name of the scorer whose weighted score for this engine is farthest above its mean for all engines.
 
-    It is "only" if there was no other engine, and "random" if no score exceeds its mean.
+    It is "only" if there was no other engine, and "random" if no scorer's score exceeds its mean.
     """
     matched_tokens: int
     """Number of prompt tokens that the engine's cache probably holds."""

@@ -11,7 +11,7 @@ from mizzen.gateway.routing.interfaces import Candidate, RoutingQuery
 SMALL_LOAD_TOKENS = 2048
 """Load in tokens up to which an engine never counts as overloaded."""
 TIE_MARGIN = 0.05
-"""Difference up to which scores count as equal: loads are only known roughly, and with some delay."""
+"""Difference up to which scores count as equal, because loads are known only roughly and with some delay."""
 
 
 class ServingFilter:
@@ -105,9 +105,10 @@ class SessionScorer:
 
 
 class HomeScorer:
-    """Scores 1 for the home of a prefix that no engine holds yet: the engine that rendezvous hashing selects.
+    """Scores 1 for the engine that rendezvous hashing selects for a prefix which no engine holds yet.
 
-    Gateways that get requests with the same new prefix at the same moment thus send them to the same engine.
+    This engine is the prefix's home. If several gateways get requests with the same new prefix at the same
+    moment, they thus send them to the same engine.
     """
 
     name = "home"
@@ -124,7 +125,7 @@ class HomeScorer:
 
 
 class LoadScorer:
-    """Scores 1 for an idle engine, 0.5 at the mean load, and 0 from twice the mean load."""
+    """Scores 1 for an idle engine, 0.5 at the mean load, and 0 at twice the mean load or more."""
 
     name = "load"
 
@@ -136,7 +137,7 @@ class LoadScorer:
 
 
 class TwoChoicesPicker:
-    """Picks the engine with the best score; of several with equal scores, the less loaded of two random ones.
+    """Picks the engine with the best score; among equal ones, the less loaded of two chosen at random.
 
     Two random choices (Mitzenmacher, 2001) distribute load nearly as evenly as the choice of the least loaded
     engine. Gateways that see the same outdated loads do not all choose the same engine.

@@ -30,7 +30,7 @@ MAX_TOKENIZERS = 2
 PRIORITY = -8
 """Priority of replays: the lowest, because the engine may already run requests of other gateways."""
 STORE_FACTOR = 4
-"""Number of blocks to keep for each block to replay, because prefixes are cold before they become hot."""
+"""Number of blocks kept per block to be replayed; above 1, because a prefix is cold before it becomes hot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class CacheWarmer:
     async def _replay_rest(
         self, engine: EngineClient, prefixes: Iterator[HotPrefix], needed: Callable[[], bool]
     ) -> bool:
-        """Replay the remaining prefixes, but stop if `needed` returns True; return whether it stopped."""
+        """Replay the remaining prefixes until `needed` returns True; return whether that happened."""
         for prefix in prefixes:
             if needed():
                 return True

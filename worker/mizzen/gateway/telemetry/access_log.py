@@ -18,7 +18,10 @@ import msgspec
 from mizzen.gateway.telemetry.request_record import MAX_PROMPT_CHARACTERS, RequestRecord
 
 ATOMIC_WRITE_BYTES = 4096
-"""Largest write to a pipe that Linux does not split (PIPE_BUF); several processes share one output."""
+"""Size in bytes up to which Linux does not split a write to a pipe (PIPE_BUF).
+
+Several processes write to the same output.
+"""
 MAX_QUEUED_LINES = 4096
 """Maximum number of lines that wait to be written."""
 
@@ -35,7 +38,7 @@ class AccessLogLine(msgspec.Struct, omit_defaults=True):
     path: str
     status: int
     seconds: float
-    """Time from the request's arrival to its last byte."""
+    """Time from the request's arrival to the last byte of its response."""
     model: str = ""
     key: str = ""
     """Name of the API key."""
@@ -47,7 +50,7 @@ class AccessLogLine(msgspec.Struct, omit_defaults=True):
     engine: str = ""
     """Name of the last engine to which the request was sent."""
     route: str = ""
-    """Reason for routing the request to that engine."""
+    """Reason why the router chose `engine`."""
     attempts: int = 0
     """Number of times that the request was sent to an engine."""
     finish_reasons: list[str] = msgspec.field(default_factory=list)
@@ -82,7 +85,10 @@ class AccessLog:
             self._dropped += 1
 
     def close(self, seconds: float = 2.0) -> None:
-        """Stop the thread after it has written all queued lines; wait for about `seconds` at most."""
+        """Stop the thread after it has written all queued lines.
+
+        This waits at most `seconds` for space in the queue, and then at most `seconds` for the thread.
+        """
         if self._thread is None:
             return
         try:

@@ -31,7 +31,7 @@ BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1
 REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PREFIX = "mizzen_gateway_"
 LOSSES = ("no_engine", "connection", "engine_error", "no_answer", "silent", "slow", "stuck", "restart")
-"""Causes of answers that end with an error; each gets a series from the start."""
+"""Causes for which an answer can end with an error; each has a series in the metrics from the start."""
 REFUSED = frozenset({401, 403, 413, 429, 503})
 MAX_MODELS = 256
 """Maximum number of model names used as label values; further models are counted as `other`."""
@@ -59,7 +59,7 @@ LABELS: dict[str, tuple[str, str, str]] = {
         "state of an engine, as in the admin API",
     ),
 }
-"""Maximum number of values, the values, and the meaning of each label, for the reference of metrics."""
+"""For each label: the maximum number of values, the values, and the meaning, for the metrics reference."""
 
 
 class ModelMetrics:
@@ -162,7 +162,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def _initialize_rare_counters(self) -> None:
-        """Initialize rare counters to 0, because `increase()` misses the first event of a new series."""
+        """Initialize rare counters to 0, because PromQL's `increase()` misses a new series' first event."""
         for cause in LOSSES:
             self.stream_errors.labels(cause)
         for cause in ("no_engine", "too_many"):

@@ -69,7 +69,7 @@ class RequestRecord:
     keeps_prompt: bool = False
     """True if the access log includes the prompt."""
     prompt: Any = None
-    """Messages or prompt; only set if `keeps_prompt`."""
+    """Messages or prompt of the request; only set if `keeps_prompt` is true."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -78,14 +78,14 @@ class RequestRecord:
     finish_reasons: list[str] = field(default_factory=list)
     """Finish reason of each choice."""
     error: str = ""
-    """Error code of the response, or the cause in one word, if the request failed at any point."""
+    """Error code or one-word cause, such as `client_gone`; empty if the request did not fail."""
     attempts: list[AttemptRecord] = field(default_factory=list)
     attempt_count: int = 0
     """Number of attempts, including attempts beyond `MAX_ATTEMPTS`."""
     phases: list[RequestPhase] = field(default_factory=list)
 
     def keep_prompt(self, prompt: Any) -> None:
-        """Keep a prompt for the access log; keep at most `MAX_PROMPT_CHARACTERS` token ids."""
+        """Keep a prompt for the access log; truncate token ids to the first `MAX_PROMPT_CHARACTERS` ids."""
         self.prompt = prompt[:MAX_PROMPT_CHARACTERS].tolist() if isinstance(prompt, array) else prompt
 
     def end_phase(self, name: str, began: float) -> None:
@@ -121,7 +121,8 @@ class RequestRecord:
     def added_seconds(self) -> float | None:
         """Part of `first_token_seconds` spent in the gateway itself, not in its queue or the engine.
 
-        None if there is no first token, after several attempts, or if the engine did not report its time.
+        None if there is no first token, if there were several attempts, or if the engine did not report its
+        time.
         """
         if self.first_token is None or self.attempt_count != 1 or not self.attempts[0].engine_seconds:
             return None

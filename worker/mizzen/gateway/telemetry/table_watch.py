@@ -44,7 +44,8 @@ class TableWatch:
     ) -> bool:
         """Wait until `changed` returns True; return whether it did.
 
-        The wait ends early after `seconds`, if the client disconnects, or if the gateway closes.
+        The wait also ends when `seconds` have passed, the client disconnects, or the gateway closes. If too
+        many requests wait already, this returns at once.
 
         Args:
             seconds: longest time to wait; capped at `LONGEST_WAIT_SECONDS`.
@@ -127,7 +128,7 @@ def routing_table(services: Iterable[Service], synced: bool, tenants: TenantRegi
 
 
 def _api_keys(tenants: TenantRegistry) -> dict[str, Any] | None:
-    """Return the number of API keys in force and the problem with key files; None if no key is needed."""
+    """Return the number of valid API keys and any problem with the key files; None if no key is needed."""
     return None if tenants.keyless else {"inForce": tenants.key_count, "problem": tenants.problem}
 
 

@@ -1,9 +1,9 @@
-"""Incremental detokenization: returns text as tokens arrive; in total, the decoded text of all tokens.
+"""Incremental detokenization: text is returned as tokens arrive, and adds up to their full decoded text.
 
 Tokens may end in the middle of a UTF-8 character, and most decoders treat the first token of a text
 differently, so tokens cannot be decoded one by one. Decoding all tokens again for each new one would take
 quadratic time. The two decoders that nearly all models use are therefore reproduced exactly, with a table
-from token to bytes or text. Any other decoder is run on a short window of tokens.
+that maps each token to its bytes or text. Any other decoder is run on a short window of tokens.
 
 - Byte-level BPE (GPT-2, Llama 3, Qwen, Mistral's Tekken): tokens are bytes, which are joined and decoded;
   U+FFFD replaces invalid bytes.
@@ -40,7 +40,7 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """Return the text that was held back, at the end of the stream."""
+        """At the end of the stream, return the text that has been held back."""
         ...
 
 
@@ -261,7 +261,7 @@ class WindowDetokenizer:
         return "".join([self._next(token) for token in ids if not self._table.is_skipped(token)])
 
     def flush(self) -> str:
-        """Return the text that was held back, at the end of the stream."""
+        """At the end of the stream, return the text that has been held back."""
         return self._decode(self._ids)[len(self._text) :]
 
     def _next(self, token: int) -> str:

@@ -102,7 +102,7 @@ class TextModel:
     async def _run(self, size: Callable[[int], int], work: Callable[[], Int32]) -> Int32:
         """Run `work` on the event loop for a short text, or in a thread for a long one.
 
-        `size` returns the number of characters; it may stop counting above the limit that it is called with.
+        `size(limit)` returns the number of characters; it may stop counting once the number exceeds `limit`.
         """
         if size(LONG_CHARACTERS) <= LONG_CHARACTERS:
             return work()
@@ -140,7 +140,7 @@ def estimate_characters(value: object, limit: int = LONG_CHARACTERS) -> int:
 
 
 def build_text_model(name: str, files: Mapping[str, bytes]) -> TextModel:
-    """Build a text model from the contents of its files, by file name.
+    """Build a text model from its files; `files` maps file names to contents.
 
     Raises:
         TokenizerError, TemplateError: a file is missing or invalid.
@@ -178,7 +178,10 @@ class TextModels:
         return model
 
     def add(self, model: TextModel) -> None:
-        """Add a text model, and drop the least recently used ones; engines keep their own references."""
+        """Add a text model; if there are more than `MAX_LOADED`, drop the least recently used one.
+
+        Engines keep their own references.
+        """
         self._models[model.name] = model
         while len(self._models) > MAX_LOADED:
             self._models.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Sandboxed Jinja environment of chat templates: Transformers' extensions, and limits on time and size."""
+"""Sandboxed Jinja environment for chat templates: adds Transformers' extensions, and limits time and size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_CHARACTERS = 32 * 1024 * 1024
-"""Maximum length of a rendered text, and of a value during rendering; a longer one is an error."""
+"""Maximum length of a rendered text, and of a value computed while rendering; exceeding it is an error."""
 
 
 class RenderBounds(threading.local):
@@ -99,7 +99,7 @@ def strftime_now(form: str) -> str:
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox, in which loops and calls check a deadline, and operators a size limit."""
+    """Jinja's immutable sandbox; loops and calls also check a deadline, and operators check a size limit."""
 
     intercepted_binops = frozenset(("+", "*", "**"))
 
@@ -154,7 +154,7 @@ def sequence_length(value: Any) -> int:
 
 
 def repeated_length(left: Any, right: Any) -> int:
-    """Return the length of the product `left * right` if it is a repeated sequence, else 0."""
+    """Return the length of `left * right` if one operand is a sequence and the other an integer, else 0."""
     if isinstance(left, int):
         left, right = right, left
     return sequence_length(left) * right if isinstance(right, int) else 0

@@ -63,7 +63,7 @@ class _StopMatcher:
         self.matched_length = 0
         """Length of the longest prefix of the stop string with which the text so far ends."""
         self._failure = [0] * len(text)
-        """KMP failure function: for each prefix (by length - 1), the length of its longest proper border."""
+        """KMP failure function: entry n is the length of the longest proper border of `text[: n + 1]`."""
         length = 0
         for at in range(1, len(text)):
             while length and text[at] != text[length]:
@@ -72,7 +72,7 @@ class _StopMatcher:
             self._failure[at] = length
 
     def add(self, text: str) -> int | None:
-        """Add text; return the index in it after the first match, or None if there is no match."""
+        """Add text; return the index in `text` just after the first match, or None if there is no match."""
         own, failure, matched_length, first = self.text, self._failure, self.matched_length, self.text[0]
         at, last = 0, len(text)
         while at < last:

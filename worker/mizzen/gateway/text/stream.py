@@ -37,7 +37,7 @@ class TextStream:
         return "".join(parts), len(ids)
 
     def flush(self) -> str:
-        """Return the text that was held back, at the end of the stream; it may complete a stop string."""
+        """At the end of the stream, return the text that has been held back, up to a stop string if any."""
         if self._stop is None:
             return self._detokenizer.flush()
         if self._stop.matched is not None:

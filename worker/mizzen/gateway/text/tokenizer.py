@@ -29,21 +29,21 @@ MAX_NFC_CHARACTERS = 4
 
 
 class TokenizerError(ValueError):
-    """A tokenizer cannot be loaded; the text says what is missing or wrong."""
+    """A tokenizer cannot be loaded; the message says what is missing or wrong."""
 
 
 def is_chat_template(name: str) -> bool:
-    """Return whether a file, by its path in the model's folder, is an additional chat template."""
+    """Return whether `name`, a path relative to the model's folder, names an additional chat template."""
     return name.startswith(f"{TEMPLATES_FOLDER}/") and name.endswith(".jinja")
 
 
 def select_files(names: Iterable[str]) -> list[str]:
-    """Return the names of the files that a text model is built from."""
+    """Select from `names` the files from which a text model is built."""
     return [name for name in names if name in FILES or is_chat_template(name)]
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Return the contents of the files in a model's folder that a text model is built from, by name."""
+    """Read the files of a model's folder from which a text model is built; return their contents by name."""
     names = [
         *FILES,
         *sorted(f"{TEMPLATES_FOLDER}/{path.name}" for path in (folder / TEMPLATES_FOLDER).glob("*.jinja")),
@@ -65,7 +65,9 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
-        """Build a tokenizer from the contents of a model's files, by name; only `tokenizer.json` is used.
+        """Build a tokenizer from a model's files, of which only `tokenizer.json` is used.
+
+        `files` maps the files' names to their contents.
 
         Raises:
             TokenizerError: `tokenizer.json` is missing, or the `tokenizers` library cannot read it.
@@ -122,7 +124,7 @@ class Tokenizer:
         return batch[0].ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids; ids outside the vocabulary are ignored."""
+        """Return the text that token ids stand for; ids outside the vocabulary are ignored."""
         if len(ids) > GIL_FREE_TOKENS:  # the batch call releases the GIL
             return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -140,8 +142,9 @@ class Tokenizer:
         return self._special.get(token)
 
     def detokenizer(self, skip_special_tokens: bool = True, shown: tuple[str, ...] = ()) -> Detokenizer:
-        """Return a detokenizer for one stream of tokens; its joined results equal the result of `decode`.
+        """Return a detokenizer for one stream of tokens.
 
+        Its results, joined, equal the result of `decode` for all tokens of the stream.
         `shown` holds special tokens that stay in the text even if special tokens are skipped.
         """
         key = (skip_special_tokens, tuple(token for token in shown if token in self._special))

@@ -1,1 +1,1 @@
-"""Tool calls: schemas and checks of a request's tools, and parsers and grammars of each model family."""
+"""Tool calls: schemas and checks of a request's tools, and the parser and grammars for each model family."""

@@ -12,7 +12,7 @@ NAME_KEY = "name"
 ARGUMENT_KEYS = ("arguments", "parameters")
 """Keys that may hold the arguments; models write one or the other, and the reader accepts both."""
 CALL_KEYS = (NAME_KEY, *ARGUMENT_KEYS, "type", "id", "call_id", "index")
-"""Keys that a call may have. If another key precedes the name or the arguments, the object is content."""
+"""Keys that a call may have. If any other key precedes the name or the arguments, the object is content."""
 
 
 class _CallState(enum.Enum):
@@ -36,8 +36,8 @@ class CallReader:
     """Incremental reader of a call `{"name": …, "arguments": {…}}`, with `CALL_KEYS` in any order.
 
     The call starts once its name is that of a tool and its arguments are known to be an object; until then,
-    the text may turn out to be content. After that, it remains a call: the text of the arguments is returned
-    as it arrives, and the call is complete when the arguments are, whatever follows them.
+    the text may turn out to be content. After that, the text remains a call: the arguments are returned as
+    they arrive. The call is complete once its arguments are complete, whatever follows them.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -82,7 +82,7 @@ class CallReader:
         return new_arguments, text[at:]
 
     def _step(self, text: str, at: int) -> int:
-        """Read the next element of the object, at `text[at:]`; return the index after the text read."""
+        """Read the element of the object that starts at index `at`; return the index after the text read."""
         state = self._state
         if state is _CallState.STREAMING:
             end = self._scanner.scan(text, at)
@@ -100,7 +100,7 @@ class CallReader:
         return at if at == len(text) else self._read_between(text[at], at)
 
     def _read_between(self, character: str, at: int) -> int:
-        """Read the character at index `at`, outside keys and values; return the index of the next one."""
+        """Read a character outside keys and values, at index `at`; return the index at which to go on."""
         state = self._state
         if state is _CallState.OPEN and character == "{":
             self._state = _CallState.KEY
@@ -147,7 +147,7 @@ class CallReader:
             self._new_arguments.append(self._arguments)
 
     def _end_object(self) -> None:
-        """Handle the closing brace; a call without arguments gets an empty object."""
+        """Handle the closing brace; if the call has no arguments, they become an empty object."""
         self._state = _CallState.END
         if self.started:
             return
@@ -168,7 +168,8 @@ class CallReader:
     def _parse_object(self, value_text: str) -> str | None:
         """Return the JSON text of the arguments; None if they are not an object.
 
-        Some models write a JSON string that holds an object, or null for no arguments.
+        Two other forms that some models write are accepted: a JSON string that holds an object, and null,
+        which stands for an empty object.
         """
         if value_text.startswith("{"):
             return value_text

@@ -1,4 +1,4 @@
-"""Model families by their tool call syntax, and detection of a model's family.
+"""Model families, each with its own syntax of tool calls, and detection of a model's family.
 
 A new family is added here: its parser, its grammar formats, and its detection in `detect_tool_family`.
 """
@@ -74,7 +74,7 @@ class ToolFamily:
 
 
 def tool_call(begin: str, call: CallSchema, key: str, end: str) -> Format:
-    """Return the format of a call: a JSON object between `begin` and `end`, with the arguments in `key`."""
+    """Return the format of a call: a JSON object between `begin` and `end`; `key` holds the arguments."""
     head = f'{begin}{{"name": {json.dumps(call.name)}, "{key}": '
     return structural_tags.tag(head, structural_tags.json_value(call.schema), "}" + end)
 
@@ -111,7 +111,7 @@ def xml_free(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Token
 
 
 def triggered(tags: list[Format], allow_parallel: bool) -> Format:
-    """Return the format of free text that may contain calls; each starts with `<tool_call>`."""
+    """Return the format of free text that may contain calls; each call starts with `<tool_call>`."""
     return {
         "type": "triggered_tags",
         "triggers": [BEGIN],
@@ -140,7 +140,7 @@ def mistral_forced(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer:
 
 
 def mistral_free(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """Return the format of text that Mistral's marker and a list of calls may follow."""
+    """Return the format of text that may be followed by Mistral's marker and a list of calls."""
     listed = mistral_forced(calls, allow_parallel, tokenizer)
     return structural_tags.sequence(structural_tags.any_text(MARKER), structural_tags.optional(listed))
 
@@ -185,11 +185,12 @@ NAMES = ("auto", "none", *FAMILIES)
 """Values of the option `tool_parser`."""
 
 _FOREIGN_MARKERS = ("<arg_key>", "tool▁call")
-"""Strings in chat templates of unsupported families, which also contain markers of a supported family."""
+"""Strings that identify chat templates of unsupported families; these templates also contain markers of a
+supported family."""
 
 
 def detect_tool_family(option: str, template: str, tokenizer: Tokenizer) -> ToolFamily | None:
-    """Return the tool family of a model; None if it is unknown, or the option is "none".
+    """Return the tool family of a model; None if the family is unknown or `option` is "none".
 
     `option` names the family; "auto" detects it from the chat template and the tokenizer.
     """

@@ -11,7 +11,7 @@ TAG = "<|python_tag|>"
 
 
 class LlamaParser(MarkerParser):
-    """Parser of calls at the start of the output, after another call, or after the tag."""
+    """Parser of calls; a call is at the start of the output, after another call, or after `TAG`."""
 
     markers = (TAG,)
 

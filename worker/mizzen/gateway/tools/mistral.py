@@ -1,4 +1,4 @@
-"""Tool calls of Mistral after `[TOOL_CALLS]`, and the plain list of calls that a grammar can force."""
+"""Mistral's tool calls, which follow `[TOOL_CALLS]`, and the plain list of calls that a grammar can force."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mizzen.gateway.tools.parser_base import MarkerParser
 
 MARKER, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MAX_HEAD = 256
-"""Maximum number of characters of a call before its arguments."""
+"""Maximum number of characters that may precede the arguments of a call."""
 _HEAD = re.compile(r"([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*", re.ASCII)
 _NAME_START = re.compile(r"[\w.-]", re.ASCII)
 
@@ -72,7 +72,7 @@ class BareListParser(MarkerParser):
         self._in_calls = not self.markers
         self._in_list = False
         self._opening = ""
-        """Text since a marker or the start of a list; it becomes content if no call follows."""
+        """Text from a marker or the start of a list up to now; it becomes content if no call follows."""
 
     def _parse_between_calls(self, text: str) -> str:
         if not self._in_calls:
@@ -117,7 +117,7 @@ class BareListParser(MarkerParser):
         self._opening = ""
 
     def _add_content(self, text: str) -> None:
-        """Add text that is not a call to the content, after the text that might have opened a call."""
+        """Add to the content the text that might have opened a call, and then `text`, which is not a call."""
         super()._add_content(self._opening + text)
         self._opening = ""
 

@@ -28,9 +28,9 @@ class ParsedOutput:
             reasoning: Parser of reasoning, if the output may contain any.
             tools: Parser of tool calls, if the request offers tools.
             shown: Special tokens that the parsers need to see in the text.
-            stop: Stop strings; only without `tools`, because a tool parser looks for them itself.
-            only_calls: True if a grammar allows only calls, so that other text is a truncated call. This text
-                is dropped; otherwise it would be content.
+            stop: Stop strings; empty if `tools` is given, because a tool parser looks for them itself.
+            only_calls: True if a grammar allows only calls. Text that is not a complete call is then part of
+                a truncated call, and is dropped instead of becoming content.
         """
         self._reasoning = reasoning
         self._tools = tools

@@ -48,7 +48,7 @@ class ToolParser(Protocol):
 
 
 class ToolCallReader(Protocol):
-    """Interface to readers of one tool call, such as `CallReader`."""
+    """Interface of readers of one tool call, such as `CallReader`."""
 
     name: str | None
     started: bool
@@ -101,7 +101,7 @@ class OutputCollector:
         return self._stop is not None and self._stop.matched is not None
 
     def add_content(self, text: str) -> None:
-        """Add text to the content, up to a stop string."""
+        """Add text to the content, but nothing from the first stop string on."""
         if self._after_call:
             text = text.lstrip(WHITESPACE)
             self._after_call = not text
@@ -129,13 +129,13 @@ class OutputCollector:
             self._calls.append(ToolCallDelta(self._count - 1, arguments=text))
 
     def end(self) -> None:
-        """Add the text that was held back to the content; white space after a call is dropped."""
+        """End the output: held-back text becomes content, but white space after a call is dropped."""
         self._release_pending()
         self._content += self._space
         self._space = []
 
     def _release_pending(self) -> None:
-        """Add text that was held back as the possible beginning of a stop string to the content."""
+        """Add held-back text to the content: it might have been the beginning of a stop string."""
         if self._stop is not None:
             self._add(self._stop.flush())
 
@@ -152,7 +152,7 @@ def new_call_id() -> str:
 
 
 class MarkerParser(ABC):
-    """Base of the families' tool parsers: a reader reads each call, the subclass the text around calls."""
+    """Base of the families' tool parsers: a reader parses each call; the subclass parses all other text."""
 
     markers: tuple[str, ...] = ()
     """Strings that never become content."""
@@ -201,7 +201,7 @@ class MarkerParser(ABC):
 
     @abstractmethod
     def _parse_between_calls(self, text: str) -> str:
-        """Parse text outside calls, at least its beginning, and return the text that is left.
+        """Parse at least the beginning of a text outside calls, and return the rest of the text.
 
         Set `_reader` where a call may start. If the text is still ambiguous, store it in `_pending` and
         return an empty string.
@@ -226,11 +226,11 @@ class MarkerParser(ABC):
         return rest
 
     def _add_content(self, text: str) -> None:
-        """Add text that turned out not to be a call to the content, without markers."""
+        """Remove markers from text that turned out not to be a call, and add the rest to the content."""
         self._output.add_content(self._any_marker.sub("", text))
 
     def _content_until_marker(self, text: str) -> tuple[str, str]:
-        """Add text up to the next marker to the content; return the marker and the text after it.
+        """Add to the content the text before the next marker; return the marker and the text after it.
 
         If there is no marker, return two empty strings and hold back what may be the beginning of one.
         """

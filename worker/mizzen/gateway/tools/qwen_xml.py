@@ -1,4 +1,4 @@
-"""Tool calls of Qwen3-Coder and Qwen from 3.5 on: tags for the function and for each argument.
+"""Tool calls of Qwen3-Coder, and of Qwen 3.5 and later: tags for the function and for each argument.
 
     <tool_call>
     <function=weather>
@@ -168,7 +168,7 @@ class XmlParser(MarkerParser):
 
 
 def split_at_end_tag(text: str) -> tuple[str, str | None]:
-    """Return the value before its closing tag, without the line break there, and the text after the tag.
+    """Return the value, without a line break right before its closing tag, and the text after the tag.
 
     If the closing tag is not complete yet, return the text that certainly belongs to the value, and None.
     """
@@ -186,7 +186,7 @@ def property_schemas(schema: Any) -> Mapping[str, Any]:
 
 
 def schema_types(schema: Any) -> set[str]:
-    """Return the types that a schema or its alternatives name; empty if they name no type.
+    """Return the types that a schema or its alternatives name; the set is empty if they name none.
 
     A `$ref`, which is not resolved, counts as the type `value`.
     """
@@ -212,8 +212,7 @@ def allowed_values(schema: Any) -> list[Any]:
 def value_as_json(text: str, schema: Any) -> str:
     """Return the JSON text of an argument that is written without quotes.
 
-    Text that is valid JSON stays unchanged where the schema does not expect a string; all other text becomes
-    a JSON string.
+    Valid JSON stays unchanged unless the schema expects a string; all other text becomes a JSON string.
     """
     body, allowed = text.strip(WHITESPACE), schema_types(schema)
     listed = allowed_values(schema)

@@ -130,7 +130,7 @@ def allow_other_properties(kept: Schema) -> None:
 
 
 def inherit_type(schema: Any, kind: Any) -> Any:
-    """Return a schema with the type of its parent, or unchanged if it constrains its own type."""
+    """Return a copy of a schema with its parent's type; a schema that fixes its own type stays unchanged."""
     if not isinstance(schema, dict) or any(name in schema for name in ("type", "enum", "const", *CHOICES)):
         return schema
     return {"type": kind, **schema}
@@ -161,7 +161,10 @@ def keep_listed_values(kept: Schema) -> None:
 
 
 def relax_by_type(kept: Schema) -> None:
-    """Keep the enforceable constraints of a schema without choice keywords, according to its types."""
+    """Drop constraints that an engine cannot enforce on the schema's types.
+
+    The schema has no choice keywords.
+    """
     types = type_names(kept)
     if "type" not in kept and "properties" in kept:
         types = {"object"}
@@ -176,7 +179,7 @@ def relax_by_type(kept: Schema) -> None:
 
 
 def relax_string(kept: Schema) -> None:
-    """Keep `pattern` if an engine matches it as written; keep lengths only without `pattern` and `format`."""
+    """Drop a `pattern` that is not `matched_as_written`; drop lengths if `pattern` or `format` remains."""
     if "pattern" in kept and not matched_as_written(kept["pattern"]):
         del kept["pattern"]
     if "pattern" in kept or "format" in kept:
@@ -227,7 +230,7 @@ def relax_object(kept: Schema) -> None:
 def describe_required(kept: Schema, required: list[str]) -> None:
     """Give required properties without a schema the schema of `additionalProperties`.
 
-    If additional properties are forbidden, such properties are no longer required.
+    If additional properties are forbidden, required properties without a schema are no longer required.
     """
     described = kept.get("properties", {})
     missing = [name for name in required if name not in described]
@@ -243,7 +246,11 @@ def describe_required(kept: Schema, required: list[str]) -> None:
 
 
 def patterns_are_enforceable(kept: Schema) -> bool:
-    """Return whether an engine enforces `patternProperties`: at most one pattern, no other properties."""
+    """Return whether an engine enforces `patternProperties`.
+
+    It enforces at most one pattern, which it must match as written, and only if the schema has neither
+    `properties` nor allowed additional properties.
+    """
     patterns = list(kept["patternProperties"])
     if kept.get("properties") or any(kept.get(name, False) is not False for name in EXTRA_MEMBERS):
         return not patterns
@@ -251,7 +258,10 @@ def patterns_are_enforceable(kept: Schema) -> bool:
 
 
 def matched_as_written(pattern: Any) -> bool:
-    """Return whether an engine matches a pattern in JSON text as written; see docs/structured-output.md."""
+    """Return whether an engine can enforce a pattern exactly as the schema states it.
+
+    Engines match patterns against the JSON text of a string; see docs/structured-output.md.
+    """
     if not isinstance(pattern, str):
         return True  # the engine reports the fault
     return pattern_fault(pattern, quoted=True) is None

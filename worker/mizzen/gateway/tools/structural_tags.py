@@ -30,7 +30,7 @@ def structural_tag_grammar(format: Format) -> Grammar:
     """Return the grammar that constrains output to a format.
 
     Raises:
-        ApiError: 400 if a schema in it is nested too deeply.
+        ApiError: 400 if a schema in the format is nested too deeply.
     """
     try:
         text = msgspec.json.encode({"type": "structural_tag", "format": format}).decode()

@@ -37,12 +37,15 @@ WARP_COUNTS = (4, 8)
 MAX_SPLITS = 64
 """Maximum number of splits of one row's context."""
 MAX_PROGRAMS = 1024
-"""Maximum number of blocks of a batch with several splits; a workspace must hold their partial results."""
+"""Maximum number of blocks of a batch whose rows have several splits each.
+
+A workspace must hold the partial results of all these blocks.
+"""
 BLOCKS_PER_SM = {(128, torch.bfloat16): 3, (64, torch.bfloat16): 4, (128, torch.float8_e4m3fn): 4}
 """Number of four-warp blocks that must fit on an SM at once, by head dim and dtype of the cache.
 
-The compiler gets it as a launch bound. Without that it uses more registers for 8-bit caches, and fewer for
-head dim 64; both are slower.
+The compiler gets this number as a launch bound. Without the bound, kernels for 8-bit caches would use more
+registers, and kernels for head dim 64 would use fewer; both kinds would be slower.
 """
 SOURCE = "".join(
     read_source(name) for name in ("bf16", "attention/decode_fragments", "attention/flash_decode_mma")
@@ -86,7 +89,7 @@ def compile_definitions(
         group: Number of query heads per KV head.
         kv_heads: Number of KV heads.
         page: Tokens per page.
-        window: Sliding window in tokens; None for none.
+        window: Sliding window in tokens; None if there is none.
         warps: Warps per block, one of `WARP_COUNTS`.
         cache: Dtype of the KV cache.
         norm: Whether the kernel applies QK norm.
@@ -129,7 +132,10 @@ def kernel_specs(
 
 
 def select_tiling(rows: int, cache: torch.Tensor) -> DecodeTiling:
-    """Return the tiling for a batch of `rows` over a layer's key cache [KV slots, kv_heads, head_dim]."""
+    """Return the tiling for a batch of `rows` rows that reads a layer's KV cache.
+
+    `cache` is the layer's key cache [KV slots, kv_heads, head_dim].
+    """
     kv_heads, size = cache.shape[1:]
     sm_count = torch.cuda.get_device_properties(cache.device).multi_processor_count
     splits, warps = select_splits(rows * kv_heads, sm_count, BLOCKS_PER_SM[size, cache.dtype])
@@ -137,7 +143,7 @@ def select_tiling(rows: int, cache: torch.Tensor) -> DecodeTiling:
 
 
 def select_splits(pairs: int, sm_count: int, blocks_per_sm: int) -> tuple[int, int]:
-    """Return the numbers of splits and of warps per block that were measured fastest.
+    """Return the number of splits per row and the number of warps per block that were measured fastest.
 
     `pairs` is the number of pairs of a row and a KV head. SMs share the memory bandwidth, so all of them
     should have equal work and enough loads in flight. For up to one pair per SM, each SM runs one block of
@@ -177,7 +183,7 @@ def attend(
         out: Tensor for the output [rows, heads, d], bfloat16, contiguous.
         window: Number of tokens that a token attends to, including itself; None for all.
         tiling: Tiling of the batch; only its `splits` and `warps` are used.
-        workspace: Workspace large enough for `tiling` or `items`, which no concurrent kernel uses.
+        workspace: Workspace that is large enough for `tiling` or `items`; no concurrent kernel may use it.
         items: Plan of `mizzen.kernels.attention.split_plan`, int32 [items, 4], whose splits replace
             `tiling.splits`; None for equal splits.
     """

@@ -18,9 +18,9 @@ from mizzen.kernels.launch import pdl_launch_options
 
 LOG2E = 1.4426950408889634
 ROWS = 16
-"""Rows of an MMA tile, to which the queries of a GQA group are padded."""
+"""Number of rows of an MMA tile; the queries of a GQA group are padded to this number."""
 FP8_MAX = {torch.float8_e4m3fn: 448.0}
-"""Largest value of 8-bit formats without infinity, to which stored keys and values are clamped."""
+"""Largest value of each 8-bit format that has no infinity; stored keys and values are clamped to it."""
 _NONE = tl.constexpr(-1.0e30)
 
 
@@ -28,7 +28,7 @@ _NONE = tl.constexpr(-1.0e30)
 def _block(
     keys, values, table, position, last, stride, column, column_all, PAGE: tl.constexpr, HALF: tl.constexpr
 ):
-    """Load the left and right halves of keys, and the values, at positions below `last`; zeros elsewhere."""
+    """Load the left halves of keys, their right halves, and the values; zeros at positions from `last` on."""
     inside = position < last
     page = tl.load(table + position // PAGE, inside, 0).to(tl.int64)
     cell = (page * PAGE + position % PAGE) * stride
@@ -217,7 +217,7 @@ class SplitWorkspace:
     stats: torch.Tensor
     """Highest score and total weight by program and query head, float32, flat."""
     counters: torch.Tensor
-    """Number of finished programs by row and KV head, int32; zero between kernels."""
+    """Number of programs that have finished, for each row and KV head, int32; zero between kernels."""
 
     @classmethod
     def allocate(
@@ -226,7 +226,7 @@ class SplitWorkspace:
         """Allocate a workspace.
 
         Args:
-            programs: Maximum number of programs of a batch with several splits.
+            programs: Maximum number of programs of a batch whose rows have several splits each.
             pairs: Maximum number of pairs of a row and a KV head.
             group: Number of query heads per KV head.
             size: Head dim.
@@ -291,7 +291,7 @@ def attend(
         out: Tensor for the output [rows, heads, d], contiguous, with the dtype of `q`.
         window: Number of tokens that a token attends to, including itself; None for all.
         tiling: Tiling of the batch.
-        workspace: Workspace large enough for `tiling`, which no concurrent kernel uses.
+        workspace: Workspace that is large enough for `tiling`; no concurrent kernel may use it.
     """
     rows, heads, size = out.shape
     kv_heads = cache.keys.shape[1]

@@ -16,7 +16,7 @@ class PageIndices:
     """Pages of the rows of a batch, as ragged lists; all tensors are int32."""
 
     indptr: torch.Tensor
-    """Index in `indices` at which each row starts, then the end of the last row, [rows + 1]."""
+    """Index in `indices` at which each row starts, followed by the index after the last row, [rows + 1]."""
     last_page_len: torch.Tensor
     """Number of tokens in each row's last page, [rows]."""
     indices: torch.Tensor
@@ -62,7 +62,7 @@ def _list_pages_kernel(
 def build_page_indices(
     slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, page_size: int, out: PageIndices
 ) -> None:
-    """Write the pages that hold the first `lengths` tokens of each row to `out`.
+    """Write to `out` the pages that hold the first `lengths` tokens of each row.
 
     Args:
         slots: Row of the page table for each row of the batch, int32 [rows].

@@ -1,13 +1,14 @@
-"""Length-aware splits of a decode batch, planned on the device for
-`mizzen.kernels.attention.flash_decode_mma`.
+"""Length-aware splits of a decode batch, planned on the device.
+
+The splits are used by `mizzen.kernels.attention.flash_decode_mma`.
 
 Equal splits give every row the same number of splits, so one long row among many short ones delays the step.
 Here, a row is long if its equal splits would have more than twice `tokens_per_split` tokens each. A long row
 gets splits of about `tokens_per_split` tokens instead; all other rows keep the equal splits.
 
-The plan is a tensor, int32 [items, 4], with one item for each block of a KV head, in the order in which
-blocks start. Long rows come first, because a long block that starts last would run on alone (Graham 1969).
-An item consists of:
+The plan is a tensor, int32 [items, 4], with one item for each block that works on a KV head, in the order in
+which blocks start; all KV heads share the plan. Long rows come first: if a block of a long row started last,
+it would still be running after all others had ended (Graham 1969). An item consists of:
 
     row              row of the batch; -1 if the item is unused, and unused items come last
     split            index of the split in its row
@@ -41,16 +42,16 @@ BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class SplitSchedule:
-    """Parameters for planning length-aware splits; they depend on the number of rows, not on their lengths.
+    """Parameters for planning length-aware splits; they depend on the number of rows, not on rows' lengths.
 
-    A row is long if it has more than `2 * splits * t` tokens, where t is `tokens_per_split`. It gets
-    ceil(tokens / t) splits, at most `MAX_SPLITS`.
+    A row is long if it has more than `2 * splits * t` tokens, where t is `tokens_per_split`. A long row gets
+    ceil(tokens / t) splits, but at most `MAX_SPLITS`.
 
     A plan of `items` items is large enough for any lengths: t is at least the batch's number of tokens
     divided by `concurrent_blocks`. So without rounding up, all long rows together would have at most
-    `concurrent_blocks` splits; rounding up adds at most one split per long row. `items` is the sum of
-    `concurrent_blocks` and `splits` for every row. As it includes `splits` for long rows too, it covers the
-    splits added by rounding up.
+    `concurrent_blocks` splits; rounding up adds at most one split per long row. `items` equals
+    `concurrent_blocks + rows * splits`. As the second term counts long rows too, it covers the splits that
+    rounding up adds.
 
     If all rows have equal lengths, no row is long, because `2 * splits * rows` is at least
     `concurrent_blocks`. The reason is how `select_splits` chooses `splits`: it divides the number of
@@ -98,7 +99,7 @@ def tokens_per_split(total: int, concurrent_blocks: int) -> int:
 def is_faster(lengths: Int32, window: int | None, schedule: SplitSchedule) -> bool:
     """Return whether length-aware splits are faster than equal ones, that is, whether a row is long.
 
-    `lengths` is int32 [at most rows]; `window` is the sliding window in tokens, None for none.
+    `lengths` is int32 [at most rows]; `window` is the sliding window in tokens, or None.
     """
     seen = window or NO_WINDOW
     longest = min(int(lengths.max()), seen)
@@ -111,7 +112,7 @@ def is_faster(lengths: Int32, window: int | None, schedule: SplitSchedule) -> bo
 def splits_by_row(
     lengths: Int32, window: int | None, schedule: SplitSchedule
 ) -> tuple[Int64, NDArray[np.bool_]]:
-    """Return the number of splits of each row, int64 [rows], and whether the row is long, bool [rows]."""
+    """Return how many splits each row has, int64 [rows], and which rows are long, bool [rows]."""
     seen = np.minimum(lengths, window or NO_WINDOW).astype(np.int64)
     split_tokens = tokens_per_split(int(seen.sum()), schedule.concurrent_blocks)
     long = seen > 2 * schedule.splits * split_tokens

@@ -42,7 +42,7 @@ def compile_definitions(
 
 
 def region_bytes(columns: int, ranks: int, max_rows: int, method: ReduceMethod) -> int:
-    """Return the bytes of peer memory that each rank needs for `max_rows` rows of `columns` elements."""
+    """Return how many bytes of peer memory each rank needs for `max_rows` rows of `columns` elements."""
     row = 2 * columns
     if method == "push":
         return 2 * ranks * max_rows * row * 2
@@ -53,7 +53,7 @@ def region_bytes(columns: int, ranks: int, max_rows: int, method: ReduceMethod) 
 def supports(x: torch.Tensor) -> bool:
     """Return whether the kernel supports x: contiguous bfloat16 [rows, columns].
 
-    The columns must be a multiple of 8 and at most `MAX_COLUMNS`.
+    The number of columns must be a multiple of 8 and at most `MAX_COLUMNS`.
     """
     columns = x.shape[-1]
     fits = x.dim() == 2 and not columns % VECTOR and columns <= MAX_COLUMNS
@@ -78,7 +78,7 @@ class AllReduceRMSNorm:
         """Compile the kernel.
 
         Args:
-            regions: Device address of each rank's region, by rank; each is `region_bytes` long.
+            regions: Device address of each rank's region, in rank order. A region has `region_bytes` bytes.
             columns: Elements per row.
             rank: Index of this rank.
             max_rows: Maximum number of rows per call.

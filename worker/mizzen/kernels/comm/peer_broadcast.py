@@ -96,7 +96,7 @@ class RowLookup(_PeerKernel):
             ids: Ids to look up; those outside 0..total-1 yield zeros.
             table: Rows of this rank, [any, columns], starting with the row of the id `shard.start`.
             shard: Ids whose rows this rank holds.
-            total: Number of ids of all ranks.
+            total: Number of ids in the whole table, over all ranks.
         """
         out = torch.empty((len(ids), table.shape[1]), dtype=table.dtype, device=table.device)
         count = shard.stop - shard.start

@@ -52,7 +52,7 @@ def make_tensor_map(
     Args:
         address: Device address of the tensor.
         dims: Sizes of the tensor's dimensions, innermost first.
-        strides: Strides of the other dimensions in elements; that of the innermost is 1.
+        strides: Strides of all dimensions but the innermost, in elements; the innermost has stride 1.
         box: Sizes of the part that one TMA load copies, innermost first.
 
     Raises:

@@ -23,10 +23,10 @@ GROUP_ROWS = 8
 ROW_GROUPS = (1, 2, 4)
 """Numbers of row groups for which the kernel is compiled."""
 MAX_BATCH_BY_SIZE = ((8 << 20, 16), (256 << 20, 4))
-"""Pairs of a maximum number of weight elements and, for such weights, the maximum number of rows of x up to
-which the kernel was measured to be faster than cuBLAS and `mizzen.kernels.gemm.swap_ab`."""
+"""Pairs (elements, rows): for weights of up to `elements` elements, the kernel was measured to be faster than
+cuBLAS and `mizzen.kernels.gemm.swap_ab` for up to `rows` rows of x. The first pair that fits applies."""
 MAX_BATCH_BY_SHAPE = {(51200, 5120): 16}
-"""Maximum rows of x by (rows, columns) of the weight, where it differs from `MAX_BATCH_BY_SIZE`.
+"""Maximum number of rows of x for weights to which `MAX_BATCH_BY_SIZE` does not apply; keys: (rows, columns).
 
 `mizzen.kernels.gemm.swap_ab` is not used for this shape.
 """

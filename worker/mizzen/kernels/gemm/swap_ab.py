@@ -26,7 +26,7 @@ from mizzen.kernels.gemm.tile_configs import MAX_BATCHES, TILE_CONFIGS
 from mizzen.kernels.nvrtc import KernelSpec, launch, load_kernel
 
 BATCH_SIZES = tuple(range(16, 257, 16))
-"""Numbers of rows of x for which the kernel is compiled; batches are padded to the next one."""
+"""Numbers of rows of x for which the kernel is compiled; other batches are padded to a larger number."""
 MEASURED_BATCH_SIZES = (16, 32, 48, 64, 96, 128, 192, 256)
 """Batch sizes at which all shapes were measured; others use the tile config of the next larger measured size,
 unless `TILE_CONFIGS` lists them."""
@@ -51,12 +51,13 @@ class TileConfig:
     multicast: int
     """Number of blocks that load x together by TMA multicast."""
     blocks_per_sm: int = 1
-    """Number of blocks that fit on an SM; with two, one may be of the next kernel and prefetch weights."""
+    """Number of blocks that fit on an SM; if two, one may belong to the next kernel and prefetch weights."""
 
     def stages(self, batch: int, steps: int) -> int:
         """Return the number of pipeline stages that fit in shared memory; 0 if fewer than two fit.
 
-        `batch` is the number of rows of x, `steps` the number of stages that the columns of a k-split fill.
+        `batch` is the number of rows of x. `steps` is the number of columns of a k-split divided by
+        `STAGE_COLUMNS`.
         """
         stage_bytes = (self.rows + batch) * STAGE_COLUMNS * 2
         fitting = (MAX_SHARED_BYTES // self.blocks_per_sm - ALIGNMENT - 512) // stage_bytes

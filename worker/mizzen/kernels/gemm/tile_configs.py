@@ -145,7 +145,7 @@ TILE_CONFIGS: dict[tuple[int, int], dict[int, TileNumbers]] = {
     (28672, 4096): {16: (128, 1, 1, 2), 32: (128, 1, 1, 2), 48: (128, 1, 1, 2), 64: (128, 1, 1, 2)},
     (51200, 5120): {16: (192, 1, 1, 2), 32: (192, 1, 4, 2), 48: (192, 1, 1, 2), 64: (192, 1, 1, 2)},
 }
-"""Tile config by (rows, columns) of the weight and the batch size that the kernel is compiled for."""
+"""Tile configs: for each weight shape (rows, columns), a mapping from compiled batch size to tile config."""
 
 MAX_BATCHES: dict[tuple[int, int], int] = {
     (2048, 2048): 128,
@@ -165,5 +165,5 @@ MAX_BATCHES: dict[tuple[int, int], int] = {
     (28672, 4096): 64,
     (51200, 5120): 0,
 }
-"""Largest batch at which the kernel is no slower than cuBLAS, by (rows, columns) of the weight, where it
-differs from the rule in `swap_ab.max_batch`."""
+"""Largest batch at which the kernel is no slower than cuBLAS, by weight shape (rows, columns). Shapes that
+follow the rule in `swap_ab.max_batch` are not listed."""

@@ -60,7 +60,7 @@ def _encode_logprob(value, total):
 def _final(
     logits, source, slot, token, index, inside, vocab, count_rows, penalties, counts, PENALTIES: tl.constexpr
 ):  # fmt: skip
-    """Return the logits of the tokens `index` from which a row's `token` was sampled, in float32.
+    """Return a row's logits for the tokens `index`, in float32, as they were when `token` was sampled.
 
     Penalties are applied with the token counts from before that sampling. Where `inside` is false, the result
     is -inf.

@@ -11,7 +11,7 @@ import triton.language as tl
 BLOCK = 4096
 
 _OUTPUT = tl.constexpr((1 << 30) - 1)
-"""Mask of the bits of a token count that count occurrences in the output. The bit above them,
+"""Mask of the bits of a token count that hold the number of occurrences in the output. The bit above them,
 `mizzen.engine.sampling.token_counts.PROMPT_BIT`, says that the token occurs in the prompt."""
 
 
@@ -74,7 +74,7 @@ def penalize(logits: torch.Tensor, penalties: RowPenalties, counts: torch.Tensor
     Args:
         logits: Logits, float32 [rows, vocab], contiguous.
         penalties: Rows to penalise and their penalties.
-        counts: Token counts, int32 [any, vocab], contiguous; `penalties.count_rows` are its rows.
+        counts: Token counts, int32 [any, vocab], contiguous; `penalties.count_rows` selects rows of it.
     """
     vocab = logits.shape[1]
     _penalize_kernel[(len(penalties.rows), triton.cdiv(vocab, BLOCK))](

@@ -179,8 +179,9 @@ class LogitsProcessing(Protocol):
     def count_rows(self) -> torch.Tensor:
         """Row of the token counts for each slot, int64 [slots]; -1 for slots without penalties.
 
-        The entry is -2 - row for slots whose token is sampled a second time, by `sample_masked` or
-        `mizzen.kernels.sampling.top_k_top_p.sample_top_k_top_p`. Only the second sampling applies penalties.
+        If a slot's token is sampled a second time, by `sample_masked` or
+        `mizzen.kernels.sampling.top_k_top_p.sample_top_k_top_p`, its entry is `-2 - row` instead of `row`.
+        Only the second sampling then applies penalties.
         """
         ...
 
@@ -332,7 +333,7 @@ def sample_masked(
     bits: torch.Tensor,
     processing: LogitsProcessing,
 ) -> None:
-    """Sample some rows of a batch again, only from tokens that their masks allow.
+    """Sample some rows of a batch again, this time only from the tokens that the rows' masks allow.
 
     Args:
         logits: Logits of the model, [all rows, vocab], contiguous.

@@ -40,7 +40,7 @@ class LinearMethod(Protocol):
         ...
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Multiply x [tokens, columns]; return [tokens, rows], in `out` (with strided rows) if given."""
+        """Multiply x [tokens, columns]; return [tokens, rows], in `out` (rows may be strided) if given."""
         ...
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
 
 MAX_NORM_COLUMNS = 2048
-"""Maximum length of an input row in elements for which the norm is fused into the GEMV.
+"""Maximum number of elements in an input row; for longer rows, the norm is not fused into the GEMV.
 
-In the fused kernel every block normalises the whole row. Longer rows use a separate norm kernel.
+In the fused kernel, every block normalises the whole row. Longer rows use a separate norm kernel.
 """
 
 
@@ -31,9 +31,10 @@ class SmallBatchLinear(UnquantizedLinear):
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(rows, columns, bias, dtype, device)
         self.max_batch = 0 if bias else max_small_batch(self.weight)
-        """Largest batch in rows for which the small-batch kernels are used; 0 if they are never used."""
+        """Maximum number of rows in a batch that uses the small-batch kernels; 0 if no batch uses them."""
         self.max_swiglu_batch = 0 if bias else max_small_batch(self.weight, swiglu=True)
-        """Largest batch in rows for which small-batch kernels with fused SwiGLU are used; 0 for never."""
+        """Maximum number of rows in a batch that uses small-batch kernels with fused SwiGLU; 0 if no batch
+        uses them."""
         self.fuses_prefill_swiglu = not bias and supports_prefill_swiglu(self.weight)
         """Whether large batches use the fused gate-up SwiGLU kernel wherever it is faster."""
         self.defer_pdl = False
@@ -59,7 +60,10 @@ class SmallBatchLinear(UnquantizedLinear):
         return silu_mul(super().apply(x))
 
     def kernel_specs(self, batch_sizes: Iterable[int], *, swiglu: bool) -> set[KernelSpec]:
-        """Return the specs of the kernels for these batch sizes; with `swiglu`, also the prefill kernel's."""
+        """Return the specs of the kernels for these batch sizes, and of the prefill kernel with `swiglu`.
+
+        The prefill kernel is included only if this layer uses it.
+        """
         max_batch = self.max_swiglu_batch if swiglu else self.max_batch
         defer_pdl = self.defer_pdl and not swiglu
         specs = gemm_kernel_specs(self.weight, batch_sizes, max_batch, swiglu=swiglu, defer_pdl=defer_pdl)
@@ -112,9 +116,9 @@ def gemm_kernel_specs(
     swiglu: bool = False,
     defer_pdl: bool = False,
 ) -> set[KernelSpec]:
-    """Return the specs of kernels that take long to compile, for batch sizes up to `max_batch`.
+    """Return the specs of the swap-AB kernels that `small_batch_gemm` uses for these batch sizes.
 
-    These are the swap-AB kernels that `small_batch_gemm` uses.
+    Other kernels are left out, because they compile fast. Batch sizes above `max_batch` are ignored.
     """
     from mizzen.kernels.gemm import small_m, swap_ab
 
@@ -124,7 +128,7 @@ def gemm_kernel_specs(
 
 
 def max_small_batch(weight: torch.Tensor, *, swiglu: bool = False) -> int:
-    """Return the largest batch for which `small_batch_gemm` should be used instead of cuBLAS.
+    """Return the maximum number of rows in a batch that should use `small_batch_gemm` instead of cuBLAS.
 
     `weight` is [rows, columns]. The result is 0 if `small_batch_gemm` does not support the weight.
     """

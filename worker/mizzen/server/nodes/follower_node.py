@@ -23,12 +23,12 @@ from mizzen.wire.ranks.node_messages import (
 )
 
 KEY_TRY_SECONDS = 3.0
-"""Time for which a node tries to join with one generation of keys before it tries the other one."""
+"""Time in seconds after which a node that could not join with one generation of keys tries the other one."""
 
 
 @dataclass
 class FollowerNode:
-    """Connection of a node other than node 0 to node 0; implements `NodeGroup`."""
+    """This node's connection to node 0, on nodes 1 and up; implements `NodeGroup`."""
 
     config: EngineConfig
     keys: KeyFolder | None
@@ -51,7 +51,7 @@ class FollowerNode:
         self._own_exit_since: float | None = None
 
     def _connect(self) -> NodeClient:
-        """Connect with one of up to two key generations, alternating because node 0 may use either."""
+        """Connect to node 0, which may use either of two key generations; successive calls alternate."""
         key_pairs = self.keys.ring.own if self.keys else (None,)
         name = f"node{self.config.node_rank}/{self._life}"
         return NodeClient(self._address, key_pairs[self._key_attempts % len(key_pairs)], name)
@@ -99,9 +99,10 @@ class FollowerNode:
             self._client = self._connect()
 
     def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
-        """Return the exit reason from node 0's report, or `own_exit` if node 0 reports no exit in time.
+        """Return the reason for which this node must exit now, or None if it must keep running.
 
-        Return None while this node must not exit.
+        The result contains the reason from node 0's report, or states that node 0 rejects this node or is
+        lost. If node 0 does not report an exit in time, the result is `own_exit`.
         """
         state, limit = self._state, self.config.rank_deadline_seconds
         if state is not None and state.state == "done":

@@ -25,8 +25,8 @@ from mizzen.wire.endpoint import UnsafeEndpoint
 from mizzen.wire.ranks.node_messages import RankReport
 
 ROOT_CAUSE_SECONDS = 1.5
-"""Time for which a failure waits for its root cause. If a rank fails because another rank is gone, the other
-rank's supervisor reports that within this time."""
+"""Time in seconds for which a group delays its exit after a failure, until the root cause is reported. If a
+rank fails because another rank is gone, the other rank's supervisor reports that within this time."""
 PER_NODE_OPTIONS = frozenset({"model", "threads", "profile", "profile_steps", "check_integrity"})
 """Engine options that may differ between the nodes of a group."""
 CONSEQUENTIAL_KIND = "rank_failed"
@@ -58,7 +58,7 @@ class NodeGroup(Protocol):
 
     @property
     def phases(self) -> list[Phase]:
-        """Phases of the other nodes' ranks on node 0; empty on the other nodes."""
+        """On node 0, the phases of all other nodes' ranks; on other nodes, empty."""
         ...
 
     def exchange_reports(
@@ -82,8 +82,8 @@ class NodeGroup(Protocol):
         ...
 
     def read_heartbeats(self, now: float) -> list[RankHeartbeat]:
-        """Return the heartbeats of other nodes' ranks in rank order on node 0, and no heartbeats
-        elsewhere."""
+        """On node 0, return the heartbeats of all other nodes' ranks, in rank order; on other nodes,
+        return an empty list."""
         ...
 
     def describe_wait(self) -> str:

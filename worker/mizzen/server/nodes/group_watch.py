@@ -18,7 +18,7 @@ class GroupMonitor:
     def __init__(self, config: EngineConfig, links: RankLinks) -> None:
         """Create a monitor with the deadlines that `config` sets.
 
-        A step may take `watchdog_seconds`, but on CUDA at most `rank_deadline_seconds`.
+        A step may take at most `watchdog_seconds`; on CUDA, also at most `rank_deadline_seconds`.
         """
         ranks, seconds = config.rank_deadline_seconds, config.watchdog_seconds
         steps = min(ranks, seconds) if config.device == "cuda" else seconds

@@ -33,7 +33,7 @@ from mizzen.wire.ranks.node_messages import (
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 1.0
-"""Time without a message from a node after which the node's last report counts as outdated."""
+"""A node's last report counts as outdated if no message from the node has arrived for this many seconds."""
 KEY_REFRESH_SECONDS = 2.0
 
 
@@ -86,7 +86,10 @@ class LeaderNode:
 
     @property
     def phases(self) -> list[Phase]:
-        """Phases of all ranks of other nodes; SPAWN for a node that has not reported yet."""
+        """Phases of all other nodes' ranks, with one SPAWN for each node that has not reported yet.
+
+        Before the group starts, the list contains only one SPAWN.
+        """
         if not self.started:
             return [Phase.SPAWN]
         reports = [member.report for member in self._members.values()]
@@ -122,8 +125,8 @@ class LeaderNode:
     def decide_exit(self, own_exit: ExitReason | None, now: float) -> ExitReason | None:
         """Return the reason for which the group must exit now, or None.
 
-        A failure that may be a consequence (`CONSEQUENTIAL_KIND`) waits `ROOT_CAUSE_SECONDS`, because another
-        node may still report the root cause.
+        If a failure may be a consequence of another one (`CONSEQUENTIAL_KIND`), the group exits only after
+        `ROOT_CAUSE_SECONDS`, because another node may still report the root cause.
         """
         if own_exit is not None and own_exit.kind != CONSEQUENTIAL_KIND:
             return own_exit
@@ -156,7 +159,7 @@ class LeaderNode:
         return ExitReason(1, CONSEQUENTIAL_KIND, "; ".join(reasons))
 
     def read_heartbeats(self, now: float) -> list[RankHeartbeat]:
-        """Return the heartbeats of the ranks of nodes 1 and up, with times of this machine's clock."""
+        """Return the heartbeats of all other nodes' ranks, with times converted to this machine's clock."""
         heartbeats: list[RankHeartbeat] = []
         for _, member in sorted(self._members.items()):
             if member.report is None or not member.report.ranks:

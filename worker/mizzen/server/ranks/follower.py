@@ -3,7 +3,7 @@
     python -m mizzen.server.ranks.follower --rank 1 --links JSON --parent PID --config JSON
 
 The supervisor or `mizzen.offline` starts it. It exits when rank 0 ends the stream of plans, or when its
-parent dies; it handles no commands of the supervisor.
+parent dies; it does not receive commands from the supervisor.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def select_engine_options(values: dict[str, Any]) -> EngineOptions:
 
 
 def main() -> int:
-    """Run the process and return its exit code; only the parent process uses the command line."""
+    """Run the process and return its exit code; the command line is meant only for the parent process."""
     parser = argparse.ArgumentParser(description="a rank; started by rank 0 or by the supervisor")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def exit_process(code: int) -> NoReturn:
-    """Exit without finalizing the interpreter, which takes seconds once torch is imported."""
+    """Exit without finalizing the interpreter: once torch is imported, finalization takes seconds."""
     logging.shutdown()
     os._exit(code)
 

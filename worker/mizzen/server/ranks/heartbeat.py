@@ -76,8 +76,8 @@ class RankHeartbeat:
     """Progress of a rank at the time of reading."""
 
     alive: float
-    """Monotonic time in seconds at which the rank's process last ran; 0 while the rank is not monitored,
-    which is before `start` and after `close`."""
+    """Monotonic time in seconds at which the rank's process last ran; 0 while the rank is not monitored, that
+    is, before `start` and after `close`."""
     launched: int
     done: int
     process: int

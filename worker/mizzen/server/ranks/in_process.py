@@ -87,7 +87,7 @@ class LocalRanks:
             raise RanksFailed(fault)
 
     def close(self) -> None:
-        """Wait until the ranks exit, which they do when rank 0 ends the plans; then kill any that remain."""
+        """Wait for the ranks to exit, as they do once rank 0 ends the plans; kill them after a timeout."""
         self._guard.close()
         self._heartbeat.close()
         deadline = time.monotonic() + EXIT_SECONDS
@@ -101,8 +101,8 @@ class LocalRanks:
         self._links.close_in_rank()
 
     def _find_fault(self, now: float) -> str | None:
-        """Return a description of the first failure of another rank, or None; kill all ranks after a
-        failure."""
+        """Check the other ranks; if one has failed, kill all of them. Return a description of the first
+        failure, or None if all ranks are running."""
         # Remember the first fault: it causes all later ones, such as the exits of the killed ranks.
         if self._fault is None:
             self._fault = self._describe_exited_rank() or self._detector.find_fault(

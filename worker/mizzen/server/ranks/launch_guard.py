@@ -20,10 +20,10 @@ from types import TracebackType
 log = logging.getLogger(__name__)
 
 LONG_LAUNCH_SECONDS = 2.0
-"""Duration of a launch beyond which the guard checks the other ranks."""
+"""Time in seconds after which the guard checks the other ranks if a launch has not returned."""
 CHECK_SECONDS = 0.5
 EXIT_SECONDS = 30
-"""Time that the program's exit may take after one of its ranks is gone."""
+"""Maximum time in seconds that the program may take to exit once one of its ranks is gone."""
 
 
 def abort_process() -> None:
@@ -47,7 +47,7 @@ def _set_alarm() -> None:
 
 
 class LaunchGuard:
-    """Context manager for each kernel launch of one thread; a second thread monitors the launches."""
+    """Context manager that a thread enters for each of its kernel launches; a second thread monitors them."""
 
     def __init__(
         self, find_fault: Callable[[], str | None], abort: Callable[[], None] = abort_process

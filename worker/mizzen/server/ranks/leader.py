@@ -155,12 +155,12 @@ def serve_engine(
 
 
 def main(config_type: type[ConfigT], importer: Callable[[RankLinks | None], EngineLoader[ConfigT]]) -> int:
-    """Run the process of rank 0 and return its exit code; only the supervisor uses the command line.
+    """Run the process of rank 0 and return its exit code; the command line is meant only for the supervisor.
 
     Args:
         config_type: Class of the engine's configuration.
-        importer: Does slow imports and returns the function that loads the engine. Its argument is the links
-            to the other ranks, or None if there are no other ranks.
+        importer: Function that performs the slow imports and returns the function that loads the engine.
+            `importer` receives the links to the other ranks, or None if there are no other ranks.
     """
     parser = argparse.ArgumentParser(description="a rank; started by the supervisor")
     for name in ("rank", "status-fd", "control-fd", "parent"):
@@ -199,13 +199,13 @@ def _freeze_after_load(load: EngineLoader[ConfigT]) -> EngineLoader[ConfigT]:
 
 
 def exit_process(code: int) -> NoReturn:
-    """Exit without finalizing the interpreter, which takes seconds once torch is imported."""
+    """Exit without finalizing the interpreter: once torch is imported, finalization takes seconds."""
     logging.shutdown()
     os._exit(code)
 
 
 def _trace_on_signal(config: EngineConfig, engine: TraceableEngine) -> EngineProtocol:
-    """Make the engine write a trace on SIGUSR2, which the supervisor forwards, if --profile is set."""
+    """If --profile is set, make the engine write a trace on SIGUSR2, which the supervisor forwards."""
     if config.profile:
         signal.signal(signal.SIGUSR2, lambda number, frame: engine.profile())
     return engine

@@ -25,8 +25,8 @@ class RankLinks:
     local_ranks: int
     """Number of ranks in this pod."""
     rendezvous: str
-    """URL at which the ranks' process groups meet: `rendezvous_file` as file:///path in a single pod,
-    tcp://host:port/group between pods."""
+    """URL at which the ranks meet to form their process group: file:///path of `rendezvous_file` in a single
+    pod, tcp://host:port/group between pods."""
     rendezvous_file: int
     """Descriptor of the rendezvous file, which is in memory and unnamed, so that no file is left behind."""
     ring: RingDescriptors

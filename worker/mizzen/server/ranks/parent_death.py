@@ -48,7 +48,7 @@ class SpawnThread(Generic[ResultT]):
         """Call `start` in the new thread, and wait until it returns.
 
         Raises:
-            Exception: an error of `start`; the thread has ended.
+            Exception: the error that `start` raised; the thread has ended.
         """
         self._future: Future[ResultT] = Future()
         self._closed = threading.Event()

@@ -14,11 +14,11 @@ from mizzen.wire.ranks.group_socket import CannotListen
 log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 0.1
-"""Minimum time between two publications of a phase's progress."""
+"""Minimum time in seconds between two publications of a phase's progress."""
 
 
 class PhaseStatus:
-    """Publishes a rank's phase, the progress of the phase, and the reason if the rank fails."""
+    """Publishes a rank's phase, the progress of the phase and, if the rank fails, the reason."""
 
     def __init__(self, writer: StatusWriter) -> None:
         self._writer = writer
@@ -43,11 +43,11 @@ class PhaseStatus:
         self._writer.publish()
 
     def begin_phase(self, name: str) -> None:
-        """Enter the startup phase with a name in lower case, such as `weights`."""
+        """Enter a startup phase; `name` is the phase's name in lower case, such as `weights`."""
         self.enter_phase(Phase[name.upper()])
 
     def report_progress(self, done: int, total: int) -> None:
-        """Publish the finished and total work of the current phase, in bytes or items."""
+        """Publish how much of the current phase's work is done, and the total; the unit is bytes or items."""
         now, values = time.monotonic(), self._values
         values[INDEX["phase_done"]], values[INDEX["phase_total"]] = done, total
         if done < total and now - values[INDEX["heartbeat"]] < PROGRESS_SECONDS:
@@ -65,13 +65,13 @@ class PhaseStatus:
         """Return the exit code for a rank that failed with an error; call this after `fail`.
 
         A ValueError in the config phase, before weights are read, means that the configuration is invalid.
-        All other errors, such as too little memory or a port in use, may not occur again after a restart.
+        All other errors, such as too little memory or a port in use, might not recur after a restart.
         """
         wrong = isinstance(error, ValueError) and not isinstance(error, CannotListen)
         return CONFIGURATION_EXIT_CODE if wrong and self._failed_phase == Phase.CONFIG else 1
 
 
 def phase_progress(ranks: Iterable[Snapshot], phase: Phase) -> float | None:
-    """Return the slowest rank's progress in a phase, 0 to 1, or None if no rank reports progress in it."""
+    """Return the progress (0 to 1) of the slowest rank in a phase; None if no rank reports progress in it."""
     in_phase = [rank for rank in ranks if rank["phase"] == phase and rank["phase_total"]]
     return min((rank["phase_done"] / rank["phase_total"] for rank in in_phase), default=None)

@@ -14,7 +14,7 @@ from mizzen.wire.ranks.plan_tcp import PlanServer
 
 
 class PlanChannel:
-    """Rank 0's connection to all other ranks, for step plans. Not thread-safe."""
+    """Rank 0's end of the channel through which it sends step plans to all other ranks. Not thread-safe."""
 
     def __init__(self, ring: RingWriter | None, server: PlanServer | None) -> None:
         self._ring = ring
@@ -54,7 +54,7 @@ def open_plan_channel(config: EngineConfig, links: RankLinks) -> PlanChannel:
     """Open rank 0's end of the plan channel.
 
     Raises:
-        ValueError: the endpoint cannot be bound or needs keys.
+        ValueError: the endpoint cannot be bound, or it needs keys and none are configured.
     """
     local = config.local_ranks
     ring = RingWriter(links.ring) if local > 1 else None

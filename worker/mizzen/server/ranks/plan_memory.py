@@ -9,21 +9,22 @@ from mizzen.models.registry import read_config
 from mizzen.wire.ranks.plan_ring import CAPACITY
 
 MAX_RING_BYTES = 256 << 20
-"""Maximum size of the ring in bytes; since writes go round the ring, all of this memory gets used."""
+"""Maximum size of the ring in bytes. Writes go round the ring, so even small plans end up using all of it."""
 TOKEN_BYTES = 4
 PAGE_BYTES = 12
 REQUEST_BYTES = 64
-"""Size in bytes of a plan's entry for one slot (decode, start or prefill chunk), without tokens and pages."""
+"""Size in bytes of a plan's entry for one slot (decode, start or prefill chunk), not counting tokens and
+pages."""
 
 
 def plan_memory_bytes(options: EngineOptions) -> int:
     """Return the size in bytes of a ring for two of the largest step plans, at most `MAX_RING_BYTES`.
 
-    The largest plan contains the maximum number of tokens of a step, and starts every slot with a cached
-    prefix, whose pages it lists.
+    The largest plan contains as many tokens as a step may have, and starts a request in every slot. Each of
+    these requests has a cached prefix, whose pages the plan lists.
 
     Raises:
-        ValueError: even the tokens of two plans would not fit `MAX_RING_BYTES`.
+        ValueError: the tokens of two such plans alone would exceed `MAX_RING_BYTES`.
     """
     context = options.context_length or read_config(Path(options.model)).context_length
     slots = options.max_running_requests

@@ -94,7 +94,7 @@ def kill_ranks(ranks: list[RankProcess]) -> None:
 
 
 def reap_ranks(ranks: list[RankProcess]) -> None:
-    """Record the exit codes of ranks that have exited; if this is process 1, also reap orphaned processes."""
+    """Record the exit codes of ranks that have exited; if this process has id 1, also reap orphans."""
     for rank in ranks:
         if rank.code is None:
             rank.code = rank.process.poll()

@@ -41,7 +41,7 @@ THROUGHPUT_SECONDS = 1.0
 
 
 class RankStatus(PhaseStatus):
-    """Counters of rank 0; `publish` copies them to the status block, which makes them visible together."""
+    """Counters of rank 0; `publish` copies all of them to the status block at once."""
 
     def __init__(self, writer: StatusWriter) -> None:
         super().__init__(writer)
@@ -74,7 +74,7 @@ class RankStatus(PhaseStatus):
             values[_FIRST_SUM] += seconds
 
     def count_later_tokens(self, seconds: float, requests: int) -> None:
-        """Count one further token of each of `requests` requests, `seconds` after its previous token."""
+        """Count one more token for each of `requests` requests, `seconds` after its previous token."""
         values = self._values
         values[_GAP_BUCKETS + bisect_left(BETWEEN_TOKENS_SECONDS, seconds)] += requests
         values[_GAP_SUM] += seconds * requests

@@ -14,8 +14,8 @@ SLOWEST_FACTOR = 20.0
 MIN_STEPS = 16
 """Minimum number of recorded steps before a limit is given."""
 MIN_SIZE_STEPS = 2
-"""Minimum number of recorded steps of each batch size up to the current one before a limit is given; batch
-sizes are grouped by powers of two."""
+"""Before a limit is given, each batch size up to the current one must have at least this number of recorded
+steps; batch sizes are grouped by powers of two."""
 DECAY = 0.999
 """Factor by which the recorded longest duration shrinks with each step."""
 
@@ -34,7 +34,7 @@ class SilenceLimit:
         """Record a completed step and update the limit.
 
         Args:
-            seconds: Time since the previous step.
+            seconds: Time since the previous step, in seconds.
             rows: Number of requests that got tokens in the step.
             first_tokens: Number of requests that got their first token in the step.
             live: Number of requests in the engine, including waiting ones.

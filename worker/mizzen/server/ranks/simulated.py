@@ -62,8 +62,8 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def build_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int, ...]) -> Script:
-    """Return the script that chooses output tokens: the configured reply, or endless hashes of the
-    context."""
+    """Return the script that chooses output tokens: those of the configured reply or, without one, an endless
+    sequence in which each token is a hash of the context."""
     if config.reply:
         tokenizer = _load_tokenizer(Path(config.model))
         ids = tokenizer.encode(config.reply, add_special_tokens=False).ids
@@ -90,7 +90,7 @@ class FaultInjector:
         self._tokens = 0
 
     def __call__(self, plan: StepPlan) -> float:
-        """Count the plan's tokens, and trigger a fault that is due; return an additional delay of 0 seconds.
+        """Count the plan's tokens and trigger the fault if it is due; return 0.0 (no additional delay).
 
         Raises:
             RuntimeError: the number of tokens has reached `fail_after_tokens`.

@@ -36,11 +36,11 @@ class StallDetector:
         self._seconds = seconds
         self._step_seconds = step_seconds
         self._own_rank = own_rank
-        """Rank of this process, which may pause for any time between steps; only its steps have a
-        deadline."""
+        """Rank of this process. It may pause for any time between steps, so that of the two deadlines only
+        `step_seconds` applies to it."""
         self._clock_gaps = ClockGapMeter()
         self._alive_at = [0.0] * ranks
-        """Time at which each rank last ran, moved forward by clock gaps."""
+        """Time at which each rank last ran; each clock gap since then moves it forward by its length."""
         self._lagging: list[tuple[int, float] | None] = [None] * ranks
         """For each rank that is behind the newest step: the step it launched last, and the time since which
         this number has not changed; None for other ranks."""

@@ -75,8 +75,8 @@ class EngineLink:
             gateway: name that this gateway sends to the engine.
             context: ZMQ context in which the sockets are created.
             keys: CURVE keys; None for a local endpoint.
-            offers: returns the combinations of endpoint and keys to try in turn, at least one; several
-                during a key rotation.
+            offers: function that returns the combinations of endpoint and keys to try in turn: at least one,
+                several during a key rotation. None to use only `endpoint` with `keys`.
             timeout_seconds: time without a message after which the engine is `silent`; it may be running a
                 long step.
             lost_seconds: time without a message after which the connection is given up.

@@ -20,7 +20,7 @@ class FileDownloads:
 
         Args:
             endpoint: endpoint of the engine, for error messages.
-            send: sends a request for a part to the engine.
+            send: function that sends the engine a request for a file part.
             timeout_seconds: maximum time for a requested part to arrive.
         """
         self._endpoint = endpoint

@@ -42,7 +42,7 @@ class RequestHandles:
         return self._rid
 
     def add(self, handle: Handle) -> None:
-        """Add a request that was sent, by its handle."""
+        """Add a request that was sent to the engine."""
         self._used[handle.rid] = handle
 
     def abort(self, handle: Handle) -> None:
@@ -55,7 +55,7 @@ class RequestHandles:
             pass  # the engine aborts the requests of a lost connection
 
     def add_outputs(self, message: Outputs) -> None:
-        """Pass the tokens, log probabilities and results of a step to their requests.
+        """Pass each request its tokens, log probabilities and result from the outputs of a step.
 
         Raises:
             MalformedFrame: the columns of the message have inconsistent lengths.

@@ -25,7 +25,7 @@ def key_offers(endpoint: str, ring: KeyRing | None) -> tuple[KeyOffer, ...]:
     """Return the combinations with which to connect to an engine, the newest keys of both sides first.
 
     Args:
-        endpoint: endpoint of the engine's even key generations.
+        endpoint: endpoint at which the engine listens with keys of even generations.
         ring: the gateway's keys; None if connections are not encrypted.
 
     Raises:

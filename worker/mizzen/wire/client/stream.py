@@ -13,7 +13,7 @@ from mizzen.core.request import Int32
 from mizzen.wire.messages import Embedding, Finish, Logprobs
 
 MAX_UNREAD_TOKENS = 65_536
-"""Maximum number of unread tokens of a stream; a stream whose reader falls behind further fails."""
+"""Maximum number of unread tokens of a stream; if its reader falls further behind, the stream fails."""
 
 
 class StreamLost(Exception):
@@ -44,7 +44,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log probabilities (natural logarithms) of one token and of alternatives at its position.
 
     For output tokens they are computed from the processed logits (biases, penalties and grammar applied) at
-    temperature 1, for prompt tokens from the model's logits. A token that cannot be sampled has -9999.
+    temperature 1; for prompt tokens, from the model's logits. For a token that cannot be sampled, the value
+    is -9999.
     """
 
     token: int
@@ -76,9 +77,9 @@ class EngineStream:
 
         Args:
             rid: handle of the request.
-            abort: sends an abort of the stream's request to the engine.
+            abort: function that sends the engine an abort of the stream's request.
             generated: number of trailing prompt tokens that are output of another engine.
-            logprobs: number of tokens per position whose log probabilities were requested by token id; None
+            logprobs: number of token ids whose log probabilities were requested at each output position; None
                 if no log probabilities of the output were requested.
             prompt_logprobs: whether log probabilities of the prompt were requested.
         """
@@ -103,7 +104,7 @@ class EngineStream:
         self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> tuple[list[int], Finish | None]:
-        """Wait for output; return the tokens received since the last call, and the `Finish` once it arrived.
+        """Wait for output; return the tokens received since the last call, and the `Finish` if it arrived.
 
         Raises:
             EngineRefused: the engine rejected the request.
@@ -132,7 +133,7 @@ class EngineStream:
         return entries
 
     def abort(self) -> None:
-        """Abort the request in the engine and drop unread and further tokens.
+        """Abort the request in the engine; drop unread tokens and all that arrive later.
 
         `wait_finish` waits until the engine has ended the request.
         """
@@ -168,7 +169,7 @@ class EngineStream:
             self._logprobs += entries
 
     def add_tokens(self, offset: int, tokens: list[int]) -> None:
-        """Add received tokens; a gap, or more than `MAX_UNREAD_TOKENS` unread tokens, fails the stream.
+        """Add received tokens; fail the stream at a gap or at more than `MAX_UNREAD_TOKENS` unread tokens.
 
         Args:
             offset: index of the first token within the request's output.
@@ -264,8 +265,8 @@ def unpack_logprobs(message: Logprobs, requested: int) -> list[TokenLogprobs]:
 
     Args:
         message: log probabilities of a request's tokens.
-        requested: number of tokens per position that were requested by token id; they are the last ones of
-            each row.
+        requested: number of token ids whose log probabilities were requested; their entries are the last ones
+            of each row.
 
     Raises:
         ValueError: the columns of the message do not form rows of the announced width.

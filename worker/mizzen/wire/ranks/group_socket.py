@@ -1,6 +1,6 @@
 """TCP connections between the pods of a group: one pod listens (ROUTER), the other pods connect (DEALER).
 
-All pods use the same CURVE key pair, one of the engine's, and accept no other key. Each end has its own ZMQ
+All pods use the same one of the engine's CURVE key pairs, and accept no other key. Each end has its own ZMQ
 context.
 """
 

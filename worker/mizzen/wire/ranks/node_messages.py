@@ -19,7 +19,8 @@ PROTOCOL = 1
 FRAME_BYTES = 64 << 10
 FRAMES = 256
 MAX_UNSENT_FRAMES = 4
-"""Maximum number of frames that a node queues while node 0 is unreachable; more would be outdated."""
+"""Maximum number of frames that a node queues while node 0 is unreachable; a longer queue would only hold
+outdated reports."""
 LINGER_SECONDS = 1.0
 
 
@@ -110,7 +111,7 @@ class NodeServer(GroupListener):
                 continue
 
     def send(self, name: bytes, message: ToNode) -> None:
-        """Send a message to the node with a connection name; drop the message if the node is gone."""
+        """Send a message to the node whose connection is called `name`; drop it if the node is gone."""
         try:
             self._socket.send_multipart((name, _encoder.encode(message)), zmq.NOBLOCK)
         except zmq.ZMQError:

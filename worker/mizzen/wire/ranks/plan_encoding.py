@@ -52,7 +52,7 @@ START = np.dtype(
 CHUNK = np.dtype([("slot", "<i4"), ("start", "<i4"), ("tokens", "<i4"), ("last", "<i4")])
 POOLINGS = (None, *Pooling)
 GREEDY = SamplingParams(temperature=0.0)
-"""Sampling parameters in decoded plans, which are never used: only rank 0 samples."""
+"""Placeholder for the sampling parameters in decoded plans; never used, because only rank 0 samples."""
 
 
 class MalformedPlan(ValueError):

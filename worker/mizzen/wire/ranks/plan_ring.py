@@ -25,8 +25,8 @@ from mizzen.core.step_plan import StepPlan
 from mizzen.wire.ranks.plan_encoding import MalformedPlan, decode_plan, encode_plan
 
 CAPACITY = 8 << 20
-"""Default size of the ring in bytes: holds the plans of hundreds of decode steps, or of a prefill chunk of a
-million tokens."""
+"""Default size of the ring in bytes. It is enough for the plans of hundreds of decode steps, or for the plan
+of a prefill chunk of a million tokens."""
 LINE = 8
 """Number of 8-byte counters in a cache line; each process writes to a cache line of its own."""
 SPIN_SECONDS = 50e-6

@@ -1,8 +1,9 @@
 """The plan channel between pods: numbered frames over TCP from rank 0 to the other ranks.
 
 Rank 0 listens; every rank of another pod connects (`mizzen.wire.ranks.group_socket`), sends its name, and
-receives numbered frames. ZMQ silently drops frames of a full queue and reconnects after a lost connection. A
-gap in the numbers reveals such a loss and breaks the channel, so that no rank skips a plan.
+receives numbered frames. ZMQ loses frames silently: when a queue is full, and when it reconnects after a
+connection was lost. A gap in the numbers reveals such a loss and breaks the channel, so that no rank skips a
+plan.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 No event loop is involved. `receive` reads a bounded number of frames and returns requests and aborts;
 `out.send` turns a step's output into one frame per peer, which is a connected gateway. Every queue is
 bounded: ZMQ's queues by high-water marks (a peer that falls behind is dropped and its requests are aborted),
-file parts by `FileUploads`, and waiting requests by `max_waiting` (half of it is reserved for the peers in
-equal shares).
+file parts by `FileUploads`, and waiting requests by `max_waiting` (half of these places are reserved for the
+peers, in equal shares).
 """
 
 from __future__ import annotations
@@ -308,8 +308,8 @@ class WireServer:
     def _queue_full(self, peer: Peer, waiting: int) -> bool:
         """Return whether a peer's new request must be rejected because the queue is full.
 
-        Half of the queue is reserved for the peers in equal shares; the unused shares of other peers count as
-        occupied.
+        Half of the queue is reserved for the peers, in equal shares; what other peers have not used of their
+        shares counts as occupied.
         """
         peers = self.out.peers
         share = self._max_waiting // (2 * len(peers))

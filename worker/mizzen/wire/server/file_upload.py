@@ -19,7 +19,7 @@ from mizzen.wire.server.peers import Peer
 
 
 class FileUploads:
-    """Pending requests for file parts, answered in turn for all peers. For use from the server's thread."""
+    """Pending requests for file parts; the peers take turns. For use from the server's thread."""
 
     def __init__(self, files: Mapping[str, bytes], out: Outbox, limits: WireLimits) -> None:
         self._files = files
@@ -36,8 +36,8 @@ class FileUploads:
         return bool(self._turns)
 
     def enqueue(self, peer: Peer, message: FetchFile) -> None:
-        """Queue a request, which `send` answers; reject it if it is invalid or the peer has too many
-        pending."""
+        """Queue a request for `send` to answer; reject it if it is invalid or if the peer has too many
+        pending requests."""
         refuse, content = self._out.refuse, self._files.get(message.name)
         if content is None:
             text = f"no file {message.name[:128]!r}; available: {', '.join(sorted(self._files)) or 'none'}"

@@ -23,7 +23,8 @@ class KeyedListeners:
         """Store the settings; `open` opens the listeners.
 
         Args:
-            endpoint: endpoint of even key generations. If its port is `*`, the first listener chooses a port.
+            endpoint: endpoint of the listener for even key generations. If its port is `*`, a port is chosen
+                when the first listener opens.
             make: returns a new ROUTER socket with all options set except for keys.
         """
         self._endpoint = endpoint

@@ -67,7 +67,8 @@ class Outbox:
     def send(self, output: StepOutput, now: float) -> NDArray[np.float64]:
         """Send the outputs of a step.
 
-        Returns the seconds from arrival to first token, float64 [requests that got their first token].
+        Return the seconds from arrival to first token of the requests that got their first token in the step,
+        float64 [requests].
         """
         waits = self._start(output, now) if self.table.unstarted else NO_WAITS
         parts = list(pack_by_peer(output, self.table))  # before `_end` frees the handles
@@ -82,7 +83,7 @@ class Outbox:
         return waits
 
     def finish(self, ended: Iterable[Finished], step: int) -> None:
-        """Send the results of requests that finished outside a step, e.g. were aborted while waiting."""
+        """Send the results of requests that ended outside a step, e.g. by an abort while still waiting."""
         for owner, finishes in self._end(ended).items():
             self._outputs(owner, step, NO_COLUMNS, finishes)
 
@@ -289,7 +290,7 @@ class Outbox:
         self.peers.remove(peer)
 
     def disown(self, peer: Peer, rid: int, handle: int) -> None:
-        """Free the handle of a request without a first token, and abort the request; send no result."""
+        """Abort a request that has no first token yet, and free its handle; send no result."""
         del peer.handles[handle]
         peer.unstarted -= 1
         self.table.disown(rid)

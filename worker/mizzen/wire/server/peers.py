@@ -81,8 +81,8 @@ class ProtocolMismatchLog:
         self._limit = limit
 
     def new(self, name: str, protocol: int) -> bool:
-        """Record a gateway and return whether it was not recorded yet; beyond the limit, forget the
-        oldest."""
+        """Record a gateway; return False if it was already recorded. If the record is full, forget the oldest
+        gateway."""
         if (name, protocol) in self._known:
             return False
         if len(self._known) >= self._limit:

@@ -23,7 +23,7 @@ class RequestTable:
         self.handle: NDArray[np.uint32] = np.zeros(capacity, dtype=np.uint32)
         self.arrival: NDArray[np.float64] = np.zeros(capacity)
         self.wait: NDArray[np.float64] = np.zeros(capacity)
-        """Seconds from a request's arrival to its first token; 0 before the first token."""
+        """For each request id, the seconds from arrival to the first token; 0 before the first token."""
         self.started: NDArray[np.bool_] = np.zeros(capacity, dtype=bool)
         self.generation: Int64 = np.zeros(capacity, dtype=np.int64)
         self._free = list(range(capacity - 1, -1, -1))
@@ -71,7 +71,8 @@ class RequestTable:
         self.unstarted -= len(rids)
 
     def oldest_wait(self, now: float) -> float:
-        """Return the longest time in seconds that a live request has waited for its first token, or 0."""
+        """Return the longest time in seconds that a live request has been waiting for its first token; 0 if
+        none is waiting."""
         if not self.unstarted:
             return 0.0
         arrivals = self.arrival[(self.owner != NO_OWNER) & ~self.started]

@@ -34,8 +34,8 @@ class MessageValidator:
     generates: bool = True
 
     def to_request(self, message: Generate | Embed, now: float) -> Request:
-        """Return the scheduler request for a message that arrived at `now`; its `rid` is the gateway's
-        handle.
+        """Return the scheduler request for a message that arrived at `now`; the request's `rid` is still the
+        gateway's handle.
 
         Raises:
             InvalidRequest: a field is invalid; the text names the field, its value and the rule.
