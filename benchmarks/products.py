@@ -138,7 +138,7 @@ def measure_one(
 
 
 def measure(args: argparse.Namespace, config: ModelConfig, table: Table) -> dict[str, dict[str, Any]]:
-    """Measure all GEMMs of a model for each number of rows of x."""
+    """Measure each GEMM of a model with each number of rows in `args.batch`; the keys are "NAME ROWS"."""
     device, results = torch.device(args.device), dict[str, dict[str, Any]]()
     for name, (height, columns) in gemm_shapes(config, args.tensor).items():
         size = height * columns * dtype_of(device).itemsize

@@ -172,7 +172,9 @@ class Forwarder:
                     stream = await asyncio.open_connection(backend.address, backend.port, limit=CHUNK)
                 return backend, stream
             except (OSError, TimeoutError) as error:
-                log.info("%s: cannot connect to %s:%s: %s", self.port, backend.address, backend.port, error)
+                service, target = self.port, backend
+                text = "service at %s:%s: cannot connect to its pod at %s:%s: %s"
+                log.info(text, service.address, service.port, target.address, target.port, error)
         return None
 
 

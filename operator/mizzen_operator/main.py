@@ -190,7 +190,7 @@ class _Replica:
         try:
             self.code = await self._lead()
         except Exception:
-            logger.exception("unexpected error of the leading replica")
+            logger.exception("unexpected error in the leading replica")
             self.code = 1
         self.ended.set()
 

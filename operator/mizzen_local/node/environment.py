@@ -32,7 +32,7 @@ class PathMap:
         self._pattern = re.compile(rf"^((?:[^=\s]*=)?(?:file://)?)({paths})(?=/|$)") if paths else None
 
     def rewrite(self, text: str) -> str:
-        """Return `text` with the container path that it contains replaced.
+        """Return `text` with its container path, if it has one, replaced by the path on this machine.
 
         The path must be at the start of the text, or follow the first `=`, `file://` or both.
         """

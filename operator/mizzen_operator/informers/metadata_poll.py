@@ -52,7 +52,7 @@ class MetadataPoller:
                         logger.warning(text, kind, error)
                     self._failing.add(kind)
                 except Exception:
-                    logger.exception("unexpected error of the poller of %s", kind)
+                    logger.exception("unexpected error while polling %s", kind)
 
     async def poll(self, kind: str) -> None:
         """List the children of a kind, and call `on_change` for each one that was edited or deleted.

@@ -193,7 +193,7 @@ class Controller:
             except KubeError as error:
                 logger.warning("cannot list objects: %s; retrying later", error)
             except Exception:
-                logger.exception("unexpected error of a periodic task")
+                logger.exception("unexpected error in a periodic task")
 
     async def _resync(self) -> None:
         """Queue every service with a random delay up to `resync_seconds`, to find changes without events."""

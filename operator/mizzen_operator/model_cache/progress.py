@@ -56,7 +56,7 @@ class Download:
 
     @property
     def percent(self) -> int:
-        """How much of the model has been fetched, in percent; 0 while the size of the model is unknown."""
+        """Percentage of the model that has been fetched; 0 while the size of the model is unknown."""
         if self.cached_time:
             return 100
         return 100 * self.fetched_bytes // self.total_bytes if self.total_bytes else 0

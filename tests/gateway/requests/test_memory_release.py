@@ -38,7 +38,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], int]] = {
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Disable the garbage collector, so that only reference counts free objects."""
+    """Disable the garbage collector, so that objects are freed only by reference counting."""
     gc.collect()
     gc.disable()
     yield

@@ -118,7 +118,7 @@ class HttpServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log, at debug level, an error that occurred while a client was answered."""
-        log.debug("http client failed", exc_info=True)
+        log.debug("cannot answer an HTTP client", exc_info=True)
 
     def server_bind(self) -> None:
         """Bind the socket without resolving this host's name, which may be slow.

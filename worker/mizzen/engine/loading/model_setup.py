@@ -59,7 +59,8 @@ def make_model(
     fused, dummy = uses_own_kernels(options), options.load_format == "dummy"
     if config.tie_embeddings and config.generates and not dummy and has_untied_head(Path(options.model)):
         log.warning(
-            "lm_head.weight differs from the embedding: it is used, although tie_word_embeddings is set"
+            "lm_head.weight differs from the embedding, so lm_head.weight is used, "
+            "although tie_word_embeddings is set"
         )
         config = replace(config, tie_embeddings=False)
     build = BuildContext(

@@ -176,7 +176,7 @@ class EngineTable:
             engine.start(self._gateway, self._context, offers, timeout=self._timeout, lost=self._lost)
         except ValueError as error:
             fields = {"engine": discovered.name, "reason": str(error)}
-            log.error("cannot connect to engine, it is ignored", extra={"fields": fields})
+            log.error("cannot connect to engine; ignoring it", extra={"fields": fields})
             return
         self._engines[key] = engine
         self._divide_budget()

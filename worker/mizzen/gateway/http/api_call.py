@@ -66,7 +66,7 @@ class ApiCall(Response):
         except ClientGone as error:
             get_record(scope).error = "client_gone"
             self._gateway.metrics.aborts.labels("client").inc()
-            log.debug("client gone", extra={"fields": {"reason": str(error)}})
+            log.debug("client disconnected", extra={"fields": {"reason": str(error)}})
 
     async def _read_and_serve(self, scope: Scope, receive: Receive) -> None:
         gateway = self._gateway

@@ -174,7 +174,7 @@ class GeneratedSequence:
 
     @property
     def echo(self) -> EchoedPrompt | None:
-        """Prompt for the beginning of the answer; None if the request does not set `echo`."""
+        """The prompt, which the answer repeats at its beginning; None if the request does not set `echo`."""
         if not self.generation.echo:
             return None
         tokenizer, skip = self.text_model.tokenizer, self.generation.skip_special_tokens

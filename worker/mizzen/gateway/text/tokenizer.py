@@ -65,7 +65,7 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
-        """Build a tokenizer from a model's files, of which only `tokenizer.json` is used.
+        """Build a tokenizer from the `tokenizer.json` among a model's files.
 
         `files` maps the files' names to their contents.
 
